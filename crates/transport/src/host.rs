@@ -1,0 +1,91 @@
+//! What the transport needs from the NIC around it: memory, shared receives, room for packets.
+
+use terrace_wire::Path;
+
+use crate::types::{BindWindow, RecvWr, Sge};
+
+/// Why a local scatter or gather failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LocalError {
+    /// The lkey is unknown, belongs to another protection domain, does not cover the range or does not permit
+    /// the access; or the memory behind it is gone.
+    #[error("local protection error")]
+    Protection,
+}
+
+/// Why a peer's access failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteError {
+    /// The rkey is unknown, belongs to another protection domain, does not cover the range or does not permit
+    /// the access; or the memory behind it is gone.
+    #[error("remote access error")]
+    Access,
+    /// An atomic's address is not a multiple of 8, or the request makes no sense for this region.
+    #[error("invalid request")]
+    Invalid,
+    /// The region could not do what was asked (a flush that failed).
+    #[error("remote operation error")]
+    Operation,
+    /// The region parks the request until the memory is there; try the same request again later.
+    #[error("not ready")]
+    NotReady,
+}
+
+/// What a peer wants to do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoteAccess {
+    Read,
+    Write,
+    Atomic,
+    /// FLUSH, with the FETH's placement bits.
+    Flush,
+}
+
+/// An atomic operation on 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    /// Stores; the old value is returned and ignored.
+    Write { value: u64 },
+}
+
+/// The NIC around a queue pair. One is made for each call into the queue pair; it knows the queue pair's
+/// protection domain and number, so keys are checked against both.
+pub trait Host {
+    /// Copies `out.len()` bytes that lie `offset` bytes into the list's concatenation.
+    fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
+    /// Copies `data` to the place `offset` bytes into the list's concatenation. The caller has checked the length.
+    fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError>;
+    /// Checks the whole range without touching it.
+    fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
+    fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;
+    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError>;
+    /// Performs the operation and returns the value before it, as the host's integer.
+    fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError>;
+    /// `placement` and `selectivity` are the FETH's fields; selectivity 1 means the whole region.
+    fn remote_flush(
+        &self,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), RemoteError>;
+    /// Invalidates a key on behalf of the peer's SEND with invalidate.
+    fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError>;
+    /// Invalidates a key on behalf of a local work request.
+    fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError>;
+    fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError>;
+    /// The oldest receive of the shared receive queue.
+    fn take_shared_receive(&self) -> Option<RecvWr>;
+}
+
+/// Room for outgoing packets. Whoever drains it adds the ICRC.
+pub trait Sink {
+    /// Room for a packet of `len` bytes from the BTH to the pad, or `None` when there is none: try again after
+    /// the sink was drained. The content is unspecified; every byte must be written.
+    fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;
+    /// Takes the last pushed packet back.
+    fn cancel(&mut self);
+}

@@ -1,0 +1,430 @@
+//! The vocabulary of the verbs: work requests, completions, attributes. Numeric values are those of
+//! `infiniband/verbs.h`, so that the C ABI converts them without tables.
+
+use bitflags::bitflags;
+use smallvec::SmallVec;
+use terrace_wire::Path;
+
+/// A point in time, in nanoseconds since an epoch that the caller chooses. The core never asks a clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// This time plus `ns` nanoseconds.
+    pub fn after_ns(self, ns: u64) -> Time {
+        Time(self.0.saturating_add(ns))
+    }
+}
+
+/// A piece of local memory: scatter/gather element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// Address within the region that `lkey` names.
+    pub addr: u64,
+    /// Length in bytes. Zero means 2^31 bytes in the specification; here it means zero, as in every provider.
+    pub length: u32,
+    /// Local key.
+    pub lkey: u32,
+}
+
+/// A scatter/gather list; most have one or two elements.
+pub type SgeList = SmallVec<[Sge; 2]>;
+
+/// What a send work request carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Gathered when a packet is built, and again when it is sent again.
+    Sges(SgeList),
+    /// Copied when posted.
+    Inline(SmallVec<[u8; 64]>),
+}
+
+impl Payload {
+    /// Total length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            Payload::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether there is nothing to carry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a bind asks for (IBTA volume 1, 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindWindow {
+    /// The window's current key.
+    pub window_rkey: u32,
+    /// The key that it shall have; for type 1, chosen by the caller of the verb beforehand.
+    pub new_rkey: u32,
+    /// Key of the region underneath.
+    pub region_lkey: u32,
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes; 0 unbinds.
+    pub length: u64,
+    /// `ibv_access_flags` granted to the peer.
+    pub access: u32,
+}
+
+/// The operation of a send work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// SEND.
+    Send,
+    /// SEND with immediate data, in network byte order as the program gave it.
+    SendImm(u32),
+    /// SEND that invalidates a key at the peer.
+    SendInvalidate(u32),
+    /// RDMA WRITE.
+    Write { va: u64, rkey: u32 },
+    /// RDMA WRITE with immediate data.
+    WriteImm { va: u64, rkey: u32, imm: u32 },
+    /// RDMA READ.
+    Read { va: u64, rkey: u32 },
+    /// Compare and swap of 8 bytes.
+    CompareSwap { va: u64, rkey: u32, compare: u64, swap: u64 },
+    /// Fetch and add of 8 bytes.
+    FetchAdd { va: u64, rkey: u32, add: u64 },
+    /// ATOMIC WRITE of 8 bytes.
+    AtomicWrite { va: u64, rkey: u32 },
+    /// FLUSH of `length` bytes; `placement` and `selectivity` are the FETH's fields.
+    Flush { va: u64, rkey: u32, length: u32, placement: u8, selectivity: u8 },
+    /// Invalidates a local key.
+    LocalInvalidate(u32),
+    /// Binds a type 2 window (or, on behalf of `ibv_bind_mw`, a type 1 window).
+    BindWindow(BindWindow),
+}
+
+bitflags! {
+    /// `ibv_send_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u32 {
+        const FENCE = 1;
+        const SIGNALED = 1 << 1;
+        const SOLICITED = 1 << 2;
+        const INLINE = 1 << 3;
+    }
+}
+
+/// Where a UD send goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    pub path: Path,
+    pub qpn: u32,
+    pub qkey: u32,
+}
+
+/// A send work request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SendWr {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub payload: Payload,
+    pub flags: SendFlags,
+    /// For UD only.
+    pub datagram: Option<Datagram>,
+}
+
+/// A receive work request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecvWr {
+    pub wr_id: u64,
+    pub sges: SgeList,
+}
+
+/// `ibv_wc_status`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcStatus {
+    #[default]
+    Success = 0,
+    LocalLength = 1,
+    LocalQpOperation = 2,
+    LocalProtection = 4,
+    Flushed = 5,
+    WindowBind = 6,
+    BadResponse = 7,
+    LocalAccess = 8,
+    RemoteInvalidRequest = 9,
+    RemoteAccess = 10,
+    RemoteOperation = 11,
+    RetryExceeded = 12,
+    RnrRetryExceeded = 13,
+    RemoteAborted = 16,
+    Fatal = 19,
+    General = 21,
+}
+
+/// `ibv_wc_opcode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcOpcode {
+    #[default]
+    Send = 0,
+    RdmaWrite = 1,
+    RdmaRead = 2,
+    CompSwap = 3,
+    FetchAdd = 4,
+    BindMw = 5,
+    LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
+    Recv = 128,
+    RecvRdmaWithImm = 129,
+}
+
+bitflags! {
+    /// `ibv_wc_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct WcFlags: u32 {
+        const GRH = 1;
+        const WITH_IMM = 1 << 1;
+        const WITH_INV = 1 << 3;
+    }
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wc {
+    pub wr_id: u64,
+    pub status: WcStatus,
+    pub opcode: WcOpcode,
+    /// Why, for a status that several causes share; a value of the wire's syndrome where there was one.
+    pub vendor_err: u32,
+    /// Bytes received or read; undefined for SEND and WRITE.
+    pub byte_len: u32,
+    /// Immediate data in network byte order, or the invalidated rkey.
+    pub imm: u32,
+    pub qpn: u32,
+    /// UD: the sender's queue pair.
+    pub src_qp: u32,
+    pub flags: WcFlags,
+    /// UD: 0; kept for the GRH kind that UCX looks for (2 = IPv4).
+    pub sl: u8,
+    /// For a receive: whether the sender asked for a solicited event. Errors count as solicited.
+    pub solicited: bool,
+}
+
+/// Kind of queue pair; values of `ibv_qp_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum QpType {
+    Rc = 2,
+    Uc = 3,
+    Ud = 4,
+}
+
+/// `ibv_qp_state`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum QpState {
+    #[default]
+    Reset = 0,
+    Init = 1,
+    Rtr = 2,
+    Rts = 3,
+    Sqd = 4,
+    Sqe = 5,
+    Err = 6,
+}
+
+bitflags! {
+    /// `ibv_qp_attr_mask`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct QpAttrMask: u32 {
+        const STATE = 1;
+        const CUR_STATE = 1 << 1;
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        const ACCESS_FLAGS = 1 << 3;
+        const PKEY_INDEX = 1 << 4;
+        const PORT = 1 << 5;
+        const QKEY = 1 << 6;
+        const AV = 1 << 7;
+        const PATH_MTU = 1 << 8;
+        const TIMEOUT = 1 << 9;
+        const RETRY_CNT = 1 << 10;
+        const RNR_RETRY = 1 << 11;
+        const RQ_PSN = 1 << 12;
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        const ALT_PATH = 1 << 14;
+        const MIN_RNR_TIMER = 1 << 15;
+        const SQ_PSN = 1 << 16;
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        const PATH_MIG_STATE = 1 << 18;
+        const CAP = 1 << 19;
+        const DEST_QPN = 1 << 20;
+        const RATE_LIMIT = 1 << 25;
+    }
+}
+
+/// Sizes of a queue pair's queues; `ibv_qp_cap`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCap {
+    pub max_send_wr: u32,
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline_data: u32,
+}
+
+/// Attributes of a queue pair that `modify_qp` sets and `query_qp` answers. What only the program cares about
+/// (alternate path, service level, the address vector in its C shape) stays with the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttr {
+    pub state: QpState,
+    pub cur_state: QpState,
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096.
+    pub path_mtu: u32,
+    pub qkey: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub dest_qpn: u32,
+    /// `ibv_access_flags`: what the peer may do through this queue pair.
+    pub access: u32,
+    /// The primary path; `None` until RTR.
+    pub path: Option<Path>,
+    pub pkey_index: u16,
+    pub en_sqd_async_notify: bool,
+    pub sq_draining: bool,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    /// Index into the RNR timer table.
+    pub min_rnr_timer: u8,
+    pub port_num: u8,
+    /// Local ACK timeout exponent: 4.096 µs * 2^timeout; 0 means never.
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    /// 7 means for ever.
+    pub rnr_retry: u8,
+    pub rate_limit: u32,
+}
+
+impl Default for QpAttr {
+    fn default() -> Self {
+        QpAttr {
+            state: QpState::Reset,
+            cur_state: QpState::Reset,
+            path_mtu: 1024,
+            qkey: 0,
+            rq_psn: 0,
+            sq_psn: 0,
+            dest_qpn: 0,
+            access: 0,
+            path: None,
+            pkey_index: 0,
+            en_sqd_async_notify: false,
+            sq_draining: false,
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: 0,
+            port_num: 0,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            rate_limit: 0,
+        }
+    }
+}
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    pub qpn: u32,
+    pub qp_type: QpType,
+    pub cap: QpCap,
+    /// Whether every send work request completes with an entry, asked for or not.
+    pub sq_sig_all: bool,
+    /// Whether receives come from a shared receive queue, by `Host::take_shared_receive`.
+    pub has_srq: bool,
+    /// Most bytes that may be unacknowledged, or asked for and not yet answered, at a time.
+    pub window_bytes: u32,
+    /// Largest `max_rd_atomic` and `max_dest_rd_atomic`.
+    pub rd_atomic_limit: u8,
+    /// Largest path MTU in bytes that the port can carry.
+    pub mtu_limit: u32,
+}
+
+/// Why a post was refused; the C ABI makes an errno of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    #[error("the queue is full (ENOMEM)")]
+    QueueFull,
+    #[error("the queue pair's state does not take work requests (EINVAL)")]
+    BadState,
+    #[error("more scatter/gather elements than the queue was created with (EINVAL)")]
+    TooManySges,
+    #[error("more inline data than the queue was created with (EINVAL)")]
+    TooMuchInline,
+    #[error("the operation does not exist on this kind of queue pair (EINVAL)")]
+    BadOpcode,
+    #[error("the message is longer than the queue pair can carry (EINVAL)")]
+    TooLong,
+}
+
+/// Why `modify_qp` was refused; EINVAL at the C ABI, and the text goes to the log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModifyError {
+    #[error("no transition from {from:?} to {to:?} for {qp_type:?}")]
+    NoTransition { qp_type: QpType, from: QpState, to: QpState },
+    #[error("attributes missing for {from:?} to {to:?}: {missing:?}")]
+    Missing { from: QpState, to: QpState, missing: QpAttrMask },
+    #[error("attributes not allowed for {from:?} to {to:?}: {extra:?}")]
+    NotAllowed { from: QpState, to: QpState, extra: QpAttrMask },
+    #[error("the current state is {actual:?}, not {claimed:?}")]
+    WrongCurrentState { actual: QpState, claimed: QpState },
+    #[error("{field} is {value}: {allowed}")]
+    OutOfRange { field: &'static str, value: u64, allowed: &'static str },
+}
+
+/// Something that the transport tells the queue pair's owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpEvent {
+    /// An entry for the send completion queue.
+    SendComplete(Wc),
+    /// An entry for the receive completion queue.
+    RecvComplete(Wc),
+    /// `IBV_EVENT_QP_FATAL`.
+    Fatal,
+    /// `IBV_EVENT_QP_REQ_ERR`.
+    RequestError,
+    /// `IBV_EVENT_QP_ACCESS_ERR`.
+    AccessError,
+    /// `IBV_EVENT_COMM_EST`.
+    CommunicationEstablished,
+    /// `IBV_EVENT_SQ_DRAINED`.
+    SqDrained,
+    /// `IBV_EVENT_QP_LAST_WQE_REACHED`.
+    LastWqeReached,
+}
+
+/// What a queue pair has counted since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCounters {
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    /// Packets sent again by go-back-N.
+    pub retransmits: u64,
+    /// Times the local ACK timer ran out.
+    pub timeouts: u64,
+    pub rnr_naks_sent: u64,
+    pub rnr_naks_received: u64,
+    pub sequence_naks_sent: u64,
+    pub sequence_naks_received: u64,
+    /// NAKs for invalid requests, remote access and remote operation errors.
+    pub error_naks_sent: u64,
+    pub error_naks_received: u64,
+    /// Requests or responses that had been seen before.
+    pub duplicates: u64,
+    /// Packets dropped because no rule takes them: wrong state, wrong address, unexpected response.
+    pub dropped: u64,
+    /// Congestion notifications received, and sent.
+    pub cnps_received: u64,
+    pub cnps_sent: u64,
+}
