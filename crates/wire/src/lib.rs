@@ -1,1 +1,33 @@
+//! RoCEv2 on the wire: headers, opcodes and the invariant CRC. Bytes in, typed headers out, and back.
+//!
+//! Knows nothing of sockets, clocks, queue pairs or memory. Every function here is safe on any input: bytes come from
+//! peers that may lie, so a parse ends in a value or a [`ParseError`], never in a panic.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`opcode`] | the table of opcodes: which headers each one carries |
+//! | [`header`] | one type per header, and its bytes |
+//! | [`packet`] | a whole packet: parsing and emitting |
+//! | [`icrc`] | the checksum behind every packet |
+//! | [`psn`] | 24-bit sequence numbers |
+//! | [`path`] | addresses: where packets go and come from |
+//! | [`grh`] | the 40 bytes that precede a received datagram in memory |
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod grh;
+pub mod header;
+pub mod icrc;
+pub mod opcode;
+pub mod packet;
+pub mod path;
+pub mod psn;
+
+pub use grh::{GRH_LEN, grh_v4, grh_v6};
+pub use header::{Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Reth, Syndrome};
+pub use icrc::ICRC_LEN;
+pub use opcode::{Headers, MAX_HEADER_LEN, Opcode, OpcodeInfo, Operation, Position, Service, Trailer};
+pub use packet::{EmitError, Packet, ParseError, emit_headers};
+pub use path::{Path, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, port_of};
+pub use psn::Psn;

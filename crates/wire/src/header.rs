@@ -1,0 +1,376 @@
+//! One type per header. A value can hold only what the wire can carry, up to the bits that the wire is too narrow
+//! for: those are cut off on the way out, and each field's comment gives its width.
+
+use crate::opcode::{BTH_LEN, CNP_RESERVED_LEN, Headers, Opcode};
+use crate::packet::{EmitError, ParseError};
+use crate::psn::Psn;
+
+/// Takes `N` bytes off the front of what is left to read.
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
+    let (head, tail) = rest.split_first_chunk::<N>().ok_or(ParseError::Truncated)?;
+    *rest = tail;
+    Ok(*head)
+}
+
+/// Puts `N` bytes at the front of the room that is left to write.
+fn put<const N: usize>(room: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitError> {
+    let (head, tail) = std::mem::take(room).split_first_chunk_mut::<N>().ok_or(EmitError::NoRoom)?;
+    *head = bytes;
+    *room = tail;
+    Ok(())
+}
+
+/// A big-endian word out of the `word`th 4 bytes.
+fn word<const N: usize>(bytes: &[u8; N], index: usize) -> u32 {
+    let at = index * 4;
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// A big-endian double word that begins at the `index`th 4 bytes.
+fn double_word<const N: usize>(bytes: &[u8; N], index: usize) -> u64 {
+    u64::from(word(bytes, index)) << 32 | u64::from(word(bytes, index + 1))
+}
+
+/// Joins 4-byte words into a header's bytes.
+fn from_words<const WORDS: usize, const BYTES: usize>(words: [u32; WORDS]) -> [u8; BYTES] {
+    const { assert!(WORDS * 4 == BYTES) };
+    let mut bytes = [0; BYTES];
+    for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
+        chunk.copy_from_slice(&word.to_be_bytes());
+    }
+    bytes
+}
+
+/// Base transport header (IBTA volume 1, 9.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Whether the receiver's completion counts as solicited.
+    pub solicited: bool,
+    /// The migration state bit. Without path migration it is of no use; RoCEv2 peers ignore it.
+    pub migrated: bool,
+    /// Bytes of padding behind the payload, 0 to 3.
+    pub pad: u8,
+    /// Partition key.
+    pub pkey: u16,
+    /// Forward congestion notification bit of InfiniBand; RoCEv2 marks the IP header instead.
+    pub fecn: bool,
+    /// Backward congestion notification; set in a congestion notification packet.
+    pub becn: bool,
+    /// Destination queue pair number, 24 bits.
+    pub qpn: u32,
+    /// Whether the sender wants an acknowledgement.
+    pub ack_request: bool,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    pub(crate) fn parse(rest: &mut &[u8]) -> Result<Bth, ParseError> {
+        let bytes: [u8; BTH_LEN] = take(rest)?;
+        let flags = bytes[1];
+        // 9.2: the only version of the transport header there has ever been is 0.
+        if flags & 0x0f != 0 {
+            return Err(ParseError::TransportVersion(flags & 0x0f));
+        }
+        let psn = word(&bytes, 2);
+        Ok(Bth {
+            opcode: Opcode::from_byte(bytes[0]).ok_or(ParseError::UnknownOpcode(bytes[0]))?,
+            solicited: flags & 0x80 != 0,
+            migrated: flags & 0x40 != 0,
+            pad: flags >> 4 & 3,
+            pkey: u16::from_be_bytes([bytes[2], bytes[3]]),
+            fecn: bytes[4] & 0x80 != 0,
+            becn: bytes[4] & 0x40 != 0,
+            qpn: word(&bytes, 1) & 0xff_ffff,
+            ack_request: psn >> 31 != 0,
+            psn: Psn::new(psn),
+        })
+    }
+
+    pub(crate) fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        let flags =
+            u32::from(self.solicited) << 7 | u32::from(self.migrated) << 6 | u32::from(self.pad & 3) << 4;
+        let words = [
+            u32::from(self.opcode as u8) << 24 | flags << 16 | u32::from(self.pkey),
+            u32::from(self.fecn) << 31 | u32::from(self.becn) << 30 | self.qpn & 0xff_ffff,
+            u32::from(self.ack_request) << 31 | self.psn.get(),
+        ];
+        put::<BTH_LEN>(room, from_words(words))
+    }
+}
+
+/// RDMA extended transport header (9.3.3): which remote memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// Remote address.
+    pub va: u64,
+    /// Key of the remote memory.
+    pub rkey: u32,
+    /// Length of the whole message in bytes.
+    pub length: u32,
+}
+
+impl Reth {
+    fn parse(rest: &mut &[u8]) -> Result<Reth, ParseError> {
+        let bytes: [u8; 16] = take(rest)?;
+        Ok(Reth { va: double_word(&bytes, 0), rkey: word(&bytes, 2), length: word(&bytes, 3) })
+    }
+
+    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        put::<16>(room, from_words([(self.va >> 32) as u32, self.va as u32, self.rkey, self.length]))
+    }
+}
+
+/// Why a request was refused for good (9.7.5.2.2, table 46).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum NakCode {
+    /// A packet is missing; send again from there.
+    PsnSequence = 0,
+    /// The request makes no sense here.
+    InvalidRequest = 1,
+    /// The key, the range or the rights are wrong.
+    RemoteAccess = 2,
+    /// The responder failed.
+    RemoteOperation = 3,
+    /// Invalid reliable datagram request; kept because the code is taken.
+    InvalidRdRequest = 4,
+}
+
+impl NakCode {
+    const ALL: [NakCode; 5] = [
+        NakCode::PsnSequence,
+        NakCode::InvalidRequest,
+        NakCode::RemoteAccess,
+        NakCode::RemoteOperation,
+        NakCode::InvalidRdRequest,
+    ];
+}
+
+/// What an acknowledgement says (9.7.5.2.1, table 45).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Syndrome {
+    /// Done.
+    Ack {
+        /// Coded count of receive requests that wait, 5 bits; 31 = not counted.
+        credits: u8,
+    },
+    /// The receiver is not ready.
+    RnrNak {
+        /// Coded time to wait, 5 bits (table 47).
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+}
+
+impl Syndrome {
+    fn from_byte(byte: u8) -> Result<Syndrome, ParseError> {
+        let value = byte & 0x1f;
+        let nak = || NakCode::ALL.get(usize::from(value)).copied().map(Syndrome::Nak);
+        match byte >> 5 {
+            0 => Ok(Syndrome::Ack { credits: value }),
+            1 => Ok(Syndrome::RnrNak { timer: value }),
+            3 => nak().ok_or(ParseError::ReservedSyndrome(byte)),
+            _ => Err(ParseError::ReservedSyndrome(byte)),
+        }
+    }
+
+    /// The byte on the wire.
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Syndrome::Ack { credits } => credits & 0x1f,
+            Syndrome::RnrNak { timer } => 0x20 | timer & 0x1f,
+            Syndrome::Nak(code) => 0x60 | code as u8,
+        }
+    }
+}
+
+/// Acknowledge extended transport header (9.3.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// What it says.
+    pub syndrome: Syndrome,
+    /// Message sequence number, 24 bits.
+    pub msn: u32,
+}
+
+impl Aeth {
+    fn parse(rest: &mut &[u8]) -> Result<Aeth, ParseError> {
+        let bytes: [u8; 4] = take(rest)?;
+        Ok(Aeth { syndrome: Syndrome::from_byte(bytes[0])?, msn: word(&bytes, 0) & 0xff_ffff })
+    }
+
+    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        put(room, (u32::from(self.syndrome.to_byte()) << 24 | self.msn & 0xff_ffff).to_be_bytes())
+    }
+}
+
+/// Atomic extended transport header (9.3.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicEth {
+    /// Remote address, a multiple of 8 if the request is to succeed.
+    pub va: u64,
+    /// Key of the remote memory.
+    pub rkey: u32,
+    /// The value to swap in, or to add.
+    pub swap_or_add: u64,
+    /// The value to compare with; unused by fetch and add.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    fn parse(rest: &mut &[u8]) -> Result<AtomicEth, ParseError> {
+        let bytes: [u8; 28] = take(rest)?;
+        Ok(AtomicEth {
+            va: double_word(&bytes, 0),
+            rkey: word(&bytes, 2),
+            swap_or_add: double_word(&bytes, 3),
+            compare: double_word(&bytes, 5),
+        })
+    }
+
+    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        let words = [
+            (self.va >> 32) as u32,
+            self.va as u32,
+            self.rkey,
+            (self.swap_or_add >> 32) as u32,
+            self.swap_or_add as u32,
+            (self.compare >> 32) as u32,
+            self.compare as u32,
+        ];
+        put::<28>(room, from_words(words))
+    }
+}
+
+/// Datagram extended transport header (9.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deth {
+    /// Queue key that the receiver must have.
+    pub qkey: u32,
+    /// Queue pair number of the sender, 24 bits.
+    pub source_qpn: u32,
+}
+
+impl Deth {
+    fn parse(rest: &mut &[u8]) -> Result<Deth, ParseError> {
+        let bytes: [u8; 8] = take(rest)?;
+        Ok(Deth { qkey: word(&bytes, 0), source_qpn: word(&bytes, 1) & 0xff_ffff })
+    }
+
+    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        put::<8>(room, from_words([self.qkey, self.source_qpn & 0xff_ffff]))
+    }
+}
+
+/// FLUSH extended transport header (annex A19): how far and how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feth {
+    /// Placement type, 4 bits: 1 = globally visible, 2 = persistent.
+    pub placement: u8,
+    /// Selectivity level, 2 bits: 0 = the range in the RETH, 1 = the whole region.
+    pub selectivity: u8,
+}
+
+impl Feth {
+    fn parse(rest: &mut &[u8]) -> Result<Feth, ParseError> {
+        let bytes: [u8; 4] = take(rest)?;
+        Ok(Feth { placement: bytes[3] & 0x0f, selectivity: bytes[3] >> 4 & 3 })
+    }
+
+    fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        put(room, [0, 0, 0, (self.selectivity & 3) << 4 | self.placement & 0x0f])
+    }
+}
+
+/// The headers behind the base transport header. A parsed packet has exactly those that its opcode calls for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extensions {
+    /// RDMA extended transport header.
+    pub reth: Option<Reth>,
+    /// Acknowledge extended transport header.
+    pub aeth: Option<Aeth>,
+    /// Atomic extended transport header.
+    pub atomic: Option<AtomicEth>,
+    /// What the memory held before an atomic operation.
+    pub atomic_ack: Option<u64>,
+    /// Immediate data in network order: `u32::from_ne_bytes` of its 4 bytes on the wire, as `ibv_wc` has it.
+    pub imm: Option<u32>,
+    /// The key to invalidate.
+    pub ieth: Option<u32>,
+    /// Datagram extended transport header.
+    pub deth: Option<Deth>,
+    /// FLUSH extended transport header.
+    pub feth: Option<Feth>,
+}
+
+impl Extensions {
+    /// Reads the headers that `headers` names, in the order of its bits.
+    pub(crate) fn parse(headers: Headers, rest: &mut &[u8]) -> Result<Extensions, ParseError> {
+        let mut ext = Extensions::default();
+        if headers.contains(Headers::DETH) {
+            ext.deth = Some(Deth::parse(rest)?);
+        }
+        if headers.contains(Headers::FETH) {
+            ext.feth = Some(Feth::parse(rest)?);
+        }
+        if headers.contains(Headers::RETH) {
+            ext.reth = Some(Reth::parse(rest)?);
+        }
+        if headers.contains(Headers::ATOMIC_ETH) {
+            ext.atomic = Some(AtomicEth::parse(rest)?);
+        }
+        if headers.contains(Headers::AETH) {
+            ext.aeth = Some(Aeth::parse(rest)?);
+        }
+        if headers.contains(Headers::ATOMIC_ACK_ETH) {
+            ext.atomic_ack = Some(u64::from_be_bytes(take(rest)?));
+        }
+        if headers.contains(Headers::IMM) {
+            ext.imm = Some(u32::from_ne_bytes(take(rest)?));
+        }
+        if headers.contains(Headers::IETH) {
+            ext.ieth = Some(u32::from_be_bytes(take(rest)?));
+        }
+        if headers.contains(Headers::CNP_RESERVED) {
+            take::<CNP_RESERVED_LEN>(rest)?;
+        }
+        Ok(ext)
+    }
+
+    /// Writes the headers that `headers` names, in the order of its bits.
+    pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        if headers.contains(Headers::DETH) {
+            self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::FETH) {
+            self.feth.ok_or(EmitError::MissingHeader(Headers::FETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::RETH) {
+            self.reth.ok_or(EmitError::MissingHeader(Headers::RETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::ATOMIC_ETH) {
+            self.atomic.ok_or(EmitError::MissingHeader(Headers::ATOMIC_ETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::AETH) {
+            self.aeth.ok_or(EmitError::MissingHeader(Headers::AETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::ATOMIC_ACK_ETH) {
+            let original = self.atomic_ack.ok_or(EmitError::MissingHeader(Headers::ATOMIC_ACK_ETH))?;
+            put(room, original.to_be_bytes())?;
+        }
+        if headers.contains(Headers::IMM) {
+            put(room, self.imm.ok_or(EmitError::MissingHeader(Headers::IMM))?.to_ne_bytes())?;
+        }
+        if headers.contains(Headers::IETH) {
+            put(room, self.ieth.ok_or(EmitError::MissingHeader(Headers::IETH))?.to_be_bytes())?;
+        }
+        if headers.contains(Headers::CNP_RESERVED) {
+            put(room, [0; CNP_RESERVED_LEN])?;
+        }
+        Ok(())
+    }
+}

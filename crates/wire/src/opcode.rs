@@ -1,0 +1,299 @@
+//! The opcodes of the base transport header and what each one carries, as a table (IBTA volume 1, 9.2 and table 38;
+//! annex A17 for the congestion notification packet; annex A19 for FLUSH and ATOMIC WRITE).
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// The extension headers of a packet. They stand on the wire in the order of their bits.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Headers: u16 {
+        /// Datagram extended transport header, 8 bytes.
+        const DETH = 1 << 0;
+        /// FLUSH extended transport header, 4 bytes.
+        const FETH = 1 << 1;
+        /// RDMA extended transport header, 16 bytes.
+        const RETH = 1 << 2;
+        /// Atomic extended transport header, 28 bytes.
+        const ATOMIC_ETH = 1 << 3;
+        /// Acknowledge extended transport header, 4 bytes.
+        const AETH = 1 << 4;
+        /// Atomic acknowledge extended transport header, 8 bytes.
+        const ATOMIC_ACK_ETH = 1 << 5;
+        /// Immediate data, 4 bytes.
+        const IMM = 1 << 6;
+        /// Invalidate extended transport header, 4 bytes.
+        const IETH = 1 << 7;
+        /// The 16 reserved bytes of a congestion notification packet: zero when sent, ignored when received.
+        const CNP_RESERVED = 1 << 8;
+    }
+}
+
+/// Length of the base transport header in bytes.
+pub(crate) const BTH_LEN: usize = 12;
+/// Length of the reserved part of a congestion notification packet in bytes (annex A17.9.3).
+pub(crate) const CNP_RESERVED_LEN: usize = 16;
+
+impl Headers {
+    /// Length of these headers together, in bytes.
+    pub const fn wire_len(self) -> usize {
+        const LENGTHS: [(Headers, usize); 9] = [
+            (Headers::DETH, 8),
+            (Headers::FETH, 4),
+            (Headers::RETH, 16),
+            (Headers::ATOMIC_ETH, 28),
+            (Headers::AETH, 4),
+            (Headers::ATOMIC_ACK_ETH, 8),
+            (Headers::IMM, 4),
+            (Headers::IETH, 4),
+            (Headers::CNP_RESERVED, CNP_RESERVED_LEN),
+        ];
+        let mut sum = 0;
+        let mut i = 0;
+        while i < LENGTHS.len() {
+            if self.contains(LENGTHS[i].0) {
+                sum += LENGTHS[i].1;
+            }
+            i += 1;
+        }
+        sum
+    }
+}
+
+/// The transport service that an opcode belongs to: its upper three bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Congestion notification, which belongs to no queue pair's service.
+    Cnp,
+}
+
+/// What a packet is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// The request of an RDMA READ.
+    ReadRequest,
+    /// Data coming back for an RDMA READ; without data it answers FLUSH and ATOMIC WRITE.
+    ReadResponse,
+    /// A positive or negative acknowledgement.
+    Acknowledge,
+    /// The answer to an atomic operation.
+    AtomicAcknowledge,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+    /// FLUSH.
+    Flush,
+    /// ATOMIC WRITE.
+    AtomicWrite,
+    /// Congestion notification.
+    Cnp,
+}
+
+/// Where in its message a packet stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// First of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// Last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// Whether a message begins here.
+    pub const fn is_first(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Whether a message ends here.
+    pub const fn is_last(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// What the last packet of a message carries beside its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Trailer {
+    /// Nothing.
+    None,
+    /// Immediate data for the receiver's completion.
+    Immediate,
+    /// A key that the receiver invalidates.
+    Invalidate,
+}
+
+/// What there is to know about an opcode.
+#[derive(Clone, Copy, Debug)]
+pub struct OpcodeInfo {
+    /// The opcode.
+    pub opcode: Opcode,
+    /// Its name, as logs and traces show it.
+    pub name: &'static str,
+    /// Its transport service.
+    pub service: Service,
+    /// What it is part of.
+    pub operation: Operation,
+    /// Where in the message it stands.
+    pub position: Position,
+    /// What it carries beside data.
+    pub trailer: Trailer,
+    /// The extension headers behind the base transport header.
+    pub headers: Headers,
+    /// Length of the base transport header and the extension headers together, in bytes.
+    pub header_len: usize,
+    /// Whether data may follow the headers.
+    pub payload: bool,
+}
+
+/// Declares the opcodes and the table that describes them, one row each, so that neither can lack an entry.
+macro_rules! opcodes {
+    ($($(#[doc = $doc:literal])* $variant:ident = $byte:literal, $name:literal,
+        $service:ident $operation:ident $position:ident $trailer:ident, [$($header:ident)*], $payload:literal;)*) => {
+        /// An opcode of the base transport header. The value is the byte on the wire.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum Opcode {
+            $($(#[doc = $doc])* #[doc = concat!("`", $name, "`")] $variant = $byte,)*
+        }
+
+        /// One row per opcode, by ascending byte.
+        pub(crate) static TABLE: &[OpcodeInfo] = &OPCODES;
+
+        const OPCODES: [OpcodeInfo; [$($byte),*].len()] = [$({
+            let headers = Headers::empty()$(.union(Headers::$header))*;
+            OpcodeInfo {
+                opcode: Opcode::$variant,
+                name: $name,
+                service: Service::$service,
+                operation: Operation::$operation,
+                position: Position::$position,
+                trailer: Trailer::$trailer,
+                headers,
+                header_len: BTH_LEN + headers.wire_len(),
+                payload: $payload,
+            }
+        }),*];
+    };
+}
+
+opcodes! {
+    RcSendFirst = 0x00, "RC_SEND_FIRST", Rc Send First None, [], true;
+    RcSendMiddle = 0x01, "RC_SEND_MIDDLE", Rc Send Middle None, [], true;
+    RcSendLast = 0x02, "RC_SEND_LAST", Rc Send Last None, [], true;
+    RcSendLastImm = 0x03, "RC_SEND_LAST_IMM", Rc Send Last Immediate, [IMM], true;
+    RcSendOnly = 0x04, "RC_SEND_ONLY", Rc Send Only None, [], true;
+    RcSendOnlyImm = 0x05, "RC_SEND_ONLY_IMM", Rc Send Only Immediate, [IMM], true;
+    RcWriteFirst = 0x06, "RC_WRITE_FIRST", Rc Write First None, [RETH], true;
+    RcWriteMiddle = 0x07, "RC_WRITE_MIDDLE", Rc Write Middle None, [], true;
+    RcWriteLast = 0x08, "RC_WRITE_LAST", Rc Write Last None, [], true;
+    RcWriteLastImm = 0x09, "RC_WRITE_LAST_IMM", Rc Write Last Immediate, [IMM], true;
+    RcWriteOnly = 0x0a, "RC_WRITE_ONLY", Rc Write Only None, [RETH], true;
+    RcWriteOnlyImm = 0x0b, "RC_WRITE_ONLY_IMM", Rc Write Only Immediate, [RETH IMM], true;
+    RcReadRequest = 0x0c, "RC_READ_REQUEST", Rc ReadRequest Only None, [RETH], false;
+    RcReadResponseFirst = 0x0d, "RC_READ_RESPONSE_FIRST", Rc ReadResponse First None, [AETH], true;
+    RcReadResponseMiddle = 0x0e, "RC_READ_RESPONSE_MIDDLE", Rc ReadResponse Middle None, [], true;
+    RcReadResponseLast = 0x0f, "RC_READ_RESPONSE_LAST", Rc ReadResponse Last None, [AETH], true;
+    RcReadResponseOnly = 0x10, "RC_READ_RESPONSE_ONLY", Rc ReadResponse Only None, [AETH], true;
+    RcAcknowledge = 0x11, "RC_ACKNOWLEDGE", Rc Acknowledge Only None, [AETH], false;
+    RcAtomicAcknowledge = 0x12, "RC_ATOMIC_ACKNOWLEDGE", Rc AtomicAcknowledge Only None, [AETH ATOMIC_ACK_ETH], false;
+    RcCompareSwap = 0x13, "RC_COMPARE_SWAP", Rc CompareSwap Only None, [ATOMIC_ETH], false;
+    RcFetchAdd = 0x14, "RC_FETCH_ADD", Rc FetchAdd Only None, [ATOMIC_ETH], false;
+    RcSendLastInvalidate = 0x16, "RC_SEND_LAST_INVALIDATE", Rc Send Last Invalidate, [IETH], true;
+    RcSendOnlyInvalidate = 0x17, "RC_SEND_ONLY_INVALIDATE", Rc Send Only Invalidate, [IETH], true;
+    RcFlush = 0x1c, "RC_FLUSH", Rc Flush Only None, [FETH RETH], false;
+    /// Carries its 8 bytes as payload.
+    RcAtomicWrite = 0x1d, "RC_ATOMIC_WRITE", Rc AtomicWrite Only None, [RETH], true;
+    UcSendFirst = 0x20, "UC_SEND_FIRST", Uc Send First None, [], true;
+    UcSendMiddle = 0x21, "UC_SEND_MIDDLE", Uc Send Middle None, [], true;
+    UcSendLast = 0x22, "UC_SEND_LAST", Uc Send Last None, [], true;
+    UcSendLastImm = 0x23, "UC_SEND_LAST_IMM", Uc Send Last Immediate, [IMM], true;
+    UcSendOnly = 0x24, "UC_SEND_ONLY", Uc Send Only None, [], true;
+    UcSendOnlyImm = 0x25, "UC_SEND_ONLY_IMM", Uc Send Only Immediate, [IMM], true;
+    UcWriteFirst = 0x26, "UC_WRITE_FIRST", Uc Write First None, [RETH], true;
+    UcWriteMiddle = 0x27, "UC_WRITE_MIDDLE", Uc Write Middle None, [], true;
+    UcWriteLast = 0x28, "UC_WRITE_LAST", Uc Write Last None, [], true;
+    UcWriteLastImm = 0x29, "UC_WRITE_LAST_IMM", Uc Write Last Immediate, [IMM], true;
+    UcWriteOnly = 0x2a, "UC_WRITE_ONLY", Uc Write Only None, [RETH], true;
+    UcWriteOnlyImm = 0x2b, "UC_WRITE_ONLY_IMM", Uc Write Only Immediate, [RETH IMM], true;
+    UdSendOnly = 0x64, "UD_SEND_ONLY", Ud Send Only None, [DETH], true;
+    UdSendOnlyImm = 0x65, "UD_SEND_ONLY_IMM", Ud Send Only Immediate, [DETH IMM], true;
+    Cnp = 0x81, "CNP", Cnp Cnp Only None, [CNP_RESERVED], false;
+}
+
+/// Length of the longest headers that any opcode has, in bytes.
+pub const MAX_HEADER_LEN: usize = {
+    let mut longest = 0;
+    let mut i = 0;
+    while i < OPCODES.len() {
+        if OPCODES[i].header_len > longest {
+            longest = OPCODES[i].header_len;
+        }
+        i += 1;
+    }
+    longest
+};
+
+/// No opcode, in the two tables below.
+const NONE: u8 = u8::MAX;
+
+/// Row of the table by opcode byte.
+static ROW_BY_BYTE: [u8; 256] = {
+    let mut rows = [NONE; 256];
+    let mut i = 0;
+    while i < OPCODES.len() {
+        rows[OPCODES[i].opcode as usize] = i as u8;
+        i += 1;
+    }
+    rows
+};
+
+/// Row of the table by service, operation, position and trailer.
+static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 4] = {
+    let mut rows = [[[[NONE; 3]; 4]; 11]; 4];
+    let mut i = 0;
+    while i < OPCODES.len() {
+        let info = OPCODES[i];
+        rows[info.service as usize][info.operation as usize][info.position as usize][info.trailer as usize] =
+            i as u8;
+        i += 1;
+    }
+    rows
+};
+
+impl Opcode {
+    /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, extended
+    /// reliable connection, RESYNC, manufacturer's and reserved ones).
+    pub fn from_byte(byte: u8) -> Option<Opcode> {
+        TABLE.get(usize::from(ROW_BY_BYTE[usize::from(byte)])).map(|info| info.opcode)
+    }
+
+    /// What there is to know about this opcode.
+    pub fn info(self) -> &'static OpcodeInfo {
+        &TABLE[usize::from(ROW_BY_BYTE[usize::from(self as u8)])]
+    }
+
+    /// The opcode of a packet at `position` of a message; `None` where the combination does not exist, such as
+    /// immediate data in the middle of a message.
+    pub fn for_message(
+        service: Service,
+        operation: Operation,
+        position: Position,
+        trailer: Trailer,
+    ) -> Option<Opcode> {
+        let row = ROW_BY_MEANING[service as usize][operation as usize][position as usize][trailer as usize];
+        TABLE.get(usize::from(row)).map(|info| info.opcode)
+    }
+}
