@@ -26,9 +26,6 @@ pub enum RemoteError {
     /// The region could not do what was asked (a flush that failed).
     #[error("remote operation error")]
     Operation,
-    /// The region parks the request until the memory is there; try the same request again later.
-    #[error("not ready")]
-    NotReady,
 }
 
 /// What a peer wants to do with memory.
@@ -44,10 +41,17 @@ pub enum RemoteAccess {
 /// An atomic operation on 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    CompareSwap {
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        add: u64,
+    },
     /// Stores; the old value is returned and ignored.
-    Write { value: u64 },
+    Write {
+        value: u64,
+    },
 }
 
 /// The NIC around a queue pair. One is made for each call into the queue pair; it knows the queue pair's

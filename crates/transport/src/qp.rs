@@ -1,0 +1,382 @@
+//! A queue pair: the two halves of the transport, the state machine that governs them, and the calls by which the
+//! NIC drives them.
+
+use std::collections::VecDeque;
+
+use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, RxMeta, Service};
+
+use crate::common::{Common, Verdict, push_packet};
+use crate::host::{Host, Sink};
+use crate::requester::{Emitted, Requester};
+use crate::responder::{Answered, Responder};
+use crate::state;
+use crate::types::{
+    ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
+    SendWr, Time,
+};
+
+/// Congestion is told to a peer at most this often (the usual notification point's interval).
+const CNP_INTERVAL_NS: u64 = 50_000;
+
+/// The ECN code point "congestion experienced".
+const ECN_CONGESTED: u8 = 3;
+
+/// What to do with acknowledgements that nothing else presses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AckPolicy {
+    /// Send them.
+    Now,
+    /// Keep them: the program is about to post something that they can leave with.
+    Hold,
+}
+
+/// Why `poll_transmit` stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transmit {
+    /// There is nothing more to send now.
+    Idle,
+    /// The sink is full; call again once it was drained.
+    SinkFull,
+}
+
+/// A queue pair. Call it under one lock, in any order; after each call that may have changed something, drain
+/// [`Qp::poll_event`], then [`Qp::poll_transmit`] (whose sends may bring further events), and keep a timer for
+/// [`Qp::deadline`].
+#[derive(Debug)]
+pub struct Qp {
+    common: Common,
+    requester: Requester,
+    responder: Responder,
+    established: bool,
+    cnp_due: bool,
+    cnp_sent_at: Option<Time>,
+}
+
+impl Qp {
+    /// A queue pair in RESET.
+    pub fn new(config: QpConfig) -> Qp {
+        let requester = Requester::new(config.window_bytes);
+        let common = Common {
+            config,
+            attr: QpAttr::default(),
+            events: VecDeque::new(),
+            counters: QpCounters::default(),
+        };
+        Qp {
+            common,
+            requester,
+            responder: Responder::default(),
+            established: false,
+            cnp_due: false,
+            cnp_sent_at: None,
+        }
+    }
+
+    /// The current state.
+    pub fn state(&self) -> QpState {
+        self.common.attr.state
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> &QpCounters {
+        &self.common.counters
+    }
+
+    /// What it was created with.
+    pub fn config(&self) -> &QpConfig {
+        &self.common.config
+    }
+
+    /// The current attributes; the PSNs are those that come next.
+    pub fn query(&self) -> QpAttr {
+        let mut attr = self.common.attr;
+        attr.cur_state = attr.state;
+        attr.rq_psn = self.responder.expected_psn().get();
+        attr.sq_psn = self.requester.next_psn().get();
+        attr.sq_draining = attr.state == QpState::Sqd && !self.requester.is_idle();
+        attr
+    }
+
+    /// Changes attributes and state, or nothing at all.
+    ///
+    /// # Errors
+    /// Where the table of transitions has no such change, or a value is out of range.
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
+        let from = self.common.attr.state;
+        let to = state::check(&self.common.config, from, attr, mask)?;
+        state::apply(&mut self.common.attr, attr, mask);
+        self.common.attr.state = to;
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(),
+            (QpState::Err, QpState::Err) => {}
+            (_, QpState::Err) => self.enter_error(),
+            (QpState::Init, QpState::Rtr) => self.responder.start(&self.common),
+            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.common),
+            (QpState::Sqd, QpState::Sqd) => self.requester.reset_retries(&self.common),
+            (QpState::Rts, QpState::Sqd) => {
+                self.common.attr.sq_draining = true;
+                self.note_drained();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.requester.clear();
+        self.responder.clear();
+        self.common.events.clear();
+        self.common.attr = QpAttr::default();
+        self.established = false;
+        self.cnp_due = false;
+    }
+
+    fn enter_error(&mut self) {
+        self.common.attr.state = QpState::Err;
+        self.requester.flush(&mut self.common);
+        self.responder.flush(&mut self.common);
+        self.cnp_due = false;
+        if self.common.config.has_srq {
+            self.common.events.push_back(QpEvent::LastWqeReached);
+        }
+    }
+
+    fn settle(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Fine => self.note_drained(),
+            Verdict::RequesterBroken if self.common.is(QpType::Rc) => self.enter_error(),
+            Verdict::RequesterBroken => self.common.attr.state = QpState::Sqe,
+            Verdict::ResponderBroken(event) => {
+                self.common.events.push_back(event);
+                self.enter_error();
+            }
+        }
+    }
+
+    /// Once everything that had started is acknowledged, a draining send queue is drained.
+    fn note_drained(&mut self) {
+        let attr = &mut self.common.attr;
+        if attr.state == QpState::Sqd && attr.sq_draining && self.requester.is_idle() {
+            attr.sq_draining = false;
+            if attr.en_sqd_async_notify {
+                self.common.events.push_back(QpEvent::SqDrained);
+            }
+        }
+    }
+
+    /// Queues a send work request. In an error state it completes as flushed at once.
+    ///
+    /// # Errors
+    /// If the queue is full, or the request does not fit the queue pair.
+    pub fn post_send(&mut self, wr: SendWr) -> Result<(), PostError> {
+        match self.common.attr.state {
+            QpState::Reset | QpState::Init | QpState::Rtr => Err(PostError::BadState),
+            QpState::Err | QpState::Sqe => {
+                Requester::validate(&self.common, &wr)?;
+                Requester::flush_posted(&mut self.common, wr);
+                Ok(())
+            }
+            QpState::Rts | QpState::Sqd => {
+                Requester::validate(&self.common, &wr)?;
+                self.requester.post(&self.common, wr)
+            }
+        }
+    }
+
+    /// Queues a receive work request. In the error state it completes as flushed at once.
+    ///
+    /// # Errors
+    /// If the queue is full, the queue pair uses a shared receive queue, or it is in RESET.
+    pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
+        if self.common.config.has_srq || self.common.attr.state == QpState::Reset {
+            return Err(PostError::BadState);
+        }
+        if wr.sges.len() > self.common.config.cap.max_recv_sge as usize {
+            return Err(PostError::TooManySges);
+        }
+        if self.common.attr.state == QpState::Err {
+            let wc = self.common.flushed_receive(wr.wr_id);
+            self.common.complete_receive(wc);
+            return Ok(());
+        }
+        if self.responder.receives_len() >= self.common.config.cap.max_recv_wr as usize {
+            return Err(PostError::QueueFull);
+        }
+        self.responder.post(wr);
+        Ok(())
+    }
+
+    /// Takes a packet that was addressed to this queue pair. Whatever it says, the worst that it can do is what the
+    /// protocol lets the connected peer do; from anybody else it is dropped.
+    pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
+        let info = packet.bth.opcode.info();
+        if !self.accepts(meta, packet) {
+            self.common.counters.dropped += 1;
+            return;
+        }
+        self.common.counters.rx_packets += 1;
+        self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
+        if meta.traffic_class & 3 == ECN_CONGESTED && info.service == Service::Rc {
+            self.cnp_due = true;
+            self.requester.on_congestion(&self.common);
+        }
+        let verdict = match info.service {
+            Service::Cnp => {
+                self.common.counters.cnps_received += 1;
+                self.requester.on_congestion(&self.common);
+                Verdict::Fine
+            }
+            Service::Ud => {
+                self.responder.handle_datagram(&mut self.common, meta, packet, host);
+                Verdict::Fine
+            }
+            Service::Uc => {
+                self.note_established();
+                self.responder.handle_unreliable(&mut self.common, packet, host)
+            }
+            Service::Rc if is_answer(info.operation) => {
+                self.requester.handle_answer(now, &mut self.common, packet, host)
+            }
+            Service::Rc => {
+                self.note_established();
+                self.responder.handle_request(&mut self.common, packet, host)
+            }
+        };
+        self.settle(verdict);
+    }
+
+    /// Whether a packet is of this queue pair's service, from its peer, in a state that takes it.
+    fn accepts(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+        let attr = &self.common.attr;
+        let info = packet.bth.opcode.info();
+        let service_fits = match (info.service, self.common.config.qp_type) {
+            (Service::Rc, qp_type) => qp_type == QpType::Rc,
+            (Service::Uc, qp_type) => qp_type == QpType::Uc,
+            (Service::Ud, qp_type) => qp_type == QpType::Ud,
+            (Service::Cnp, qp_type) => qp_type != QpType::Ud,
+        };
+        let state_fits = match attr.state {
+            QpState::Reset | QpState::Init | QpState::Err => false,
+            QpState::Rtr => !is_answer(info.operation),
+            QpState::Rts | QpState::Sqd | QpState::Sqe => true,
+        };
+        let from_peer =
+            self.common.is(QpType::Ud) || attr.path.is_some_and(|path| path.remote.ip() == meta.source.ip());
+        service_fits && state_fits && from_peer
+    }
+
+    fn note_established(&mut self) {
+        if !self.established {
+            self.established = true;
+            if self.common.attr.state == QpState::Rtr {
+                self.common.events.push_back(QpEvent::CommunicationEstablished);
+            }
+        }
+    }
+
+    /// When [`Qp::handle_timeout`] has something to do next.
+    pub fn deadline(&self) -> Option<Time> {
+        self.requester.deadline()
+    }
+
+    /// Acts on the timers that have run out by `now`; harmless when none has.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let verdict = self.requester.handle_timeout(now, &mut self.common);
+        self.settle(verdict);
+    }
+
+    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] would send something.
+    pub fn wants_transmit(&self) -> bool {
+        self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
+    }
+
+    /// Whether nothing but an acknowledgement waits to be sent.
+    pub fn holds_ack(&self) -> bool {
+        self.responder.owes() && !self.responder.owes_more_than_ack()
+    }
+
+    /// Request packets (for READs, response packets) that the peer has not answered.
+    pub fn unacknowledged_packets(&self) -> u32 {
+        self.requester.unacknowledged_packets()
+    }
+
+    /// Send work requests of which something has yet to be sent.
+    pub fn queued_requests(&self) -> usize {
+        self.requester.queued_requests()
+    }
+
+    /// Work requests in the send queue, and in the queue pair's own receive queue.
+    pub fn queue_lengths(&self) -> (usize, usize) {
+        (self.requester.len(), self.responder.receives_len())
+    }
+
+    /// Sends what can be sent: first requests, then what the peer is owed, so that an acknowledgement leaves behind
+    /// the data that the program posted in answer.
+    pub fn poll_transmit(
+        &mut self,
+        now: Time,
+        host: &impl Host,
+        sink: &mut impl Sink,
+        acks: AckPolicy,
+    ) -> Transmit {
+        loop {
+            match self.requester.emit(now, &mut self.common, host, sink) {
+                Emitted::Sent => {}
+                Emitted::Nothing => break,
+                Emitted::SinkFull => return Transmit::SinkFull,
+                Emitted::Broken => {
+                    self.settle(Verdict::RequesterBroken);
+                    break;
+                }
+            }
+        }
+        loop {
+            if acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
+                break;
+            }
+            match self.responder.emit(&mut self.common, host, sink) {
+                Answered::Sent => {}
+                Answered::Nothing => break,
+                Answered::SinkFull => return Transmit::SinkFull,
+                Answered::Broken(event) => self.settle(Verdict::ResponderBroken(event)),
+            }
+        }
+        self.note_drained();
+        if self.cnp_due { self.emit_cnp(now, sink) } else { Transmit::Idle }
+    }
+
+    fn emit_cnp(&mut self, now: Time, sink: &mut impl Sink) -> Transmit {
+        self.cnp_due = false;
+        if self.cnp_sent_at.is_some_and(|sent| now < sent.after_ns(CNP_INTERVAL_NS)) {
+            return Transmit::Idle;
+        }
+        let Some(path) = self.common.attr.path else { return Transmit::Idle };
+        let mut bth = self.common.bth(Opcode::Cnp, Psn::default());
+        bth.becn = true;
+        let pushed: Result<_, std::convert::Infallible> =
+            push_packet(sink, &path, bth, &Extensions::default(), 0, |_| Ok(()));
+        match pushed {
+            Ok(Some(len)) => {
+                self.cnp_sent_at = Some(now);
+                self.common.counters.cnps_sent += 1;
+                self.common.counters.tx_packets += 1;
+                self.common.counters.tx_bytes += len as u64;
+                Transmit::Idle
+            }
+            Ok(None) => {
+                self.cnp_due = true;
+                Transmit::SinkFull
+            }
+        }
+    }
+
+    /// The next event, oldest first.
+    pub fn poll_event(&mut self) -> Option<QpEvent> {
+        self.common.events.pop_front()
+    }
+}
+
+/// Whether an operation answers a request.
+fn is_answer(operation: Operation) -> bool {
+    matches!(operation, Operation::Acknowledge | Operation::ReadResponse | Operation::AtomicAcknowledge)
+}

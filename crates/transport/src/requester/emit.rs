@@ -1,0 +1,302 @@
+//! Sending: one packet at a time, as long as the window, the queue and the sink allow.
+
+use terrace_wire::{AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service};
+
+use super::wqe::{self, Wqe};
+use super::{Requester, complete};
+use crate::common::{Common, Verdict, push_packet};
+use crate::host::{Host, LocalError, Sink};
+use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, Time, WcStatus};
+
+/// A packet of a long message asks for an ACK this often, so that the window moves while it is being sent.
+const ACK_EVERY_PACKETS: u64 = 16;
+
+/// What came of trying to send one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Emitted {
+    /// One packet went, or one local operation was done: there may be more.
+    Sent,
+    /// Nothing can go now.
+    Nothing,
+    /// The sink is full.
+    SinkFull,
+    /// A request failed.
+    Broken,
+}
+
+impl Requester {
+    /// Whether `emit` would do something.
+    pub(crate) fn wants_to_emit(&self, common: &Common) -> bool {
+        if self.rnr_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
+            return false;
+        }
+        let Some(wqe) = self.queue.get(self.index) else { return false };
+        if wqe.failed.is_some() || (common.attr.state == QpState::Sqd && !wqe.started) {
+            return false;
+        }
+        if !wqe.started && wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty() {
+            return false;
+        }
+        wqe.is_local() || self.room_for(common, wqe).is_some()
+    }
+
+    /// How many sequence numbers the next packet of this request may take now: one, or for a READ as many response
+    /// packets as the window has room for.
+    fn room_for(&self, common: &Common, wqe: &Wqe) -> Option<u64> {
+        let from = if wqe.started { self.next } else { self.assigned };
+        let left = if wqe.started { wqe.end() - self.next } else { wqe.packets };
+        let mtu = common.mtu();
+        if wqe.expects_response() && common.attr.max_rd_atomic == 0 {
+            // It could never go; emit() fails it rather than let it wait for ever.
+            return Some(1);
+        }
+        if wqe.expects_response() && self.responses_due.len() >= usize::from(common.attr.max_rd_atomic) {
+            return None;
+        }
+        if !matches!(wqe.wr.op, SendOp::Read { .. }) {
+            let offset = (from - if wqe.started { wqe.first } else { self.assigned }) * mtu;
+            let cost = mtu.min(wqe.length.saturating_sub(offset)) + crate::window::PACKET_OVERHEAD;
+            return (common.config.qp_type != QpType::Rc || self.window.admits(self.in_flight_bytes, cost))
+                .then_some(1);
+        }
+        let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
+        let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
+        let whole = self.window.bytes() / packet_cost;
+        // A READ is not cut into slivers: it waits for a quarter of the window, unless less completes it.
+        if budget >= left {
+            Some(left)
+        } else if self.in_flight_bytes == 0 {
+            Some(budget.max(1).min(left))
+        } else {
+            (budget >= (whole / 4).max(1)).then_some(budget)
+        }
+    }
+
+    pub(crate) fn emit(
+        &mut self,
+        now: Time,
+        common: &mut Common,
+        host: &impl Host,
+        sink: &mut impl Sink,
+    ) -> Emitted {
+        if !self.wants_to_emit(common) {
+            return Emitted::Nothing;
+        }
+        if self.queue[self.index].is_local() {
+            return self.execute_local(common, host);
+        }
+        let room = self.room_for(common, &self.queue[self.index]);
+        let Some(room) = room else { return Emitted::Nothing };
+        if common.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
+            return self.give_up(common, WcStatus::LocalQpOperation);
+        }
+        if !self.queue[self.index].started {
+            let wqe = &mut self.queue[self.index];
+            wqe.started = true;
+            wqe.first = self.assigned;
+            self.next = self.assigned;
+            self.assigned += wqe.packets;
+        }
+        match self.push(common, host, sink, room) {
+            Ok(None) => Emitted::SinkFull,
+            Ok(Some(len)) => self.sent(now, common, room, len),
+            Err(LocalError::Protection) => self.give_up(common, WcStatus::LocalProtection),
+        }
+    }
+
+    /// Marks the request that cannot be sent; it completes in error once everything before it is done.
+    fn give_up(&mut self, common: &mut Common, status: WcStatus) -> Emitted {
+        self.queue[self.index].failed = Some(status);
+        match self.retire(common) {
+            Verdict::Fine => Emitted::Nothing,
+            _ => Emitted::Broken,
+        }
+    }
+
+    /// Books a packet that went out and stood for `taken` sequence numbers.
+    fn sent(&mut self, now: Time, common: &mut Common, taken: u64, len: usize) -> Emitted {
+        let wqe = &self.queue[self.index];
+        let to = self.next + taken;
+        if self.next < self.highest {
+            common.counters.retransmits += 1;
+        }
+        common.counters.tx_packets += 1;
+        common.counters.tx_bytes += len as u64;
+        if common.is(QpType::Rc) {
+            self.in_flight_bytes += wqe.cost(self.next, to, common.mtu());
+            if wqe.expects_response() {
+                self.responses_due.push_back(to);
+            }
+        }
+        self.next = to;
+        self.highest = self.highest.max(to);
+        if to == wqe.end() {
+            self.index += 1;
+        }
+        if !common.is(QpType::Rc) {
+            // Nobody acknowledges: a request is done when its last packet has gone.
+            self.acknowledged = to;
+            return match self.retire(common) {
+                Verdict::Fine => Emitted::Sent,
+                _ => Emitted::Broken,
+            };
+        }
+        if self.ack_deadline.is_none() {
+            self.restart_ack_timer(now, common);
+        }
+        Emitted::Sent
+    }
+
+    fn execute_local(&mut self, common: &mut Common, host: &impl Host) -> Emitted {
+        let wqe = &mut self.queue[self.index];
+        if wqe.executed {
+            // Passed again on the way back from a loss: done once is done.
+            self.index += 1;
+            return Emitted::Sent;
+        }
+        let done = match &wqe.wr.op {
+            SendOp::LocalInvalidate(rkey) => {
+                host.local_invalidate(*rkey).map_err(|_| WcStatus::LocalQpOperation)
+            }
+            SendOp::BindWindow(bind) => host.bind_window(bind).map_err(|_| WcStatus::WindowBind),
+            _ => Ok(()),
+        };
+        match done {
+            Ok(()) => {
+                wqe.executed = true;
+                self.index += 1;
+            }
+            Err(status) => wqe.failed = Some(status),
+        }
+        match self.retire(common) {
+            Verdict::Fine => Emitted::Sent,
+            _ => Emitted::Broken,
+        }
+    }
+
+    fn push(
+        &self,
+        common: &Common,
+        host: &impl Host,
+        sink: &mut impl Sink,
+        room: u64,
+    ) -> Result<Option<usize>, LocalError> {
+        let wqe = &self.queue[self.index];
+        let mtu = common.mtu();
+        let packet = self.next - wqe.first;
+        let offset = packet * mtu;
+        let operation = wqe::operation(&wqe.wr.op).expect("local operations never get here");
+        let (position, payload_len) = match operation {
+            Operation::Send | Operation::Write => {
+                let position = position_of(packet, wqe.packets);
+                (position, mtu.min(wqe.length - offset))
+            }
+            Operation::AtomicWrite => (Position::Only, wqe.length.min(8)),
+            _ => (Position::Only, 0),
+        };
+        let trailer = if position.is_last() { wqe::trailer(&wqe.wr.op) } else { terrace_wire::Trailer::None };
+        let (service, path, dest_qpn) = address(common, wqe);
+        let Some(path) = path else { return Err(LocalError::Protection) };
+        let Some(opcode) = Opcode::for_message(service, operation, position, trailer) else {
+            return Err(LocalError::Protection);
+        };
+        let mut bth = common.bth(opcode, self.psn(self.next));
+        bth.qpn = dest_qpn;
+        bth.solicited = position.is_last() && wqe.wr.flags.contains(SendFlags::SOLICITED);
+        bth.ack_request = service == Service::Rc && self.asks_for_ack(common, wqe, packet, position);
+        let ext = extensions(common, wqe, position, offset, room * mtu);
+        push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
+            gather(host, &wqe.wr.payload, offset, out)
+        })
+    }
+
+    /// The last packet of a message asks, and of a long one every so many; and the packet that fills the window,
+    /// since without an answer nothing more could go.
+    fn asks_for_ack(&self, common: &Common, wqe: &Wqe, packet: u64, position: Position) -> bool {
+        if position.is_last() || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
+            return true;
+        }
+        let mtu = common.mtu();
+        let this = wqe.cost(self.next, self.next + 1, mtu);
+        !self.window.admits(self.in_flight_bytes + this, mtu + crate::window::PACKET_OVERHEAD)
+    }
+
+    /// Completes a request at once, for a queue pair that is in an error state.
+    pub(crate) fn flush_posted(common: &mut Common, wr: crate::types::SendWr) {
+        let wqe = Wqe::new(wr, common.mtu());
+        complete(common, &wqe, WcStatus::Flushed, 0);
+    }
+}
+
+fn position_of(packet: u64, packets: u64) -> Position {
+    match (packet == 0, packet + 1 == packets) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
+    }
+}
+
+fn address(common: &Common, wqe: &Wqe) -> (Service, Option<Path>, u32) {
+    match common.config.qp_type {
+        QpType::Rc => (Service::Rc, common.attr.path, common.attr.dest_qpn),
+        QpType::Uc => (Service::Uc, common.attr.path, common.attr.dest_qpn),
+        QpType::Ud => {
+            let target = wqe.wr.datagram;
+            (Service::Ud, target.map(|target| target.path), target.map_or(0, |target| target.qpn))
+        }
+    }
+}
+
+fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_bytes: u64) -> Extensions {
+    let mut ext = Extensions::default();
+    match wqe.wr.op {
+        SendOp::Send => {}
+        SendOp::SendImm(imm) => ext.imm = position.is_last().then_some(imm),
+        SendOp::SendInvalidate(rkey) => ext.ieth = position.is_last().then_some(rkey),
+        SendOp::Write { va, rkey } | SendOp::WriteImm { va, rkey, .. } => {
+            if position.is_first() {
+                ext.reth = Some(Reth { va, rkey, length: wqe.length as u32 });
+            }
+            if let SendOp::WriteImm { imm, .. } = wqe.wr.op {
+                ext.imm = position.is_last().then_some(imm);
+            }
+        }
+        SendOp::Read { va, rkey } => {
+            let length = room_bytes.min(wqe.length - offset) as u32;
+            ext.reth = Some(Reth { va: va.wrapping_add(offset), rkey, length });
+        }
+        SendOp::CompareSwap { va, rkey, compare, swap } => {
+            ext.atomic = Some(AtomicEth { va, rkey, swap_or_add: swap, compare });
+        }
+        SendOp::FetchAdd { va, rkey, add } => {
+            ext.atomic = Some(AtomicEth { va, rkey, swap_or_add: add, compare: 0 });
+        }
+        SendOp::AtomicWrite { va, rkey } => {
+            ext.reth = Some(Reth { va, rkey, length: wqe.length as u32 });
+        }
+        SendOp::Flush { va, rkey, length, placement, selectivity } => {
+            ext.feth = Some(Feth { placement, selectivity });
+            ext.reth = Some(Reth { va, rkey, length });
+        }
+        SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => {}
+    }
+    if let Some(target) = wqe.wr.datagram.filter(|_| common.is(QpType::Ud)) {
+        // The high bit asks for the queue pair's own Q_Key, which only privileged programs could set otherwise.
+        let qkey = if target.qkey & 0x8000_0000 != 0 { common.attr.qkey } else { target.qkey };
+        ext.deth = Some(Deth { qkey, source_qpn: common.config.qpn });
+    }
+    ext
+}
+
+fn gather(host: &impl Host, payload: &Payload, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+    match payload {
+        Payload::Sges(_) if out.is_empty() => Ok(()),
+        Payload::Sges(sges) => host.gather(sges, offset, out),
+        Payload::Inline(bytes) => {
+            let start = offset as usize;
+            out.copy_from_slice(&bytes[start..start + out.len()]);
+            Ok(())
+        }
+    }
+}

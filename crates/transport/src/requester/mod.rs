@@ -1,0 +1,278 @@
+//! The requester: takes send work requests, cuts them into packets within the window, and completes them when
+//! the peer has answered. Loss is repaired by going back to the oldest unacknowledged packet (go-back-N).
+//!
+//! Packets are counted by 64-bit sequence numbers that never wrap; the 24-bit PSN is derived from them, so that
+//! comparing never has to think about wrapping. Three marks move over the sequence:
+//!
+//! ```text
+//!   acknowledged            next                 highest
+//!   v                       v                    v
+//!   |---- in flight --------|-- to be sent again-|---- never sent ---->
+//! ```
+
+mod answers;
+mod emit;
+mod wqe;
+
+use std::collections::VecDeque;
+
+use terrace_wire::Psn;
+
+use crate::common::{Common, Verdict};
+use crate::timers::ack_timeout_ns;
+use crate::types::{PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Time, Wc, WcFlags, WcStatus};
+use crate::window::Window;
+use wqe::Wqe;
+
+pub(crate) use emit::Emitted;
+
+/// Longest message of a connected queue pair, in bytes (IBTA volume 1, 9.7.7.1.1).
+const MESSAGE_LEN_MAX: u64 = 1 << 31;
+
+#[derive(Debug)]
+pub(crate) struct Requester {
+    queue: VecDeque<Wqe>,
+    /// PSN of sequence number 0.
+    psn_base: Psn,
+    /// Sequence number of the oldest packet that is not acknowledged.
+    acknowledged: u64,
+    /// Sequence number of the packet to send next, and the index in `queue` of the request it belongs to.
+    next: u64,
+    index: usize,
+    /// One past the highest sequence number that was ever sent.
+    highest: u64,
+    /// Sequence number that the next request to start will get.
+    assigned: u64,
+    /// Cost of the packets between `acknowledged` and `next`.
+    in_flight_bytes: u64,
+    window: Window,
+    /// Sequence numbers at which the READs and atomics under way end.
+    responses_due: VecDeque<u64>,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// When the oldest packet counts as lost.
+    ack_deadline: Option<Time>,
+    /// Until when the peer asked not to be bothered.
+    rnr_until: Option<Time>,
+    /// The mark for which a gap has already sent us back: one gap is repaired once, the rest is the timer's.
+    gap_repaired_at: Option<u64>,
+}
+
+impl Requester {
+    pub(crate) fn new(window_bytes: u32) -> Requester {
+        Requester {
+            queue: VecDeque::new(),
+            psn_base: Psn::default(),
+            acknowledged: 0,
+            next: 0,
+            index: 0,
+            highest: 0,
+            assigned: 0,
+            in_flight_bytes: 0,
+            window: Window::new(window_bytes),
+            responses_due: VecDeque::new(),
+            retries_left: 0,
+            rnr_retries_left: 0,
+            ack_deadline: None,
+            rnr_until: None,
+            gap_repaired_at: None,
+        }
+    }
+
+    /// Starts at a PSN, on the way to RTS.
+    pub(crate) fn start(&mut self, common: &Common) {
+        self.psn_base = Psn::new(common.attr.sq_psn).minus((self.assigned & 0xff_ffff) as u32);
+        self.reset_retries(common);
+    }
+
+    /// The PSN that the next request to start will get.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.psn(self.assigned)
+    }
+
+    fn psn(&self, sequence: u64) -> Psn {
+        self.psn_base.plus((sequence & 0xff_ffff) as u32)
+    }
+
+    /// The sequence number that a peer's PSN stands for, if it is one that is in flight.
+    fn in_flight(&self, psn: Psn) -> Option<u64> {
+        let distance = psn.since(self.psn(self.acknowledged));
+        let sequence = self.acknowledged.checked_add_signed(i64::from(distance))?;
+        (sequence >= self.acknowledged && sequence < self.highest).then_some(sequence)
+    }
+
+    pub(crate) fn reset_retries(&mut self, common: &Common) {
+        self.retries_left = common.attr.retry_cnt;
+        self.rnr_retries_left = common.attr.rnr_retry;
+    }
+
+    /// Work requests that wait or are under way.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(crate) fn unacknowledged_packets(&self) -> u32 {
+        (self.next - self.acknowledged).min(u64::from(u32::MAX)) as u32
+    }
+
+    /// Requests that have packets yet to be sent.
+    pub(crate) fn queued_requests(&self) -> usize {
+        self.queue.len() - self.index.min(self.queue.len())
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.acknowledged == self.assigned && self.queue.front().is_none_or(|wqe| !wqe.started)
+    }
+
+    pub(crate) fn validate(common: &Common, wr: &SendWr) -> Result<(), PostError> {
+        let config = &common.config;
+        match &wr.payload {
+            crate::Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
+                return Err(PostError::TooManySges);
+            }
+            crate::Payload::Inline(bytes) if bytes.len() > config.cap.max_inline_data as usize => {
+                return Err(PostError::TooMuchInline);
+            }
+            _ => {}
+        }
+        if !wqe::allowed_on(config.qp_type, &wr.op) {
+            return Err(PostError::BadOpcode);
+        }
+        if config.qp_type == QpType::Ud && wr.datagram.is_none() {
+            return Err(PostError::BadOpcode);
+        }
+        let limit = if config.qp_type == QpType::Ud { common.mtu() } else { MESSAGE_LEN_MAX };
+        if wr.payload.len() > limit { Err(PostError::TooLong) } else { Ok(()) }
+    }
+
+    pub(crate) fn post(&mut self, common: &Common, wr: SendWr) -> Result<(), PostError> {
+        if self.queue.len() >= common.config.cap.max_send_wr as usize {
+            return Err(PostError::QueueFull);
+        }
+        self.queue.push_back(Wqe::new(wr, common.mtu()));
+        Ok(())
+    }
+
+    /// The time at which `handle_timeout` has something to do.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.rnr_until.or(self.ack_deadline)
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Time, common: &mut Common) -> Verdict {
+        if self.rnr_until.is_some_and(|until| until <= now) {
+            self.rnr_until = None;
+            return Verdict::Fine;
+        }
+        if self.rnr_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
+            return Verdict::Fine;
+        }
+        common.counters.timeouts += 1;
+        self.gap_repaired_at = None;
+        self.window.on_congestion(common.mtu());
+        self.retry(now, common)
+    }
+
+    /// Goes back to the oldest unacknowledged packet, or gives up.
+    fn retry(&mut self, now: Time, common: &mut Common) -> Verdict {
+        if self.retries_left == 0 {
+            return self.fail_front(common, WcStatus::RetryExceeded, 0);
+        }
+        self.retries_left -= 1;
+        self.go_back();
+        self.restart_ack_timer(now, common);
+        Verdict::Fine
+    }
+
+    fn go_back(&mut self) {
+        self.next = self.acknowledged;
+        self.index = 0;
+        self.in_flight_bytes = 0;
+        self.responses_due.clear();
+    }
+
+    fn restart_ack_timer(&mut self, now: Time, common: &Common) {
+        let waiting = self.highest > self.acknowledged;
+        self.ack_deadline = match ack_timeout_ns(common.attr.timeout) {
+            Some(timeout_ns) if waiting => Some(now.after_ns(timeout_ns)),
+            _ => None,
+        };
+    }
+
+    /// Completes the requests at the front that are done. A request that failed before it could be sent ends the
+    /// queue once everything before it is done.
+    fn retire(&mut self, common: &mut Common) -> Verdict {
+        while let Some(front) = self.queue.front() {
+            if front.is_done(self.acknowledged) {
+                let wqe = self.queue.pop_front().expect("the front was just looked at");
+                self.index = self.index.saturating_sub(1);
+                complete(common, &wqe, WcStatus::Success, 0);
+            } else if let Some(status) = front.failed {
+                return self.fail_front(common, status, 0);
+            } else {
+                break;
+            }
+        }
+        Verdict::Fine
+    }
+
+    /// Completes the oldest request in error and flushes the rest.
+    fn fail_front(&mut self, common: &mut Common, status: WcStatus, vendor_err: u32) -> Verdict {
+        if let Some(wqe) = self.queue.pop_front() {
+            complete(common, &wqe, status, vendor_err);
+        }
+        self.flush(common);
+        Verdict::RequesterBroken
+    }
+
+    /// Completes everything as flushed and forgets what was under way.
+    pub(crate) fn flush(&mut self, common: &mut Common) {
+        while let Some(wqe) = self.queue.pop_front() {
+            complete(common, &wqe, WcStatus::Flushed, 0);
+        }
+        self.forget();
+    }
+
+    /// Drops everything without completions, as RESET does.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        self.acknowledged = self.assigned;
+        self.highest = self.assigned;
+        self.go_back();
+        self.ack_deadline = None;
+        self.rnr_until = None;
+        self.gap_repaired_at = None;
+    }
+
+    pub(crate) fn on_congestion(&mut self, common: &Common) {
+        self.window.on_congestion(common.mtu());
+    }
+}
+
+/// Queues the completion of a request: always for an error, else when it was asked for.
+fn complete(common: &mut Common, wqe: &Wqe, status: WcStatus, vendor_err: u32) {
+    let signaled = common.config.sq_sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED);
+    if status == WcStatus::Success && !signaled {
+        return;
+    }
+    let byte_len = match wqe.wr.op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
+        _ => wqe.length.min(u64::from(u32::MAX)) as u32,
+    };
+    common.events.push_back(QpEvent::SendComplete(Wc {
+        wr_id: wqe.wr.wr_id,
+        status,
+        opcode: wqe::completion_opcode(&wqe.wr.op),
+        vendor_err,
+        byte_len,
+        imm: 0,
+        qpn: common.config.qpn,
+        src_qp: 0,
+        flags: WcFlags::empty(),
+        sl: 0,
+        solicited: status != WcStatus::Success,
+    }));
+}

@@ -1,0 +1,120 @@
+//! A send work request while the queue holds it.
+
+use terrace_wire::{Operation, Trailer};
+
+use crate::types::{QpType, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::window::PACKET_OVERHEAD;
+
+#[derive(Debug)]
+pub(crate) struct Wqe {
+    pub(crate) wr: SendWr,
+    /// Payload bytes, or bytes asked for.
+    pub(crate) length: u64,
+    /// Sequence numbers that it takes; 0 for what never reaches the wire.
+    pub(crate) packets: u64,
+    /// First sequence number, once it has started.
+    pub(crate) first: u64,
+    pub(crate) started: bool,
+    /// A local operation that has been carried out.
+    pub(crate) executed: bool,
+    /// Why it cannot be sent; reported when everything before it is done.
+    pub(crate) failed: Option<WcStatus>,
+}
+
+impl Wqe {
+    pub(crate) fn new(wr: SendWr, mtu: u64) -> Wqe {
+        let length = wr.payload.len();
+        let packets = match operation(&wr.op) {
+            None => 0,
+            Some(Operation::Send | Operation::Write | Operation::ReadRequest) => length.div_ceil(mtu).max(1),
+            Some(_) => 1,
+        };
+        Wqe { wr, length, packets, first: 0, started: false, executed: false, failed: None }
+    }
+
+    /// One past its last sequence number.
+    pub(crate) fn end(&self) -> u64 {
+        self.first + self.packets
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        self.packets == 0
+    }
+
+    pub(crate) fn is_done(&self, acknowledged: u64) -> bool {
+        if self.is_local() { self.executed } else { self.started && self.end() <= acknowledged }
+    }
+
+    /// Whether the peer answers with data rather than with an ACK. FLUSH and ATOMIC WRITE are answered by an
+    /// empty READ response.
+    pub(crate) fn expects_response(&self) -> bool {
+        !matches!(operation(&self.wr.op), None | Some(Operation::Send | Operation::Write))
+    }
+
+    /// What the packets from `from` up to `to` (sequence numbers of this request) cost the window.
+    pub(crate) fn cost(&self, from: u64, to: u64, mtu: u64) -> u64 {
+        let payload = match operation(&self.wr.op) {
+            Some(Operation::Send | Operation::Write | Operation::ReadRequest) => {
+                let start = ((from - self.first) * mtu).min(self.length);
+                let stop = ((to - self.first) * mtu).min(self.length);
+                stop - start
+            }
+            _ => 8,
+        };
+        payload + (to - from) * PACKET_OVERHEAD
+    }
+}
+
+/// What goes on the wire for an operation; `None` for what the NIC does by itself.
+pub(crate) fn operation(op: &SendOp) -> Option<Operation> {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => Some(Operation::Send),
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => Some(Operation::Write),
+        SendOp::Read { .. } => Some(Operation::ReadRequest),
+        SendOp::CompareSwap { .. } => Some(Operation::CompareSwap),
+        SendOp::FetchAdd { .. } => Some(Operation::FetchAdd),
+        SendOp::AtomicWrite { .. } => Some(Operation::AtomicWrite),
+        SendOp::Flush { .. } => Some(Operation::Flush),
+        SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => None,
+    }
+}
+
+/// What follows the last packet's other headers.
+pub(crate) fn trailer(op: &SendOp) -> Trailer {
+    match op {
+        SendOp::SendImm(_) | SendOp::WriteImm { .. } => Trailer::Immediate,
+        SendOp::SendInvalidate(_) => Trailer::Invalidate,
+        _ => Trailer::None,
+    }
+}
+
+/// Which operations each kind of queue pair offers (IBTA volume 1, table 36).
+pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
+    match qp_type {
+        QpType::Rc => true,
+        QpType::Uc => matches!(
+            op,
+            SendOp::Send
+                | SendOp::SendImm(_)
+                | SendOp::Write { .. }
+                | SendOp::WriteImm { .. }
+                | SendOp::LocalInvalidate(_)
+                | SendOp::BindWindow(_)
+        ),
+        QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
+    }
+}
+
+pub(crate) fn completion_opcode(op: &SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::RdmaWrite,
+        SendOp::Read { .. } => WcOpcode::RdmaRead,
+        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+        SendOp::Flush { .. } => WcOpcode::Flush,
+        SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        SendOp::BindWindow(_) => WcOpcode::BindMw,
+    }
+}

@@ -1,0 +1,106 @@
+//! Requests that were seen before (IBTA volume 1, 9.7.5.2): SENDs and WRITEs are acknowledged again and not carried
+//! out, READs are carried out again, atomics are answered from memory.
+
+use terrace_wire::{Operation, Packet, Psn};
+
+use super::{Kept, Owed, Refusal, Remembered, Responder};
+use crate::common::{Common, Verdict};
+use crate::host::{Host, RemoteAccess};
+
+impl Responder {
+    pub(super) fn handle_duplicate(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Verdict {
+        let psn = packet.bth.psn;
+        match packet.bth.opcode.info().operation {
+            Operation::Send | Operation::Write => {
+                self.owe_ack();
+                Verdict::Fine
+            }
+            Operation::ReadRequest => match self.repeat_read(common, packet, host) {
+                Ok(()) => Verdict::Fine,
+                Err(refusal) => self.refuse(common, refusal),
+            },
+            _ => {
+                let kept = self.history.iter().find(|remembered| remembered.psn == psn).map(|kept| kept.what);
+                match kept {
+                    Some(Kept::Atomic { value, msn }) => {
+                        self.owe_once(Owed::AtomicResult { psn, value, msn })
+                    }
+                    Some(Kept::Done { msn }) => self.owe_once(Owed::Done { psn, msn }),
+                    _ => common.counters.dropped += 1,
+                }
+                Verdict::Fine
+            }
+        }
+    }
+
+    /// Owes an answer unless the same one still waits to be sent.
+    fn owe_once(&mut self, answer: Owed) {
+        if !self.owed.iter().any(|owed| owed.psn() == answer.psn()) {
+            self.owed.push_back(answer);
+        }
+    }
+
+    /// Carries a READ out again, whole or from a packet in its middle. It must lie within one that is remembered;
+    /// the keys are checked anew, since the region may be gone.
+    fn repeat_read(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
+        let length = u64::from(reth.length);
+        let packets = length.div_ceil(common.mtu()).max(1) as u32;
+        let known = self
+            .history
+            .iter()
+            .any(|kept| kept.covers_read(psn, packets, reth.va, reth.rkey, length, common));
+        if !known {
+            common.counters.dropped += 1;
+            return Ok(());
+        }
+        if self.owed.iter().any(|owed| owed.is_read_at(psn)) {
+            return Ok(());
+        }
+        if length > 0 {
+            host.remote_check(reth.rkey, reth.va, length, RemoteAccess::Read)?;
+        }
+        let msn = self.msn;
+        self.owed.push_back(Owed::Read { psn, va: reth.va, rkey: reth.rkey, length, packets, sent: 0, msn });
+        Ok(())
+    }
+}
+
+impl Remembered {
+    fn covers_read(&self, psn: Psn, packets: u32, va: u64, rkey: u32, length: u64, common: &Common) -> bool {
+        let Kept::Read { va: kept_va, rkey: kept_rkey, length: kept_length } = self.what else {
+            return false;
+        };
+        let Ok(skipped) = u32::try_from(psn.since(self.psn)) else { return false };
+        let offset = u64::from(skipped) * common.mtu();
+        skipped.checked_add(packets).is_some_and(|end| end <= self.packets)
+            && rkey == kept_rkey
+            && va == kept_va.wrapping_add(offset)
+            && offset + length <= kept_length
+    }
+}
+
+impl Owed {
+    fn psn(&self) -> Psn {
+        match self {
+            Owed::Ack { psn, .. }
+            | Owed::Read { psn, .. }
+            | Owed::AtomicResult { psn, .. }
+            | Owed::Done { psn, .. } => *psn,
+        }
+    }
+
+    fn is_read_at(&self, at: Psn) -> bool {
+        matches!(self, Owed::Read { psn, .. } if *psn == at)
+    }
+}

@@ -1,0 +1,551 @@
+//! The responder: takes request packets in order, acts on memory and on the receive queue, and owes answers.
+//!
+//! Every NAK of a connected queue pair is decided in this file or in `duplicates.rs`; `emit.rs` only sends what is
+//! owed. A request packet goes through the same gates whatever it asks for:
+//!
+//! ```text
+//!   PSN ---- ahead ----> NAK sequence error, once
+//!    |  \--- behind ---> duplicates.rs
+//!    v expected
+//!   order of opcodes, length rules ---- broken ----> NAK invalid request
+//!    v
+//!   queue pair's access flags, rkey, range ---- no --> NAK remote access error
+//!    v
+//!   receive there? ---- no --> RNR NAK
+//!    v
+//!   memory, completion, answer owed
+//! ```
+
+mod duplicates;
+mod emit;
+mod unreliable;
+
+use std::collections::VecDeque;
+
+pub(crate) use emit::Answered;
+
+use terrace_wire::{NakCode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
+
+use crate::access;
+use crate::common::{Common, Verdict};
+use crate::host::{AtomicOp, Host, RemoteAccess, RemoteError};
+use crate::types::{QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
+
+/// Longest RDMA message in bytes (IBTA volume 1, 9.7.7.1.1).
+const MESSAGE_LEN_MAX: u32 = 1 << 31;
+
+/// A message of several packets that has begun to arrive.
+#[derive(Debug)]
+enum Incoming {
+    Send { receive: RecvWr, capacity: u64, offset: u64 },
+    Write { va: u64, rkey: u32, length: u64, offset: u64 },
+}
+
+/// What the peer is owed, in order.
+#[derive(Debug)]
+enum Owed {
+    Ack {
+        psn: Psn,
+        syndrome: Syndrome,
+        msn: u32,
+    },
+    Read {
+        psn: Psn,
+        va: u64,
+        rkey: u32,
+        length: u64,
+        packets: u32,
+        sent: u32,
+        msn: u32,
+    },
+    AtomicResult {
+        psn: Psn,
+        value: u64,
+        msn: u32,
+    },
+    /// The empty READ response that answers FLUSH and ATOMIC WRITE.
+    Done {
+        psn: Psn,
+        msn: u32,
+    },
+}
+
+/// A READ or atomic that was carried out, kept in case the peer asks again.
+#[derive(Debug)]
+struct Remembered {
+    psn: Psn,
+    packets: u32,
+    what: Kept,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kept {
+    Read { va: u64, rkey: u32, length: u64 },
+    Atomic { value: u64, msn: u32 },
+    Done { msn: u32 },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    receives: VecDeque<RecvWr>,
+    expected: Psn,
+    /// Messages completed, modulo 2^24.
+    msn: u32,
+    incoming: Option<Incoming>,
+    /// A NAK for the expected PSN is out: say no more until it arrives.
+    nak_out: bool,
+    owed: VecDeque<Owed>,
+    history: VecDeque<Remembered>,
+    /// UC: the rest of a broken message is being skipped.
+    skipping: bool,
+}
+
+/// A request that cannot be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Nak(NakCode),
+    /// No receive is posted: the peer shall try again.
+    NotReady,
+    /// The message is longer than its receive: the program learns it too.
+    ReceiveTooShort,
+    /// The receive's own memory cannot be written.
+    ReceiveProtection,
+}
+
+impl From<RemoteError> for Refusal {
+    fn from(error: RemoteError) -> Refusal {
+        match error {
+            RemoteError::Access => Refusal::Nak(NakCode::RemoteAccess),
+            RemoteError::Invalid => Refusal::Nak(NakCode::InvalidRequest),
+            RemoteError::Operation => Refusal::Nak(NakCode::RemoteOperation),
+        }
+    }
+}
+
+const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+
+impl Responder {
+    pub(crate) fn start(&mut self, common: &Common) {
+        self.expected = Psn::new(common.attr.rq_psn);
+        self.msn = 0;
+    }
+
+    pub(crate) fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+
+    pub(crate) fn receives_len(&self) -> usize {
+        self.receives.len()
+    }
+
+    pub(crate) fn post(&mut self, wr: RecvWr) {
+        self.receives.push_back(wr);
+    }
+
+    /// Forgets everything without completions, as RESET does.
+    pub(crate) fn clear(&mut self) {
+        *self = Responder::default();
+    }
+
+    /// Completes all receives as flushed. What is owed is still sent: it may be the NAK that tells the peer why.
+    pub(crate) fn flush(&mut self, common: &mut Common) {
+        if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
+            let wc = common.flushed_receive(receive.wr_id);
+            common.complete_receive(wc);
+        }
+        while let Some(receive) = self.receives.pop_front() {
+            let wc = common.flushed_receive(receive.wr_id);
+            common.complete_receive(wc);
+        }
+    }
+
+    /// A request packet of a reliable connection.
+    pub(crate) fn handle_request(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Verdict {
+        let distance = packet.bth.psn.since(self.expected);
+        if distance > 0 {
+            if !self.nak_out {
+                common.counters.sequence_naks_sent += 1;
+                self.nak_out = true;
+                self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
+            }
+            return Verdict::Fine;
+        }
+        if distance < 0 {
+            common.counters.duplicates += 1;
+            return self.handle_duplicate(common, packet, host);
+        }
+        self.nak_out = false;
+        match self.carry_out(common, packet, host) {
+            Ok(()) => Verdict::Fine,
+            Err(refusal) => self.refuse(common, refusal),
+        }
+    }
+
+    fn owe_nak(&mut self, syndrome: Syndrome) {
+        self.owed.push_back(Owed::Ack { psn: self.expected, syndrome, msn: self.msn });
+    }
+
+    fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
+        let code = match refusal {
+            Refusal::NotReady => {
+                common.counters.rnr_naks_sent += 1;
+                self.nak_out = true;
+                self.owe_nak(Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
+                return Verdict::Fine;
+            }
+            Refusal::Nak(code) => code,
+            Refusal::ReceiveTooShort => {
+                self.fail_receive(common, WcStatus::LocalLength);
+                NakCode::InvalidRequest
+            }
+            Refusal::ReceiveProtection => {
+                self.fail_receive(common, WcStatus::LocalProtection);
+                NakCode::RemoteOperation
+            }
+        };
+        common.counters.error_naks_sent += 1;
+        self.owe_nak(Syndrome::Nak(code));
+        Verdict::ResponderBroken(match code {
+            NakCode::RemoteAccess => QpEvent::AccessError,
+            NakCode::RemoteOperation => QpEvent::Fatal,
+            _ => QpEvent::RequestError,
+        })
+    }
+
+    fn fail_receive(&mut self, common: &mut Common, status: WcStatus) {
+        if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
+            let wc = common.receive_error(receive.wr_id, status);
+            common.complete_receive(wc);
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let info = packet.bth.opcode.info();
+        match info.operation {
+            Operation::Send => {
+                self.check_order(info)?;
+                check_payload_len(common, packet, info)?;
+                self.receive_send(common, packet, info, host)?;
+                self.finish_packet(packet, info);
+            }
+            Operation::Write => {
+                self.check_order(info)?;
+                check_payload_len(common, packet, info)?;
+                self.receive_write(common, packet, info, host)?;
+                self.finish_packet(packet, info);
+            }
+            _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
+            Operation::ReadRequest => self.accept_read(common, packet, host)?,
+            Operation::CompareSwap | Operation::FetchAdd => self.perform_atomic(common, packet, host)?,
+            Operation::AtomicWrite => self.perform_atomic_write(common, packet, host)?,
+            Operation::Flush => self.perform_flush(common, packet, host)?,
+            _ => return Err(INVALID_REQUEST),
+        }
+        Ok(())
+    }
+
+    /// A message's packets come as first, middle and last of one operation, or as a single one.
+    fn check_order(&self, info: &OpcodeInfo) -> Result<(), Refusal> {
+        let fits = match (&self.incoming, info.position.is_first()) {
+            (None, first) => first,
+            (Some(Incoming::Send { .. }), false) => info.operation == Operation::Send,
+            (Some(Incoming::Write { .. }), false) => info.operation == Operation::Write,
+            (Some(_), true) => false,
+        };
+        if fits { Ok(()) } else { Err(INVALID_REQUEST) }
+    }
+
+    /// Moves on by one packet, and owes an ACK if the peer asked for one.
+    fn finish_packet(&mut self, packet: &Packet<'_>, info: &OpcodeInfo) {
+        self.expected = self.expected.next();
+        if info.position.is_last() {
+            self.msn = (self.msn + 1) & 0xff_ffff;
+        }
+        if packet.bth.ack_request {
+            self.owe_ack();
+        }
+    }
+
+    /// Owes an ACK for everything up to the expected PSN. One that still waits to be sent is brought up to date
+    /// instead: ACKs coalesce.
+    fn owe_ack(&mut self) {
+        let (last, current_msn) = (self.expected.minus(1), self.msn);
+        if let Some(Owed::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) = self.owed.back_mut() {
+            *psn = last;
+            *msn = current_msn;
+            return;
+        }
+        let syndrome = Syndrome::Ack { credits: 31 };
+        self.owed.push_back(Owed::Ack { psn: last, syndrome, msn: current_msn });
+    }
+
+    /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a broken message of an
+    /// unreliable connection gave back.
+    pub(crate) fn next_receive(&mut self, common: &Common, host: &impl Host) -> Result<RecvWr, Refusal> {
+        let own = self.receives.pop_front();
+        own.or_else(|| if common.config.has_srq { host.take_shared_receive() } else { None })
+            .ok_or(Refusal::NotReady)
+    }
+
+    fn receive_send(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        info: &OpcodeInfo,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        if info.position.is_first() {
+            let receive = self.next_receive(common, host)?;
+            let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+            self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
+        }
+        let Some(Incoming::Send { receive, capacity, offset }) = &mut self.incoming else {
+            return Err(INVALID_REQUEST);
+        };
+        let end = *offset + packet.payload.len() as u64;
+        if end > *capacity {
+            return Err(Refusal::ReceiveTooShort);
+        }
+        if !packet.payload.is_empty() {
+            host.scatter(&receive.sges, *offset, packet.payload).map_err(|_| Refusal::ReceiveProtection)?;
+        }
+        *offset = end;
+        if info.position.is_last() {
+            if let Some(rkey) = packet.ext.ieth {
+                host.remote_invalidate(rkey)?;
+            }
+            let wr_id = receive.wr_id;
+            self.incoming = None;
+            complete_receive(common, packet, info, wr_id, end, WcOpcode::Recv);
+        }
+        Ok(())
+    }
+
+    fn receive_write(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        info: &OpcodeInfo,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let (va, rkey, length, offset) = self.write_target(common, packet, host)?;
+        let end = offset + packet.payload.len() as u64;
+        if end > length || (info.position.is_last() && end != length) {
+            return Err(INVALID_REQUEST);
+        }
+        // The receive is taken before anything is written: without one the peer sends this packet again.
+        let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
+            Some(self.next_receive(common, host)?)
+        } else {
+            None
+        };
+        if !packet.payload.is_empty()
+            && let Err(error) = host.remote_write(rkey, va.wrapping_add(offset), packet.payload)
+        {
+            self.return_receive(common, receive);
+            return Err(error.into());
+        }
+        self.incoming =
+            (!info.position.is_last()).then_some(Incoming::Write { va, rkey, length, offset: end });
+        if let Some(receive) = receive {
+            complete_receive(common, packet, info, receive.wr_id, length, WcOpcode::RecvRdmaWithImm);
+        }
+        Ok(())
+    }
+
+    /// A receive that was taken for a message which then failed is flushed: the queue pair is about to be in error.
+    fn return_receive(&mut self, common: &mut Common, receive: Option<RecvWr>) {
+        if let Some(receive) = receive {
+            let wc = common.flushed_receive(receive.wr_id);
+            common.complete_receive(wc);
+        }
+    }
+
+    /// Address, key, length of the WRITE that this packet belongs to, and how much of it has arrived. The whole
+    /// range is checked with the first packet; every packet's own range again when it is written.
+    fn write_target(
+        &self,
+        common: &Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(u64, u32, u64, u64), Refusal> {
+        if let Some(Incoming::Write { va, rkey, length, offset }) = &self.incoming {
+            return Ok((*va, *rkey, *length, *offset));
+        }
+        let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
+        require(common, access::REMOTE_WRITE)?;
+        if reth.length > MESSAGE_LEN_MAX {
+            return Err(INVALID_REQUEST);
+        }
+        if reth.length > 0 {
+            host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write)?;
+        }
+        Ok((reth.va, reth.rkey, reth.length.into(), 0))
+    }
+
+    fn accept_read(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
+        require(common, access::REMOTE_READ)?;
+        let under_way = self.owed.iter().filter(|owed| matches!(owed, Owed::Read { .. })).count();
+        if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(common.attr.max_dest_rd_atomic) {
+            return Err(INVALID_REQUEST);
+        }
+        if reth.length > 0 {
+            host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Read)?;
+        }
+        let length = u64::from(reth.length);
+        let packets = length.div_ceil(common.mtu()).max(1) as u32;
+        let psn = self.expected;
+        self.finish_request(common, packets, Kept::Read { va: reth.va, rkey: reth.rkey, length });
+        self.owed.push_back(Owed::Read {
+            psn,
+            va: reth.va,
+            rkey: reth.rkey,
+            length,
+            packets,
+            sent: 0,
+            msn: self.msn,
+        });
+        Ok(())
+    }
+
+    fn perform_atomic(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let atomic = packet.ext.atomic.ok_or(INVALID_REQUEST)?;
+        require(common, access::REMOTE_ATOMIC)?;
+        if common.attr.max_dest_rd_atomic == 0 {
+            return Err(INVALID_REQUEST);
+        }
+        let op = if packet.bth.opcode.info().operation == Operation::CompareSwap {
+            AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
+        } else {
+            AtomicOp::FetchAdd { add: atomic.swap_or_add }
+        };
+        if atomic.va % 8 != 0 {
+            return Err(INVALID_REQUEST);
+        }
+        let value = host.remote_atomic(atomic.rkey, atomic.va, op)?;
+        let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
+        self.finish_request(common, 1, Kept::Atomic { value, msn });
+        self.owed.push_back(Owed::AtomicResult { psn, value, msn });
+        Ok(())
+    }
+
+    fn perform_atomic_write(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
+        require(common, access::REMOTE_WRITE)?;
+        let bytes: [u8; 8] = packet.payload.try_into().map_err(|_| INVALID_REQUEST)?;
+        if reth.length != 8 || reth.va % 8 != 0 || common.attr.max_dest_rd_atomic == 0 {
+            return Err(INVALID_REQUEST);
+        }
+        host.remote_check(reth.rkey, reth.va, 8, RemoteAccess::Write)?;
+        host.remote_atomic(reth.rkey, reth.va, AtomicOp::Write { value: u64::from_ne_bytes(bytes) })?;
+        self.finish_done(common);
+        Ok(())
+    }
+
+    fn perform_flush(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let (Some(reth), Some(feth)) = (packet.ext.reth, packet.ext.feth) else {
+            return Err(INVALID_REQUEST);
+        };
+        for (placement, flag) in [(1, access::FLUSH_GLOBAL), (2, access::FLUSH_PERSISTENT)] {
+            if feth.placement & placement != 0 {
+                require(common, flag)?;
+            }
+        }
+        if common.attr.max_dest_rd_atomic == 0 {
+            return Err(INVALID_REQUEST);
+        }
+        host.remote_flush(reth.rkey, reth.va, reth.length.into(), feth.placement, feth.selectivity)?;
+        self.finish_done(common);
+        Ok(())
+    }
+
+    fn finish_done(&mut self, common: &Common) {
+        let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
+        self.finish_request(common, 1, Kept::Done { msn });
+        self.owed.push_back(Owed::Done { psn, msn });
+    }
+
+    /// Moves on past a request that is answered by more than an ACK, and remembers it for duplicates.
+    fn finish_request(&mut self, common: &Common, packets: u32, what: Kept) {
+        if self.history.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
+            self.history.pop_front();
+        }
+        self.history.push_back(Remembered { psn: self.expected, packets, what });
+        self.expected = self.expected.plus(packets);
+        self.msn = (self.msn + 1) & 0xff_ffff;
+    }
+}
+
+/// The queue pair itself must let the peer do this.
+fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
+    if common.attr.access & flag == flag { Ok(()) } else { Err(INVALID_REQUEST) }
+}
+
+/// First and middle packets are full, a last one is not empty (IBTA volume 1, 9.6).
+fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) -> Result<(), Refusal> {
+    let (len, mtu) = (packet.payload.len() as u64, common.mtu());
+    let good = match (info.position.is_first(), info.position.is_last()) {
+        (true, true) => len <= mtu,
+        (false, true) => (1..=mtu).contains(&len),
+        (_, false) => len == mtu,
+    };
+    if good { Ok(()) } else { Err(INVALID_REQUEST) }
+}
+
+fn complete_receive(
+    common: &mut Common,
+    packet: &Packet<'_>,
+    info: &OpcodeInfo,
+    wr_id: u64,
+    length: u64,
+    opcode: WcOpcode,
+) {
+    let (imm, flags) = match info.trailer {
+        Trailer::Immediate => (packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM),
+        Trailer::Invalidate => (packet.ext.ieth.unwrap_or(0), WcFlags::WITH_INV),
+        Trailer::None => (0, WcFlags::empty()),
+    };
+    common.complete_receive(Wc {
+        wr_id,
+        status: WcStatus::Success,
+        opcode,
+        byte_len: length.min(u64::from(u32::MAX)) as u32,
+        imm,
+        qpn: common.config.qpn,
+        src_qp: if common.is(QpType::Ud) { 0 } else { common.attr.dest_qpn },
+        flags,
+        solicited: packet.bth.solicited,
+        ..Wc::default()
+    });
+}

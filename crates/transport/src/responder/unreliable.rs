@@ -1,0 +1,67 @@
+//! The responder of unreliable connections: no answers, and a message that lost a packet is dropped whole
+//! (IBTA volume 1, 9.8.2).
+
+use terrace_wire::{Operation, Packet};
+
+use super::{Incoming, Refusal, Responder, check_payload_len};
+use crate::common::{Common, Verdict};
+use crate::host::Host;
+use crate::types::QpEvent;
+
+impl Responder {
+    pub(crate) fn handle_unreliable(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Verdict {
+        let info = packet.bth.opcode.info();
+        let in_sequence = packet.bth.psn == self.expected;
+        self.expected = packet.bth.psn.next();
+        if info.position.is_first() {
+            self.abandon();
+            self.skipping = false;
+        } else if self.skipping || !in_sequence {
+            return self.skip(common);
+        }
+        let result = match info.operation {
+            Operation::Send => self
+                .check_order(info)
+                .and_then(|()| check_payload_len(common, packet, info))
+                .and_then(|()| self.receive_send(common, packet, info, host)),
+            Operation::Write => self
+                .check_order(info)
+                .and_then(|()| check_payload_len(common, packet, info))
+                .and_then(|()| self.receive_write(common, packet, info, host)),
+            _ => Err(super::INVALID_REQUEST),
+        };
+        match result {
+            Ok(()) => Verdict::Fine,
+            // The program's own receive is at fault: it has to learn of it.
+            Err(Refusal::ReceiveTooShort) => {
+                self.fail_receive(common, crate::WcStatus::LocalLength);
+                Verdict::ResponderBroken(QpEvent::RequestError)
+            }
+            Err(Refusal::ReceiveProtection) => {
+                self.fail_receive(common, crate::WcStatus::LocalProtection);
+                Verdict::ResponderBroken(QpEvent::Fatal)
+            }
+            Err(Refusal::Nak(_) | Refusal::NotReady) => self.skip(common),
+        }
+    }
+
+    /// Drops this packet and the rest of its message.
+    fn skip(&mut self, common: &mut Common) -> Verdict {
+        common.counters.dropped += 1;
+        self.abandon();
+        self.skipping = true;
+        Verdict::Fine
+    }
+
+    /// The receive of a broken message goes back to the front of the queue, for the next message.
+    fn abandon(&mut self) {
+        if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
+            self.receives.push_front(receive);
+        }
+    }
+}

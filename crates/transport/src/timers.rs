@@ -1,0 +1,41 @@
+//! The two time encodings of the protocol.
+
+/// RNR NAK timer values in units of 10 µs, by the five-bit code of the syndrome (IBTA volume 1, table 45).
+const RNR_TIMER_10US: [u32; 32] = [
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+    3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+];
+
+/// How long a requester waits after an RNR NAK with this timer code, in nanoseconds.
+pub fn rnr_timer_ns(code: u8) -> u64 {
+    u64::from(RNR_TIMER_10US[usize::from(code & 0x1f)]) * 10_000
+}
+
+/// The local ACK timeout in nanoseconds: 4.096 µs * 2^exponent, or `None` for exponent 0, which means never
+/// (IBTA volume 1, 9.9.2.1.1).
+pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
+    match exponent & 0x1f {
+        0 => None,
+        exponent => Some(4096 << exponent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rnr_codes_span_ten_microseconds_to_655_milliseconds() {
+        assert_eq!(rnr_timer_ns(1), 10_000);
+        assert_eq!(rnr_timer_ns(0), 655_360_000);
+        assert_eq!(rnr_timer_ns(12), 640_000);
+        assert_eq!(rnr_timer_ns(31), 491_520_000);
+    }
+
+    #[test]
+    fn ack_timeout_doubles_with_each_step() {
+        assert_eq!(ack_timeout_ns(0), None);
+        assert_eq!(ack_timeout_ns(14), Some(67_108_864));
+        assert_eq!(ack_timeout_ns(31), Some(4096 << 31));
+    }
+}
