@@ -1,0 +1,86 @@
+# Terrace. `make` alone lists the targets. Each target first installs what it needs (scripts/setup.sh).
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+PYTHON ?= python3
+SEEDS ?= 100000
+FUZZ_RUNS ?= 10000000
+ONLY ?=
+
+# A shell that was open while rustup was installed does not have cargo in its PATH yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+CFLAGS ?= -O2 -Wall -Wextra -Werror
+
+.PHONY: help setup build install uninstall demo test conformance soak fuzz bench lint clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install everything that any target needs
+	@scripts/setup.sh all
+
+build: ## Build build/bin/terrace and build/lib/terrace/
+	@scripts/setup.sh build
+	cargo build --release --locked --package terrace-cli
+	crates/ibverbs/link.sh build/lib/terrace
+	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
+
+install: build ## Install below PREFIX (default /usr/local)
+	install -D build/bin/terrace $(DESTDIR)$(PREFIX)/bin/terrace
+	mkdir -p $(DESTDIR)$(PREFIX)/lib/terrace
+	install build/lib/terrace/* $(DESTDIR)$(PREFIX)/lib/terrace/
+
+uninstall: ## Remove what install put below PREFIX
+	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
+	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
+
+# Plain verbs programs: they are linked with the system's libibverbs and know nothing of Terrace.
+build/examples/%: examples/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $< -libverbs
+
+build/bench/%: bench/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -o $@ $< -libverbs
+
+demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
+	@scripts/setup.sh demo
+	@$(MAKE) --no-print-directory build/examples/file_region
+	@$(PYTHON) scripts/demo.py
+
+test: build ## Run the tests, the simulation of 2,000 seeds among them
+	@scripts/setup.sh test
+	cargo test --workspace --locked
+	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
+
+conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
+	@scripts/setup.sh conformance
+	@$(MAKE) --no-print-directory build/examples/file_region
+	$(PYTHON) tests/interop/conformance.py $(ONLY)
+
+soak: ## Run the simulation with SEEDS=n seeds
+	@scripts/setup.sh build
+	TERRACE_SEEDS=$(SEEDS) cargo test --release --locked --package terrace-nic --test simulation -- --nocapture
+
+fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
+	@scripts/setup.sh fuzz
+	scripts/fuzz.sh $(FUZZ_RUNS)
+
+bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
+	@scripts/setup.sh bench
+	cargo build --release --locked --package terrace-fabric --example udp_reference
+	@$(MAKE) --no-print-directory build/bench/reg_mr
+	$(PYTHON) bench/bench.py
+
+lint: ## Check formatting, clippy's and cargo-deny's opinion
+	@scripts/setup.sh lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- --deny warnings
+	cargo deny check bans licenses sources
+
+clean: ## Remove everything built
+	cargo clean
+	rm -rf build results

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""The demo: unmodified RDMA programs on a machine without RDMA.
+
+(a) Four of perftest's tools, each between two `terrace run` processes, and a table of what they measured.
+(b) A file region: a server that may use 256 MiB of memory maps and registers a 1 GiB file; a client READs all of it and the
+    SHA-256 of what it got is compared with the file's.
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from harness import cgroup, perftest, procs  # noqa: E402
+
+MIB = 1 << 20
+WORK = procs.ROOT / "build/demo"
+FILE_REGION = procs.ROOT / "build/examples/file_region"
+
+
+def latency(row):
+    return f"{perftest.typical_us(row):.2f} us typical, {row['99% percentile[usec]']:.2f} us at the 99th percentile"
+
+
+def bandwidth(row):
+    return f"{perftest.average_mib_s(row):,.0f} MiB/s"
+
+
+def message_rate(row):
+    return f"{perftest.messages_per_s(row):,.0f} per second"
+
+
+PERFTEST = [
+    # tool, its arguments, what it shows, which number of its table
+    ("ib_read_lat", ["-s", "4096"], "4 KiB READ, one at a time", latency),
+    ("ib_write_bw", ["-s", "65536"], "64 KiB WRITE stream", bandwidth),
+    ("ib_send_bw", ["-s", "65536"], "64 KiB SEND stream", bandwidth),
+    ("ib_atomic_bw", [], "8-byte fetch-and-add", message_rate),
+]
+
+
+class Failure(Exception):
+    """What went wrong, in one line."""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file-mib", type=int, default=1024, help="size of the file (default 1024)")
+    parser.add_argument("--limit-mib", type=int, default=256, help="memory the server may use (default 256)")
+    parser.add_argument("--part", choices=["a", "b"], help="only this part")
+    options = parser.parse_args()
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    failures = 0
+    for name, part in (("a", show_perftest), ("b", lambda: show_file_region(options))):
+        if options.part in (None, name):
+            try:
+                part()
+            except (Failure, cgroup.Unavailable) as failure:
+                failures += 1
+                print(f"FAILED: {failure}", flush=True)
+    return 1 if failures else 0
+
+
+def show_perftest():
+    print("(a) perftest between two processes on this machine, over UDP on", procs.HOST)
+    rows = []
+    for tool, arguments, what, number in PERFTEST:
+        print(f"    {tool} ...", end="\r", flush=True)
+        port = procs.free_port()
+        server = procs.under_terrace([tool, "-F", "-p", str(port), *arguments])
+        pair = procs.run_pair(server, [*server, procs.HOST], port, WORK / tool)
+        table = perftest.parse_table(pair.client.out)
+        if pair.server.status != 0 or pair.client.status != 0 or not table:
+            reason = pair.note or f"server {pair.server.verdict}, client {pair.client.verdict}"
+            raise Failure(f"{tool}: {reason}; its output is in {WORK / tool}")
+        rows.append((tool, what, number(table[-1])))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    print(flush=True)
+
+
+def show_file_region(options):
+    print(f"(b) a {options.file_mib} MiB file, registered by a server that may use {options.limit_mib} MiB of memory")
+    path = WORK / "region.bin"
+    try:
+        expected = make_file(path, options.file_mib)
+        with cgroup.memory_group(f"terrace-demo-{os.getpid()}", options.limit_mib * MIB) as group:
+            received = transfer(group, path)
+            report_memory(group, options)
+    finally:
+        path.unlink(missing_ok=True)
+    print(f"    SHA-256 of the file      {expected}")
+    print(f"    SHA-256 of what was READ {received}")
+    if received != expected:
+        raise Failure("the hashes differ")
+    print("    They match.", flush=True)
+
+
+def make_file(path, mib):
+    """Writes pseudo-random bytes and drops them from the page cache; returns their SHA-256.
+
+    Cached pages are charged to whoever read them first: were they left there, the server would use them for nothing.
+    """
+    free_mib = shutil.disk_usage(path.parent).free // MIB
+    if free_mib < mib + 64:
+        raise Failure(f"{path.parent} has {free_mib} MiB left on its disk, the file needs {mib}")
+    generator, digest = random.Random(1), hashlib.sha256()
+    with open(path, "wb") as file:
+        for done in range(1, mib + 1):
+            block = generator.randbytes(MIB)
+            digest.update(block)
+            file.write(block)
+            if done % 32 == 0 or done == mib:
+                print(f"    writing the file: {done} of {mib} MiB", end="\r", flush=True)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    print()
+    return digest.hexdigest()
+
+
+def transfer(group, path):
+    """Serves the file from inside the group, fetches it from outside; returns the SHA-256 of what arrived."""
+    port = str(procs.free_port())
+    served = procs.under_terrace([str(FILE_REGION), "serve", "-p", port, str(path)])
+    server = procs.Program(group.argv(served), WORK / "file_region", "server")
+    try:
+        await_listener(server, int(port))
+        command = procs.under_terrace([str(FILE_REGION), "fetch", "-p", port, procs.HOST])
+        # The client's progress line goes to the terminal; the data goes to sha256sum, which knows nothing of RDMA.
+        client = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        hasher = subprocess.run(["sha256sum"], stdin=client.stdout, capture_output=True, text=True)
+        client.stdout.close()
+        if client.wait() != 0:
+            raise Failure(f"the client ended with status {client.returncode}; the server's output is in {server.log_dir}")
+        if server.wait(10) != 0:
+            raise Failure(f"the server: {server.outcome().verdict}: {server.outcome().err.strip()}")
+    finally:
+        server.stop()
+    for line in server.outcome().err.splitlines():
+        print("    " + line)
+    return hasher.stdout.split()[0]
+
+
+def await_listener(server, port, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not procs.is_listening(port):
+        if server.wait(0.02) is not None or time.monotonic() > deadline:
+            raise Failure(f"the server did not start: {server.outcome().err.strip()}")
+
+
+def report_memory(group, options):
+    peak, reclaimed = group.peak_bytes(), group.reclaimed_bytes()
+    shown = "not recorded by this kernel" if peak is None else f"{peak / MIB:.0f} MiB"
+    print(f"    the server's peak memory, page cache included: {shown} (limit {options.limit_mib} MiB)")
+    print(f"    the kernel reclaimed {reclaimed // MIB} MiB from it meanwhile", flush=True)
+    if peak is not None and peak > options.limit_mib * MIB:
+        raise Failure("the server used more memory than its limit")
+    if options.file_mib > 2 * options.limit_mib and reclaimed < (options.file_mib - 2 * options.limit_mib) * MIB:
+        raise Failure("the file was in memory that the server did not pay for, so the limit shows nothing")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

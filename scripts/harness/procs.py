@@ -1,0 +1,163 @@
+"""Runs programs under `terrace run`: one, or a server and a client, with captured logs and a time limit."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HOST = "127.0.0.1"
+STOP_GRACE_S = 3.0
+
+
+def terrace_binary():
+    """The command under test: `build/bin/terrace`, or what TERRACE names (an installed one, say)."""
+    return pathlib.Path(os.environ.get("TERRACE", ROOT / "build/bin/terrace"))
+
+
+def under_terrace(argv, *options, addr=HOST):
+    """The command line that runs `argv` with a software NIC."""
+    return [str(terrace_binary()), "run", "--addr", addr, *options, "--", *argv]
+
+
+def free_port():
+    """A TCP port that nobody listens on. Somebody else may take it before its user does; nobody here does."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def is_listening(port):
+    """Whether some process listens on TCP `port`. Connecting to find out would use up a server's only accept."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table) as lines:
+            next(lines)
+            for line in lines:
+                columns = line.split()
+                if columns[3] == "0A" and int(columns[1].rsplit(":", 1)[1], 16) == port:
+                    return True
+    return False
+
+
+@dataclass
+class Outcome:
+    """How one program ended and what it printed."""
+
+    argv: list
+    status: int = None  # exit status; negative: the signal that ended it; None: it had to be stopped
+    seconds: float = 0.0
+    out: str = ""
+    err: str = ""
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+    @property
+    def verdict(self):
+        if self.status is None:
+            return "did not end in time"
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"exit status {self.status}"
+
+
+class Program:
+    """A started program in a process group of its own, its output in two files."""
+
+    def __init__(self, argv, log_dir, name, env=None, stdout=None):
+        self.argv = [str(arg) for arg in argv]
+        self.log_dir = pathlib.Path(log_dir)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.paths = (self.log_dir / f"{name}.out", self.log_dir / f"{name}.err")
+        self.started = time.monotonic()
+        with open(self.paths[0], "wb") as out, open(self.paths[1], "wb") as err:
+            self.process = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout or out,
+                stderr=err,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def wait(self, seconds):
+        """The exit status, or None when the program still runs after `seconds`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(max(seconds, 0.01))
+        return None
+
+    def stop(self):
+        """Ends the program and what it started, asking first."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            if self.wait(STOP_GRACE_S) is not None:
+                break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def outcome(self, stopped=False):
+        out, err = (path.read_text(errors="replace") for path in self.paths)
+        status = None if stopped else self.process.returncode
+        return Outcome(self.argv, status, time.monotonic() - self.started, out, err)
+
+
+def run_one(argv, log_dir, name="program", timeout_s=60, env=None):
+    """Runs a program to its end or to its time limit."""
+    program = Program(argv, log_dir, name, env)
+    ended = program.wait(timeout_s) is not None
+    if not ended:
+        program.stop()
+    return program.outcome(stopped=not ended)
+
+
+@dataclass
+class PairOutcome:
+    """How the two ends of a test ended."""
+
+    server: Outcome
+    client: Outcome
+    note: str = ""  # what the harness itself saw going wrong
+    seconds: float = field(default=0.0)
+
+
+def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays=False):
+    """Starts `server`, waits until it listens on TCP `port`, runs `client` against it.
+
+    With `server_stays` the server is one that serves for ever: it is stopped when the client has ended, and its exit status
+    counts as 0.
+    """
+    started = time.monotonic()
+    ends = Program(server, log_dir, "server", env)
+    while not is_listening(port):
+        gone = ends.wait(0.02) is not None
+        if gone or time.monotonic() - started > timeout_s:
+            if not gone:
+                ends.stop()
+            return PairOutcome(ends.outcome(not gone), Outcome(list(client)), "the server never listened",
+                               time.monotonic() - started)
+    other = Program(client, log_dir, "client", env)
+    deadline = started + timeout_s
+    client_ended = other.wait(deadline - time.monotonic()) is not None
+    # A client that failed leaves the server waiting: give it a moment, not the rest of the limit.
+    patience = deadline - time.monotonic() if other.process.returncode == 0 else STOP_GRACE_S
+    server_ended = not server_stays and ends.wait(patience) is not None
+    for program, ended in ((other, client_ended), (ends, server_ended)):
+        if not ended:
+            program.stop()
+    outcome = PairOutcome(ends.outcome(not server_ended), other.outcome(not client_ended))
+    if server_stays and not server_ended:
+        outcome.server.status = 0
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def cpu_seconds(pid):
+    """User and system time that process `pid` has used so far."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

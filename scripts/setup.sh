@@ -1,0 +1,86 @@
+#!/bin/sh
+# Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
+# packages that are missing. Silent when there is nothing to do.
+#
+#   scripts/setup.sh build|demo|test|conformance|bench|fuzz|lint|all
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+fail() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+check_rust() {
+    # A shell that was open while rustup was installed does not have it in its PATH yet.
+    [ -x "$HOME/.cargo/bin/cargo" ] && PATH="$HOME/.cargo/bin:$PATH"
+    command -v cargo >/dev/null 2>&1 || fail "Rust is not installed: install rustup from https://rustup.rs, then try again"
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    version=$(cargo --version 2>/dev/null | cut -d ' ' -f 2)
+    [ -n "$version" ] || fail "cargo does not work: try 'rustup default stable'"
+    oldest=$(printf '%s\n%s\n' "$wanted" "$version" | sort -V | head -n 1)
+    [ "$oldest" = "$wanted" ] || fail "Rust $version is too old, $wanted or newer is needed: run 'rustup update stable'"
+}
+
+is_installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+install_packages() {
+    command -v apt-get >/dev/null 2>&1 || fail "this is not Debian (no apt-get): install by hand: $*"
+    missing=
+    for package in "$@"; do
+        is_installed "$package" || missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    as_root=
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null 2>&1 || fail "must be root to install:$missing"
+        as_root=sudo
+    fi
+    echo "setup: installing$missing"
+    log=$(mktemp)
+    # The package list may be older than the archive: fetch it again when the first attempt fails.
+    # shellcheck disable=SC2086 # the list is meant to be split
+    for attempt in now after-update; do
+        [ "$attempt" = now ] || $as_root apt-get update >>"$log" 2>&1 || true
+        if $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing >>"$log" 2>&1; then
+            rm -f "$log"
+            return 0
+        fi
+    done
+    tail -n 5 "$log" >&2
+    fail "apt-get could not install$missing (all of its output: $log)"
+}
+
+# cargo's own tools come from crates.io; building one takes minutes, so only when it is missing.
+install_cargo_tool() {
+    command -v "$1" >/dev/null 2>&1 && return 0
+    echo "setup: building $1 $2 (once, a few minutes)"
+    cargo install --locked --quiet --version "$2" "$1" || fail "cargo could not install $1"
+}
+
+compiler="gcc libc6-dev make"
+# libibverbs-dev: the header that layouts are checked against, and the library that plain verbs programs are linked with.
+verbs="libibverbs-dev ibverbs-utils python3"
+programs="perftest qperf ucx-utils rdma-core python3-pyverbs tshark"
+
+case "${1:-}" in
+build) check_rust; install_packages $compiler ;;
+demo) check_rust; install_packages $compiler $verbs perftest ;;
+test) check_rust; install_packages $compiler $verbs ;;
+conformance) check_rust; install_packages $compiler $verbs $programs ;;
+bench) check_rust; install_packages $compiler $verbs perftest ;;
+fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
+lint)
+    check_rust
+    install_packages $compiler python3
+    for component in fmt clippy; do
+        cargo $component --version >/dev/null 2>&1 || fail "run 'rustup component add rustfmt clippy'"
+    done
+    install_cargo_tool cargo-deny 0.20.2
+    ;;
+all) for part in build demo test conformance bench fuzz lint; do "$0" "$part"; done ;;
+*) fail "usage: $0 build|demo|test|conformance|bench|fuzz|lint|all" ;;
+esac
