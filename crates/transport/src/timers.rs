@@ -11,12 +11,16 @@ pub fn rnr_timer_ns(code: u8) -> u64 {
     u64::from(RNR_TIMER_10US[usize::from(code & 0x1f)]) * 10_000
 }
 
-/// The local ACK timeout in nanoseconds: 4.096 µs * 2^exponent, or `None` for exponent 0, which means never
-/// (IBTA volume 1, 9.9.2.1.1).
+/// Shortest local ACK timeout in nanoseconds. A process that answers may have to be woken and scheduled first, which
+/// takes milliseconds on a busy machine; hardware has a floor of its own for the same reason, and higher ones.
+const ACK_TIMEOUT_FLOOR_NS: u64 = 8_000_000;
+
+/// The local ACK timeout in nanoseconds: 4.096 µs * 2^exponent but at least 8 ms, or `None` for exponent 0, which
+/// means never (IBTA volume 1, 9.9.2.1.1, which lets a NIC wait up to four times as long as asked).
 pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     match exponent & 0x1f {
         0 => None,
-        exponent => Some(4096 << exponent),
+        exponent => Some((4096 << exponent).max(ACK_TIMEOUT_FLOOR_NS)),
     }
 }
 
@@ -35,6 +39,7 @@ mod tests {
     #[test]
     fn ack_timeout_doubles_with_each_step() {
         assert_eq!(ack_timeout_ns(0), None);
+        assert_eq!(ack_timeout_ns(1), Some(ACK_TIMEOUT_FLOOR_NS));
         assert_eq!(ack_timeout_ns(14), Some(67_108_864));
         assert_eq!(ack_timeout_ns(31), Some(4096 << 31));
     }
