@@ -1,0 +1,171 @@
+"""What a conformance case is, and how the different kinds of cases are run and judged."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import time
+from typing import Callable, Optional
+
+from harness import perftest, procs
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+@dataclasses.dataclass
+class Result:
+    """How a case ended."""
+
+    name: str
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+
+    def as_dict(self):
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A server and a client, or one program, and what must be true afterwards.
+
+    In `server`, `client` and `single`, {port} stands for a free TCP port and {host} for the server's address.
+    `check` gets the outcomes and answers with a complaint or None.
+    """
+
+    name: str
+    server: tuple = ()
+    client: tuple = ()
+    single: tuple = ()
+    check: Optional[Callable] = None
+    timeout_s: int = 60
+    addr: str = procs.HOST
+    run_options: tuple = ()
+    env: dict = dataclasses.field(default_factory=dict)
+    server_stays: bool = False
+    # The feature that this needs and Terrace does not have (yet): the program must then say so and end, nothing else.
+    unsupported: str = ""
+
+    def run(self, log_dir):
+        started = time.monotonic()
+        log_dir.mkdir(parents=True)
+        status, reason = self._judge(log_dir)
+        seconds = round(time.monotonic() - started, 2)
+        result = Result(self.name, status, reason, seconds)
+        (log_dir / "result.json").write_text(json.dumps({**result.as_dict(), "case": self.describe()}, indent=1) + "\n")
+        return result
+
+    def describe(self):
+        """The commands, for a reader who wants to run them by hand."""
+        return [" ".join(argv) for argv in (self.server, self.client, self.single) if argv]
+
+    def _judge(self, log_dir):
+        programs = [argv[0] for argv in (self.server, self.client, self.single) if argv]
+        missing = [program for program in programs if shutil.which(program) is None]
+        if missing:
+            return FAILED, f"{missing[0]} is not installed (scripts/setup.sh conformance)"
+        outcomes, note = self._execute(log_dir)
+        if self.unsupported:
+            return self._judge_unsupported(outcomes)
+        for end, outcome in outcomes.items():
+            if outcome.status != 0:
+                return FAILED, note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+        complaint = self.check(outcomes) if self.check else None
+        return (FAILED, complaint) if complaint else (PASSED, "")
+
+    def _judge_unsupported(self, outcomes):
+        """A clear refusal is what the user must see: no crash, no hang, and a message."""
+        first = next(iter(outcomes.values()))
+        if all(outcome.status == 0 for outcome in outcomes.values()):
+            return FAILED, f"works, although listed as unsupported ({self.unsupported}): take it off that list"
+        if first.status is None or first.status < 0:
+            return FAILED, f"{self.unsupported} is unsupported, but the program {first.verdict}"
+        if not first.text.strip():
+            return FAILED, f"{self.unsupported} is unsupported, but the program did not say anything"
+        return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_line(first)}"
+
+    def _execute(self, log_dir):
+        port = procs.free_port()
+        host = f"{self.addr}"
+
+        def command(argv):
+            filled = [arg.format(port=port, host=host, log_dir=log_dir) for arg in argv]
+            options = [option.format(log_dir=log_dir) for option in self.run_options]
+            return procs.under_terrace(filled, *options, addr=self.addr)
+
+        if self.single:
+            return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, self.env)}, ""
+        pair = procs.run_pair(command(self.server), command(self.client), port, log_dir, self.timeout_s, self.env,
+                              self.server_stays)
+        return {"server": pair.server, "client": pair.client}, pair.note
+
+
+def last_line(outcome):
+    """The line that most likely says why: the last one on standard error, or else on standard output."""
+    for text in (outcome.err, outcome.out):
+        lines = [line.strip() for line in text.splitlines() if line.strip(" -\t\r")]
+        if lines:
+            return lines[-1][:200]
+    return "(no output)"
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------------
+
+
+def table_rows(count):
+    """The client's table has `count` rows and no result in it is zero."""
+
+    def check(outcomes):
+        rows = perftest.parse_table(outcomes["client"].out)
+        if len(rows) != count:
+            return f"{len(rows)} rows of results instead of {count}"
+        # The message rate of large messages is printed with too few digits to be anything but 0.
+        measured = ("BW average[MB/sec]", "t_typical[usec]", "t_avg[usec]")
+        for row in rows:
+            if any(row[title] <= 0 for title in measured if title in row):
+                return f"a result of zero at {row['#bytes']:.0f} bytes"
+        return None
+
+    return check
+
+
+def prints(*needles, end="client"):
+    """The output of `end` has each of these strings in it."""
+
+    def check(outcomes):
+        missing = [needle for needle in needles if needle not in outcomes[end].text]
+        return f"the {end} did not print {missing[0]!r}" if missing else None
+
+    return check
+
+
+def prints_none(*needles):
+    """No end's output has one of these strings in it."""
+
+    def check(outcomes):
+        for end, outcome in outcomes.items():
+            for needle in needles:
+                if needle in outcome.text:
+                    return f"the {end} printed {needle!r}: {last_line(outcome)}"
+        return None
+
+    return check
+
+
+def all_of(*checks):
+    """The first complaint of several checks."""
+
+    def check(outcomes):
+        return next(filter(None, (each(outcomes) for each in checks)), None)
+
+    return check
+
+
+def installed(program):
+    """Whether `program` is in the PATH."""
+    return shutil.which(program) is not None
+
+
+def run_quietly(argv):
+    """Standard output of a helper program that is no part of the test."""
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout

@@ -1,0 +1,196 @@
+"""The conformance matrix: which programs run with which options. Data first, the few rules that expand it below."""
+
+from cases import Case, all_of, prints, prints_none, table_rows
+
+# ---- perftest ------------------------------------------------------------------------------------------------------------
+
+# Tool -> services that it can use.
+PERFTEST_SERVICES = {
+    "ib_read_lat": ["RC"],
+    "ib_read_bw": ["RC"],
+    "ib_write_lat": ["RC", "UC"],
+    "ib_write_bw": ["RC", "UC"],
+    "ib_send_lat": ["RC", "UC", "UD"],
+    "ib_send_bw": ["RC", "UC", "UD"],
+    "ib_atomic_lat": ["RC"],
+    "ib_atomic_bw": ["RC"],
+}
+
+SIZES_ALL = 23  # 2 bytes to 8 MiB, the powers of two
+SIZES_ALL_UD = 12  # up to the path MTU of 4096
+
+# Variant -> options, number of result rows, and the (tool, service) pairs that have it.
+PERFTEST_VARIANTS = [
+    ("default", [], 1, lambda tool, service: True),
+    ("all-sizes", ["-a", "-n", "200"], None, lambda tool, service: "atomic" not in tool),
+    ("events", ["-e", "-n", "500"], 1, lambda tool, service: "write" not in tool),
+    ("8-qps", ["-q", "8"], 1, lambda tool, service: tool.endswith("_bw")),
+    ("srq", ["--use-srq"], 1, lambda tool, service: "send" in tool and service == "RC"),
+    ("srq-8-qps", ["--use-srq", "-q", "8"], 1, lambda tool, service: tool == "ib_send_bw" and service == "RC"),
+    ("odp", ["--odp"], 1, lambda tool, service: service == "RC"),
+    ("odp-ud", ["--odp"], 1, lambda tool, service: service == "UD"),
+    ("inline", ["-I", "128", "-s", "128"], 1, lambda tool, service: "send" in tool or "write" in tool),
+    ("bidirectional", ["-b"], 1, lambda tool, service: tool.endswith("_bw")),
+    ("post-list", ["-l", "16"], 1, lambda tool, service: tool.endswith("_bw") and service == "RC"),
+    ("cq-moderation", ["-Q", "50", "-n", "1000"], 1, lambda tool, service: tool.endswith("_bw") and service == "RC"),
+    ("old-post-send", ["--use_old_post_send"], 1, lambda tool, service: service == "RC"),
+    ("compare-swap", ["-A", "CMP_AND_SWAP"], 1, lambda tool, service: "atomic" in tool),
+    ("outstanding-1", ["-o", "1"], 1, lambda tool, service: tool in ("ib_read_bw", "ib_atomic_bw")),
+    ("mtu-256", ["-m", "256", "-s", "5000"], 1, lambda tool, service: "atomic" not in tool and service != "UD"),
+    ("mtu-4096", ["-m", "4096", "-s", "1000001"], 1, lambda tool, service: tool.endswith("_bw") and "atomic" not in tool and service != "UD"),
+    ("8-mib", ["-s", "8388608", "-n", "50"], 1, lambda tool, service: "atomic" not in tool and service != "UD"),
+]
+
+
+def perftest_cases():
+    for tool, services in PERFTEST_SERVICES.items():
+        for service in services:
+            for variant, options, rows, applies in PERFTEST_VARIANTS:
+                if applies(tool, service):
+                    rows = rows or (SIZES_ALL_UD if service == "UD" else SIZES_ALL)
+                    yield perftest_case(f"perftest/{tool}/{service}/{variant}", tool, ["-c", service, *options], rows)
+    yield perftest_case("perftest/ib_write_bw/RC/ipv6", "ib_write_bw", ["--ipv6"], 1, addr="::1")
+    yield perftest_case("perftest/ib_send_bw/RC/duration", "ib_send_bw", ["-D", "1"], 1)
+    yield perftest_case("perftest/ib_send_bw/RC/terrace-mtu-1024", "ib_send_bw", [], 1, run_options=("--mtu", "1024"))
+
+
+def perftest_case(name, tool, options, rows, **more):
+    server = (tool, "-F", "-p", "{port}", *options)
+    return Case(name, server, (*server, "{host}"), check=table_rows(rows), timeout_s=90, **more)
+
+
+# ---- pingpongs -----------------------------------------------------------------------------------------------------------
+
+# Program -> variants: name, options of both ends.
+PINGPONGS = {
+    "ibv_rc_pingpong": [
+        ("default", []),
+        ("validate", ["-c"]),
+        ("events", ["-e", "-c"]),
+        ("timestamp", ["-t"]),
+        ("timestamp-events", ["-t", "-e"]),
+        ("odp", ["-o", "-c"]),
+        ("implicit-odp", ["-o", "-O", "-c"]),
+        ("prefetch", ["-o", "-P", "-c"]),
+        ("new-send", ["-N", "-c"]),
+        ("new-send-timestamp", ["-N", "-t"]),
+        ("mtu-256", ["-m", "256", "-c"]),
+        ("mtu-4096", ["-m", "4096", "-c"]),
+        ("one-byte", ["-s", "1", "-c"]),
+        ("large", ["-s", "1048576", "-n", "100", "-c"]),
+        ("rx-depth-1", ["-r", "1", "-n", "100", "-c"]),
+    ],
+    "ibv_uc_pingpong": [
+        ("default", []),
+        ("validate", ["-c"]),
+        ("events", ["-e", "-c"]),
+        ("mtu-4096", ["-m", "4096", "-s", "100000", "-n", "200", "-c"]),
+    ],
+    "ibv_ud_pingpong": [
+        ("default", []),
+        ("validate", ["-c"]),
+        ("events", ["-e", "-c"]),
+        ("small", ["-s", "1", "-c"]),
+    ],
+    "ibv_srq_pingpong": [
+        ("default", []),
+        ("validate", ["-c", "-n", "200"]),
+        ("events", ["-e", "-n", "200"]),
+        ("odp", ["-o", "-n", "200"]),
+        ("one-qp", ["-q", "1"]),
+    ],
+}
+
+
+def pingpong_cases():
+    for program, variants in PINGPONGS.items():
+        for variant, options in variants:
+            yield pingpong_case(f"pingpong/{program}/{variant}", program, options)
+    yield pingpong_case("pingpong/ibv_rc_pingpong/ipv6", "ibv_rc_pingpong", ["-c"], addr="::1")
+    yield pingpong_case("pingpong/ibv_ud_pingpong/ipv6", "ibv_ud_pingpong", ["-c"], addr="::1")
+    for variant, options in (("default", []), ("events", ["-e"]), ("odp", ["-o"])):
+        yield pingpong_case(f"pingpong/ibv_xsrq_pingpong/{variant}", "ibv_xsrq_pingpong", options, unsupported="XRC")
+
+
+def pingpong_case(name, program, options, **more):
+    server = (program, "-g", "0", "-p", "{port}", *options)
+    check = all_of(prints("bytes in"), prints_none("invalid data", "Failed status"))
+    return Case(name, server, (*server, "{host}"), check=None if "unsupported" in more else check, **more)
+
+
+# ---- qperf ---------------------------------------------------------------------------------------------------------------
+
+QPERF_TESTS = {
+    "rc": ["rc_bi_bw", "rc_bw", "rc_lat", "rc_rdma_read_bw", "rc_rdma_read_lat", "rc_rdma_write_bw", "rc_rdma_write_lat",
+           "rc_rdma_write_poll_lat", "rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add"],
+    "uc": ["uc_bi_bw", "uc_bw", "uc_lat", "uc_rdma_write_bw", "uc_rdma_write_lat", "uc_rdma_write_poll_lat"],
+    "ud": ["ud_bi_bw", "ud_bw", "ud_lat"],
+}
+
+
+def qperf_cases():
+    for service, tests in QPERF_TESTS.items():
+        for test in tests:
+            yield qperf_case(f"qperf/{service}/{test}", test, [])
+    yield qperf_case("qperf/rc/rc_bw-waiting", "rc_bw", ["-cp", "0"])
+    yield qperf_case("qperf/rc/rc_rdma_read_bw-1-at-a-time", "rc_rdma_read_bw", ["-nr", "1"])
+
+
+def qperf_case(name, test, options):
+    client = ("qperf", "-lp", "{port}", "{host}", "-t", "1", *options, test)
+    check = all_of(prints(test + ":"), prints_none("failed", "error"))
+    return Case(name, ("qperf", "-lp", "{port}"), client, check=check, server_stays=True)
+
+
+# ---- UCX -----------------------------------------------------------------------------------------------------------------
+
+# Below: UCT, the transports themselves. Test -> data layouts.
+UCT_TESTS = {
+    "rc_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"]),
+                 ("put_lat", ["short"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
+                 ("fadd", ["short"]), ("add_mr", ["short"]), ("cswap", ["short"])],
+    "ud_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"]), ("put_lat", ["short"])],
+}
+
+# Above: UCP, the protocols that choose among them by size.
+UCP_TESTS = [("tag_lat", "8"), ("tag_bw", "65536"), ("tag_bw", "4194304"), ("ucp_put_bw", "65536"), ("ucp_get", "65536"),
+             ("stream_bw", "65536"), ("ucp_am_bw", "8192")]
+
+UCX_QUIET = {"UCX_WARN_UNUSED_ENV_VARS": "n"}
+
+
+def ucx_cases():
+    for transport, tests in UCT_TESTS.items():
+        for test, layouts in tests:
+            for layout in layouts:
+                size = "4096" if layout != "short" and "lat" not in test else "8"
+                options = ["-d", "terrace0:1", "-x", transport, "-D", layout, "-s", size]
+                yield ucx_case(f"ucx/{transport}/{test}-{layout}", test, options, UCX_QUIET)
+    for transport in UCT_TESTS:
+        env = {**UCX_QUIET, "UCX_TLS": transport, "UCX_NET_DEVICES": "terrace0:1"}
+        for test, size in UCP_TESTS:
+            yield ucx_case(f"ucx/{transport}/{test}-{size}", test, ["-s", size], env)
+
+
+def ucx_case(name, test, options, env):
+    iterations = "2000" if "4194304" not in options else "100"
+    server = ("ucx_perftest", "-t", test, "-p", "{port}", "-n", iterations, "-w", "100", *options)
+    check = all_of(prints("Final:"), prints_none(" ERROR "))
+    return Case(name, server, ("ucx_perftest", "{host}", *server[1:]), check=check, env=env)
+
+
+# ---- what the device looks like -------------------------------------------------------------------------------------------
+
+
+def device_cases():
+    yield Case("device/ibv_devices", single=("ibv_devices",), check=prints("terrace0", end="program"))
+    yield Case("device/ibv_devinfo", single=("ibv_devinfo", "-v"),
+               check=prints("terrace0", "PORT_ACTIVE", "Ethernet", "GID[  0]", "RoCE v2", end="program"))
+    yield Case("device/ucx_info", single=("ucx_info", "-d"),
+               check=all_of(prints("rc_verbs", "ud_verbs", end="program"), prints_none(" ERROR ")))
+
+
+def all_cases():
+    """Every case but pyverbs' suite and those of `special`, which are run in their own way."""
+    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases):
+        yield from cases()

@@ -1,0 +1,119 @@
+"""Tests of the harness itself: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
+
+import contextlib
+import json
+import pathlib
+import socket
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts")]
+
+import cases  # noqa: E402
+import conformance  # noqa: E402
+import matrix  # noqa: E402
+import pyverbs_suite  # noqa: E402
+from harness import perftest, procs  # noqa: E402
+
+BANDWIDTH = """\
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      5000             3312.11            3304.98		   0.052880
+---------------------------------------------------------------------------------------
+"""
+LATENCY = """\
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] 
+ 2       1000          6.05           131.30       6.35     	       6.52        	3.91   		8.06    		131.30 
+ 4       1000          6.15           13.30       6.36     	       6.53        	0.91   		8.07    		13.30 
+"""
+
+
+class PerftestTables(unittest.TestCase):
+    def test_bandwidth(self):
+        (row,) = perftest.parse_table(BANDWIDTH)
+        self.assertEqual(perftest.average_mib_s(row), 3304.98)
+        self.assertEqual(perftest.messages_per_s(row), 52880)
+
+    def test_latency(self):
+        rows = perftest.parse_table(LATENCY)
+        self.assertEqual([row["#bytes"] for row in rows], [2, 4])
+        self.assertEqual(perftest.typical_us(rows[1]), 6.36)
+        self.assertEqual(rows[0]["99% percentile[usec]"], 8.06)
+
+    def test_no_table(self):
+        self.assertEqual(perftest.parse_table("Unable to find the Infiniband/RoCE device\n"), [])
+
+    def test_a_zero_is_a_complaint(self):
+        zero = BANDWIDTH.replace("3304.98", "0.00")
+        self.assertIn("zero", cases.table_rows(1)({"client": cases.procs.Outcome([], 0, 0, zero)}))
+        self.assertIsNone(cases.table_rows(1)({"client": cases.procs.Outcome([], 0, 0, BANDWIDTH)}))
+        self.assertIn("instead of 2", cases.table_rows(2)({"client": cases.procs.Outcome([], 0, 0, BANDWIDTH)}))
+
+
+class Programs(unittest.TestCase):
+    def test_a_listener_is_seen_without_connecting(self):
+        with contextlib.closing(socket.socket()) as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+            self.assertFalse(procs.is_listening(port))
+            listener.listen()
+            self.assertTrue(procs.is_listening(port))
+        self.assertFalse(procs.is_listening(port))
+
+    def test_a_hanging_program_is_stopped(self):
+        with tempfile.TemporaryDirectory() as directory:
+            outcome = procs.run_one(["sleep", "60"], directory, timeout_s=0.2)
+            self.assertIsNone(outcome.status)
+            self.assertLess(outcome.seconds, 10)
+
+    def test_a_server_that_never_listens_is_reported(self):
+        with tempfile.TemporaryDirectory() as directory:
+            pair = procs.run_pair(["false"], ["true"], procs.free_port(), directory)
+            self.assertEqual((pair.note, pair.server.status), ("the server never listened", 1))
+
+
+class Verdicts(unittest.TestCase):
+    CASE = cases.Case("x", unsupported="XRC")
+
+    def judge(self, status, text):
+        return self.CASE._judge_unsupported({"server": procs.Outcome([], status, 0, "", text)})
+
+    def test_a_refusal_must_be_clear(self):
+        self.assertEqual(self.judge(1, "Couldn't open the xrc domain\n")[0], cases.SKIPPED)
+        self.assertEqual(self.judge(1, "")[0], cases.FAILED)
+        self.assertEqual(self.judge(-11, "boom\n")[0], cases.FAILED)
+        self.assertEqual(self.judge(None, "waiting\n")[0], cases.FAILED)
+        self.assertIn("take it off", self.judge(0, "fine\n")[1])
+
+    def test_names_are_unique_and_patterns_choose(self):
+        names = [case.name for case in matrix.all_cases()]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["qperf/*"]))
+        self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["rc_b"]))
+        self.assertFalse(conformance.is_chosen("qperf/rc/rc_bw", ["ud"]))
+
+
+class Pyverbs(unittest.TestCase):
+    OUTCOMES = {"a": ("passed", "", 0), "b": ("failed", "Traceback\nValueError: 7", 0), "c": ("skipped", "no XRC", 0)}
+
+    def statuses(self, expected):
+        return {result.name: result.status for result in pyverbs_suite.judge(self.OUTCOMES, expected)}
+
+    def test_a_regression_shows_by_name(self):
+        got = self.statuses(["a", "b", "c", "d"])
+        self.assertEqual(got, {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "failed", "pyverbs/d": "failed"})
+
+    def test_a_failure_counts_even_if_the_list_does_not_know_it(self):
+        self.assertEqual(self.statuses([]), {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "skipped"})
+
+    def test_the_test_that_crashed_is_known(self):
+        lines = [{"start": "a"}, {"end": "a", "outcome": "passed", "why": ""}, {"start": "b"}]
+        with tempfile.TemporaryDirectory() as directory:
+            file = pathlib.Path(directory) / "results"
+            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            self.assertEqual(pyverbs_suite._read(file), {"a": ("passed", "", 0.0), "b": (None, "", 0.0)})
+
+
+if __name__ == "__main__":
+    unittest.main()
