@@ -53,7 +53,7 @@ pub fn grh_v4(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
 
 /// The area for a packet, by the family that it came by. An IPv4-mapped address counts as IPv4, because that is what
 /// was on the wire.
-pub fn grh(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
+pub fn for_packet(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     match meta.source {
         SocketAddr::V6(source) if source.ip().to_ipv4_mapped().is_none() => grh_v6(meta, packet_len),
         _ => grh_v4(meta, packet_len),

@@ -6,6 +6,7 @@ use crate::packet::{EmitError, ParseError};
 use crate::psn::Psn;
 
 /// Takes `N` bytes off the front of what is left to read.
+#[inline]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
     let (head, tail) = rest.split_first_chunk::<N>().ok_or(ParseError::Truncated)?;
     *rest = tail;
@@ -13,6 +14,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
 }
 
 /// Puts `N` bytes at the front of the room that is left to write.
+#[inline]
 fn put<const N: usize>(room: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitError> {
     let (head, tail) = std::mem::take(room).split_first_chunk_mut::<N>().ok_or(EmitError::NoRoom)?;
     *head = bytes;
@@ -67,6 +69,7 @@ pub struct Bth {
 }
 
 impl Bth {
+    #[inline]
     pub(crate) fn parse(rest: &mut &[u8]) -> Result<Bth, ParseError> {
         let bytes: [u8; BTH_LEN] = take(rest)?;
         let flags = bytes[1];
@@ -113,6 +116,7 @@ pub struct Reth {
 }
 
 impl Reth {
+    #[inline]
     fn parse(rest: &mut &[u8]) -> Result<Reth, ParseError> {
         let bytes: [u8; 16] = take(rest)?;
         Ok(Reth { va: double_word(&bytes, 0), rkey: word(&bytes, 2), length: word(&bytes, 3) })
@@ -198,6 +202,7 @@ pub struct Aeth {
 }
 
 impl Aeth {
+    #[inline]
     fn parse(rest: &mut &[u8]) -> Result<Aeth, ParseError> {
         let bytes: [u8; 4] = take(rest)?;
         Ok(Aeth { syndrome: Syndrome::from_byte(bytes[0])?, msn: word(&bytes, 0) & 0xff_ffff })
@@ -222,6 +227,7 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
+    #[inline]
     fn parse(rest: &mut &[u8]) -> Result<AtomicEth, ParseError> {
         let bytes: [u8; 28] = take(rest)?;
         Ok(AtomicEth {
@@ -256,6 +262,7 @@ pub struct Deth {
 }
 
 impl Deth {
+    #[inline]
     fn parse(rest: &mut &[u8]) -> Result<Deth, ParseError> {
         let bytes: [u8; 8] = take(rest)?;
         Ok(Deth { qkey: word(&bytes, 0), source_qpn: word(&bytes, 1) & 0xff_ffff })
@@ -276,6 +283,7 @@ pub struct Feth {
 }
 
 impl Feth {
+    #[inline]
     fn parse(rest: &mut &[u8]) -> Result<Feth, ParseError> {
         let bytes: [u8; 4] = take(rest)?;
         Ok(Feth { placement: bytes[3] & 0x0f, selectivity: bytes[3] >> 4 & 3 })
@@ -309,6 +317,7 @@ pub struct Extensions {
 
 impl Extensions {
     /// Reads the headers that `headers` names, in the order of its bits.
+    #[inline]
     pub(crate) fn parse(headers: Headers, rest: &mut &[u8]) -> Result<Extensions, ParseError> {
         let mut ext = Extensions::default();
         if headers.contains(Headers::DETH) {

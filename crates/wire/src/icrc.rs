@@ -123,8 +123,8 @@ fn v6(address: IpAddr) -> Ipv6Addr {
 }
 
 /// The ICRC of a packet that has none yet: base transport header to end of padding. `ip_id` is the IPv4
-/// identification that it will have, in host order; IPv6 ignores it. Any length will do, though only packets of at
-/// least 12 bytes mean anything.
+/// identification that it will have, in host order; IPv6 ignores it. Any length will do, though only packets of 12
+/// bytes or more that fit a datagram (65,507 bytes) mean anything.
 pub fn compute(flow: &Flow, packet: &[u8], ip_id: u16) -> u32 {
     let prefix = Prefix::new(flow, packet, ip_id);
     let mut hasher = Hasher::new();

@@ -170,7 +170,7 @@ macro_rules! opcodes {
         }
 
         /// One row per opcode, by ascending byte.
-        pub(crate) static TABLE: &[OpcodeInfo] = &OPCODES;
+        static TABLE: &[OpcodeInfo] = &OPCODES;
 
         const OPCODES: [OpcodeInfo; [$($byte),*].len()] = [$({
             let headers = Headers::empty()$(.union(Headers::$header))*;
@@ -274,6 +274,11 @@ static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 4] = {
 };
 
 impl Opcode {
+    /// Every opcode that Terrace speaks, by ascending byte.
+    pub fn all() -> impl ExactSizeIterator<Item = Opcode> {
+        TABLE.iter().map(|info| info.opcode)
+    }
+
     /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, extended
     /// reliable connection, RESYNC, manufacturer's and reserved ones).
     pub fn from_byte(byte: u8) -> Option<Opcode> {
