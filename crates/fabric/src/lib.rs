@@ -1,1 +1,130 @@
+//! How packets move. A [`Port`] is a NIC's place in a network: real UDP sockets ([`udp`]), or a seeded simulation
+//! ([`sim`]). [`fault`] and [`pcap`] are ports that wrap another one, to spoil and to record what passes through.
+//!
+//! This crate knows packets only as bytes with a way to go ([`terrace_wire::Path`]) or a place they came from
+//! ([`terrace_wire::RxMeta`]). The one field it owns is the ICRC at the end of each packet: it is added when a
+//! packet leaves and checked when one is looked at, because its value depends on addresses, ports and the IPv4
+//! identification, which only this crate knows.
+//!
+//! Nothing here blocks, and nothing here allocates per packet once buffers have grown to their working size.
+#![forbid(unsafe_code)]
 
+mod counters;
+pub mod fault;
+pub mod pcap;
+mod rx;
+pub mod sim;
+mod spoil;
+mod tx;
+pub mod udp;
+
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+
+pub use counters::{CountersSnapshot, PortCounters, RxCounters, TxCounters};
+pub use rx::{RxBatch, RxPacket};
+pub use tx::{TxBatch, TxPacket};
+
+use terrace_wire::ROCE_PORT;
+
+/// An entry of the GID table: one local address that packets can leave from and arrive at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// The GID as verbs show it: an IPv6 address, or an IPv4 address mapped into IPv6 (IBTA annex A17).
+    pub raw: [u8; 16],
+    /// The same as an address.
+    pub addr: IpAddr,
+    /// Name of the interface that has the address.
+    pub interface: String,
+    /// Index of that interface, which is also the scope of a link-local address. 0 in a simulated network.
+    pub ifindex: u32,
+}
+
+impl Gid {
+    /// The table entry for an address of an interface.
+    pub fn new(addr: IpAddr, interface: impl Into<String>, ifindex: u32) -> Gid {
+        let raw = match addr {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        Gid { raw, addr, interface: interface.into(), ifindex }
+    }
+}
+
+/// A NIC's place in a network.
+///
+/// Any number of threads may transmit at once. Only one at a time may receive: the NIC's receive lock sees to it.
+pub trait Port: Send + Sync {
+    /// The local addresses, the chosen one first. The table does not change while the port is open.
+    fn gids(&self) -> &[Gid];
+
+    /// Which of the host's processes this is: the upper 8 bits of its queue pair numbers.
+    fn slot(&self) -> u8;
+
+    /// The UDP port that belongs to the slot.
+    fn udp_port(&self) -> u16 {
+        ROCE_PORT + u16::from(self.slot())
+    }
+
+    /// The largest path MTU, in bytes of payload per packet: 256, 512, 1024, 2048 or 4096.
+    fn mtu_limit(&self) -> u32;
+
+    /// How many bytes the network holds for this port before it drops, as the kernel counts them: a packet of a
+    /// few bytes weighs about 768, one of 4 KiB about 8 KiB, one that is part of a large GSO run little more than
+    /// its own bytes.
+    fn receive_buffer_bytes(&self) -> usize;
+
+    /// What went through the port since it was opened.
+    fn counters(&self) -> &PortCounters;
+
+    /// Sends what it can and removes it from the batch. False means that the network would block: the rest stays
+    /// in the batch, and the descriptors become writable when it is worth trying again. Packets that the system
+    /// refuses for another reason are counted in `send_errors` and removed, as a network would lose them.
+    fn transmit(&self, tx: &mut TxBatch) -> bool;
+
+    /// Fills the batch with what has arrived and returns how many datagrams that was (a GRO run counts once);
+    /// 0 means nothing was there. Never blocks. Whatever the batch still held is thrown away. A return value
+    /// above 0 does not promise a packet: all of them may fail their ICRC. More may be waiting after any return
+    /// value above 0.
+    fn receive(&self, rx: &mut RxBatch) -> usize;
+
+    /// Descriptors to sleep on until something arrives. The list may grow when a GID is activated.
+    fn descriptors(&self) -> Vec<RawFd>;
+
+    /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only those
+    /// that somebody uses are polled. Unknown indexes are ignored. Idempotent.
+    fn activate(&self, gid_index: u8);
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    fn gids(&self) -> &[Gid] {
+        (**self).gids()
+    }
+    fn slot(&self) -> u8 {
+        (**self).slot()
+    }
+    fn udp_port(&self) -> u16 {
+        (**self).udp_port()
+    }
+    fn mtu_limit(&self) -> u32 {
+        (**self).mtu_limit()
+    }
+    fn receive_buffer_bytes(&self) -> usize {
+        (**self).receive_buffer_bytes()
+    }
+    fn counters(&self) -> &PortCounters {
+        (**self).counters()
+    }
+    fn transmit(&self, tx: &mut TxBatch) -> bool {
+        (**self).transmit(tx)
+    }
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        (**self).receive(rx)
+    }
+    fn descriptors(&self) -> Vec<RawFd> {
+        (**self).descriptors()
+    }
+    fn activate(&self, gid_index: u8) {
+        (**self).activate(gid_index)
+    }
+}

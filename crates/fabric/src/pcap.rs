@@ -1,0 +1,266 @@
+//! A capture of what passes through a port, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are put
+//! together from what the port knows, and whose RoCEv2 part, ICRC included, is what travels.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::path::{Path as FilePath, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use terrace_wire::icrc::{self, Flow, Verdict};
+use terrace_wire::{ICRC_LEN, Path};
+
+use crate::spoil::spoil;
+use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
+
+/// The file's first bytes: times in nanoseconds, version 2.4, packets up to 256 KiB, link type 101 (raw IP).
+const FILE_HEADER: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 1 << 18, 101];
+
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const UDP_LEN: usize = 8;
+const UDP_PROTOCOL: u8 = 17;
+
+/// What stands for the time to live where the system chooses it or does not tell.
+const HOP_LIMIT: u8 = 64;
+
+/// A port whose packets, both ways, are also written to a file. Inside a
+/// [`FaultyPort`](crate::fault::FaultyPort) it shows what is left after the faults.
+///
+/// When the file can no longer be written, a full disk for example, the capture ends with one line in the log, and
+/// the packets go on.
+#[derive(Debug)]
+pub struct PcapPort<P: Port = Box<dyn Port>> {
+    inner: P,
+    path: PathBuf,
+    capture: Mutex<Capture>,
+}
+
+#[derive(Debug)]
+struct Capture {
+    /// `None` once writing has failed.
+    file: Option<File>,
+    file_len: u64,
+    /// Records of the burst at hand, one after the other.
+    records: Vec<u8>,
+    /// Where each record ends.
+    record_ends: Vec<usize>,
+}
+
+impl<P: Port> PcapPort<P> {
+    /// Wraps a port and starts a new file, replacing what was there.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
+    pub fn create(inner: P, path: &FilePath) -> io::Result<PcapPort<P>> {
+        let mut file = File::create(path)?;
+        let header: Vec<u8> = FILE_HEADER.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        file.write_all(&header)?;
+        let capture = Capture {
+            file: Some(file),
+            file_len: header.len() as u64,
+            records: Vec::new(),
+            record_ends: Vec::new(),
+        };
+        Ok(PcapPort { inner, path: path.to_owned(), capture: Mutex::new(capture) })
+    }
+
+    /// The flow of a packet that leaves on this path.
+    fn flow(&self, path: &Path) -> Option<Flow> {
+        let gid = self.inner.gids().get(usize::from(path.source_gid_index))?;
+        Some(Flow { source: SocketAddr::new(gid.addr, self.inner.udp_port()), destination: path.remote })
+    }
+
+    /// Makes a record of every packet that waits, sealed as it will be.
+    fn record_waiting(&self, capture: &mut Capture, tx: &TxBatch, at: Duration) {
+        for (run, index, bytes) in tx.packets_of_runs() {
+            if let Some(flow) = self.flow(&run.path) {
+                let sealed_len = bytes.len() + ICRC_LEN;
+                let class = run.path.traffic_class;
+                let packet = capture.push_record(at, &flow, class, index, sealed_len);
+                packet[..bytes.len()].copy_from_slice(bytes);
+                icrc::seal(&flow, packet, index);
+                if let Some(bit) = run.spoil {
+                    spoil(&flow, packet, bit);
+                }
+            }
+            capture.record_ends.push(capture.records.len());
+        }
+    }
+}
+
+impl Capture {
+    fn begin(&mut self) {
+        self.records.clear();
+        self.record_ends.clear();
+    }
+
+    /// Adds a record with its headers and returns the room for the packet, BTH to ICRC.
+    fn push_record(
+        &mut self,
+        at: Duration,
+        flow: &Flow,
+        class: u8,
+        ip_id: u16,
+        sealed_len: usize,
+    ) -> &mut [u8] {
+        let (headers, headers_len) = ip_and_udp(flow, class, ip_id, sealed_len);
+        let frame_len = (headers_len + sealed_len) as u32;
+        let record_header = [at.as_secs() as u32, at.subsec_nanos(), frame_len, frame_len];
+        self.records.extend(record_header.iter().flat_map(|word| word.to_ne_bytes()));
+        self.records.extend_from_slice(&headers[..headers_len]);
+        let start = self.records.len();
+        self.records.resize(start + sealed_len, 0);
+        &mut self.records[start..]
+    }
+
+    fn record_received(&mut self, rx: &RxBatch, at: Duration) {
+        for (datagram, sealed, likely_ip_id) in rx.unchecked() {
+            let flow = datagram.flow();
+            // With the identification that it seems to have had, the ICRC looks right where it is right.
+            let ip_id = match icrc::verify(&flow, sealed, likely_ip_id) {
+                Verdict::Good { ip_id } => ip_id,
+                Verdict::Bad => likely_ip_id,
+            };
+            let class = datagram.meta.traffic_class;
+            self.push_record(at, &flow, class, ip_id, sealed.len()).copy_from_slice(sealed);
+        }
+        self.record_ends.push(self.records.len());
+    }
+
+    /// Writes the first `count` records. At once, so that a program that is killed leaves a whole capture.
+    fn write(&mut self, count: usize, path: &FilePath) {
+        let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.write_all(&self.records[..*end]) {
+            tracing::warn!("the capture to {} ends here: {error}; packets go on", path.display());
+            // Half a record would make readers complain about all of it.
+            let _ = file.set_len(self.file_len);
+            self.file = None;
+            return;
+        }
+        self.file_len += *end as u64;
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// IP and UDP headers and their length, for a packet of `sealed_len` bytes with its ICRC.
+fn ip_and_udp(flow: &Flow, class: u8, ip_id: u16, sealed_len: usize) -> ([u8; IPV6_LEN + UDP_LEN], usize) {
+    let mut headers = [0; IPV6_LEN + UDP_LEN];
+    let udp_len = (UDP_LEN + sealed_len) as u16;
+    let ip_len = match (flow.source.ip().to_canonical(), flow.destination.ip().to_canonical()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            ipv4(&mut headers, [source, destination], class, ip_id, udp_len);
+            IPV4_LEN
+        }
+        (source, destination) => {
+            ipv6(&mut headers, [mapped(source), mapped(destination)], class, udp_len);
+            IPV6_LEN
+        }
+    };
+    // A checksum of 0 says that there is none.
+    let udp = [flow.source.port(), flow.destination.port(), udp_len, 0];
+    for (field, value) in headers[ip_len..].chunks_exact_mut(2).zip(udp) {
+        field.copy_from_slice(&value.to_be_bytes());
+    }
+    (headers, ip_len + UDP_LEN)
+}
+
+fn ipv4(header: &mut [u8], ends: [Ipv4Addr; 2], class: u8, ip_id: u16, udp_len: u16) {
+    header[0] = 0x45;
+    header[1] = class;
+    header[2..4].copy_from_slice(&(IPV4_LEN as u16).wrapping_add(udp_len).to_be_bytes());
+    header[4..6].copy_from_slice(&ip_id.to_be_bytes());
+    header[6] = 0x40; // Do not fragment.
+    header[8] = HOP_LIMIT;
+    header[9] = UDP_PROTOCOL;
+    header[12..16].copy_from_slice(&ends[0].octets());
+    header[16..20].copy_from_slice(&ends[1].octets());
+    let words = header[..IPV4_LEN].chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+    let sum: u32 = words.map(u32::from).sum();
+    let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+}
+
+fn ipv6(header: &mut [u8], ends: [Ipv6Addr; 2], class: u8, udp_len: u16) {
+    header[..4].copy_from_slice(&(6 << 28 | u32::from(class) << 20).to_be_bytes());
+    header[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    header[6] = UDP_PROTOCOL;
+    header[7] = HOP_LIMIT;
+    header[8..24].copy_from_slice(&ends[0].octets());
+    header[24..40].copy_from_slice(&ends[1].octets());
+}
+
+fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+impl<P: Port> Port for PcapPort<P> {
+    fn gids(&self) -> &[Gid] {
+        self.inner.gids()
+    }
+
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+
+    fn udp_port(&self) -> u16 {
+        self.inner.udp_port()
+    }
+
+    fn mtu_limit(&self) -> u32 {
+        self.inner.mtu_limit()
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        self.inner.receive_buffer_bytes()
+    }
+
+    fn counters(&self) -> &PortCounters {
+        self.inner.counters()
+    }
+
+    /// The lock is held while sending, so that an answer cannot stand in the file before its question.
+    fn transmit(&self, tx: &mut TxBatch) -> bool {
+        let mut capture = self.capture.lock();
+        if capture.file.is_none() {
+            drop(capture);
+            return self.inner.transmit(tx);
+        }
+        capture.begin();
+        self.record_waiting(&mut capture, tx, now());
+        let waiting = tx.len();
+        let all_sent = self.inner.transmit(tx);
+        capture.write(waiting - tx.len(), &self.path);
+        all_sent
+    }
+
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        let received = self.inner.receive(rx);
+        if received > 0 {
+            let mut capture = self.capture.lock();
+            if capture.file.is_some() {
+                capture.begin();
+                capture.record_received(rx, now());
+                capture.write(1, &self.path);
+            }
+        }
+        received
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.inner.descriptors()
+    }
+
+    fn activate(&self, gid_index: u8) {
+        self.inner.activate(gid_index);
+    }
+}

@@ -1,0 +1,211 @@
+//! Packets on their way in.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use terrace_wire::icrc::{self, Flow, Verdict};
+use terrace_wire::{ICRC_LEN, RxMeta};
+
+use crate::counters::{PortCounters, add};
+
+/// Room for one datagram: the longest that UDP can carry, a whole GRO run.
+pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_536;
+
+/// A batch takes no further datagram once it holds this much: more would leave the processor's second-level cache
+/// before anybody looked at it.
+const FILL_BYTES: usize = 192 << 10;
+
+/// Most datagrams in a batch.
+const DATAGRAMS_MAX: usize = 64;
+
+/// Datagrams start at multiples of this, a cache line.
+const ALIGNMENT: usize = 64;
+
+/// The shortest packet: a base transport header and an ICRC.
+const PACKET_BYTES_MIN: usize = 12 + ICRC_LEN;
+
+/// Packets on their way in, as [`Port::receive`](crate::Port::receive) left them: whole GRO runs in one buffer.
+///
+/// [`RxBatch::next`] splits the runs and checks each packet's ICRC only then, so that the bytes are still in the
+/// cache when the transport reads them.
+#[derive(Debug)]
+pub struct RxBatch {
+    buffer: Box<[u8]>,
+    datagrams: Vec<Datagram>,
+    /// The datagram that `next` looks at, and how far it is in it.
+    current: usize,
+    offset: usize,
+    /// The IPv4 identification that the next packet of this datagram probably has.
+    likely_ip_id: u16,
+    counters: Option<Arc<PortCounters>>,
+    /// Not yet added to the counters.
+    good_packets: u64,
+    good_bytes: u64,
+}
+
+/// A received datagram, or a run of them that GRO merged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Datagram {
+    pub meta: RxMeta,
+    /// The local port it came to.
+    pub udp_port: u16,
+    pub start: usize,
+    pub len: usize,
+    /// Length of each packet in it but the last.
+    pub segment: usize,
+}
+
+/// A packet that came in, its ICRC good and removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxPacket<'a> {
+    /// Where it came from.
+    pub meta: RxMeta,
+    /// From the BTH to the pad; at least 12 bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Default for RxBatch {
+    fn default() -> RxBatch {
+        RxBatch::new()
+    }
+}
+
+impl RxBatch {
+    /// An empty batch. It has its full size (256 KiB) from the start.
+    pub fn new() -> RxBatch {
+        RxBatch {
+            buffer: vec![0; FILL_BYTES + DATAGRAM_BYTES_MAX].into(),
+            datagrams: Vec::with_capacity(DATAGRAMS_MAX),
+            current: 0,
+            offset: 0,
+            likely_ip_id: 0,
+            counters: None,
+            good_packets: 0,
+            good_bytes: 0,
+        }
+    }
+
+    /// The next packet whose ICRC is good. Bad ones are counted and skipped. `None` when the batch is exhausted.
+    #[allow(clippy::should_implement_trait)] // The packet borrows from the batch, which an iterator's may not.
+    pub fn next(&mut self) -> Option<RxPacket<'_>> {
+        loop {
+            let Some(datagram) = self.datagrams.get(self.current) else {
+                self.settle();
+                return None;
+            };
+            let meta = datagram.meta;
+            let start = datagram.start + self.offset;
+            let len = datagram.segment.min(datagram.len - self.offset);
+            let good = check(datagram, &self.buffer[start..start + len], self.likely_ip_id, &self.counters);
+            self.step(len, good.unwrap_or(self.likely_ip_id));
+            if good.is_some() {
+                self.good_packets += 1;
+                self.good_bytes += len as u64;
+                return Some(RxPacket { meta, bytes: &self.buffer[start..start + len - ICRC_LEN] });
+            }
+        }
+    }
+
+    /// True when [`RxBatch::next`] has nothing more to look at.
+    pub fn is_empty(&self) -> bool {
+        self.current >= self.datagrams.len()
+    }
+
+    /// Forgets what the batch holds.
+    pub fn clear(&mut self) {
+        self.settle();
+        self.datagrams.clear();
+        self.current = 0;
+        self.offset = 0;
+        self.likely_ip_id = 0;
+    }
+
+    /// Moves past a packet of `len` bytes that had this identification.
+    fn step(&mut self, len: usize, ip_id: u16) {
+        self.offset += len;
+        self.likely_ip_id = ip_id.wrapping_add(1);
+        let done = self.datagrams.get(self.current).is_none_or(|datagram| self.offset >= datagram.len);
+        if done {
+            self.current += 1;
+            self.offset = 0;
+            self.likely_ip_id = 0;
+        }
+    }
+
+    /// Adds what was found good to the counters.
+    fn settle(&mut self) {
+        if self.good_packets == 0 {
+            return;
+        }
+        if let Some(counters) = &self.counters {
+            add(&counters.rx.packets, self.good_packets);
+            add(&counters.rx.bytes, self.good_bytes);
+        }
+        self.good_packets = 0;
+        self.good_bytes = 0;
+    }
+
+    /// Starts a new burst of the port with these counters.
+    pub(crate) fn begin(&mut self, counters: &Arc<PortCounters>) {
+        self.clear();
+        if !self.counters.as_ref().is_some_and(|held| Arc::ptr_eq(held, counters)) {
+            self.counters = Some(Arc::clone(counters));
+        }
+    }
+
+    /// Room for one more datagram of any size, or `None` when the batch holds enough.
+    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+        let start = self.fill_start();
+        if start >= FILL_BYTES || self.datagrams.len() >= DATAGRAMS_MAX {
+            return None;
+        }
+        Some(&mut self.buffer[start..start + DATAGRAM_BYTES_MAX])
+    }
+
+    /// Takes in the `len` bytes that were written to the room: packets of `segment` bytes each, the last one maybe
+    /// shorter. Lengths include the ICRC.
+    pub(crate) fn commit(&mut self, meta: RxMeta, udp_port: u16, len: usize, segment: usize) {
+        let segment = if segment == 0 { len } else { segment };
+        let start = self.fill_start();
+        if len == 0 || start + len > self.buffer.len() {
+            return;
+        }
+        self.datagrams.push(Datagram { meta, udp_port, start, len, segment });
+    }
+
+    /// The packets that `next` has not yet looked at, with their ICRC, unchecked; and the identification each
+    /// probably has.
+    pub(crate) fn unchecked(&self) -> impl Iterator<Item = (&Datagram, &[u8], u16)> {
+        self.datagrams[self.current.min(self.datagrams.len())..].iter().flat_map(|datagram| {
+            let bytes = &self.buffer[datagram.start..datagram.start + datagram.len];
+            bytes.chunks(datagram.segment).zip(0u16..).map(move |(packet, index)| (datagram, packet, index))
+        })
+    }
+
+    fn fill_start(&self) -> usize {
+        self.datagrams.last().map_or(0, |last| (last.start + last.len).next_multiple_of(ALIGNMENT))
+    }
+}
+
+impl Datagram {
+    pub fn flow(&self) -> Flow {
+        Flow { source: self.meta.source, destination: SocketAddr::new(self.meta.destination, self.udp_port) }
+    }
+}
+
+/// The identification of a good packet; `None`, and counted, if it is bad.
+fn check(
+    datagram: &Datagram,
+    packet: &[u8],
+    likely_ip_id: u16,
+    counters: &Option<Arc<PortCounters>>,
+) -> Option<u16> {
+    let too_short = packet.len() < PACKET_BYTES_MIN;
+    if !too_short && let Verdict::Good { ip_id } = icrc::verify(&datagram.flow(), packet, likely_ip_id) {
+        return Some(ip_id);
+    }
+    if let Some(counters) = counters {
+        add(if too_short { &counters.rx.truncated } else { &counters.rx.bad_icrc }, 1);
+    }
+    None
+}

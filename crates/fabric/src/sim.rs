@@ -1,0 +1,309 @@
+//! A simulated network. Everything in it follows from the seed and from the order of calls: there is no clock but
+//! the one that [`SimNet::advance_to`] moves, and no descriptor to sleep on.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use terrace_wire::icrc::{self, Flow};
+use terrace_wire::{ROCE_PORT, RxMeta};
+
+use crate::counters::add;
+use crate::fault::{Faults, Injector, marked};
+use crate::spoil::spoil;
+use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
+
+/// What a simulated network does to packets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Probability that a packet is lost.
+    pub loss: f64,
+    /// Probability that a packet arrives twice.
+    pub duplicate: f64,
+    /// Probability that a bit of a packet is flipped, so that its ICRC is wrong.
+    pub corrupt: f64,
+    /// Probability that a packet is held back, by up to ten times the longest delay, so that others overtake it.
+    pub reorder: f64,
+    /// Probability that a packet is marked with "congestion experienced".
+    pub ecn_mark: f64,
+    /// How long packets travel, in nanoseconds. Those that are not held back stay in order.
+    pub delay_ns: Range<u64>,
+    /// Largest path MTU in bytes.
+    pub mtu: u32,
+}
+
+impl Default for SimConfig {
+    /// A perfect network: nothing is lost, and packets take 1 to 2 microseconds.
+    fn default() -> SimConfig {
+        SimConfig {
+            loss: 0.0,
+            duplicate: 0.0,
+            corrupt: 0.0,
+            reorder: 0.0,
+            ecn_mark: 0.0,
+            delay_ns: 1000..2000,
+            mtu: 4096,
+        }
+    }
+}
+
+impl SimConfig {
+    fn faults(&self) -> Faults {
+        Faults {
+            loss: self.loss,
+            duplicate: self.duplicate,
+            corrupt: self.corrupt,
+            reorder: self.reorder,
+            ecn_mark: self.ecn_mark,
+            delay_ns: self.delay_ns.clone(),
+            reorder_ns_max: self.delay_ns.end.saturating_mul(10),
+        }
+    }
+}
+
+/// A simulated network. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct SimNet {
+    world: Arc<Mutex<World>>,
+}
+
+/// A port in a simulated network. It leaves the network when it is dropped.
+#[derive(Debug)]
+pub struct SimPort {
+    world: Arc<Mutex<World>>,
+    gids: Vec<Gid>,
+    slot: u8,
+    mtu: u32,
+    counters: Arc<PortCounters>,
+}
+
+#[derive(Debug)]
+struct World {
+    config: SimConfig,
+    injector: Injector,
+    now_ns: u64,
+    /// By source and destination: when the latest packet that was not held back arrives.
+    in_order_ns: BTreeMap<(SocketAddr, SocketAddr), u64>,
+    in_flight: BinaryHeap<Reverse<Flight>>,
+    flights_total: u64,
+    /// What has arrived and not been received, by address.
+    inboxes: BTreeMap<SocketAddr, VecDeque<Flight>>,
+}
+
+/// A packet on its way. The fields before the addresses give the order of arrival and are never all equal.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Flight {
+    at_ns: u64,
+    number: u64,
+    source: SocketAddr,
+    destination: SocketAddr,
+    traffic_class: u8,
+    /// From the BTH to the ICRC.
+    bytes: Vec<u8>,
+}
+
+impl SimNet {
+    /// A network whose faults are drawn from the seed.
+    pub fn new(seed: u64, config: SimConfig) -> SimNet {
+        let world = World {
+            injector: Injector::new(config.faults(), seed),
+            config,
+            now_ns: 0,
+            in_order_ns: BTreeMap::new(),
+            in_flight: BinaryHeap::new(),
+            flights_total: 0,
+            inboxes: BTreeMap::new(),
+        };
+        SimNet { world: Arc::new(Mutex::new(world)) }
+    }
+
+    /// A new port with this address, in the first slot of it that is free.
+    ///
+    /// # Panics
+    /// If all 256 slots of the address are taken.
+    pub fn port(&self, addr: IpAddr) -> SimPort {
+        self.port_with_gids(&[addr])
+    }
+
+    /// A new port with several addresses. The first is the one whose free slot is taken.
+    ///
+    /// # Panics
+    /// If there is no address, or all 256 slots of the first are taken.
+    pub fn port_with_gids(&self, addrs: &[IpAddr]) -> SimPort {
+        let gids: Vec<Gid> = addrs.iter().map(|addr| Gid::new(*addr, "sim0", 0)).collect();
+        let mut world = self.world.lock();
+        let slot = (0..=u8::MAX)
+            .find(|slot| !world.inboxes.contains_key(&socket_addr(addrs[0], *slot)))
+            .expect("a free slot of the simulated address");
+        for addr in addrs {
+            world.inboxes.entry(socket_addr(*addr, slot)).or_default();
+        }
+        let mtu = world.config.mtu;
+        SimPort { world: Arc::clone(&self.world), gids, slot, mtu, counters: Arc::default() }
+    }
+
+    /// Changes what the network does to packets sent from now on. The MTU is that of ports made from now on.
+    pub fn set_config(&self, config: SimConfig) {
+        let mut world = self.world.lock();
+        world.injector.faults = config.faults();
+        world.config = config;
+    }
+
+    /// The time in nanoseconds since the network was made.
+    pub fn now(&self) -> u64 {
+        self.world.lock().now_ns
+    }
+
+    /// When the next packet arrives; `None` if none is on its way.
+    pub fn next_delivery(&self) -> Option<u64> {
+        self.world.lock().in_flight.peek().map(|Reverse(flight)| flight.at_ns)
+    }
+
+    /// Moves the time, never backwards, and delivers what arrives until then.
+    pub fn advance_to(&self, now_ns: u64) {
+        let mut world = self.world.lock();
+        world.now_ns = world.now_ns.max(now_ns);
+        world.deliver();
+    }
+}
+
+fn socket_addr(addr: IpAddr, slot: u8) -> SocketAddr {
+    SocketAddr::new(addr, ROCE_PORT + u16::from(slot))
+}
+
+impl World {
+    /// Launches a packet with its ICRC.
+    fn launch(&mut self, flow: Flow, traffic_class: u8, sealed: &[u8]) {
+        let in_order_ns = self.in_order_ns.entry((flow.source, flow.destination)).or_default();
+        for delivery in self.injector.deliveries(self.now_ns, in_order_ns) {
+            let mut bytes = sealed.to_vec();
+            if let Some(bit) = delivery.spoil {
+                spoil(&flow, &mut bytes, bit);
+            }
+            self.flights_total += 1;
+            self.in_flight.push(Reverse(Flight {
+                at_ns: delivery.at_ns,
+                number: self.flights_total,
+                source: flow.source,
+                destination: flow.destination,
+                traffic_class: if delivery.mark { marked(traffic_class) } else { traffic_class },
+                bytes,
+            }));
+        }
+    }
+
+    /// Puts what has arrived into the inboxes. What nobody listens for vanishes.
+    fn deliver(&mut self) {
+        while self.in_flight.peek().is_some_and(|Reverse(flight)| flight.at_ns <= self.now_ns) {
+            let Some(Reverse(flight)) = self.in_flight.pop() else { return };
+            if let Some(inbox) = self.inboxes.get_mut(&flight.destination) {
+                inbox.push_back(flight);
+            }
+        }
+    }
+}
+
+impl SimPort {
+    fn transmit_front(&self, world: &mut World, tx: &mut TxBatch) {
+        let Some((run, bytes)) = tx.front() else { return };
+        let count = run.count;
+        let Some(gid) = self.gids.get(usize::from(run.path.source_gid_index)) else {
+            add(&self.counters.tx.send_errors, count as u64);
+            tx.advance(count);
+            return;
+        };
+        let flow = Flow { source: socket_addr(gid.addr, self.slot), destination: run.path.remote };
+        for (packet, index) in bytes.chunks_mut(run.segment).zip(0u16..) {
+            icrc::seal(&flow, packet, index);
+            if let Some(bit) = run.spoil {
+                spoil(&flow, packet, bit);
+            }
+            world.launch(flow, run.path.traffic_class, packet);
+        }
+        add(&self.counters.tx.calls, 1);
+        add(&self.counters.tx.packets, count as u64);
+        add(&self.counters.tx.bytes, run.len() as u64);
+        tx.advance(count);
+    }
+}
+
+impl Port for SimPort {
+    fn gids(&self) -> &[Gid] {
+        &self.gids
+    }
+
+    fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    fn mtu_limit(&self) -> u32 {
+        self.mtu
+    }
+
+    /// Nothing is ever dropped for want of room; this is what a real port usually has.
+    fn receive_buffer_bytes(&self) -> usize {
+        16 << 20
+    }
+
+    fn counters(&self) -> &PortCounters {
+        &self.counters
+    }
+
+    /// Never blocks, so it always returns true.
+    fn transmit(&self, tx: &mut TxBatch) -> bool {
+        let mut world = self.world.lock();
+        while !tx.is_empty() {
+            self.transmit_front(&mut world, tx);
+        }
+        world.deliver();
+        true
+    }
+
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        rx.begin(&self.counters);
+        let mut world = self.world.lock();
+        let mut received = 0;
+        for (gid, gid_index) in self.gids.iter().zip(0u8..) {
+            let address = socket_addr(gid.addr, self.slot);
+            let Some(inbox) = world.inboxes.get_mut(&address) else { continue };
+            while let Some(room) = rx.room() {
+                let Some(flight) = inbox.pop_front() else { break };
+                let len = flight.bytes.len().min(room.len());
+                room[..len].copy_from_slice(&flight.bytes[..len]);
+                let meta = RxMeta {
+                    source: flight.source,
+                    destination: gid.addr,
+                    gid_index,
+                    traffic_class: flight.traffic_class,
+                };
+                rx.commit(meta, address.port(), len, len);
+                received += 1;
+            }
+        }
+        if received > 0 {
+            add(&self.counters.rx.calls, 1);
+        }
+        received
+    }
+
+    /// None: whoever drives the simulation knows when something arrives.
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+
+    /// Does nothing: in a simulation every GID is received on from the start.
+    fn activate(&self, _gid_index: u8) {}
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        let mut world = self.world.lock();
+        for gid in &self.gids {
+            world.inboxes.remove(&socket_addr(gid.addr, self.slot));
+        }
+    }
+}

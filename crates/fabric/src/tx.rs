@@ -1,0 +1,210 @@
+//! Packets on their way out.
+
+use terrace_wire::{ICRC_LEN, Path};
+
+/// Most packets in one GSO send: what the oldest kernels with GSO accept (`UDP_MAX_SEGMENTS`).
+pub(crate) const RUN_PACKETS_MAX: usize = 64;
+
+/// Most bytes in one GSO send: the largest UDP payload of IPv4.
+pub(crate) const RUN_BYTES_MAX: usize = 65_507;
+
+/// The smallest batch: one packet of the largest path MTU with every header fits.
+const CAPACITY_BYTES_MIN: usize = 8192;
+
+/// Packets on their way out, back to back in one buffer, each with room for its ICRC behind it.
+///
+/// Neighbours that go the same way and have the same length form a run (the last one may be shorter), which
+/// leaves in one GSO send without being copied again. [`Port::transmit`](crate::Port::transmit) drains the batch.
+#[derive(Debug)]
+pub struct TxBatch {
+    buffer: Box<[u8]>,
+    /// End of the used part of the buffer. Space is only given back when everything has left.
+    end: usize,
+    /// Runs in order; those before `first_run` have left.
+    runs: Vec<Run>,
+    first_run: usize,
+    packets: usize,
+}
+
+/// Packets that leave together. Lengths include the ICRC.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub path: Path,
+    pub start: usize,
+    /// Length of every packet but the last.
+    pub segment: usize,
+    /// Length of the last packet, at most `segment`.
+    pub last: usize,
+    pub count: usize,
+    /// Fault injection: which bit to flip once the ICRC is in place. Such a run has one packet.
+    pub spoil: Option<u32>,
+}
+
+impl Run {
+    pub fn len(&self) -> usize {
+        self.segment * (self.count - 1) + self.last
+    }
+
+    fn takes(&self, path: &Path, len: usize) -> bool {
+        self.last == self.segment
+            && len <= self.segment
+            && self.count < RUN_PACKETS_MAX
+            && self.len() + len <= RUN_BYTES_MAX
+            && self.spoil.is_none()
+            && self.path == *path
+    }
+}
+
+/// A packet that waits in a [`TxBatch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TxPacket<'a> {
+    /// Where it goes.
+    pub path: Path,
+    /// From the BTH to the pad.
+    pub bytes: &'a [u8],
+}
+
+impl TxBatch {
+    /// An empty batch with room for `capacity_bytes` of packets, ICRCs included, but at least for one of any size.
+    pub fn new(capacity_bytes: usize) -> TxBatch {
+        TxBatch {
+            buffer: vec![0; capacity_bytes.max(CAPACITY_BYTES_MIN)].into(),
+            end: 0,
+            runs: Vec::with_capacity(64),
+            first_run: 0,
+            packets: 0,
+        }
+    }
+
+    /// Room for a packet of `len` bytes from the BTH to the pad, or `None` when there is none: transmit, then try
+    /// again. The content is unspecified; every byte must be written.
+    pub fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
+        let sealed_len = len + ICRC_LEN;
+        let start = self.end;
+        if sealed_len > self.buffer.len() - start {
+            return None;
+        }
+        match self.last_run() {
+            Some(run) if run.takes(path, sealed_len) => {
+                run.count += 1;
+                run.last = sealed_len;
+            }
+            _ => self.runs.push(Run {
+                path: *path,
+                start,
+                segment: sealed_len,
+                last: sealed_len,
+                count: 1,
+                spoil: None,
+            }),
+        }
+        self.end += sealed_len;
+        self.packets += 1;
+        Some(&mut self.buffer[start..start + len])
+    }
+
+    /// Takes the last pushed packet back. Does nothing when all have left.
+    pub fn cancel(&mut self) {
+        let Some(run) = self.last_run() else { return };
+        let cancelled_len = run.last;
+        run.count -= 1;
+        run.last = run.segment;
+        if run.count == 0 {
+            self.runs.pop();
+        }
+        self.end -= cancelled_len;
+        self.packets -= 1;
+        if self.packets == 0 {
+            self.clear();
+        }
+    }
+
+    /// True when no packet waits.
+    pub fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
+    /// Packets that wait.
+    pub fn len(&self) -> usize {
+        self.packets
+    }
+
+    /// Forgets every packet.
+    pub fn clear(&mut self) {
+        self.runs.clear();
+        self.first_run = 0;
+        self.end = 0;
+        self.packets = 0;
+    }
+
+    /// The waiting packets in order.
+    pub fn packets(&self) -> impl Iterator<Item = TxPacket<'_>> {
+        self.packets_of_runs().map(|(run, _, bytes)| TxPacket { path: run.path, bytes })
+    }
+
+    /// The waiting packets in order, each with its run and its index in it.
+    pub(crate) fn packets_of_runs(&self) -> impl Iterator<Item = (&Run, u16, &[u8])> {
+        self.runs[self.first_run..].iter().flat_map(|run| {
+            let sealed = self.buffer[run.start..run.start + run.len()].chunks(run.segment);
+            sealed.zip(0u16..).map(move |(packet, index)| (run, index, &packet[..packet.len() - ICRC_LEN]))
+        })
+    }
+
+    /// Adds a copy of a packet, in a run of its own if `spoil` says which of its bits to flip after the ICRC was
+    /// computed. False when there is no room.
+    pub(crate) fn push_copy(&mut self, path: &Path, bytes: &[u8], spoil: Option<u32>) -> bool {
+        let Some(room) = self.push(path, bytes.len()) else { return false };
+        room.copy_from_slice(bytes);
+        if spoil.is_some() {
+            self.isolate_last();
+            if let Some(run) = self.last_run() {
+                run.spoil = spoil;
+            }
+        }
+        true
+    }
+
+    /// Gives the last packet a run of its own.
+    fn isolate_last(&mut self) {
+        let Some(run) = self.last_run() else { return };
+        if run.count == 1 {
+            return;
+        }
+        let last = run.last;
+        run.count -= 1;
+        run.last = run.segment;
+        let alone =
+            Run { path: run.path, start: run.start + run.len(), segment: last, last, count: 1, spoil: None };
+        self.runs.push(alone);
+    }
+
+    /// The next run to send and its bytes.
+    pub(crate) fn front(&mut self) -> Option<(Run, &mut [u8])> {
+        let run = self.runs.get(self.first_run)?.clone();
+        let range = run.start..run.start + run.len();
+        Some((run, &mut self.buffer[range]))
+    }
+
+    /// Notes that the first `count` packets of the front run have left.
+    pub(crate) fn advance(&mut self, count: usize) {
+        let Some(run) = self.runs.get_mut(self.first_run) else { return };
+        debug_assert!(count <= run.count);
+        self.packets -= count;
+        run.count -= count;
+        if run.count == 0 {
+            self.first_run += 1;
+        } else {
+            run.start += count * run.segment;
+            if run.count == 1 {
+                run.segment = run.last;
+            }
+        }
+        if self.packets == 0 {
+            self.clear();
+        }
+    }
+
+    fn last_run(&mut self) -> Option<&mut Run> {
+        self.runs[self.first_run..].last_mut()
+    }
+}

@@ -1,0 +1,141 @@
+//! Which local addresses there are, and which of them a port takes.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::socket::SockaddrStorage;
+
+use super::OpenError;
+use crate::Gid;
+
+/// Path MTUs of RoCE, in bytes.
+const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
+
+/// What a packet has besides its payload, at most: IPv6 40, UDP 8, BTH 12, extensions 28 (an atomic request), ICRC 4.
+const OVERHEAD_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
+
+/// Most entries of a GID table.
+const GIDS_MAX: usize = 16;
+
+/// An address of an interface that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LocalAddress {
+    pub gid: Gid,
+    pub loopback: bool,
+}
+
+/// Every address of every interface that is up, in the system's order.
+pub(super) fn list() -> Vec<LocalAddress> {
+    let Ok(interfaces) = getifaddrs() else { return Vec::new() };
+    interfaces
+        .filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP))
+        .filter_map(|interface| {
+            let addr = ip_of(interface.address.as_ref()?)?;
+            let ifindex = if_nametoindex(interface.interface_name.as_str()).ok()?;
+            let loopback = interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+            Some(LocalAddress { gid: Gid::new(addr, interface.interface_name, ifindex), loopback })
+        })
+        .collect()
+}
+
+fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
+    match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(v4.ip().into()),
+        (_, Some(v6)) => Some(v6.ip().into()),
+        _ => None,
+    }
+}
+
+/// The GID table for the wanted address: that one first, then the others of its interface, IPv4 before global IPv6
+/// before link-local.
+pub(super) fn choose(wanted: Option<IpAddr>, all: &[LocalAddress]) -> Result<Vec<Gid>, OpenError> {
+    let chosen = match wanted {
+        Some(addr) => find(addr.to_canonical(), all)?,
+        None => default(all).ok_or(OpenError::NoInterface)?,
+    };
+    let mut others: Vec<&Gid> = all
+        .iter()
+        .map(|local| &local.gid)
+        .filter(|gid| gid.interface == chosen.interface && gid.addr != chosen.addr)
+        .collect();
+    others.sort_by_key(|gid| rank(gid.addr));
+    let mut gids = vec![chosen];
+    gids.extend(others.into_iter().cloned());
+    gids.truncate(GIDS_MAX);
+    Ok(gids)
+}
+
+fn rank(addr: IpAddr) -> u8 {
+    match addr {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(v6) if !is_link_local(v6) => 1,
+        IpAddr::V6(_) => 2,
+    }
+}
+
+pub(super) fn is_link_local(addr: Ipv6Addr) -> bool {
+    addr.segments()[0] & 0xffc0 == 0xfe80
+}
+
+fn find(addr: IpAddr, all: &[LocalAddress]) -> Result<Gid, OpenError> {
+    let not_unicast = |kind| Err(OpenError::NotUnicast { addr, kind });
+    if addr.is_unspecified() {
+        return not_unicast("the wildcard");
+    }
+    if addr.is_multicast() {
+        return not_unicast("a multicast address");
+    }
+    if let Some(local) = all.iter().find(|local| local.gid.addr == addr) {
+        return Ok(local.gid.clone());
+    }
+    // All of 127.0.0.0/8 belongs to the loopback, whatever it lists.
+    match all.iter().find(|local| local.loopback) {
+        Some(loopback) if addr.is_ipv4() && addr.is_loopback() => {
+            Ok(Gid::new(addr, loopback.gid.interface.clone(), loopback.gid.ifindex))
+        }
+        _ => Err(OpenError::NotLocal { addr, available: describe(all) }),
+    }
+}
+
+fn default(all: &[LocalAddress]) -> Option<Gid> {
+    let network = all.iter().find(|local| !local.loopback && local.gid.addr.is_ipv4());
+    let loopback = || all.iter().find(|local| local.loopback && local.gid.addr.is_ipv4());
+    network.or_else(loopback).or_else(|| all.first()).map(|local| local.gid.clone())
+}
+
+fn describe(all: &[LocalAddress]) -> String {
+    let names: Vec<String> =
+        all.iter().map(|local| format!("{} on {}", local.gid.addr, local.gid.interface)).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// The largest path MTU to offer, in bytes of payload.
+pub(super) fn mtu_limit(wanted: Option<u32>, interface: &str) -> Result<u32, OpenError> {
+    let interface_mtu = interface_mtu(interface);
+    let fitting = PATH_MTUS.into_iter().find(|mtu| mtu + OVERHEAD_BYTES <= interface_mtu);
+    match wanted {
+        Some(mtu) if !PATH_MTUS.contains(&mtu) => Err(OpenError::BadMtu { mtu }),
+        Some(mtu) => {
+            // Between processes of one host packets take the loopback, which carries any of them.
+            if fitting.is_none_or(|fitting| mtu > fitting) {
+                tracing::warn!(
+                    "path MTU {mtu} is more than {interface} carries ({interface_mtu} bytes); \
+                     it will only work between processes of this machine"
+                );
+            }
+            Ok(mtu)
+        }
+        None => {
+            fitting.ok_or_else(|| OpenError::InterfaceMtu { interface: interface.to_owned(), interface_mtu })
+        }
+    }
+}
+
+/// Bytes per IP packet; Ethernet's if the system does not tell.
+fn interface_mtu(interface: &str) -> u32 {
+    std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1500)
+}

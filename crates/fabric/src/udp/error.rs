@@ -1,0 +1,82 @@
+//! Why a port did not open, in words for the person who has to do something about it.
+
+use std::io;
+use std::net::IpAddr;
+
+/// Why a [`UdpPort`](super::UdpPort) did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The wanted address is not one of this machine's.
+    #[error(
+        "{addr} is not an address of this machine (it has: {available}); choose one of those with --addr or TERRACE_ADDR"
+    )]
+    NotLocal {
+        /// The wanted address.
+        addr: IpAddr,
+        /// The addresses that there are, with their interfaces.
+        available: String,
+    },
+    /// The wanted address cannot be one end of a connection.
+    #[error(
+        "{addr} is not the address of one interface (it is {kind}); choose an interface's own with --addr or TERRACE_ADDR"
+    )]
+    NotUnicast {
+        /// The wanted address.
+        addr: IpAddr,
+        /// What kind of address it is.
+        kind: &'static str,
+    },
+    /// No interface is up, not even the loopback.
+    #[error("no network interface with an address is up; `ip link set lo up` gives the machine its loopback")]
+    NoInterface,
+    /// The wanted slot, or every slot, is taken.
+    #[error(
+        "UDP {ports} of {addr} already in use: by other Terrace processes, another RoCEv2 stack or the kernel's rxe (`ss -unlp` shows by which); end one of them, or choose another address with --addr or TERRACE_ADDR"
+    )]
+    PortsInUse {
+        /// The address.
+        addr: IpAddr,
+        /// "port 4791 is" or "ports 4791 to 5046 are".
+        ports: String,
+    },
+    /// The path MTU is none of those that RoCE has.
+    #[error("{mtu} is not a path MTU; choose 256, 512, 1024, 2048 or 4096 with --mtu or TERRACE_MTU")]
+    BadMtu {
+        /// The wanted path MTU.
+        mtu: u32,
+    },
+    /// The interface cannot carry even the smallest packets.
+    #[error(
+        "interface {interface} carries only {interface_mtu} bytes per packet, too few for RoCE's smallest path MTU (256); raise it with `ip link set {interface} mtu 1500`"
+    )]
+    InterfaceMtu {
+        /// Name of the interface.
+        interface: String,
+        /// Its MTU in bytes.
+        interface_mtu: u32,
+    },
+    /// The process or the system has no descriptor left.
+    #[error("out of file descriptors while opening a UDP socket; raise the limit with `ulimit -n`")]
+    OutOfDescriptors,
+    /// Anything else that the system refused.
+    #[error("cannot {action} on {addr}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The address.
+        addr: IpAddr,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    /// Sorts the system's answer.
+    pub(super) fn from_io(action: &'static str, addr: IpAddr, source: io::Error) -> OpenError {
+        match source.raw_os_error() {
+            Some(nix::libc::EMFILE | nix::libc::ENFILE) => OpenError::OutOfDescriptors,
+            _ => OpenError::Io { action, addr, source },
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Real sockets: RoCEv2 as UDP datagrams of this host (IBTA annex A17).
+//!
+//! One unconnected socket per GID. That is what makes the ICRC computable from user space: an unconnected IPv4 socket
+//! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*.
+
+mod addresses;
+mod error;
+mod open;
+mod socket;
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use terrace_wire::RxMeta;
+
+use crate::counters::add;
+use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
+
+pub use error::OpenError;
+use socket::{Received, Sent, UdpSocket};
+
+/// A function that is shown every new socket before it is bound.
+pub type SocketHook = fn(BorrowedFd<'_>) -> std::io::Result<()>;
+
+/// How to open a [`UdpPort`].
+#[derive(Clone, Debug, Default)]
+pub struct UdpConfig {
+    /// The local address; `None` takes the first IPv4 address of an interface that is up and is not the loopback,
+    /// or the loopback when there is no such interface.
+    pub addr: Option<IpAddr>,
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096. `None` takes the largest that fits the interface.
+    pub mtu: Option<u32>,
+    /// The slot; `None` takes the first that is free.
+    pub slot: Option<u8>,
+    /// Wanted size of the receive buffer in bytes; `None` asks for 16 MiB. The system may grant less.
+    pub receive_buffer_bytes: Option<usize>,
+    /// Sets socket options for which no safe interface exists. IPv6 packets of the kernel's rxe carry no UDP checksum
+    /// and are only received when this sets `UDP_NO_CHECK6_RX`. An error is logged and otherwise ignored.
+    pub socket_hook: Option<SocketHook>,
+}
+
+/// A [`Port`] on the host's network.
+#[derive(Debug)]
+pub struct UdpPort {
+    gids: Vec<Gid>,
+    sockets: Vec<UdpSocket>,
+    slot: u8,
+    mtu_limit: u32,
+    receive_buffer_bytes: usize,
+    counters: Arc<PortCounters>,
+    /// Bit i: GID i is polled.
+    active: AtomicU32,
+    /// Datagrams to ask for in the next receive, see [`UdpPort::receive`].
+    burst: AtomicU32,
+    /// False once the system has refused a GSO send.
+    gso: AtomicBool,
+    /// Send errors so far, for deciding which ones to log.
+    logged_errors: AtomicU64,
+}
+
+/// Most datagrams that one receive asks for.
+const BURST_MAX: u32 = 32;
+
+impl UdpPort {
+    /// Finds the address, claims a slot by binding its UDP port, and fills the GID table.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; each says what to do about it.
+    pub fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
+        open::open(config)
+    }
+
+    /// Sends the front run of the batch, or as much of it as goes. False if the network would block.
+    fn transmit_front(&self, tx: &mut TxBatch) -> bool {
+        let whole_run = self.gso.load(Relaxed);
+        let Some((run, bytes)) = tx.front() else { return true };
+        let Some(socket) = self.sockets.get(usize::from(run.path.source_gid_index)) else {
+            add(&self.counters.tx.send_errors, run.count as u64);
+            tx.advance(run.count);
+            return true;
+        };
+        let mut count = if whole_run { run.count } else { 1 };
+        let mut len = if whole_run { run.len() } else { run.segment };
+        let mut sent = socket.send(&run, &mut bytes[..len], count);
+        if let Sent::SegmentationRefused = sent {
+            // Whether it is the segmentation or the destination shows when one packet goes alone.
+            (count, len) = (1, run.segment);
+            sent = socket.send(&run, &mut bytes[..len], count);
+            match sent {
+                Sent::All => self.give_up_segmentation(),
+                _ => count = run.count,
+            }
+        }
+        match sent {
+            Sent::All => self.count_sent(count, len),
+            Sent::WouldBlock => {
+                add(&self.counters.tx.would_block, 1);
+                return false;
+            }
+            Sent::Failed(error) => self.note_failure(&run.path.remote, count, run.segment, &error),
+            Sent::SegmentationRefused => add(&self.counters.tx.send_errors, count as u64),
+        }
+        tx.advance(count);
+        true
+    }
+
+    /// From now on packets leave one by one.
+    fn give_up_segmentation(&self) {
+        if self.gso.swap(false, Relaxed) {
+            tracing::info!("the system refuses UDP segmentation offload; sending packets singly");
+        }
+    }
+
+    fn count_sent(&self, packets: usize, bytes: usize) {
+        add(&self.counters.tx.calls, 1);
+        add(&self.counters.tx.packets, packets as u64);
+        add(&self.counters.tx.bytes, bytes as u64);
+    }
+
+    /// Counts packets that the system refused, and logs the 1st, 10th, 100th … of them.
+    fn note_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &std::io::Error) {
+        add(&self.counters.tx.send_errors, packets as u64);
+        let failures = self.logged_errors.fetch_add(1, Relaxed) + 1;
+        if 10u64.pow(failures.ilog10()) == failures {
+            tracing::warn!("cannot send {packet_len} bytes to {remote}: {error} ({failures} so far)");
+        }
+    }
+
+    /// Receives up to `wanted` datagrams from one socket. Returns how many came.
+    fn receive_from(&self, gid_index: usize, wanted: usize, rx: &mut RxBatch) -> usize {
+        let (socket, gid) = (&self.sockets[gid_index], &self.gids[gid_index]);
+        let mut received = 0;
+        while received < wanted {
+            let Some(room) = rx.room() else { break };
+            match socket.receive(room) {
+                Received::Datagram { source, len, segment, traffic_class, overflows } => {
+                    received += 1;
+                    if let Some(total) = overflows {
+                        socket.note_overflows(total, &self.counters.rx.overflows);
+                    }
+                    let meta =
+                        RxMeta { source, destination: gid.addr, gid_index: gid_index as u8, traffic_class };
+                    rx.commit(meta, socket.local().port(), len, segment);
+                }
+                Received::Truncated => {
+                    received += 1;
+                    add(&self.counters.rx.truncated, 1);
+                }
+                Received::Nothing => break,
+                Received::Failed(error) => {
+                    add(&self.counters.rx.receive_errors, 1);
+                    tracing::debug!("receiving on {}: {error}", socket.local());
+                    break;
+                }
+            }
+        }
+        received
+    }
+}
+
+impl Port for UdpPort {
+    fn gids(&self) -> &[Gid] {
+        &self.gids
+    }
+
+    fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    fn mtu_limit(&self) -> u32 {
+        self.mtu_limit
+    }
+
+    fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
+    }
+
+    fn counters(&self) -> &PortCounters {
+        &self.counters
+    }
+
+    fn transmit(&self, tx: &mut TxBatch) -> bool {
+        while !tx.is_empty() {
+            if !self.transmit_front(tx) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Asks for one datagram at first, and for twice as many each time that it got all it asked for: a lone packet
+    /// is not held up by a second look at the empty socket, and a stream is taken in large bursts.
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        rx.begin(&self.counters);
+        let wanted = self.burst.load(Relaxed);
+        let mut active = self.active.load(Relaxed);
+        let mut received = 0;
+        let mut calls_for_more = false;
+        while active != 0 {
+            let gid_index = active.trailing_zeros() as usize;
+            active &= active - 1;
+            let count = self.receive_from(gid_index, wanted as usize, rx);
+            calls_for_more |= count == wanted as usize;
+            received += count;
+        }
+        if received > 0 {
+            add(&self.counters.rx.calls, received as u64);
+        }
+        let next = if calls_for_more { (wanted * 2).min(BURST_MAX) } else { 1 };
+        if next != wanted {
+            self.burst.store(next, Relaxed);
+        }
+        received
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        let active = self.active.load(Relaxed);
+        (0..self.sockets.len())
+            .filter(|index| active & (1 << index) != 0)
+            .map(|index| self.sockets[index].as_raw_fd())
+            .collect()
+    }
+
+    fn activate(&self, gid_index: u8) {
+        if usize::from(gid_index) < self.sockets.len() {
+            self.active.fetch_or(1 << gid_index, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Opening a port: address, slot, sockets.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use terrace_wire::ROCE_PORT;
+
+use super::addresses::{self, is_link_local};
+use super::socket::UdpSocket;
+use super::{OpenError, UdpConfig, UdpPort};
+use crate::{Gid, PortCounters};
+
+/// What to ask for when the configuration does not say.
+const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
+
+pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
+    let mut gids = addresses::choose(config.addr, &addresses::list())?;
+    let mtu_limit = addresses::mtu_limit(config.mtu, &gids[0].interface)?;
+    let (slot, first) = claim_slot(&gids[0], config)?;
+    let mut sockets = vec![first];
+    bind_others(&mut gids, slot, config, &mut sockets)?;
+    let receive_buffer_bytes = sockets[0].receive_buffer_bytes();
+    tracing::debug!(
+        "slot {slot} (UDP port {}) of {}, {receive_buffer_bytes} bytes of receive buffer, GIDs {:?}",
+        sockets[0].local().port(),
+        gids[0].addr,
+        gids.iter().map(|gid| gid.addr).collect::<Vec<_>>(),
+    );
+    Ok(UdpPort {
+        gids,
+        sockets,
+        slot,
+        mtu_limit,
+        receive_buffer_bytes,
+        counters: Arc::new(PortCounters::default()),
+        active: AtomicU32::new(1),
+        burst: AtomicU32::new(1),
+        gso: AtomicBool::new(true),
+        logged_errors: AtomicU64::new(0),
+    })
+}
+
+/// Binds the UDP port of the first free slot. The binding is the claim: the kernel gives it to one process and takes
+/// it back when that process ends, however it ends.
+fn claim_slot(gid: &Gid, config: &UdpConfig) -> Result<(u8, UdpSocket), OpenError> {
+    let slots = config.slot.map_or(0..=u8::MAX, |slot| slot..=slot);
+    for slot in slots.clone() {
+        match bind(gid, slot, config) {
+            Ok(socket) => return Ok((slot, socket)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(OpenError::from_io("open a UDP socket", gid.addr, error)),
+        }
+    }
+    let ports = match config.slot {
+        Some(slot) => format!("port {} is", ROCE_PORT + u16::from(slot)),
+        None => format!("ports {ROCE_PORT} to {} are", ROCE_PORT + u16::from(u8::MAX)),
+    };
+    Err(OpenError::PortsInUse { addr: gid.addr, ports })
+}
+
+/// Binds the same UDP port of the remaining GIDs. One that cannot be bound is left out of the table: another process
+/// may have it as its first address, or it is about to vanish.
+fn bind_others(
+    gids: &mut Vec<Gid>,
+    slot: u8,
+    config: &UdpConfig,
+    sockets: &mut Vec<UdpSocket>,
+) -> Result<(), OpenError> {
+    let mut failure = None;
+    let mut index = 0;
+    gids.retain(|gid| {
+        index += 1;
+        if index == 1 {
+            return true;
+        }
+        match bind(gid, slot, config) {
+            Ok(socket) => sockets.push(socket),
+            Err(error) => {
+                tracing::debug!("GID {} left out: {error}", gid.addr);
+                failure = Some(OpenError::from_io("open a UDP socket", gid.addr, error));
+                return false;
+            }
+        }
+        true
+    });
+    match failure {
+        Some(error @ OpenError::OutOfDescriptors) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn bind(gid: &Gid, slot: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
+    let port = ROCE_PORT + u16::from(slot);
+    let local = match gid.addr {
+        IpAddr::V4(v4) => SocketAddr::new(v4.into(), port),
+        IpAddr::V6(v6) => {
+            let scope = if is_link_local(v6) { gid.ifindex } else { 0 };
+            SocketAddrV6::new(v6, port, 0, scope).into()
+        }
+    };
+    UdpSocket::bind(local, config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES), config.socket_hook)
+}

@@ -1,0 +1,277 @@
+//! One UDP socket: its options, and the system calls that send and receive.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, RecvMsg, SockaddrIn, SockaddrIn6, sockopt};
+use nix::sys::socket::{recvmsg, setsockopt};
+use rustix::net::sockopt::{
+    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
+};
+use socket2::{Domain, MsgHdr, SockAddr, Socket, Type};
+use terrace_wire::icrc::{self, Flow};
+
+use super::SocketHook;
+use super::addresses::is_link_local;
+use crate::counters::add;
+use crate::spoil::spoil;
+use crate::tx::Run;
+
+/// What to ask for as send buffer: packets wait in it while an interface is busy.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
+
+/// Room for the control messages of one datagram; all that can come with one need less than half of it.
+const CONTROL_BYTES: usize = 192;
+
+#[derive(Debug)]
+pub(super) struct UdpSocket {
+    socket: Socket,
+    local: SocketAddr,
+    /// Interface of a link-local address, for peers that are given without one.
+    scope_id: u32,
+    /// The kernel's count of dropped datagrams as last seen.
+    overflows_seen: AtomicU32,
+}
+
+/// What became of a send.
+pub(super) enum Sent {
+    All,
+    WouldBlock,
+    /// Neither the interface nor the kernel cuts this run into packets; single packets may well go.
+    SegmentationRefused,
+    Failed(io::Error),
+}
+
+/// What a receive brought.
+pub(super) enum Received {
+    Datagram {
+        source: SocketAddr,
+        len: usize,
+        /// Length of each packet in it but the last.
+        segment: usize,
+        traffic_class: u8,
+        /// Datagrams that the socket has dropped so far, if the kernel says.
+        overflows: Option<u32>,
+    },
+    /// It was longer than the room for it, and is gone.
+    Truncated,
+    Nothing,
+    Failed(io::Error),
+}
+
+/// Control messages must be aligned as the kernel's own header for them.
+#[repr(align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+impl UdpSocket {
+    /// A non-blocking socket with all that RoCEv2 needs, bound to the address but connected to nobody.
+    pub fn bind(
+        local: SocketAddr,
+        receive_buffer_bytes: usize,
+        hook: Option<SocketHook>,
+    ) -> io::Result<UdpSocket> {
+        let socket = Socket::new(Domain::for_address(local), Type::DGRAM, None)?;
+        socket.set_nonblocking(true)?;
+        match local {
+            SocketAddr::V4(_) => prepare_v4(&socket)?,
+            SocketAddr::V6(_) => prepare_v6(&socket)?,
+        }
+        // Both only make things faster or better known; the packets flow without.
+        let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
+        let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
+        grow_buffers(&socket, receive_buffer_bytes);
+        if let Some(Err(error)) = hook.map(|hook| hook(socket.as_fd())) {
+            tracing::warn!(
+                "socket option refused: {error}; peers that send no UDP checksums over IPv6 stay unheard"
+            );
+        }
+        socket.bind(&local.into())?;
+        let scope_id = match local {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(v6) => v6.scope_id(),
+        };
+        Ok(UdpSocket { socket, local, scope_id, overflows_seen: AtomicU32::new(0) })
+    }
+
+    /// The address and port that packets leave from.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The granted size of the receive buffer in bytes, in the kernel's own accounting.
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.socket.recv_buffer_size().unwrap_or(0)
+    }
+
+    /// Adds what the kernel dropped since the last look to a counter.
+    pub fn note_overflows(&self, total: u32, counter: &AtomicU64) {
+        let before = self.overflows_seen.swap(total, Relaxed);
+        add(counter, u64::from(total.wrapping_sub(before)));
+    }
+
+    /// Seals the run's first `count` packets, which are `bytes`, and sends them in one call.
+    pub fn send(&self, run: &Run, bytes: &mut [u8], count: usize) -> Sent {
+        let flow = Flow { source: self.local, destination: run.path.remote };
+        for (packet, index) in bytes.chunks_mut(run.segment).zip(0u16..) {
+            // The kernel gives segment i of a GSO send the IPv4 identification i, and a lone packet 0.
+            icrc::seal(&flow, packet, index);
+            if let Some(bit) = run.spoil {
+                spoil(&flow, packet, bit);
+            }
+        }
+        match self.send_sealed(run, bytes, count) {
+            Ok(_) => Sent::All,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN) => Sent::WouldBlock,
+                Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE | libc::EOPNOTSUPP) if count > 1 => {
+                    Sent::SegmentationRefused
+                }
+                _ => Sent::Failed(error),
+            },
+        }
+    }
+
+    fn send_sealed(&self, run: &Run, bytes: &[u8], count: usize) -> io::Result<usize> {
+        let mut control = ControlEncoder::new();
+        if count > 1 {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &(run.segment as u16).to_ne_bytes());
+        }
+        let (level, class, hops) = match self.local {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        };
+        if run.path.traffic_class != 0 {
+            control.push(level, class, &i32::from(run.path.traffic_class).to_ne_bytes());
+        }
+        if run.path.hop_limit != 0 {
+            control.push(level, hops, &i32::from(run.path.hop_limit).to_ne_bytes());
+        }
+        let remote = SockAddr::from(self.scoped(run.path.remote));
+        match control.bytes() {
+            [] => self.socket.send_to(bytes, &remote),
+            control => {
+                let buffers = [IoSlice::new(bytes)];
+                let header = MsgHdr::new().with_addr(&remote).with_buffers(&buffers).with_control(control);
+                self.socket.sendmsg(&header, 0)
+            }
+        }
+    }
+
+    /// A link-local peer is on our own link when nobody says otherwise.
+    fn scoped(&self, remote: SocketAddr) -> SocketAddr {
+        match remote {
+            SocketAddr::V6(mut v6) if v6.scope_id() == 0 && is_link_local(*v6.ip()) => {
+                v6.set_scope_id(self.scope_id);
+                v6.into()
+            }
+            other => other,
+        }
+    }
+
+    /// Receives one datagram or GRO run.
+    pub fn receive(&self, room: &mut [u8]) -> Received {
+        let mut control = Control([0; CONTROL_BYTES]);
+        let mut buffers = [IoSliceMut::new(room)];
+        let fd = self.socket.as_raw_fd();
+        let result = match self.local {
+            SocketAddr::V4(_) => {
+                recvmsg::<SockaddrIn>(fd, &mut buffers, Some(&mut control.0), MsgFlags::empty())
+                    .map(|message| decode(&message, |addr| SocketAddrV4::from(*addr).into()))
+            }
+            SocketAddr::V6(_) => {
+                recvmsg::<SockaddrIn6>(fd, &mut buffers, Some(&mut control.0), MsgFlags::empty())
+                    .map(|message| decode(&message, |addr| SocketAddrV6::from(*addr).into()))
+            }
+        };
+        match result {
+            Ok(received) => received,
+            Err(Errno::EAGAIN | Errno::EINTR) => Received::Nothing,
+            Err(errno) => Received::Failed(errno.into()),
+        }
+    }
+}
+
+impl AsRawFd for UdpSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn prepare_v4(socket: &Socket) -> io::Result<()> {
+    // Not fragmenting is what makes the IPv4 identification known. Probing ignores what ICMP claims of the path.
+    set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?;
+    setsockopt(socket, sockopt::IpRecvTos, &true)?;
+    Ok(())
+}
+
+fn prepare_v6(socket: &Socket) -> io::Result<()> {
+    socket.set_only_v6(true)?;
+    set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?;
+    setsockopt(socket, sockopt::Ipv6RecvTClass, &true)?;
+    Ok(())
+}
+
+/// The forced variants pass the system's limit but need a privilege.
+fn grow_buffers(socket: &Socket, receive_bytes: usize) {
+    if setsockopt(socket, sockopt::RcvBufForce, &receive_bytes).is_err() {
+        let _ = socket.set_recv_buffer_size(receive_bytes);
+    }
+    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
+        let _ = socket.set_send_buffer_size(SEND_BUFFER_BYTES);
+    }
+}
+
+fn decode<S>(message: &RecvMsg<'_, '_, S>, to_std: impl Fn(&S) -> SocketAddr) -> Received {
+    let Some(source) = message.address.as_ref().map(to_std) else { return Received::Truncated };
+    if message.flags.contains(MsgFlags::MSG_TRUNC) {
+        return Received::Truncated;
+    }
+    let mut segment = message.bytes;
+    let mut traffic_class = 0;
+    let mut overflows = None;
+    for control in message.cmsgs().into_iter().flatten() {
+        match control {
+            ControlMessageOwned::UdpGroSegments(bytes) => segment = usize::try_from(bytes).unwrap_or(segment),
+            ControlMessageOwned::Ipv4Tos(class) => traffic_class = class,
+            ControlMessageOwned::Ipv6TClass(class) => traffic_class = class as u8,
+            ControlMessageOwned::RxqOvfl(total) => overflows = Some(total),
+            _ => {}
+        }
+    }
+    Received::Datagram { source, len: message.bytes, segment, traffic_class, overflows }
+}
+
+/// Control messages for a send, as `cmsg(3)` lays them out: a header of length, level and type, then the data, each
+/// padded to the size of a machine word.
+struct ControlEncoder {
+    buffer: Control,
+    len: usize,
+}
+
+impl ControlEncoder {
+    const WORD: usize = size_of::<usize>();
+    const HEADER: usize = Self::WORD + 2 * size_of::<i32>();
+
+    fn new() -> ControlEncoder {
+        ControlEncoder { buffer: Control([0; CONTROL_BYTES]), len: 0 }
+    }
+
+    fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let message_len = Self::HEADER + data.len();
+        let padded_len = message_len.next_multiple_of(Self::WORD);
+        let Some(message) = self.buffer.0.get_mut(self.len..self.len + padded_len) else { return };
+        message[..Self::WORD].copy_from_slice(&message_len.to_ne_bytes());
+        message[Self::WORD..Self::WORD + 4].copy_from_slice(&level.to_ne_bytes());
+        message[Self::WORD + 4..Self::HEADER].copy_from_slice(&kind.to_ne_bytes());
+        message[Self::HEADER..message_len].copy_from_slice(data);
+        self.len += padded_len;
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buffer.0[..self.len]
+    }
+}
