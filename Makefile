@@ -24,7 +24,7 @@ setup: ## Install everything that any target needs
 
 build: ## Build build/bin/terrace and build/lib/terrace/
 	@scripts/setup.sh build
-	cargo build --release --locked --package terrace-cli
+	cargo build --release --locked --package terrace-ibverbs --package terrace-cli
 	crates/ibverbs/link.sh build/lib/terrace
 	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
 

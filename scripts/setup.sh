@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|demo|test|conformance|bench|fuzz|lint|all
+#   scripts/setup.sh build|demo|test|conformance|bench|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -81,6 +81,7 @@ lint)
     done
     install_cargo_tool cargo-deny 0.20.2
     ;;
-all) for part in build demo test conformance bench fuzz lint; do "$0" "$part"; done ;;
-*) fail "usage: $0 build|demo|test|conformance|bench|fuzz|lint|all" ;;
+all-but-fuzz) for part in build demo test conformance bench lint; do "$0" "$part"; done ;;
+all) "$0" all-but-fuzz && "$0" fuzz ;;
+*) fail "usage: $0 build|demo|test|conformance|bench|fuzz|lint|all-but-fuzz|all" ;;
 esac
