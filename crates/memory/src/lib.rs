@@ -1,1 +1,38 @@
+//! Registered memory: keys, regions, memory windows, and copies that survive what the program does to its memory.
+//!
+//! A [`Registry`] is the translation and protection table of one device. Registering notes an address range and
+//! touches nothing: no page is pinned, faulted in or even looked at, so the cost does not depend on the length. An
+//! access finds its key's slot, pins it with one atomic addition, checks protection domain, permission and bounds,
+//! copies, and unpins. Deregistering waits until nobody has the slot pinned; when it returns, no copy that passed
+//! the check is still running.
+//!
+//! The program may unmap, protect or truncate registered memory at any time. Copies therefore run in code whose
+//! faults are caught and reported ([`fault`]); the process lives and the request gets [`AccessError::Fault`].
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `access` | permissions, who asks, what can go wrong |
+//! | `registry` | registering, and the data path: check, read, write, atomic |
+//! | `window` | memory windows: bind, invalidate, free |
+//! | `flush` | making bytes visible or durable; prefetching |
+//! | `entry` | what a slot holds and the checks on it |
+//! | `table` | from key to slot, and which slots are free |
+//! | `pin` | who may look at a slot, and who may change it |
+//! | `fault` | copies and atomics on memory that may not be there; signal handlers |
+//!
+//! This crate knows nothing of packets, queue pairs (but their numbers) or files.
 
+mod access;
+mod entry;
+pub mod fault;
+mod flush;
+mod pin;
+mod registry;
+mod sync;
+mod table;
+mod window;
+
+pub use access::{Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
+pub use flush::{Advice, FlushHook, FlushScope, HostRange};
+pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
+pub use window::{BindError, WindowBind, WindowKind};

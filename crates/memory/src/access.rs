@@ -1,0 +1,173 @@
+//! Permissions, who asks for an access, and why it can be refused.
+
+use bitflags::bitflags;
+
+bitflags! {
+    /// What may be done through a key. Values are those of `enum ibv_access_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// The device may write on behalf of local work requests.
+        const LOCAL_WRITE = 1;
+        /// Peers may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may perform atomic operations.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
+        /// Addresses count from the start of the region or window.
+        const ZERO_BASED = 1 << 5;
+        /// On-demand paging: the range need not be mapped when it is registered.
+        const ON_DEMAND = 1 << 6;
+        /// The program promises huge pages; means nothing here.
+        const HUGETLB = 1 << 7;
+        /// Peers may flush to global visibility.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Peers may flush to persistence.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// Writes may become visible out of order; means nothing here.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl Access {
+    /// Flags that a device may ignore when it does not know them (`IBV_ACCESS_OPTIONAL_RANGE`).
+    const OPTIONAL_RANGE: u32 = 0x3ff0_0000;
+
+    /// The flags of a verbs call.
+    ///
+    /// # Errors
+    /// `Invalid` when a flag is unknown and not in the optional range.
+    pub fn from_verbs(flags: u32) -> Result<Access, RegisterError> {
+        if flags & !(Access::all().bits() | Self::OPTIONAL_RANGE) != 0 {
+            return Err(RegisterError::Invalid("unknown access flag"));
+        }
+        Ok(Access::from_bits_truncate(flags))
+    }
+
+    /// IBTA volume 1, 10.6.3.1: a region that peers may change must be writable locally as well.
+    pub(crate) fn writable_if_remotely_writable(self) -> bool {
+        !self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) || self.contains(Access::LOCAL_WRITE)
+    }
+}
+
+/// On whose behalf an access is made; local accesses give an lkey, remote ones an rkey.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// A work request of this process.
+    Local,
+    /// A request that came from a peer.
+    Remote,
+}
+
+/// Who makes an access: the queue pair, its protection domain, and for whom it acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Accessor {
+    /// The queue pair's protection domain.
+    pub pd: u32,
+    /// The queue pair's number; type 2 windows answer only to the one that they were bound through.
+    pub qpn: u32,
+    /// Local or remote.
+    pub side: Side,
+}
+
+impl Accessor {
+    /// An access on behalf of a local work request.
+    pub fn local(pd: u32, qpn: u32) -> Accessor {
+        Accessor { pd, qpn, side: Side::Local }
+    }
+
+    /// An access on behalf of a peer.
+    pub fn remote(pd: u32, qpn: u32) -> Accessor {
+        Accessor { pd, qpn, side: Side::Remote }
+    }
+}
+
+/// What an access is going to do; together with [`Side`] it decides the permission that is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessNeed {
+    /// Read. Locally always permitted.
+    Read,
+    /// Write, ATOMIC WRITE included.
+    Write,
+    /// Compare-and-swap or fetch-and-add.
+    Atomic,
+    /// FLUSH to global visibility.
+    FlushGlobal,
+    /// FLUSH to persistence.
+    FlushPersistent,
+}
+
+impl AccessNeed {
+    /// The permission that the key must carry.
+    pub(crate) fn permission(self, side: Side) -> Access {
+        match (side, self) {
+            (Side::Local, AccessNeed::Read) => Access::empty(),
+            (Side::Local, _) => Access::LOCAL_WRITE,
+            (Side::Remote, AccessNeed::Read) => Access::REMOTE_READ,
+            (Side::Remote, AccessNeed::Write) => Access::REMOTE_WRITE,
+            (Side::Remote, AccessNeed::Atomic) => Access::REMOTE_ATOMIC,
+            (Side::Remote, AccessNeed::FlushGlobal) => Access::FLUSH_GLOBAL,
+            (Side::Remote, AccessNeed::FlushPersistent) => Access::FLUSH_PERSISTENT,
+        }
+    }
+
+    /// Whether a request of no bytes needs no valid key (IBTA volume 1, 9.7.4.1.3: zero-length READ and WRITE).
+    pub(crate) fn needs_no_key_for_nothing(self) -> bool {
+        matches!(self, AccessNeed::Read | AccessNeed::Write)
+    }
+}
+
+/// Why an access was refused or failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum AccessError {
+    /// No region or bound window has this key, or a window's key was used as lkey.
+    #[error("the key is unknown")]
+    UnknownKey,
+    /// The key belongs to another protection domain than the queue pair.
+    #[error("the key belongs to another protection domain")]
+    WrongPd,
+    /// A type 2 window that is bound through another queue pair.
+    #[error("the window is bound through another queue pair")]
+    WrongQp,
+    /// Not wholly within the region or window, or the end overflows.
+    #[error("the range is not within the region")]
+    OutOfRange,
+    /// The key does not permit this kind of access.
+    #[error("the key does not permit the access")]
+    Permission,
+    /// The memory is not mapped, not accessible that way, or the file behind it ended. A write may have stored
+    /// the bytes before the fault.
+    #[error("the memory is not accessible")]
+    Fault,
+    /// An atomic's address is not a multiple of 8.
+    #[error("the address of an atomic is not a multiple of 8")]
+    Misaligned,
+    /// The flush failed, or its placement or selectivity has no meaning.
+    #[error("the flush failed")]
+    Flush,
+    /// The region wants the request to be tried again later. No region does so yet.
+    #[error("the memory is not there yet")]
+    NotReady,
+}
+
+/// Why a registration, or a change of one, was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum RegisterError {
+    /// Arguments that make no sense (EINVAL).
+    #[error("invalid: {0}")]
+    Invalid(&'static str),
+    /// The range is not mapped, and the region is not an on-demand one (EFAULT).
+    #[error("the range is not mapped")]
+    NotMapped,
+    /// As many regions or windows as the device may have (ENOMEM).
+    #[error("no room for another key")]
+    NoRoom,
+    /// Windows are bound to the region (EBUSY).
+    #[error("memory windows are bound to the region")]
+    Busy,
+    /// There is no such region or window (EINVAL).
+    #[error("no such region or window")]
+    UnknownKey,
+}

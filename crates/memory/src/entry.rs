@@ -1,0 +1,124 @@
+//! What a slot of the key table holds, and the checks that an access must pass.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
+use crate::flush::FlushHook;
+
+/// What kind of thing a key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nothing; the slot is free.
+    Free,
+    /// A memory region.
+    Region,
+    /// A type 1 window: bound by a verb, lives in a protection domain.
+    WindowType1,
+    /// A type 2 window: bound by a work request, tied to its queue pair.
+    WindowType2,
+}
+
+/// A slot's content. The fields that every access looks at come first and share a cache line with the pin count.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Entry {
+    /// The low 8 bits of the key; the bits above are the slot's index, so comparing these is comparing keys.
+    pub(crate) tag: u8,
+    pub(crate) kind: Kind,
+    /// Whether there is a range: always for a region, only while bound for a window.
+    pub(crate) bound: bool,
+    pub(crate) access: Access,
+    pub(crate) pd: u32,
+    /// Type 2 windows: the queue pair that they are bound through.
+    pub(crate) qpn: u32,
+    /// First address of the range as keys see it.
+    pub(crate) start: u64,
+    /// Length of the range in bytes.
+    pub(crate) len: u64,
+    /// What to add (modulo 2^64) to an address that the key's user gives, to have the program's own address.
+    pub(crate) to_host: u64,
+    /// Windows: index of the slot of the region underneath.
+    pub(crate) region: u32,
+    /// Regions: how many windows are bound to it. Changed while the region is pinned, or by a window that is bound.
+    pub(crate) windows: AtomicU32,
+    /// What makes the bytes durable, where the default will not do.
+    pub(crate) flush: Option<Arc<dyn FlushHook>>,
+}
+
+impl Entry {
+    /// An entry of a free slot.
+    pub(crate) fn free(tag: u8) -> Entry {
+        Entry {
+            tag,
+            kind: Kind::Free,
+            bound: false,
+            access: Access::empty(),
+            pd: 0,
+            qpn: 0,
+            start: 0,
+            len: 0,
+            to_host: 0,
+            region: 0,
+            windows: AtomicU32::new(0),
+            flush: None,
+        }
+    }
+
+    /// Whether this is a window of either type.
+    pub(crate) fn is_window(&self) -> bool {
+        matches!(self.kind, Kind::WindowType1 | Kind::WindowType2)
+    }
+
+    /// Takes the range and all that depends on it away from a window.
+    pub(crate) fn unbind(&mut self) {
+        self.bound = false;
+        self.access = Access::empty();
+        self.len = 0;
+        self.flush = None;
+    }
+
+    /// Whether `tag` is the current key's, and the accessor may use the key at all.
+    #[inline]
+    pub(crate) fn admit(&self, tag: u8, who: Accessor) -> Result<(), AccessError> {
+        if !self.bound || self.tag != tag || (who.side == Side::Local && self.kind != Kind::Region) {
+            return Err(AccessError::UnknownKey);
+        }
+        if self.pd != who.pd {
+            return Err(AccessError::WrongPd);
+        }
+        if self.kind == Kind::WindowType2 && self.qpn != who.qpn {
+            return Err(AccessError::WrongQp);
+        }
+        Ok(())
+    }
+
+    /// The program's address for `va`, when `len` bytes from there lie within the range.
+    #[inline]
+    pub(crate) fn translate(&self, va: u64, len: u64) -> Result<u64, AccessError> {
+        // `start + self.len` does not overflow (registration saw to it), so a `va` before the start wraps to an offset
+        // beyond the length, and what passes both comparisons ends where the range ends at the latest.
+        let offset = va.wrapping_sub(self.start);
+        if offset > self.len || len > self.len - offset {
+            return Err(AccessError::OutOfRange);
+        }
+        Ok(va.wrapping_add(self.to_host))
+    }
+
+    /// All checks on an access, in the order key, protection domain, queue pair, permission, range.
+    #[inline]
+    pub(crate) fn locate(
+        &self,
+        tag: u8,
+        who: Accessor,
+        need: AccessNeed,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, AccessError> {
+        self.admit(tag, who)?;
+        if !self.access.contains(need.permission(who.side)) {
+            return Err(AccessError::Permission);
+        }
+        self.translate(va, len)
+    }
+}

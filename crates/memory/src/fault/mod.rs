@@ -1,0 +1,110 @@
+//! Copies and atomics on memory that may not be there.
+//!
+//! On x86-64 they are routines of our own ([`x86_64`]): the SIGSEGV and SIGBUS handlers know their instruction
+//! addresses and, when one of them faults, continue at a place that returns an error. That costs nothing when all is
+//! well. Elsewhere the kernel copies for us ([`portable`]).
+//!
+//! # Signals
+//! A fault while SIGSEGV (or SIGBUS) is *blocked* in the faulting thread, or while our handler is not the installed
+//! one, kills the process; the kernel leaves no choice. So:
+//! - [`install`] puts our handlers in front of what the program had installed. A fault that is not ours goes on to the
+//!   program's handler, or has the default effect, as if we were not there.
+//! - Whoever interposes `sigaction` and `signal` calls [`note_program_handler`] instead of the real function, so that
+//!   ours stays in front when the program installs one later.
+//! - Each thread unblocks both signals when it first copies, because threads inherit masks. A program may block them
+//!   later: whoever interposes `sigprocmask`, `pthread_sigmask` and `sigaction` (for `sa_mask`) passes sets that are
+//!   about to be blocked through [`sanitize_mask`].
+//!
+//! What no interposition sees is a raw system call of the program that blocks or replaces the signals.
+
+mod handler;
+mod mask;
+#[cfg_attr(target_arch = "x86_64", allow(dead_code, reason = "kept compiling where only tests use it"))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+pub use handler::{install, note_program_handler};
+pub use mask::{sanitize_mask, unblock_in_this_thread};
+
+#[cfg(not(target_arch = "x86_64"))]
+use portable as machine;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as machine;
+
+/// The memory was not accessible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("the memory is not accessible")]
+pub struct Fault;
+
+/// Copies from the program's memory at `source`. Naturally aligned parts of the source of up to 8 bytes are each read
+/// with one load.
+///
+/// # Errors
+/// [`Fault`] when part of the source is not readable; `out` is then partly written.
+///
+/// # Safety
+/// `source .. source + out.len()` is memory that nobody holds an exclusive Rust reference to, or no memory at all.
+#[inline]
+pub unsafe fn copy_from(source: u64, out: &mut [u8]) -> Result<(), Fault> {
+    mask::unblock_once();
+    // SAFETY: `out` is writable and ours; the source is as the caller promises.
+    unsafe { machine::copy(out.as_mut_ptr() as u64, source, out.len(), source) }
+}
+
+/// Copies to the program's memory at `target`, ascending, the last byte last. Naturally aligned parts of the target of
+/// up to 8 bytes are each written with one store.
+///
+/// # Errors
+/// [`Fault`] when part of the target is not writable; what lies before the fault is then written.
+///
+/// # Safety
+/// `target .. target + data.len()` is memory that may be overwritten, or no memory at all.
+#[inline]
+pub unsafe fn copy_to(target: u64, data: &[u8]) -> Result<(), Fault> {
+    mask::unblock_once();
+    // SAFETY: `data` is readable; the target is as the caller promises.
+    unsafe { machine::copy(target, data.as_ptr() as u64, data.len(), target) }
+}
+
+/// Stores `swap` if the 8 bytes at `addr` hold `compare`; returns what they held.
+///
+/// # Errors
+/// [`Fault`] when the bytes are not readable and writable.
+///
+/// # Safety
+/// `addr` is a multiple of 8, and memory that may be overwritten, or no memory at all.
+#[inline]
+pub unsafe fn compare_swap(addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+    mask::unblock_once();
+    // SAFETY: as the caller promises.
+    unsafe { machine::compare_swap(addr, compare, swap) }
+}
+
+/// Adds `add` to the 8 bytes at `addr`, modulo 2^64; returns what they held.
+///
+/// # Errors
+/// [`Fault`] when the bytes are not readable and writable.
+///
+/// # Safety
+/// As for [`compare_swap`].
+#[inline]
+pub unsafe fn fetch_add(addr: u64, add: u64) -> Result<u64, Fault> {
+    mask::unblock_once();
+    // SAFETY: as the caller promises.
+    unsafe { machine::fetch_add(addr, add) }
+}
+
+/// Stores `value` to the 8 bytes at `addr`; returns what they held.
+///
+/// # Errors
+/// [`Fault`] when the bytes are not readable and writable.
+///
+/// # Safety
+/// As for [`compare_swap`].
+#[inline]
+pub unsafe fn swap(addr: u64, value: u64) -> Result<u64, Fault> {
+    mask::unblock_once();
+    // SAFETY: as the caller promises.
+    unsafe { machine::swap(addr, value) }
+}

@@ -1,0 +1,191 @@
+//! Making bytes visible or durable, and fetching them ahead.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
+use crate::registry::Registry;
+use crate::table::tag_of;
+
+/// A range of the program's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Makes a region's bytes durable, where `msync` on the mapping will not do.
+///
+/// It may run while, or shortly after, the region is deregistered: it owns what it needs.
+pub trait FlushHook: Send + Sync + std::fmt::Debug {
+    /// Returns when the bytes would survive a crash.
+    ///
+    /// # Errors
+    /// Whatever kept them from being written; the peer sees a remote operation error.
+    fn flush(&self, range: HostRange) -> std::io::Result<()>;
+}
+
+/// How much a FLUSH covers (IBTA volume 1 annex A19: the FETH's selectivity level).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlushScope {
+    /// The bytes that the request names.
+    Range,
+    /// The whole region or window; the request's address and length mean nothing.
+    Region,
+}
+
+impl FlushScope {
+    /// From the FETH's selectivity field; `None` for reserved values.
+    pub fn from_selectivity(selectivity: u8) -> Option<FlushScope> {
+        match selectivity {
+            0 => Some(FlushScope::Range),
+            1 => Some(FlushScope::Region),
+            _ => None,
+        }
+    }
+}
+
+/// Placement bit of the FETH: make writes visible to every observer.
+const PLACEMENT_GLOBAL: u8 = 1;
+/// Placement bit of the FETH: make writes durable.
+const PLACEMENT_PERSISTENT: u8 = 2;
+
+/// What `ibv_advise_mr` advises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Have the pages ready for reading.
+    Prefetch,
+    /// Have the pages ready for writing.
+    PrefetchWrite,
+    /// Use what is in memory already; there is nothing to do here but check.
+    PrefetchNoFault,
+}
+
+impl Registry {
+    /// FLUSH: returns when the bytes are visible, or durable, as `placement` (the FETH's bits) asks.
+    /// With [`FlushScope::Region`] `va` and `len` are ignored.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for or the flush failed; `Fault`
+    /// when part of the range is not mapped.
+    pub fn flush(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+    ) -> Result<(), AccessError> {
+        if placement == 0 || placement & !(PLACEMENT_GLOBAL | PLACEMENT_PERSISTENT) != 0 {
+            return Err(AccessError::Flush);
+        }
+        let (range, hook) = self.flush_range(who, key, va, len, placement, scope)?;
+        // Every store was made by a processor of this machine: ordering them is all that visibility takes.
+        fence(Ordering::SeqCst);
+        if placement & PLACEMENT_PERSISTENT == 0 || range.len == 0 {
+            return Ok(());
+        }
+        match hook {
+            Some(hook) => hook.flush(range).map_err(|_| AccessError::Flush),
+            None => sync_mapping(range),
+        }
+    }
+
+    /// Checks a flush and says what it covers.
+    fn flush_range(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+    ) -> Result<(HostRange, Option<Arc<dyn FlushHook>>), AccessError> {
+        let entry = self.table.slot_of(key).ok_or(AccessError::UnknownKey)?.entry.pin();
+        entry.admit(tag_of(key), who)?;
+        for (bit, need) in
+            [(PLACEMENT_GLOBAL, AccessNeed::FlushGlobal), (PLACEMENT_PERSISTENT, AccessNeed::FlushPersistent)]
+        {
+            if placement & bit != 0 && !entry.access.contains(need.permission(Side::Remote)) {
+                return Err(AccessError::Permission);
+            }
+        }
+        let (va, len) = match scope {
+            FlushScope::Range => (va, len),
+            FlushScope::Region => (entry.start, entry.len),
+        };
+        Ok((HostRange { addr: entry.translate(va, len)?, len }, entry.flush.clone()))
+    }
+
+    /// `ibv_advise_mr` for one element of its list: fetches pages ahead. Best effort: pages may leave again.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `WrongPd`, `OutOfRange` as for any access; `Permission` when the region is not on-demand, or
+    /// writing is advised and not permitted; `Fault` when part of the range is not mapped or not accessible.
+    pub fn advise(&self, pd: u32, lkey: u32, va: u64, len: u64, advice: Advice) -> Result<(), AccessError> {
+        let entry = self.table.slot_of(lkey).ok_or(AccessError::UnknownKey)?.entry.pin();
+        entry.admit(tag_of(lkey), Accessor::local(pd, 0))?;
+        let needed = match advice {
+            Advice::PrefetchWrite => Access::ON_DEMAND | Access::LOCAL_WRITE,
+            Advice::Prefetch | Advice::PrefetchNoFault => Access::ON_DEMAND,
+        };
+        if !entry.access.contains(needed) {
+            return Err(AccessError::Permission);
+        }
+        let range = HostRange { addr: entry.translate(va, len)?, len };
+        drop(entry);
+        match advice {
+            Advice::PrefetchNoFault => Ok(()),
+            Advice::Prefetch => populate(range, libc::MADV_POPULATE_READ),
+            Advice::PrefetchWrite => populate(range, libc::MADV_POPULATE_WRITE),
+        }
+    }
+}
+
+/// The pages that a range touches, as start and length; `None` when it is empty or ends beyond the address space.
+pub(crate) fn pages_of(range: HostRange) -> Option<(u64, u64)> {
+    // SAFETY: asks for a constant.
+    let page_size = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    let start = range.addr & !(page_size - 1);
+    let end = range.addr.checked_add(range.len)?.checked_next_multiple_of(page_size)?;
+    (range.len != 0).then_some((start, end - start))
+}
+
+/// `msync` of the pages: for a shared file mapping it writes them, for anonymous memory it does nothing.
+fn sync_mapping(range: HostRange) -> Result<(), AccessError> {
+    let (start, len) = pages_of(range).ok_or(AccessError::Flush)?;
+    // SAFETY: msync changes no memory; the kernel checks the range.
+    if unsafe { libc::msync(start as *mut _, len as usize, libc::MS_SYNC) } == 0 {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::ENOMEM) => Err(AccessError::Fault),
+        _ => Err(AccessError::Flush),
+    }
+}
+
+/// Whether the whole range is mapped somehow. Looks at mappings, never at pages, so the length costs nothing.
+pub(crate) fn is_mapped(range: HostRange) -> bool {
+    let Some((start, len)) = pages_of(range) else { return false };
+    // SAFETY: an asynchronous msync does nothing but walk the mappings; the kernel checks the range.
+    unsafe { libc::msync(start as *mut _, len as usize, libc::MS_ASYNC) == 0 }
+}
+
+/// Faults the pages in, as `advice` says; on kernels that cannot (before 5.14) asks for read-ahead instead.
+fn populate(range: HostRange, advice: libc::c_int) -> Result<(), AccessError> {
+    let Some((start, len)) = pages_of(range) else { return Ok(()) };
+    // SAFETY: none of the advice given here changes content; the kernel checks the range.
+    let advise = |advice| unsafe { libc::madvise(start as *mut _, len as usize, advice) } == 0;
+    if advise(advice) {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EINVAL) if advise(libc::MADV_WILLNEED) => Ok(()),
+        // Too little memory, or interrupted: the advice was best effort.
+        Some(libc::EAGAIN | libc::EINTR) => Ok(()),
+        _ => Err(AccessError::Fault),
+    }
+}

@@ -1,0 +1,348 @@
+//! Registering memory, and the data path.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
+use crate::entry::{Entry, Kind};
+use crate::fault;
+use crate::flush::{FlushHook, HostRange, is_mapped};
+use crate::pin::PinLock;
+use crate::table::{Slot, Table, tag_of, vacate};
+
+/// How many keys a device may have, and how they look.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most regions at a time.
+    pub regions_max: u32,
+    /// Most memory windows at a time.
+    pub windows_max: u32,
+    /// Decides the sequence of keys. Devices that should not share one get different seeds.
+    pub seed: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { regions_max: 1 << 22, windows_max: 1 << 22, seed: 0 }
+    }
+}
+
+/// What to register.
+#[derive(Clone, Debug)]
+pub struct RegionSpec {
+    /// Protection domain.
+    pub pd: u32,
+    /// First byte in the program's address space. With `len` = `u64::MAX`, `addr` = 0 and `ON_DEMAND`: all of it.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The address by which keys' users name the first byte; ignored (taken as 0) with `ZERO_BASED`.
+    pub iova: u64,
+    /// What may be done.
+    pub access: Access,
+    /// Makes the bytes durable on FLUSH; `None` for `msync`.
+    pub flush: Option<Arc<dyn FlushHook>>,
+}
+
+impl RegionSpec {
+    /// A region whose keys' users name bytes by the program's own addresses.
+    pub fn new(pd: u32, addr: u64, len: u64, access: Access) -> RegionSpec {
+        RegionSpec { pd, addr, len, iova: addr, access, flush: None }
+    }
+
+    /// Whether this is implicit on-demand paging: the whole address space.
+    fn is_implicit(&self) -> bool {
+        self.addr == 0 && self.len == u64::MAX && self.access.contains(Access::ON_DEMAND)
+    }
+
+    /// Checks the arguments and makes the entry's part that depends on them.
+    fn apply(&self, entry: &mut Entry) -> Result<(), RegisterError> {
+        if !self.access.writable_if_remotely_writable() {
+            return Err(RegisterError::Invalid("remote write or atomic access needs local write access"));
+        }
+        if self.len == 0 {
+            return Err(RegisterError::Invalid("a region of no bytes"));
+        }
+        let start = if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova };
+        if self.addr.checked_add(self.len).is_none() || start.checked_add(self.len).is_none() {
+            return Err(RegisterError::Invalid("the range's end overflows"));
+        }
+        if !self.access.contains(Access::ON_DEMAND)
+            && !is_mapped(HostRange { addr: self.addr, len: self.len })
+        {
+            return Err(RegisterError::NotMapped);
+        }
+        if self.is_implicit() && start != 0 {
+            return Err(RegisterError::Invalid("implicit on-demand paging does not translate addresses"));
+        }
+        entry.kind = Kind::Region;
+        entry.bound = true;
+        entry.access = self.access;
+        entry.pd = self.pd;
+        entry.start = start;
+        entry.len = self.len;
+        entry.to_host = self.addr.wrapping_sub(start);
+        entry.flush.clone_from(&self.flush);
+        Ok(())
+    }
+}
+
+/// A registered region, as the program gets to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Both lkey and rkey.
+    pub key: u32,
+    /// The address by which keys' users name the first byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// The memory that a region moves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewRange {
+    /// First byte in the program's address space.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The address by which keys' users name the first byte; ignored with `ZERO_BASED`.
+    pub iova: u64,
+}
+
+/// What `ibv_rereg_mr` changes; `None` leaves a property as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionChange {
+    /// New memory. The region's flush hook goes with the old one.
+    pub range: Option<NewRange>,
+    /// New protection domain.
+    pub pd: Option<u32>,
+    /// New permissions.
+    pub access: Option<Access>,
+}
+
+/// An atomic operation on 8 aligned bytes, which hold an integer in the host's byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicOp {
+    /// Stores `swap` if the bytes hold `compare`.
+    CompareSwap {
+        /// Expected value.
+        compare: u64,
+        /// New value.
+        swap: u64,
+    },
+    /// Adds, modulo 2^64.
+    FetchAdd {
+        /// Summand.
+        add: u64,
+    },
+    /// Stores with one access (ATOMIC WRITE); needs `REMOTE_WRITE`, not `REMOTE_ATOMIC`.
+    Write {
+        /// New value.
+        value: u64,
+    },
+}
+
+/// The translation and protection table of one device.
+pub struct Registry {
+    pub(crate) table: Table,
+    /// Whoever changes the table pins this; `fork` closes it, so that the child finds no change half made. Copies do
+    /// not look at it.
+    pub(crate) changes: PinLock<()>,
+}
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (regions, windows) = self.table.counts();
+        f.debug_struct("Registry").field("regions", &regions).field("windows", &windows).finish()
+    }
+}
+
+impl Registry {
+    /// An empty table. Makes sure that faults in copies are caught in this process.
+    ///
+    /// # Errors
+    /// When the signal handlers cannot be installed.
+    pub fn new(limits: Limits) -> std::io::Result<Registry> {
+        fault::install()?;
+        Ok(Registry {
+            table: Table::new(limits.regions_max, limits.windows_max, limits.seed),
+            changes: PinLock::new(()),
+        })
+    }
+
+    /// How many regions and windows exist.
+    pub fn counts(&self) -> (u32, u32) {
+        self.table.counts()
+    }
+
+    /// Registers memory. Nothing is touched; the cost depends on the number of mappings in the range, not on its length.
+    ///
+    /// # Errors
+    /// `Invalid` for no bytes, an end that overflows or remote write access without local; `NotMapped` when part of the
+    /// range is not mapped and `ON_DEMAND` is not given; `NoRoom`.
+    pub fn register(&self, spec: &RegionSpec) -> Result<Region, RegisterError> {
+        // Checked before a slot is taken, so that a refusal leaves no trace.
+        let mut checked = Entry::free(0);
+        spec.apply(&mut checked)?;
+        let _changing = self.changes.pin();
+        let (key, slot) = self.table.allocate(false).ok_or(RegisterError::NoRoom)?;
+        checked.tag = tag_of(key);
+        let region = Region { key, start: checked.start, len: checked.len };
+        *slot.entry.close() = checked;
+        Ok(region)
+    }
+
+    /// Changes a region and keeps its key. On error the region is as it was. When this returns, no access that passed
+    /// the old checks is still running.
+    ///
+    /// # Errors
+    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`.
+    pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
+        let _changing = self.changes.pin();
+        let mut entry = self.region_slot(key)?.entry.close();
+        if entry.kind != Kind::Region || entry.tag != tag_of(key) {
+            return Err(RegisterError::UnknownKey);
+        }
+        if entry.windows.load(Ordering::Relaxed) != 0 {
+            return Err(RegisterError::Busy);
+        }
+        let old_addr = entry.start.wrapping_add(entry.to_host);
+        let old = NewRange { addr: old_addr, len: entry.len, iova: entry.start };
+        let NewRange { addr, len, iova } = change.range.unwrap_or(old);
+        let spec = RegionSpec {
+            pd: change.pd.unwrap_or(entry.pd),
+            addr,
+            len,
+            iova,
+            access: change.access.unwrap_or(entry.access),
+            flush: if change.range.is_some() { None } else { entry.flush.clone() },
+        };
+        spec.apply(&mut entry)?;
+        Ok(Region { key, start: entry.start, len: entry.len })
+    }
+
+    /// Ends a region. When this returns, no access to it is still running, and its key names nothing.
+    ///
+    /// # Errors
+    /// `Busy` when windows are bound; `UnknownKey`.
+    pub fn deregister(&self, key: u32) -> Result<(), RegisterError> {
+        let _changing = self.changes.pin();
+        let mut entry = self.region_slot(key)?.entry.close();
+        if entry.kind != Kind::Region || entry.tag != tag_of(key) {
+            return Err(RegisterError::UnknownKey);
+        }
+        if entry.windows.load(Ordering::Relaxed) != 0 {
+            return Err(RegisterError::Busy);
+        }
+        vacate(&mut entry);
+        drop(entry);
+        self.table.release(key, false);
+        Ok(())
+    }
+
+    fn region_slot(&self, key: u32) -> Result<&Slot, RegisterError> {
+        self.table.slot_of(key).ok_or(RegisterError::UnknownKey)
+    }
+
+    /// Checks an access to the whole range without touching memory. The answer can be outdated when it arrives: every
+    /// access checks again.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `WrongPd`, `WrongQp`, `Permission`, `OutOfRange`, in this order of precedence.
+    pub fn check(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: AccessNeed,
+    ) -> Result<(), AccessError> {
+        if len == 0 && need.needs_no_key_for_nothing() {
+            return Ok(());
+        }
+        self.slot(key)?.entry.pin().locate(tag_of(key), who, need, va, len).map(drop)
+    }
+
+    /// Copies registered memory to `out`. Aligned parts of 1, 2, 4 and 8 bytes are each read with one load. No bytes
+    /// may be read with any key.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `Fault` when the memory is not there or not readable; `out` is then partly written.
+    pub fn read(&self, who: Accessor, key: u32, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let entry = self.slot(key)?.entry.pin();
+        let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
+        // SAFETY: the program registered this range for the device to read, and the pin keeps it registered.
+        unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
+    }
+
+    /// Copies `data` to registered memory, ascending, the last byte last. Aligned parts of 1, 2, 4 and 8 bytes are each
+    /// written with one store. No bytes may be written with any key.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are then
+    /// written.
+    pub fn write(&self, who: Accessor, key: u32, va: u64, data: &[u8]) -> Result<(), AccessError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let entry = self.slot(key)?.entry.pin();
+        let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
+        // SAFETY: the program registered this range for the device to write, and the pin keeps it registered.
+        unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
+    }
+
+    /// Performs an atomic operation and returns the value before it. Atomic with respect to the program's own atomic
+    /// instructions as well.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable.
+    pub fn atomic(&self, who: Accessor, key: u32, va: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let need = match op {
+            AtomicOp::Write { .. } => AccessNeed::Write,
+            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
+        };
+        let entry = self.slot(key)?.entry.pin();
+        let host = entry.locate(tag_of(key), who, need, va, 8)?;
+        // A region whose iova and address differ modulo 8 has no place for atomics at all.
+        if !va.is_multiple_of(8) || !host.is_multiple_of(8) {
+            return Err(AccessError::Misaligned);
+        }
+        // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
+        // address is aligned.
+        let old = unsafe {
+            match op {
+                AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(host, compare, swap),
+                AtomicOp::FetchAdd { add } => fault::fetch_add(host, add),
+                AtomicOp::Write { value } => fault::swap(host, value),
+            }
+        };
+        old.map_err(|fault::Fault| AccessError::Fault)
+    }
+
+    #[inline]
+    fn slot(&self, key: u32) -> Result<&Slot, AccessError> {
+        self.table.slot_of(key).ok_or(AccessError::UnknownKey)
+    }
+
+    /// Before `fork`, in the parent: waits for changes under way and keeps new ones out, so that the child inherits a
+    /// whole table. Copies go on. Pair with [`Registry::after_fork_parent`] or [`Registry::after_fork_child`].
+    pub fn before_fork(&self) {
+        self.changes.close_raw();
+    }
+
+    /// After `fork`, in the parent.
+    pub fn after_fork_parent(&self) {
+        self.changes.open_raw();
+    }
+
+    /// After `fork`, in the child: forgets the copies of threads that exist only in the parent.
+    pub fn after_fork_child(&self) {
+        for (_, slot) in self.table.slots() {
+            slot.entry.forget_pins();
+        }
+        self.changes.forget_pins();
+    }
+}
