@@ -1,1 +1,60 @@
-fn main() {}
+//! The `terrace` command: runs RDMA programs on the software NIC and shows what the NIC does.
+//!
+//! Nothing of the NIC itself is here. `run` prepares an environment and replaces itself with the program; the NIC
+//! then lives in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
+#![forbid(unsafe_code)]
+
+mod devices;
+mod library;
+mod program;
+mod run;
+mod table;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+const AFTER_HELP: &str = "\
+Examples:
+  Two ends of a bandwidth test on this machine, in two terminals:
+    terrace run -- ib_write_bw
+    terrace run -- ib_write_bw 127.0.0.1
+
+  The same between two hosts: give each end its own address.
+    host a:  terrace run --addr 192.0.2.1 -- ib_write_bw
+    host b:  terrace run --addr 192.0.2.2 -- ib_write_bw 192.0.2.1
+
+  What would a program see?           terrace devices
+  What is a running program doing?    terrace stat PID --watch
+
+Every option of `run` can also be given as an environment variable (see `terrace run --help`).
+`terrace COMMAND --help` explains a command and shows examples.";
+
+/// RDMA without RDMA hardware: runs unmodified verbs programs over plain UDP (RoCEv2).
+#[derive(Parser)]
+#[command(name = "terrace", version, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program with a software RDMA NIC
+    Run(run::Options),
+    /// Show the device that a program would see
+    Devices(devices::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
+        Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, message)) => {
+            eprintln!("terrace: {message}");
+            ExitCode::from(code)
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! `terrace run`: checks everything that can be checked from here, then becomes the program with the NIC preloaded.
+
+use crate::{library, program};
+use clap::{Args, ValueEnum};
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::net::IpAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use terrace_fabric::fault::{FaultPlan, FaultPlanError};
+use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
+
+const AFTER_HELP: &str = "\
+Examples:
+  terrace run -- ibv_devinfo -v
+  terrace run -- ib_read_lat                     # the server end
+  terrace run -- ib_read_lat 127.0.0.1           # the client end
+  terrace run --addr 192.0.2.1 -- ./my_server    # packets leave from this address
+  terrace run --pcap run.pcap -- ib_send_bw -n 5 127.0.0.1 && tshark -r run.pcap
+  terrace run --fault-plan lossy.toml -- ./my_client
+
+A fault plan is a TOML file; every key may be left out:
+  seed = 7             # the same seed draws the same faults for the same packets
+  loss = 0.01          # probabilities, for each packet that this process sends
+  duplicate = 0.01
+  corrupt = 0.001      # a bit flipped
+  reorder = 0.01       # held back for up to reorder_us_max, so that others overtake it
+  reorder_us_max = 100
+  ecn_mark = 0.01      # marked \"congestion experienced\"
+  delay_us_min = 0     # every packet waits this long ...
+  delay_us_max = 50    # ... to this long, in order
+
+The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between hosts must let
+them through. Exit status: the program's own; 125 when Terrace itself fails, 126 when the program cannot be
+executed, 127 when there is no such program.";
+
+/// Options of `terrace run`.
+#[derive(Args)]
+#[command(override_usage = "terrace run [OPTIONS] -- PROGRAM [ARGUMENTS]...", after_help = AFTER_HELP)]
+pub struct Options {
+    /// Address of this host that peers send to [default: the first interface's]
+    #[arg(long, value_name = "ADDRESS", env = "TERRACE_ADDR", hide_env_values = true)]
+    addr: Option<String>,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that the interface carries]
+    #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
+    mtu: Option<String>,
+    /// Drop, duplicate, delay, reorder or corrupt packets as this file says
+    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
+    fault_plan: Option<PathBuf>,
+    /// Write every packet to this file, for Wireshark
+    #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
+    pcap: Option<PathBuf>,
+    /// What the NIC logs to standard error
+    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true)]
+    log: Option<LogLevel>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// How much the NIC logs.
+#[derive(Clone, Copy, ValueEnum)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Why the program was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Nothing to preload.
+    #[error(transparent)]
+    Library(#[from] library::LibraryError),
+    /// Nothing to run.
+    #[error(transparent)]
+    Program(#[from] program::ProgramError),
+    /// Not an IPv4 or IPv6 address.
+    #[error("--addr {0}: not an IP address (for example 192.0.2.1 or fe80::1)")]
+    AddressSyntax(String),
+    /// Not a number.
+    #[error("--mtu {0}: not a path MTU; choose 256, 512, 1024, 2048 or 4096")]
+    MtuSyntax(String),
+    /// The NIC could not have this address or path MTU.
+    #[error(transparent)]
+    Port(#[from] OpenError),
+    /// The fault plan cannot be read, or says something that it cannot mean.
+    #[error("--fault-plan {}: {reason}", path.display())]
+    FaultPlan { path: PathBuf, reason: String },
+    /// The capture could not be written.
+    #[error("--pcap {}: {error}", path.display())]
+    Pcap { path: PathBuf, error: std::io::Error },
+    /// The kernel refused to execute the program.
+    #[error("{program}: {error}")]
+    Exec { program: String, error: std::io::Error },
+}
+
+impl RunError {
+    /// The exit status: as with `env` and `timeout`, 125 for an own failure, 126 and 127 for the program's.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::Program(program::ProgramError::NotFound(..)) => 127,
+            RunError::Program(_) | RunError::Exec { .. } => 126,
+            _ => 125,
+        }
+    }
+}
+
+/// Replaces this process with the program. Returns only to say why that did not happen.
+pub fn run(options: &Options) -> Result<(), RunError> {
+    let library = library::find()?;
+    let name = &options.program[0];
+    let path = program::find(name)?;
+    let mut command = Command::new(&path);
+    command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
+    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD").as_deref()));
+    let error = command.exec();
+    Err(RunError::Exec { program: name.to_string_lossy().into_owned(), error })
+}
+
+/// The variables that tell the NIC in the program what the options said. Each option is tried first.
+fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
+    let port = parse_port(options.addr.as_deref(), options.mtu.as_deref())?;
+    // The NIC will open the same port in a moment: what stops it stops us here, with the same words.
+    UdpPort::open(&port)?;
+    let mut variables: Vec<(&'static str, OsString)> = Vec::new();
+    variables.extend(port.addr.map(|addr| ("TERRACE_ADDR", addr.to_string().into())));
+    variables.extend(port.mtu.map(|mtu| ("TERRACE_MTU", mtu.to_string().into())));
+    if let Some(path) = &options.fault_plan {
+        variables.push(("TERRACE_FAULT_PLAN", check_fault_plan(path)?.into()));
+    }
+    if let Some(path) = &options.pcap {
+        variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
+    }
+    if let Some(level) = options.log {
+        let name = level.to_possible_value().expect("no level is hidden").get_name().to_owned();
+        variables.push(("TERRACE_LOG", name.into()));
+    }
+    Ok(variables)
+}
+
+/// What `--addr` and `--mtu` ask for. Whether this host can give it only the port knows.
+pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, RunError> {
+    let addr: Option<IpAddr> =
+        addr.map(|text| text.parse().map_err(|_| RunError::AddressSyntax(text.to_owned()))).transpose()?;
+    let mtu: Option<u32> =
+        mtu.map(|text| text.parse().map_err(|_| RunError::MtuSyntax(text.to_owned()))).transpose()?;
+    Ok(UdpConfig { addr, mtu, ..UdpConfig::default() })
+}
+
+/// Reads the plan as the NIC will, and makes its path independent of the directory that the program changes to.
+fn check_fault_plan(path: &Path) -> Result<PathBuf, RunError> {
+    let refuse = |reason: &dyn ToString| RunError::FaultPlan {
+        path: path.to_owned(),
+        reason: one_line(&reason.to_string()),
+    };
+    FaultPlan::load(path).map_err(|error| match &error {
+        FaultPlanError::Read { source, .. } => refuse(source),
+        other => refuse(other),
+    })?;
+    std::path::absolute(path).map_err(|error| refuse(&error))
+}
+
+/// A parser's message with its picture of the offending line, folded into one line.
+fn one_line(message: &str) -> String {
+    message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// Opens the capture for writing, without touching what is in it: the NIC truncates it when it starts.
+fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
+    let unwritable = |error| RunError::Pcap { path: path.to_owned(), error };
+    OpenOptions::new().append(true).create(true).open(path).map_err(unwritable)?;
+    std::path::absolute(path).map_err(unwritable)
+}
+
+/// `LD_PRELOAD` with the library before whatever was there, and only once.
+fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut value = library.as_os_str().to_owned();
+    let existing = existing.unwrap_or_default().to_string_lossy().into_owned();
+    for entry in existing.split([':', ' ']).filter(|entry| !entry.is_empty() && Path::new(entry) != library) {
+        value.push(":");
+        value.push(entry);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_first_and_once() {
+        let library = Path::new("/t/libibverbs.so.1");
+        assert_eq!(preload(library, None), "/t/libibverbs.so.1");
+        assert_eq!(preload(library, Some(OsStr::new("a.so b.so"))), "/t/libibverbs.so.1:a.so:b.so");
+        assert_eq!(preload(library, Some(OsStr::new("/t/libibverbs.so.1:a.so"))), "/t/libibverbs.so.1:a.so");
+    }
+
+    #[test]
+    fn exit_statuses_tell_whose_fault_it_was() {
+        assert_eq!(RunError::MtuSyntax("x".into()).exit_code(), 125);
+        assert_eq!(RunError::Program(program::ProgramError::NotExecutable("x".into())).exit_code(), 126);
+        assert_eq!(RunError::Program(program::ProgramError::NotFound("x".into(), "")).exit_code(), 127);
+    }
+}
