@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -431,9 +431,9 @@ impl<P: Port> Port for FaultyPort<P> {
         self.inner.receive(rx)
     }
 
-    fn descriptors(&self) -> Vec<RawFd> {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.inner.descriptors();
-        descriptors.push(self.timer.as_raw_fd());
+        descriptors.push(self.timer.as_fd());
         descriptors
     }
 

@@ -19,7 +19,7 @@ mod tx;
 pub mod udp;
 
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 pub use counters::{CountersSnapshot, PortCounters, RxCounters, TxCounters};
 pub use rx::{RxBatch, RxPacket};
@@ -88,8 +88,9 @@ pub trait Port: Send + Sync {
     /// value above 0.
     fn receive(&self, rx: &mut RxBatch) -> usize;
 
-    /// Descriptors to sleep on until something arrives. The list may grow when a GID is activated.
-    fn descriptors(&self) -> Vec<RawFd>;
+    /// Descriptors to sleep on until something arrives. The list may grow when a GID is activated. They live as long
+    /// as the port.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only those
     /// that somebody uses are polled. Unknown indexes are ignored. Idempotent.
@@ -121,7 +122,7 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn receive(&self, rx: &mut RxBatch) -> usize {
         (**self).receive(rx)
     }
-    fn descriptors(&self) -> Vec<RawFd> {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         (**self).descriptors()
     }
     fn activate(&self, gid_index: u8) {

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -256,7 +256,7 @@ impl<P: Port> Port for PcapPort<P> {
         received
     }
 
-    fn descriptors(&self) -> Vec<RawFd> {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.inner.descriptors()
     }
 

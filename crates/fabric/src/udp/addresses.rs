@@ -15,9 +15,6 @@ const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
 /// What a packet has besides its payload, at most: IPv6 40, UDP 8, BTH 12, extensions 28 (an atomic request), ICRC 4.
 const OVERHEAD_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
 
-/// Most entries of a GID table.
-const GIDS_MAX: usize = 16;
-
 /// An address of an interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LocalAddress {
@@ -47,30 +44,42 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     }
 }
 
-/// The GID table for the wanted address: that one first, then the others of its interface, IPv4 before global IPv6
-/// before link-local.
+/// The GID table for the wanted address: that one first, then one of each other kind that its interface has: IPv4,
+/// global IPv6, link-local IPv6.
 pub(super) fn choose(wanted: Option<IpAddr>, all: &[LocalAddress]) -> Result<Vec<Gid>, OpenError> {
     let chosen = match wanted {
         Some(addr) => find(addr.to_canonical(), all)?,
         None => default(all).ok_or(OpenError::NoInterface)?,
     };
-    let mut others: Vec<&Gid> = all
-        .iter()
-        .map(|local| &local.gid)
-        .filter(|gid| gid.interface == chosen.interface && gid.addr != chosen.addr)
-        .collect();
-    others.sort_by_key(|gid| rank(gid.addr));
+    // An address that the loopback has without listing it stands for a host of its own: it shares no others.
+    let listed = all.iter().any(|local| local.gid == chosen);
     let mut gids = vec![chosen];
-    gids.extend(others.into_iter().cloned());
-    gids.truncate(GIDS_MAX);
+    for kind in [Kind::V4, Kind::Global, Kind::LinkLocal] {
+        let other = all.iter().map(|local| &local.gid).find(|gid| {
+            listed
+                && gid.interface == gids[0].interface
+                && kind == Kind::of(gid.addr)
+                && kind != Kind::of(gids[0].addr)
+        });
+        gids.extend(other.cloned());
+    }
     Ok(gids)
 }
 
-fn rank(addr: IpAddr) -> u8 {
-    match addr {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(v6) if !is_link_local(v6) => 1,
-        IpAddr::V6(_) => 2,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    V4,
+    Global,
+    LinkLocal,
+}
+
+impl Kind {
+    fn of(addr: IpAddr) -> Kind {
+        match addr {
+            IpAddr::V4(_) => Kind::V4,
+            IpAddr::V6(v6) if is_link_local(v6) => Kind::LinkLocal,
+            IpAddr::V6(_) => Kind::Global,
+        }
     }
 }
 
@@ -138,4 +147,56 @@ fn interface_mtu(interface: &str) -> u32 {
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(1500)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Vec<LocalAddress> {
+        let local = |addr: &str, interface: &str, ifindex| LocalAddress {
+            gid: Gid::new(addr.parse().unwrap(), interface, ifindex),
+            loopback: interface == "lo",
+        };
+        vec![
+            local("127.0.0.1", "lo", 1),
+            local("::1", "lo", 1),
+            local("fe80::9", "eth0", 2),
+            local("fd00::2", "eth0", 2),
+            local("192.0.2.2", "eth0", 2),
+            local("192.0.2.3", "eth0", 2),
+            local("192.0.2.130", "eth1", 3),
+        ]
+    }
+
+    fn table(wanted: Option<&str>) -> Vec<String> {
+        let gids = choose(wanted.map(|addr| addr.parse().unwrap()), &machine()).unwrap();
+        gids.iter().map(|gid| gid.addr.to_string()).collect()
+    }
+
+    #[test]
+    fn the_first_ipv4_address_off_the_loopback_is_the_default() {
+        assert_eq!(table(None), ["192.0.2.2", "fd00::2", "fe80::9"]);
+    }
+
+    #[test]
+    fn the_chosen_address_comes_first_and_brings_the_other_kinds_of_its_interface() {
+        assert_eq!(table(Some("fd00::2")), ["fd00::2", "192.0.2.2", "fe80::9"]);
+        assert_eq!(table(Some("::ffff:192.0.2.3")), ["192.0.2.3", "fd00::2", "fe80::9"]);
+        assert_eq!(table(Some("127.0.0.1")), ["127.0.0.1", "::1"]);
+        assert_eq!(table(Some("127.0.0.9")), ["127.0.0.9"]);
+    }
+
+    #[test]
+    fn without_a_network_the_loopback_serves() {
+        let loopback_only = &machine()[..2];
+        assert_eq!(choose(None, loopback_only).unwrap()[0].addr.to_string(), "127.0.0.1");
+        assert!(matches!(choose(None, &[]), Err(OpenError::NoInterface)));
+    }
+
+    #[test]
+    fn a_gid_maps_ipv4_into_ipv6() {
+        let gid = Gid::new("192.0.2.2".parse().unwrap(), "eth0", 2);
+        assert_eq!(gid.raw, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 2]);
+    }
 }

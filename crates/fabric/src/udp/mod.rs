@@ -9,7 +9,7 @@ mod open;
 mod socket;
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -215,11 +215,11 @@ impl Port for UdpPort {
         received
     }
 
-    fn descriptors(&self) -> Vec<RawFd> {
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let active = self.active.load(Relaxed);
         (0..self.sockets.len())
             .filter(|index| active & (1 << index) != 0)
-            .map(|index| self.sockets[index].as_raw_fd())
+            .map(|index| self.sockets[index].as_fd())
             .collect()
     }
 

@@ -1,0 +1,280 @@
+//! What bare UDP costs on this machine: the reference beside which the benchmarks print their own numbers.
+//!
+//! `rtt`: one datagram there and one back between two processes that both poll, over the loopback.
+//! `stream`: one-way bytes per second with GSO on one side and GRO on the other.
+
+use std::hint::black_box;
+use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt, sockopt};
+
+const USAGE: &str = "\
+Measures bare UDP over the loopback, as a reference for the benchmarks.
+
+usage: udp_reference [rtt] [--request BYTES] [--reply BYTES] [--seconds S] [--json]
+       udp_reference stream [--segment BYTES] [--total BYTES_PER_SEND] [--seconds S] [--json]
+
+rtt     round trip of a request (default 64) and a reply (default 4096); both processes poll
+stream  one way, GSO sends of at most 65507 bytes (default 15 segments) in segments (default 4112), GRO receives";
+
+struct Options {
+    mode: String,
+    request: usize,
+    reply: usize,
+    segment: usize,
+    total: usize,
+    seconds: f64,
+    json: bool,
+    peer: Option<SocketAddr>,
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("{message}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let result = match options.mode.as_str() {
+        "rtt" => round_trip(&options),
+        "stream" => stream(&options),
+        "rtt-peer" => echo(&options),
+        _ => flood(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("udp_reference: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options {
+        mode: "rtt".into(),
+        request: 64,
+        reply: 4096,
+        segment: 4112,
+        total: 0,
+        seconds: 1.0,
+        json: false,
+        peer: None,
+    };
+    while let Some(arg) = args.next() {
+        let mut number = |what: &mut usize| -> Result<(), String> {
+            let text = args.next().ok_or(format!("{arg} needs a value"))?;
+            *what = text.parse().map_err(|_| format!("{arg}: {text} is not a number"))?;
+            Ok(())
+        };
+        match arg.as_str() {
+            "--request" => number(&mut options.request)?,
+            "--reply" => number(&mut options.reply)?,
+            "--segment" => number(&mut options.segment)?,
+            "--total" => number(&mut options.total)?,
+            "--seconds" => {
+                let text = args.next().unwrap_or_default();
+                options.seconds = text.parse().map_err(|_| format!("--seconds: {text} is not a number"))?;
+            }
+            "--json" => options.json = true,
+            "--peer" => options.peer = args.next().and_then(|text| text.parse().ok()),
+            "rtt" | "stream" | "rtt-peer" | "stream-peer" => options.mode = arg,
+            _ => return Err(format!("unknown argument {arg}")),
+        }
+    }
+    if options.total == 0 {
+        options.total = (65_507 / options.segment.max(1)).min(64) * options.segment;
+    }
+    let sizes = [options.request, options.reply, options.segment, options.total];
+    if sizes.iter().any(|size| !(1..=65_507).contains(size)) {
+        return Err("sizes lie between 1 and 65507 bytes".into());
+    }
+    Ok(options)
+}
+
+/// A polled socket with large buffers, on a port that the system chooses.
+fn polled_socket() -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.set_nonblocking(true)?;
+    if setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20)).is_err() {
+        let _ = setsockopt(&socket, sockopt::RcvBuf, &(16 << 20));
+    }
+    Ok(socket)
+}
+
+/// Starts this program again as the other end.
+fn spawn_peer(mode: &str, options: &Options, local: SocketAddr) -> io::Result<(Child, SocketAddr)> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([mode, "--peer", &local.to_string()])
+        .args(["--reply", &options.reply.to_string()])
+        .args(["--segment", &options.segment.to_string(), "--total", &options.total.to_string()])
+        .args(["--seconds", &(options.seconds * 1.5 + 1.0).to_string()])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line)?;
+    let address = line.trim().parse().map_err(|_| io::Error::other("the other end did not start"))?;
+    Ok((child, address))
+}
+
+fn announce(socket: &UdpSocket) -> io::Result<()> {
+    println!("{}", socket.local_addr()?);
+    io::stdout().flush()
+}
+
+/// Polls until a datagram is there; false when the time is over.
+fn poll(socket: &UdpSocket, buffer: &mut [u8], until: Instant) -> io::Result<Option<SocketAddr>> {
+    let mut polls = 0u32;
+    loop {
+        match socket.recv_from(buffer) {
+            Ok((_, from)) => return Ok(Some(from)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(1024) && Instant::now() > until {
+            return Ok(None);
+        }
+    }
+}
+
+fn echo(options: &Options) -> io::Result<()> {
+    let socket = polled_socket()?;
+    announce(&socket)?;
+    let until = Instant::now() + Duration::from_secs_f64(options.seconds);
+    let (mut buffer, reply) = (vec![0; 65_536], vec![7; options.reply]);
+    while let Some(from) = poll(&socket, &mut buffer, until)? {
+        socket.send_to(&reply, from)?;
+    }
+    Ok(())
+}
+
+fn round_trip(options: &Options) -> io::Result<()> {
+    let socket = polled_socket()?;
+    let (mut child, peer) = spawn_peer("rtt-peer", options, socket.local_addr()?)?;
+    let (request, mut buffer) = (vec![5; options.request], vec![0; 65_536]);
+    let start = Instant::now();
+    let end = start + Duration::from_secs_f64(options.seconds);
+    let warm = start + Duration::from_secs_f64(options.seconds * 0.2);
+    let mut samples_ns = Vec::with_capacity(1 << 20);
+    loop {
+        let before = Instant::now();
+        if before > end {
+            break;
+        }
+        socket.send_to(&request, peer)?;
+        let give_up = before + Duration::from_secs(1);
+        if poll(&socket, &mut buffer, give_up)?.is_none() {
+            return Err(io::Error::other("no reply within a second"));
+        }
+        if before > warm {
+            samples_ns.push(before.elapsed().as_nanos() as u64);
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    samples_ns.sort_unstable();
+    let at = |part: f64| {
+        samples_ns.get((samples_ns.len() as f64 * part) as usize).map_or(0.0, |ns| *ns as f64 / 1e3)
+    };
+    let (median, p99) = (at(0.5), at(0.99));
+    if options.json {
+        println!(
+            "{{\"kind\":\"rtt\",\"request_bytes\":{},\"reply_bytes\":{},\"rounds\":{},\"rtt_us_p50\":{median:.3},\"rtt_us_p99\":{p99:.3}}}",
+            options.request,
+            options.reply,
+            samples_ns.len()
+        );
+    } else {
+        println!(
+            "bare UDP round trip, {} B there, {} B back: median {median:.2} us, p99 {p99:.2} us ({} rounds)",
+            options.request,
+            options.reply,
+            samples_ns.len()
+        );
+    }
+    Ok(())
+}
+
+fn flood(options: &Options) -> io::Result<()> {
+    let socket = polled_socket()?;
+    announce(&socket)?;
+    let peer = match options.peer {
+        Some(SocketAddr::V4(peer)) => SockaddrIn::from(peer),
+        _ => return Err(io::Error::other("the other end needs --peer")),
+    };
+    let (data, segment) = (vec![3; options.total], options.segment as u16);
+    let until = Instant::now() + Duration::from_secs_f64(options.seconds);
+    // Credits keep the receiver's buffer from overflowing: it answers each 16 sends with one byte.
+    let mut credits = 64i64;
+    let mut byte = [0; 16];
+    while Instant::now() < until {
+        while socket.recv_from(&mut byte).is_ok() {
+            credits += 16;
+        }
+        if credits <= 0 {
+            continue;
+        }
+        let control = [ControlMessage::UdpGsoSegments(&segment)];
+        sendmsg(socket.as_raw_fd(), &[IoSlice::new(&data)], &control, MsgFlags::empty(), Some(&peer))?;
+        credits -= 1;
+    }
+    Ok(())
+}
+
+fn stream(options: &Options) -> io::Result<()> {
+    let socket = polled_socket()?;
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+    let (mut child, peer) = spawn_peer("stream-peer", options, socket.local_addr()?)?;
+    let mut buffer = vec![0; 65_536];
+    let mut control = nix::cmsg_space!(i32);
+    let start = Instant::now();
+    let end = start + Duration::from_secs_f64(options.seconds);
+    let warm = start + Duration::from_secs_f64(options.seconds * 0.2);
+    let (mut bytes, mut calls, mut measured_from) = (0u64, 0u64, None);
+    loop {
+        let mut buffers = [IoSliceMut::new(&mut buffer)];
+        let fd = socket.as_raw_fd();
+        let received = recvmsg::<SockaddrIn>(fd, &mut buffers, Some(&mut control), MsgFlags::empty());
+        let now = Instant::now();
+        if now > end {
+            break;
+        }
+        let Ok(message) = received else { continue };
+        let len = black_box(message.bytes) as u64;
+        calls += 1;
+        if calls.is_multiple_of(16) {
+            socket.send_to(&[1], peer)?;
+        }
+        match measured_from {
+            Some(_) => bytes += len,
+            None if now > warm => measured_from = Some(now),
+            None => {}
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    let seconds = measured_from.map_or(f64::MAX, |from| from.elapsed().as_secs_f64());
+    let rate = bytes as f64 / seconds;
+    let packets = rate / options.segment as f64;
+    if options.json {
+        println!(
+            "{{\"kind\":\"stream\",\"segment_bytes\":{},\"send_bytes\":{},\"bytes_per_second\":{rate:.0},\"packets_per_second\":{packets:.0}}}",
+            options.segment, options.total
+        );
+    } else {
+        println!(
+            "bare UDP stream, GSO {} B in segments of {} B: {:.2} GB/s, {packets:.0} packets/s",
+            options.total,
+            options.segment,
+            rate / 1e9
+        );
+    }
+    Ok(())
+}
