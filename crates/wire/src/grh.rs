@@ -1,5 +1,5 @@
 //! The 40 bytes in front of a received datagram in the program's memory. On RoCEv2 they hold the IP header instead of
-//! InfiniBand's global route header: an IPv6 header as it is, an IPv4 header in the last 20 bytes (annex A17.4.5.1).
+//! InfiniBand's global route header: an IPv6 header as it is, an IPv4 header in the last 20 bytes (annex A17).
 //!
 //! A socket does not show the header as it came, so it is built again from what is known of it.
 

@@ -104,7 +104,7 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header (9.3.3): which remote memory.
+/// RDMA extended transport header (IBTA volume 1, 9.3): which remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reth {
     /// Remote address.
@@ -127,7 +127,7 @@ impl Reth {
     }
 }
 
-/// Why a request was refused for good (9.7.5.2.2, table 46).
+/// Why a request was refused for good (IBTA volume 1, 9.7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {
@@ -153,7 +153,7 @@ impl NakCode {
     ];
 }
 
-/// What an acknowledgement says (9.7.5.2.1, table 45).
+/// What an acknowledgement says (IBTA volume 1, 9.7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
     /// Done.
@@ -163,7 +163,7 @@ pub enum Syndrome {
     },
     /// The receiver is not ready.
     RnrNak {
-        /// Coded time to wait, 5 bits (table 47).
+        /// Coded time to wait, 5 bits (IBTA volume 1, 9.7.5).
         timer: u8,
     },
     /// Refused.
@@ -192,7 +192,7 @@ impl Syndrome {
     }
 }
 
-/// Acknowledge extended transport header (9.3.5).
+/// Acknowledge extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
     /// What it says.
@@ -213,7 +213,7 @@ impl Aeth {
     }
 }
 
-/// Atomic extended transport header (9.3.6).
+/// Atomic extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicEth {
     /// Remote address, a multiple of 8 if the request is to succeed.
@@ -252,7 +252,7 @@ impl AtomicEth {
     }
 }
 
-/// Datagram extended transport header (9.3.2).
+/// Datagram extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deth {
     /// Queue key that the receiver must have.

@@ -1,4 +1,4 @@
-//! The invariant CRC: a checksum over everything that no router may change (IBTA volume 1, 7.8.1; annex A17.3.3).
+//! The invariant CRC: a checksum over everything that no router may change (IBTA volume 1, 7.8; annex A17).
 //!
 //! It is Ethernet's CRC-32 over 8 bytes of ones, the IP header, the UDP header and the packet, with those fields that
 //! routers do change replaced by ones. It travels little-endian behind the padding.

@@ -1,4 +1,4 @@
-//! The opcodes of the base transport header and what each one carries, as a table (IBTA volume 1, 9.2 and table 38;
+//! The opcodes of the base transport header and what each one carries, as a table (IBTA volume 1, 9.2 and 9.3;
 //! annex A17 for the congestion notification packet; annex A19 for FLUSH and ATOMIC WRITE).
 
 use bitflags::bitflags;
@@ -30,7 +30,7 @@ bitflags! {
 
 /// Length of the base transport header in bytes.
 pub(crate) const BTH_LEN: usize = 12;
-/// Length of the reserved part of a congestion notification packet in bytes (annex A17.9.3).
+/// Length of the reserved part of a congestion notification packet in bytes (annex A17).
 pub(crate) const CNP_RESERVED_LEN: usize = 16;
 
 impl Headers {

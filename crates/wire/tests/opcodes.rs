@@ -122,7 +122,7 @@ fn headers_follow_from_the_meaning() {
         assert_eq!(has(Headers::RETH), addressed, "{}", info.name);
         let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
         assert_eq!(has(Headers::ATOMIC_ETH), atomic, "{}", info.name);
-        // 9.4.4: the middle of a READ's answer acknowledges nothing.
+        // 9.4: the middle of a READ's answer acknowledges nothing.
         let acknowledges = matches!(info.operation, Operation::Acknowledge | Operation::AtomicAcknowledge)
             || info.operation == Operation::ReadResponse && info.position != Position::Middle;
         assert_eq!(has(Headers::AETH), acknowledges, "{}", info.name);
