@@ -1,1 +1,64 @@
+//! The software RNIC: joins transport, memory and fabric into a device with the objects of the verbs.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `device` | the device, and what belongs to all of its objects |
+//! | `datapath` | what it does with packets, work requests and the time: pure, the time comes in |
+//! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
+//! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
+//! | `host` | what a queue pair's transport sees of memory |
+//! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
+//! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
+//! | `limits`, `error` | what the device promises; why it refuses |
+//! | `setup`, `stat`, `clock` | opening a port; counters for people; time |
+//!
+//! Objects are reference-counted, but ending them is explicit and follows the rules of libibverbs: an object that
+//! others refer to is busy. [`Device`] says how a simulation drives it without threads ([`Device::step`]).
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod address;
+mod channel;
+mod clock;
+mod cq;
+mod datapath;
+mod device;
+mod engine;
+mod error;
+mod events;
+mod host;
+mod limits;
+mod mr;
+mod pd;
+mod qp;
+mod semaphore;
+mod setup;
+mod srq;
+pub mod stat;
+mod table;
+mod timers;
+mod tx;
+
+pub use address::{AddressVector, Ah};
+pub use channel::CompChannel;
+pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use cq::{Cq, CqInit};
+pub use device::{Device, DeviceConfig, PortAttributes};
+pub use engine::ForkPause;
+pub use error::Error;
+pub use events::AsyncEvent;
+pub use limits::Limits;
+pub use mr::{Mr, MrRequest, Mw, MwKind};
+pub use pd::Pd;
+pub use qp::{MwBind, QpInit, QueuePair};
+pub use setup::{OpenError, PortConfig};
+pub use srq::{Srq, SrqAttr, SrqInit};
+pub use stat::{DeviceSnapshot, QpSnapshot};
+
+pub use terrace_fabric::{Gid, Port};
+pub use terrace_transport::{
+    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags,
+    SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,
+};
+pub use terrace_wire::Path;

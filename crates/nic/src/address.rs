@@ -1,0 +1,123 @@
+//! Address vectors and address handles: from the GIDs of a program to paths of the wire.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+
+use terrace_fabric::Gid;
+use terrace_transport::Datagram;
+use terrace_wire::{Path, port_of};
+
+use crate::error::Error;
+use crate::limits::Life;
+use crate::pd::Pd;
+
+/// The parts of `ibv_ah_attr` that reach the wire, and those that are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressVector {
+    /// Whether there is a global route. RoCE has no other kind (IBTA annex A17).
+    pub is_global: bool,
+    /// The peer's GID.
+    pub dgid: [u8; 16],
+    /// Index of the local GID.
+    pub sgid_index: u8,
+    /// IPv4 type of service or IPv6 traffic class.
+    pub traffic_class: u8,
+    /// Time to live; 0 leaves it to the system.
+    pub hop_limit: u8,
+    /// IPv6 flow label; the upper 12 bits are ignored.
+    pub flow_label: u32,
+    /// The device's port: 1.
+    pub port_num: u8,
+}
+
+/// The way to `qpn` at the peer that the vector names.
+pub(crate) fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
+    if !av.is_global {
+        return Err(Error::Invalid("RoCE needs a global route in the address vector"));
+    }
+    if av.port_num != 1 {
+        return Err(Error::Invalid("the device's only port is 1"));
+    }
+    let source = gids.get(usize::from(av.sgid_index)).ok_or(Error::Invalid("no GID at sgid_index"))?;
+    let remote = ip_of(&av.dgid);
+    if remote.is_unspecified() {
+        return Err(Error::Invalid("the destination GID is zero"));
+    }
+    if remote.is_ipv4() != source.addr.is_ipv4() {
+        return Err(Error::Invalid("source and destination GID are of different families"));
+    }
+    if remote.is_multicast() {
+        return Err(Error::Invalid("multicast destinations are not supported"));
+    }
+    Ok(Path {
+        remote: socket_address(remote, port_of(qpn), source.ifindex),
+        source_gid_index: av.sgid_index,
+        traffic_class: av.traffic_class,
+        hop_limit: av.hop_limit,
+        flow_label: av.flow_label & 0xf_ffff,
+    })
+}
+
+/// The address that a GID stands for: IPv4 when it is mapped into IPv6.
+fn ip_of(gid: &[u8; 16]) -> IpAddr {
+    let v6 = Ipv6Addr::from(*gid);
+    v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+}
+
+/// A link-local address means something only together with the interface that it is reached through.
+fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, ifindex).into(),
+        _ => SocketAddr::new(ip, port),
+    }
+}
+
+/// An address handle.
+pub struct Ah {
+    pd: Arc<Pd>,
+    av: AddressVector,
+    /// The way to the peer's slot 0; a queue pair number moves the port.
+    path: Path,
+    life: Life,
+}
+
+impl Ah {
+    pub(crate) fn new(pd: &Arc<Pd>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
+        let device = pd.device();
+        let path = resolve(device.gids(), av, 0)?;
+        device.quotas.ah.take()?;
+        pd.life.hold();
+        device.activate_gid(av.sgid_index);
+        Ok(Arc::new(Ah { pd: pd.clone(), av: *av, path, life: Life::default() }))
+    }
+
+    /// Where a datagram to that queue pair of the peer goes.
+    pub fn datagram(&self, remote_qpn: u32, remote_qkey: u32) -> Datagram {
+        let mut path = self.path;
+        path.remote.set_port(port_of(remote_qpn));
+        Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey }
+    }
+
+    /// What the handle was made from.
+    pub fn address_vector(&self) -> AddressVector {
+        self.av
+    }
+
+    /// Destroys the handle. Work requests that used it keep their address.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.life.end()?;
+        self.pd.life.release();
+        self.pd.device().quotas.ah.give_back();
+        Ok(())
+    }
+}
+
+/// An identifier for the node: the lower half of its first IPv6 address, or a form of the IPv4 address that cannot
+/// be one; slots differ.
+pub(crate) fn guid(gids: &[Gid], slot: u8) -> u64 {
+    let low = gids.first().map_or(1, |gid| {
+        let [.., a, b, c, d, e, f, g, h] = gid.raw;
+        u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    });
+    low ^ u64::from(slot) << 40
+}

@@ -1,0 +1,78 @@
+//! Completion channels.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::error::Error;
+use crate::limits::Life;
+use crate::semaphore::Semaphore;
+
+/// Where a program waits for completion events of the queues that were created with the channel.
+pub struct CompChannel {
+    device: Arc<Device>,
+    waiting: Mutex<VecDeque<Arc<Cq>>>,
+    /// One token for every entry of `waiting`, except for a moment in which a token may be ahead or behind.
+    tokens: Semaphore,
+    pub(crate) life: Life,
+}
+
+impl CompChannel {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<CompChannel>, Error> {
+        Ok(Arc::new(CompChannel {
+            device: device.clone(),
+            waiting: Mutex::new(VecDeque::new()),
+            tokens: Semaphore::new()?,
+            life: Life::default(),
+        }))
+    }
+
+    /// Readable while events wait. Only `poll` and `fcntl` are of use to others.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.tokens.fd()
+    }
+
+    /// The queue whose event is the oldest; it counts as unacknowledged until [`Cq::ack_events`]. Waits for one
+    /// unless the descriptor has O_NONBLOCK. Fails with `Again` (non-blocking) or `Interrupted`.
+    pub fn get_event(&self) -> Result<Arc<Cq>, Error> {
+        self.device.wait_spinning(|| !self.waiting.lock().is_empty() || self.tokens.is_nonblocking());
+        loop {
+            self.tokens.take()?;
+            // Nothing there: the queue was destroyed between its token and this lock.
+            if let Some(cq) = self.take_waiting() {
+                return Ok(cq);
+            }
+        }
+    }
+
+    fn take_waiting(&self) -> Option<Arc<Cq>> {
+        let cq = self.waiting.lock().pop_front()?;
+        cq.completion_account.hand_out();
+        Some(cq)
+    }
+
+    /// Destroys the channel; EBUSY while completion queues use it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.life.end()
+    }
+
+    pub(crate) fn notify(&self, cq: Arc<Cq>) {
+        self.waiting.lock().push_back(cq);
+        self.tokens.post();
+    }
+
+    /// Forgets the events of a queue that is being destroyed.
+    pub(crate) fn withdraw(&self, cq: &Cq) {
+        self.waiting.lock().retain(|waiting| {
+            let ours = std::ptr::eq(Arc::as_ptr(waiting), cq);
+            if ours {
+                self.tokens.try_take();
+            }
+            !ours
+        });
+    }
+}

@@ -1,0 +1,226 @@
+//! Completion queues.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use terrace_transport::{Wc, WcStatus};
+
+use crate::channel::CompChannel;
+use crate::device::Device;
+use crate::error::Error;
+use crate::events::EventAccount;
+use crate::limits::Life;
+
+/// What a completion queue is created with.
+#[derive(Clone)]
+pub struct CqInit {
+    /// Entries that it must hold, at least 1.
+    pub depth: u32,
+    /// Where its events go.
+    pub channel: Option<Arc<CompChannel>>,
+    /// Whatever the creator wants to find again.
+    pub cookie: u64,
+}
+
+/// A completion queue.
+pub struct Cq {
+    device: Arc<Device>,
+    me: Weak<Cq>,
+    channel: Option<Arc<CompChannel>>,
+    cookie: u64,
+    queue: Mutex<Queue>,
+    /// Entries in the queue, for a look without the lock.
+    len: AtomicU32,
+    pub(crate) life: Life,
+    pub(crate) async_account: EventAccount,
+    pub(crate) completion_account: EventAccount,
+}
+
+struct Queue {
+    entries: VecDeque<Wc>,
+    depth: u32,
+    armed: Armed,
+    overrun: bool,
+}
+
+/// What the next event waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// Entries that room is made for at once; more room comes with need.
+const INITIAL_ENTRIES: u32 = 256;
+
+impl Cq {
+    pub(crate) fn new(device: &Arc<Device>, init: CqInit) -> Result<Arc<Cq>, Error> {
+        check_depth(device, init.depth)?;
+        device.quotas.cq.take()?;
+        if let Some(channel) = &init.channel {
+            channel.life.hold();
+        }
+        Ok(Arc::new_cyclic(|me| Cq {
+            device: device.clone(),
+            me: me.clone(),
+            channel: init.channel,
+            cookie: init.cookie,
+            queue: Mutex::new(Queue {
+                entries: VecDeque::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
+                depth: init.depth,
+                armed: Armed::No,
+                overrun: false,
+            }),
+            len: AtomicU32::new(0),
+            life: Life::default(),
+            async_account: EventAccount::default(),
+            completion_account: EventAccount::default(),
+        }))
+    }
+
+    /// What the creator gave.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// Entries that it holds before it overruns.
+    pub fn depth(&self) -> u32 {
+        self.queue.lock().depth
+    }
+
+    /// Where its events go.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Hands up to `max` entries to `take`, which must not call verbs, and returns how many. When none are there,
+    /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
+    pub fn poll(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
+        self.device.note_poll();
+        if self.is_empty() {
+            self.device.progress_for(self);
+        }
+        let mut queue = self.queue.lock();
+        let count = queue.entries.len().min(max);
+        queue.entries.drain(..count).for_each(take);
+        self.publish_len(&queue);
+        match count == 0 && queue.overrun {
+            true => Err(Error::Overrun),
+            false => Ok(count),
+        }
+    }
+
+    /// Asks for one event at the next completion, or at the next one that is solicited or an error.
+    pub fn request_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        self.life.check()?;
+        if self.channel.is_none() {
+            return Err(Error::Invalid("the completion queue has no channel"));
+        }
+        let before = {
+            let mut queue = self.queue.lock();
+            let before = queue.armed;
+            // Asking for solicited events does not take back the wish for any event (IBTA volume 1, 11.4.2.2).
+            if before != Armed::Any {
+                queue.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
+            }
+            before
+        };
+        if before == Armed::No {
+            self.device.note_armed();
+        }
+        Ok(())
+    }
+
+    /// Changes the number of entries that the queue holds; EINVAL when more than that wait.
+    pub fn resize(&self, depth: u32) -> Result<u32, Error> {
+        check_depth(&self.device, depth)?;
+        let mut queue = self.queue.lock();
+        if queue.entries.len() > depth as usize {
+            return Err(Error::Invalid("more completions wait than would fit"));
+        }
+        queue.depth = depth;
+        Ok(depth)
+    }
+
+    /// Acknowledges completion events.
+    pub fn ack_events(&self, count: u32) {
+        self.completion_account.acknowledge(count);
+    }
+
+    /// Destroys the queue: EBUSY while queue pairs use it. Waits until every event that was handed out has been
+    /// acknowledged.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.life.end()?;
+        self.disarm(&mut self.queue.lock());
+        self.device.events.withdraw(&self.async_account);
+        if let Some(channel) = &self.channel {
+            channel.withdraw(self);
+            self.completion_account.wait_settled();
+            channel.life.release();
+        }
+        self.device.quotas.cq.give_back();
+        Ok(())
+    }
+
+    /// Whether no entry waits; a look without the lock.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
+    /// Adds an entry. When there is no room, the queue has overrun, and the device is told.
+    pub(crate) fn push(&self, wc: Wc) {
+        let mut queue = self.queue.lock();
+        if queue.entries.len() >= queue.depth as usize {
+            if !std::mem::replace(&mut queue.overrun, true) {
+                drop(queue);
+                self.device.note_overrun(self.strong());
+            }
+            return;
+        }
+        queue.entries.push_back(wc);
+        self.publish_len(&queue);
+        let wanted = match queue.armed {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,
+        };
+        if wanted {
+            self.disarm(&mut queue);
+            if let Some(channel) = &self.channel {
+                channel.notify(self.strong());
+            }
+        }
+    }
+
+    /// Forgets the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the
+    /// providers do).
+    pub(crate) fn purge(&self, qpn: u32) {
+        let mut queue = self.queue.lock();
+        queue.entries.retain(|wc| wc.qpn != qpn);
+        self.publish_len(&queue);
+    }
+
+    fn disarm(&self, queue: &mut Queue) {
+        if std::mem::replace(&mut queue.armed, Armed::No) != Armed::No {
+            self.device.note_disarmed();
+        }
+    }
+
+    fn publish_len(&self, queue: &Queue) {
+        self.len.store(queue.entries.len() as u32, Ordering::Release);
+    }
+
+    fn strong(&self) -> Arc<Cq> {
+        self.me.upgrade().expect("a method is running, so somebody holds the queue")
+    }
+}
+
+fn check_depth(device: &Device, depth: u32) -> Result<(), Error> {
+    match (1..=device.limits().max_cqe).contains(&depth) {
+        true => Ok(()),
+        false => Err(Error::Invalid("completion queue depth out of range")),
+    }
+}

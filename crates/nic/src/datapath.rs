@@ -1,0 +1,315 @@
+//! What the device does with packets, work requests and the time. Nothing here knows threads or a clock of its own:
+//! the time comes in, and whoever calls does the work.
+//!
+//! A burst is received and handled queue pair by queue pair; those that were touched are then asked for what they
+//! have to send, all into one batch. Locks are taken in the order queue pair, shared receive queue, completion
+//! queue, channel, and none is held while the network is called, except for the right to receive.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
+use terrace_fabric::RxBatch;
+use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit};
+use terrace_wire::{Packet, RxMeta};
+
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::events::AsyncEvent;
+use crate::qp::{QpCore, QueuePair};
+use crate::table::TableReader;
+use crate::tx::{BatchSink, TxUnit, WorkList};
+
+/// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
+const DEFAULT_PARTITION: u16 = 0x7fff;
+
+impl Device {
+    /// One look at everything: packets that have arrived, timers that have run out, queue pairs that wait to be
+    /// looked at. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
+    pub(crate) fn advance(&self, now: Time, acks: impl FnOnce() -> AckPolicy) -> bool {
+        self.retry_blocked(now);
+        let mut rx = self.rx.try_lock();
+        let received = rx.as_mut().map_or(0, |rx| self.port.receive(rx));
+        let due = self.timers.is_due(now);
+        if received == 0 && !due && self.pending.is_empty() {
+            return false;
+        }
+        let mut unit = self.tx.take();
+        // What has waited since the last look leaves now; only what comes in with this look may be held back.
+        self.pending.take_into(&mut unit.work);
+        let older_count = unit.work.len();
+        if received > 0
+            && let Some(rx) = rx.as_mut()
+        {
+            self.handle_burst(now, rx, &mut unit.work);
+        }
+        drop(rx);
+        if due {
+            self.handle_timers(now, &mut unit.work);
+        }
+        let acks = acks();
+        unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
+        self.flush(unit, now);
+        self.settle_overruns();
+        true
+    }
+
+    /// Everything that can happen at `now`, until there is nothing more to do: for simulations, in which nobody
+    /// else makes progress. Returns whether there was anything to do.
+    pub fn step(&self, now: Time) -> bool {
+        let mut active = false;
+        while self.advance(now, || AckPolicy::Now) {
+            active = true;
+        }
+        active
+    }
+
+    /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
+    pub fn next_deadline(&self) -> Option<Time> {
+        if self.pending.is_empty() { self.timers.next() } else { Some(Time(0)) }
+    }
+
+    fn handle_burst(&self, now: Time, rx: &mut RxBatch, work: &mut WorkList) {
+        let table = self.table.read();
+        while let Some(packet) = rx.next() {
+            self.handle_packet(now, &packet.meta, packet.bytes, &table, work);
+        }
+    }
+
+    /// Whatever the bytes say, the worst that comes of them is a counter.
+    fn handle_packet(
+        &self,
+        now: Time,
+        meta: &RxMeta,
+        bytes: &[u8],
+        table: &TableReader<'_>,
+        work: &mut WorkList,
+    ) {
+        let packet = match Packet::parse(bytes) {
+            Ok(packet) => packet,
+            Err(error) => {
+                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+                tracing::trace!(%error, source = %meta.source, "malformed packet dropped");
+                return;
+            }
+        };
+        if packet.bth.pkey & DEFAULT_PARTITION != DEFAULT_PARTITION {
+            self.counters.wrong_partition.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let Some(qp) = table.get(packet.bth.qpn) else {
+            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let mut core = qp.lock();
+        if core.dead {
+            return;
+        }
+        core.qp.handle_packet(now, meta, &packet, &qp.host());
+        self.deliver(qp, &mut core);
+        touch(qp, &mut core, work);
+    }
+
+    fn handle_timers(&self, now: Time, work: &mut WorkList) {
+        for qp in self.timers.take_due(now) {
+            let mut core = qp.lock();
+            if core.dead {
+                continue;
+            }
+            core.qp.handle_timeout(now);
+            self.deliver(&qp, &mut core);
+            self.arm(&qp, &core);
+            touch(&qp, &mut core, work);
+        }
+    }
+
+    /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. The
+    /// packets of those that have waited go along.
+    pub(crate) fn after_change(
+        &self,
+        qp: &Arc<QueuePair>,
+        mut core: MutexGuard<'_, QpCore>,
+        acks: AckPolicy,
+    ) {
+        self.deliver(qp, &mut core);
+        self.arm(qp, &core);
+        if core.qp.wants_transmit() {
+            self.transmit_first(qp, core, acks);
+        } else {
+            drop(core);
+        }
+        self.settle_overruns();
+    }
+
+    fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: MutexGuard<'_, QpCore>, acks: AckPolicy) {
+        if self.tx.is_blocked() {
+            self.pending.add(qp);
+            return;
+        }
+        let now = self.clock.now();
+        let mut unit = self.tx.take();
+        let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
+        drop(core);
+        if outcome == Transmit::SinkFull {
+            unit.work.push_back((qp.clone(), acks));
+        }
+        self.pending.take_into(&mut unit.work);
+        self.flush(unit, now);
+    }
+
+    /// Sends what the queue pairs on the work list have to send, until there is nothing more or the network does
+    /// not take it.
+    fn flush(&self, mut unit: TxUnit, now: Time) {
+        loop {
+            if self.tx.is_blocked() {
+                unit.work.drain(..).for_each(|(qp, _)| self.pending.add(&qp));
+            }
+            self.fill_from_work(&mut unit, now);
+            if !self.port.transmit(&mut unit.batch) {
+                unit.work.drain(..).for_each(|(qp, _)| self.pending.add(&qp));
+                self.tx.block(unit);
+                self.engine.wake();
+                return;
+            }
+            for owner in unit.owners.drain(..) {
+                if owner.token.give_back() {
+                    unit.work.push_back((owner, AckPolicy::Now));
+                }
+            }
+            if unit.work.is_empty() {
+                self.tx.give_back(unit);
+                return;
+            }
+        }
+    }
+
+    /// Fills the batch from the work list. A queue pair that has more to send than fits goes to the end of the list.
+    fn fill_from_work(&self, unit: &mut TxUnit, now: Time) {
+        while let Some((qp, acks)) = unit.work.pop_front() {
+            let mut core = qp.lock();
+            // A queue pair that is on the list twice has been looked at when its mark is gone.
+            if core.dead || (acks == AckPolicy::Hold && !core.touched) {
+                continue;
+            }
+            let outcome = self.fill(&qp, &mut core, now, acks, unit);
+            drop(core);
+            if outcome == Transmit::SinkFull {
+                unit.work.push_back((qp, AckPolicy::Now));
+                return;
+            }
+        }
+    }
+
+    /// Takes what a queue pair has to send, as far as it fits, unless somebody else is about to.
+    fn fill(
+        &self,
+        qp: &Arc<QueuePair>,
+        core: &mut QpCore,
+        now: Time,
+        acks: AckPolicy,
+        unit: &mut TxUnit,
+    ) -> Transmit {
+        core.touched = false;
+        if !qp.token.take() {
+            return Transmit::Idle;
+        }
+        let before_count = unit.batch.len();
+        let outcome = core.qp.poll_transmit(now, &qp.host(), &mut BatchSink(&mut unit.batch), acks);
+        self.deliver(qp, core);
+        self.arm(qp, core);
+        if acks == AckPolicy::Hold && core.qp.holds_ack() {
+            self.pending.add(qp);
+        }
+        if unit.batch.len() > before_count {
+            unit.owners.push(qp.clone());
+        } else {
+            // Nobody can have left a note: that takes the queue pair's lock.
+            qp.token.give_back();
+        }
+        outcome
+    }
+
+    /// Tries again what the network did not take.
+    fn retry_blocked(&self, now: Time) {
+        while self.tx.is_blocked() {
+            let Some(mut unit) = self.tx.take_blocked() else { return };
+            if !self.port.transmit(&mut unit.batch) {
+                self.tx.block(unit);
+                return;
+            }
+            self.flush(unit, now);
+        }
+    }
+
+    /// Brings what the transport says to the completion queues and the queue of asynchronous events.
+    pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
+        while let Some(event) = core.qp.poll_event() {
+            let qp = || qp.clone();
+            self.events.raise(match event {
+                QpEvent::SendComplete(wc) => {
+                    qp().send_cq().push(wc);
+                    continue;
+                }
+                QpEvent::RecvComplete(wc) => {
+                    qp().recv_cq().push(wc);
+                    continue;
+                }
+                QpEvent::Fatal => AsyncEvent::QpFatal(qp()),
+                QpEvent::RequestError => AsyncEvent::QpRequestError(qp()),
+                QpEvent::AccessError => AsyncEvent::QpAccessError(qp()),
+                QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp()),
+                QpEvent::SqDrained => AsyncEvent::SqDrained(qp()),
+                QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp()),
+            });
+        }
+    }
+
+    fn arm(&self, qp: &Arc<QueuePair>, core: &QpCore) {
+        if let Some(deadline) = core.qp.deadline()
+            && self.timers.arm(qp, deadline)
+        {
+            self.engine.wake_by(deadline);
+        }
+    }
+
+    /// A completion queue has overrun: the program is told, and whatever completes to it stops
+    /// (IBTA volume 1, 11.6.3.1). The caller holds locks, so the rest has to wait for [`Device::settle_overruns`].
+    pub(crate) fn note_overrun(&self, cq: Arc<Cq>) {
+        self.events.raise(AsyncEvent::CqError(cq.clone()));
+        self.overrun.list.lock().push(cq);
+        self.overrun.any.store(true, Ordering::Release);
+    }
+
+    /// Brings the queue pairs of completion queues that have overrun into the error state. Takes locks.
+    pub(crate) fn settle_overruns(&self) {
+        if !self.overrun.any.load(Ordering::Acquire) {
+            return;
+        }
+        self.overrun.any.store(false, Ordering::Release);
+        let overrun = std::mem::take(&mut *self.overrun.list.lock());
+        for qp in self.table.all() {
+            if overrun.iter().any(|cq| qp.completes_to(cq)) {
+                self.fail(&qp);
+            }
+        }
+    }
+
+    fn fail(&self, qp: &Arc<QueuePair>) {
+        let mut core = qp.lock();
+        if core.dead || matches!(core.qp.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        // The error state can be reached from every state.
+        let _ = core.qp.modify(&error, QpAttrMask::STATE);
+        self.deliver(qp, &mut core);
+        self.events.raise(AsyncEvent::QpFatal(qp.clone()));
+    }
+}
+
+/// Puts a queue pair on the work list, once.
+fn touch(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList) {
+    if !std::mem::replace(&mut core.touched, true) {
+        work.push_back((qp.clone(), AckPolicy::Now));
+    }
+}

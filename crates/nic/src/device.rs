@@ -1,0 +1,270 @@
+//! The device: what belongs to all of its objects.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use terrace_fabric::{Gid, Port, RxBatch};
+use terrace_memory::Registry;
+use terrace_transport::AckPolicy;
+use terrace_wire::Path;
+
+use crate::address::{self, AddressVector};
+use crate::channel::CompChannel;
+use crate::clock::{Clock, ManualClock, MonotonicClock};
+use crate::cq::{Cq, CqInit};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::events::{AsyncEvent, AsyncQueue};
+use crate::limits::{Limits, Quotas};
+use crate::pd::Pd;
+use crate::qp::QueuePair;
+use crate::table::QpTable;
+use crate::timers::Timers;
+use crate::tx::{Pending, TxPool};
+
+/// What a device is opened with.
+pub struct DeviceConfig {
+    /// Its place in a network.
+    pub port: Box<dyn Port>,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Clock>,
+    /// Where queue pair numbers, keys and handles start.
+    pub seed: u64,
+    /// Whether a thread makes progress when nobody polls. Without it, [`Device::step`] is the caller's to call.
+    pub engine: bool,
+    /// Whether the engine answers `terrace stat`.
+    pub stat_socket: bool,
+    /// What the device promises.
+    pub limits: Limits,
+}
+
+impl DeviceConfig {
+    /// A device for real use.
+    pub fn new(port: Box<dyn Port>) -> DeviceConfig {
+        DeviceConfig {
+            port,
+            clock: Arc::new(MonotonicClock::new()),
+            seed: rand::random(),
+            engine: true,
+            stat_socket: true,
+            limits: Limits::default(),
+        }
+    }
+
+    /// A device that does nothing by itself, and the same for the same seed.
+    pub fn simulated(port: Box<dyn Port>, clock: Arc<ManualClock>, seed: u64) -> DeviceConfig {
+        DeviceConfig { port, clock, seed, engine: false, stat_socket: false, limits: Limits::default() }
+    }
+}
+
+/// What `ibv_query_port` answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttributes {
+    /// Largest path MTU in bytes that Terrace can do.
+    pub max_mtu: u32,
+    /// Largest path MTU in bytes that fits the network.
+    pub active_mtu: u32,
+    /// Entries of the GID table.
+    pub gid_count: usize,
+    /// Entries of the partition key table; the only one is the default partition.
+    pub pkey_count: u16,
+    /// Longest message in bytes.
+    pub max_message_bytes: u32,
+    /// Whether the port works.
+    pub active: bool,
+}
+
+/// A software RDMA NIC.
+pub struct Device {
+    pub(crate) port: Box<dyn Port>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) memory: Registry,
+    pub(crate) table: QpTable,
+    /// The right to receive: nobody ever waits for it but `fork`.
+    pub(crate) rx: Arc<Mutex<RxBatch>>,
+    pub(crate) tx: TxPool,
+    pub(crate) pending: Pending,
+    pub(crate) timers: Timers,
+    pub(crate) events: AsyncQueue,
+    pub(crate) overrun: Overrun,
+    pub(crate) quotas: Quotas,
+    pub(crate) counters: NicCounters,
+    pub(crate) engine: Engine,
+    limits: Limits,
+    guid: u64,
+    next_number: AtomicU32,
+    closed: AtomicBool,
+}
+
+/// Completion queues that have overrun and whose queue pairs do not know yet.
+#[derive(Default)]
+pub(crate) struct Overrun {
+    pub list: Mutex<Vec<Arc<Cq>>>,
+    pub any: AtomicBool,
+}
+
+/// Packets that were dropped before a queue pair saw them.
+#[derive(Debug, Default)]
+pub(crate) struct NicCounters {
+    pub malformed: AtomicU64,
+    pub unknown_qp: AtomicU64,
+    pub wrong_partition: AtomicU64,
+}
+
+impl Device {
+    /// Opens a device and starts its engine.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or threads left.
+    pub fn open(config: DeviceConfig) -> Result<Arc<Device>, Error> {
+        let mut rng = StdRng::seed_from_u64(config.seed);
+        let memory_limits = terrace_memory::Limits {
+            regions_max: config.limits.max_mr,
+            windows_max: config.limits.max_mw,
+            seed: rng.random(),
+        };
+        let device = Arc::new(Device {
+            memory: Registry::new(memory_limits).map_err(system_error)?,
+            table: QpTable::new(config.port.slot(), rng.random()),
+            rx: Arc::new(Mutex::new(RxBatch::new())),
+            tx: TxPool::default(),
+            pending: Pending::default(),
+            timers: Timers::default(),
+            events: AsyncQueue::new()?,
+            overrun: Overrun::default(),
+            quotas: Quotas::new(&config.limits),
+            counters: NicCounters::default(),
+            engine: Engine::new(config.engine, config.stat_socket)?,
+            limits: config.limits,
+            guid: address::guid(config.port.gids(), config.port.slot()),
+            next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
+            closed: AtomicBool::new(false),
+            clock: config.clock,
+            port: config.port,
+        });
+        device.start_engine()?;
+        Ok(device)
+    }
+
+    /// Closes the device: the engine stops, queue pairs fall silent, waiting `get` calls fail. Objects that were not
+    /// destroyed may still be. Closing twice does nothing.
+    pub fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.engine.stop();
+        for qp in self.table.all() {
+            self.table.remove(qp.qpn());
+            qp.silence();
+        }
+        self.timers.clear();
+        self.events.close();
+    }
+
+    /// What the device promises.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The node's identifier, made from its address, in host byte order.
+    pub fn node_guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// What the port can do.
+    pub fn port_attributes(&self) -> PortAttributes {
+        PortAttributes {
+            max_mtu: 4096,
+            active_mtu: self.port.mtu_limit(),
+            gid_count: self.port.gids().len(),
+            pkey_count: 1,
+            max_message_bytes: 1 << 31,
+            active: !self.closed.load(Ordering::Acquire),
+        }
+    }
+
+    /// The GID table.
+    pub fn gids(&self) -> &[Gid] {
+        self.port.gids()
+    }
+
+    /// Makes a protection domain.
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
+        self.check_open()?;
+        Pd::new(self)
+    }
+
+    /// Makes a completion channel.
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
+        self.check_open()?;
+        CompChannel::new(self)
+    }
+
+    /// Makes a completion queue; EINVAL when the depth is out of range.
+    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
+        self.check_open()?;
+        Cq::new(self, init)
+    }
+
+    /// The way to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other
+    /// than 1, a source index without a GID, or a destination of another family than the source.
+    pub fn resolve(&self, av: &AddressVector, dest_qpn: u32) -> Result<Path, Error> {
+        address::resolve(self.gids(), av, dest_qpn)
+    }
+
+    /// Readable while asynchronous events wait. Only `poll` and `fcntl` are of use to others.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// The oldest asynchronous event. Waits for one unless [`Device::async_fd`] has O_NONBLOCK. Fails with `Again`,
+    /// `Interrupted`, or `NoDevice` once the device is closed.
+    pub fn get_async_event(&self) -> Result<AsyncEvent, Error> {
+        self.events.get()
+    }
+
+    /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
+    pub fn progress(&self) -> bool {
+        self.advance(self.clock.now(), || AckPolicy::Now)
+    }
+
+    /// The queue pair of that number.
+    pub fn query_qp_by_number(&self, qpn: u32) -> Option<Arc<QueuePair>> {
+        self.table.read().get(qpn).cloned()
+    }
+
+    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings
+    /// something, the program is likely to post next, and acknowledgements wait for that to travel along.
+    pub(crate) fn progress_for(&self, cq: &Cq) {
+        self.advance(self.clock.now(), || {
+            if cq.is_empty() || !self.engine.looks_after_held_acks() {
+                AckPolicy::Now
+            } else {
+                AckPolicy::Hold
+            }
+        });
+    }
+
+    /// Makes packets arrive that come to that GID.
+    pub(crate) fn activate_gid(&self, gid_index: u8) {
+        self.port.activate(gid_index);
+        self.engine.wake();
+    }
+
+    /// A number that this device has not given out lately.
+    pub(crate) fn next_number(&self) -> u32 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        if self.closed.load(Ordering::Acquire) { Err(Error::NoDevice("closed")) } else { Ok(()) }
+    }
+}
+
+fn system_error(error: std::io::Error) -> Error {
+    Error::System(error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))
+}

@@ -1,0 +1,185 @@
+//! What the engine's thread does.
+
+use std::num::NonZeroU64;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
+use terrace_transport::{AckPolicy, Time};
+
+use super::stat_server::StatServer;
+use super::{Engine, Mode, SPIN_NS};
+use crate::device::Device;
+use crate::semaphore::Bell;
+
+/// How often the engine looks, while the program polls, whether it still does.
+const TICK_NS: u64 = 1_000_000;
+
+/// How long the program gets to answer what the engine has put into its memory, before the engine acknowledges it
+/// alone. Meanwhile the engine sleeps: the program's thread may need this processor.
+const ANSWER_NS: u64 = 60_000;
+
+/// How long a paused engine sleeps before it looks whether the fork is over.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// The kernel may not defer the engine's short sleeps to save wakeups.
+const TIMER_SLACK_NS: u64 = 1_000;
+
+/// The thread's main function.
+pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>) {
+    // Without it the ticks are late, and nothing worse.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
+    let stat = device.engine.stat_socket.then(StatServer::open).flatten();
+    let polls_seen = device.engine.polls.load(Ordering::Relaxed);
+    let mut driver = Driver { device: &device, engine: &device.engine, bell: &bell, stat, polls_seen };
+    driver.run();
+}
+
+struct Driver<'a> {
+    device: &'a Arc<Device>,
+    engine: &'a Engine,
+    bell: &'a Bell,
+    stat: Option<StatServer>,
+    /// The count of polls when it was last looked at.
+    polls_seen: u32,
+}
+
+impl Driver<'_> {
+    fn run(&mut self) {
+        let mut mode = Mode::Armed;
+        while !self.engine.stopping.load(Ordering::SeqCst) {
+            if self.engine.pauses.load(Ordering::SeqCst) > 0 {
+                self.park();
+            }
+            self.engine.mode.store(mode as u8, Ordering::SeqCst);
+            mode = match mode {
+                Mode::Armed => self.armed(),
+                Mode::Standby => self.standby(),
+            };
+        }
+    }
+
+    /// Sleeps until there is something to do, and does it.
+    fn armed(&mut self) -> Mode {
+        let deadline = self.device.timers.next();
+        self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
+        // Whoever adds work after these looks sees that the engine sleeps, and rings.
+        let awaited = self.device.timers.next() == deadline && self.device.pending.is_empty();
+        let timeout = match awaited {
+            true => deadline.map(|deadline| self.time_until(deadline)),
+            false => Some(Timespec::default()),
+        };
+        let descriptors = self.device.port.descriptors();
+        self.sleep(&descriptors, timeout);
+        self.engine.sleeps_until.store(0, Ordering::SeqCst);
+        if self.program_polls() {
+            return Mode::Standby;
+        }
+        self.spin()
+    }
+
+    /// Sleeps for a tick, and takes over if the program did not poll meanwhile.
+    fn standby(&mut self) -> Mode {
+        self.sleep(&[], Some(timespec(TICK_NS)));
+        if self.program_polls() {
+            if self.device.timers.is_due(self.now()) {
+                self.device.progress();
+            }
+            return Mode::Standby;
+        }
+        if self.engine.armed_cqs.load(Ordering::SeqCst) > 0 {
+            return self.spin();
+        }
+        self.take_over()
+    }
+
+    /// The program was busy a moment ago and does not poll now: it may look at its memory instead, and answer what
+    /// it finds there. Its answer and the acknowledgement then leave together, which is what keeps two such programs
+    /// in the state in which each of them finds everything with its own polls.
+    fn take_over(&mut self) -> Mode {
+        if !self.device.advance(self.now(), || AckPolicy::Hold) {
+            return Mode::Armed;
+        }
+        self.sleep(&[], Some(timespec(ANSWER_NS)));
+        if self.program_polls() {
+            return Mode::Standby;
+        }
+        self.spin()
+    }
+
+    /// Makes progress until nothing has happened for a while, or the program takes over.
+    fn spin(&mut self) -> Mode {
+        let mut last_active = self.now();
+        loop {
+            let now = self.now();
+            if self.device.advance(now, || AckPolicy::Now) {
+                last_active = now;
+            } else if now.0 - last_active.0 > SPIN_NS {
+                return Mode::Armed;
+            } else {
+                std::hint::spin_loop();
+            }
+            if self.program_polls() {
+                return Mode::Standby;
+            }
+            if self.engine.stopping.load(Ordering::Relaxed) || self.engine.pauses.load(Ordering::Relaxed) > 0
+            {
+                return Mode::Armed;
+            }
+        }
+    }
+
+    /// Sleeps on the bell, the status socket and these descriptors.
+    fn sleep(&mut self, descriptors: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
+        let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
+        let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
+        let bell_fd = self.bell.fd();
+        fds.push(PollFd::new(&bell_fd, PollFlags::IN));
+        fds.extend(descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
+        let stat_fd = self.stat.as_ref().map(StatServer::fd);
+        fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        // An error here can only be a lack of memory; the caller then merely comes back too early.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let rung = !fds[0].revents().is_empty();
+        let asked = stat_fd.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if rung {
+            self.bell.silence();
+        }
+        if asked && let Some(stat) = &self.stat {
+            stat.serve(self.device);
+        }
+    }
+
+    /// Waits, without locks, until the fork is over.
+    fn park(&self) {
+        self.engine.parked.store(true, Ordering::SeqCst);
+        while self.engine.pauses.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        self.engine.parked.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the program has polled since this was last asked, and does so busily.
+    fn program_polls(&mut self) -> bool {
+        let polls = self.engine.program_polls(self.polls_seen);
+        self.polls_seen = self.engine.polls.load(Ordering::Relaxed);
+        polls
+    }
+
+    fn now(&self) -> Time {
+        self.device.clock.now()
+    }
+
+    fn time_until(&self, deadline: Time) -> Timespec {
+        timespec(deadline.0.saturating_sub(self.now().0))
+    }
+}
+
+fn timespec(ns: u64) -> Timespec {
+    let duration = Duration::from_nanos(ns);
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
+}

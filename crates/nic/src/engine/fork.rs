@@ -1,0 +1,82 @@
+//! Forking. A child inherits the memory and the forking thread, and no other thread: nobody else may hold a lock at
+//! that moment, and the child needs an engine of its own, if it uses the device at all.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::{ArcMutexGuard, RawMutex};
+use terrace_fabric::RxBatch;
+
+use crate::device::Device;
+use crate::semaphore::Bell;
+
+/// While it exists, the engine holds no lock and nobody receives. The forking thread keeps it from just before the
+/// fork, and ends it in the parent and in the child.
+#[must_use = "resume in the parent and in the child"]
+pub struct ForkPause {
+    device: Arc<Device>,
+    receiving: Option<ArcMutexGuard<RawMutex, RxBatch>>,
+}
+
+/// How long the forking thread sleeps before it looks again whether the engine is at rest.
+const REST: Duration = Duration::from_micros(20);
+
+impl Device {
+    /// Brings the device to rest before `fork`. Other threads of the program that call verbs at that moment are the
+    /// program's affair, as with every library.
+    pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
+        let engine = &self.engine;
+        engine.pauses.fetch_add(1, Ordering::SeqCst);
+        let running = engine.thread.lock().is_some() && !engine.missing.load(Ordering::SeqCst);
+        if running {
+            engine.wake();
+            while !engine.parked.load(Ordering::SeqCst) && !engine.stopping.load(Ordering::SeqCst) {
+                std::thread::sleep(REST);
+            }
+        }
+        let receiving = Some(self.rx.lock_arc());
+        self.memory.before_fork();
+        ForkPause { device: self.clone(), receiving }
+    }
+
+    /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
+    /// progress by its own polls only.
+    #[cold]
+    pub(crate) fn restart_engine(self: &Arc<Self>) {
+        if !self.engine.missing.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        match Bell::new() {
+            Ok(bell) => *self.engine.bell.lock() = Arc::new(bell),
+            Err(error) => return tracing::warn!(%error, "no engine in this forked process"),
+        }
+        if let Err(error) = self.start_engine() {
+            tracing::warn!(%error, "no engine in this forked process");
+        }
+    }
+}
+
+impl ForkPause {
+    /// Goes on, in the parent.
+    pub fn resume_in_parent(mut self) {
+        self.device.memory.after_fork_parent();
+        self.receiving = None;
+        self.device.engine.pauses.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Goes on, in the child. Its engine starts with its first call of a verb.
+    pub fn resume_in_child(mut self) {
+        let engine = &self.device.engine;
+        self.device.memory.after_fork_child();
+        self.receiving = None;
+        // The handle is of a thread that this process does not have: it must be neither joined nor detached.
+        if let Some(thread) = engine.thread.lock().take() {
+            std::mem::forget(thread);
+        }
+        engine.parked.store(false, Ordering::SeqCst);
+        engine.sleeps_until.store(0, Ordering::SeqCst);
+        engine.missing.store(engine.wanted, Ordering::SeqCst);
+        engine.pauses.store(0, Ordering::SeqCst);
+    }
+}

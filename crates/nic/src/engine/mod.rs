@@ -1,0 +1,209 @@
+//! The engine: a thread that makes progress when no thread of the program does. A passive target of READs and
+//! WRITEs never calls a verb after its setup, and somebody has to keep the timers.
+//!
+//! ```text
+//!            packet, deadline, bell                    the program polls
+//!   +-------+ ---------------------> +----------+ ------------------------> +---------+
+//!   | ARMED |   sleeps on the        | spinning |                           | STANDBY |  sleeps in ticks
+//!   +-------+ <--------------------- +----------+ <------------------------ +---------+
+//!              nothing for 50 µs                    the program stopped
+//!                                                   polling, or armed a
+//!                                                   completion queue
+//! ```
+//!
+//! While the program polls, its own thread does all the work, and the engine would only take a processor away from
+//! it. When idle, the engine sleeps in the kernel without a limit of time.
+
+mod driver;
+mod fork;
+mod stat_server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use parking_lot::Mutex;
+use terrace_transport::Time;
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::semaphore::Bell;
+
+pub use fork::ForkPause;
+
+/// How long somebody who waits for packets looks for them before sleeping, in nanoseconds: waking up across
+/// processors takes about as long.
+const SPIN_NS: u64 = 50_000;
+
+/// What the rest of the device knows of its engine.
+pub(crate) struct Engine {
+    wanted: bool,
+    stat_socket: bool,
+    /// Replaced after a fork, because the descriptor is shared with the parent.
+    bell: Mutex<Arc<Bell>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Whether the thread has yet to be started, because the process is a forked child.
+    missing: AtomicBool,
+    stopping: AtomicBool,
+    /// Forks that want the engine to hold no locks.
+    pauses: AtomicU32,
+    parked: AtomicBool,
+    mode: AtomicU8,
+    /// Until when the engine sleeps, in nanoseconds; 0 while it need not be woken.
+    sleeps_until: AtomicU64,
+    /// Counts polls of completion queues, roughly: all that matters is whether it moves.
+    polls: AtomicU32,
+    /// Completion queues whose next completion makes an event.
+    armed_cqs: AtomicI32,
+}
+
+/// What the engine is up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Mode {
+    Armed,
+    Standby,
+}
+
+impl Engine {
+    pub fn new(wanted: bool, stat_socket: bool) -> Result<Engine, Error> {
+        Ok(Engine {
+            wanted,
+            stat_socket,
+            bell: Mutex::new(Arc::new(Bell::new()?)),
+            thread: Mutex::new(None),
+            missing: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            pauses: AtomicU32::new(0),
+            parked: AtomicBool::new(false),
+            mode: AtomicU8::new(Mode::Armed as u8),
+            sleeps_until: AtomicU64::new(0),
+            polls: AtomicU32::new(0),
+            armed_cqs: AtomicI32::new(0),
+        })
+    }
+
+    /// Wakes the engine if it sleeps.
+    pub fn wake(&self) {
+        if self.wanted {
+            self.bell.lock().ring();
+        }
+    }
+
+    /// Sees to it that the engine looks at the timers by then.
+    pub fn wake_by(&self, deadline: Time) {
+        if self.sleeps_until.load(Ordering::SeqCst) > deadline.0 {
+            self.wake();
+        }
+    }
+
+    /// Whether acknowledgements may be held back, because somebody will look after them if the program does not.
+    pub fn looks_after_held_acks(&self) -> bool {
+        !self.wanted || self.mode.load(Ordering::Relaxed) == Mode::Standby as u8
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && !self.missing.load(Ordering::Acquire)
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// Whether a thread of the program polls busily: only then there is something to gain from staying out of it.
+    fn program_polls(&self, polls_before: u32) -> bool {
+        self.armed_cqs.load(Ordering::SeqCst) <= 0 && self.polls.load(Ordering::Relaxed) != polls_before
+    }
+}
+
+impl Device {
+    /// Starts the engine's thread, unless the device does without.
+    pub(crate) fn start_engine(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.engine.wanted {
+            return Ok(());
+        }
+        let bell = self.engine.bell.lock().clone();
+        let device = self.clone();
+        let spawned = without_signals(|| {
+            let builder = std::thread::Builder::new().name("terrace-engine".into());
+            builder.spawn(move || driver::run(device, bell))
+        });
+        let thread = spawned.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
+        *self.engine.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Notes that a thread of the program polls a completion queue.
+    #[inline]
+    pub(crate) fn note_poll(self: &Arc<Self>) {
+        self.ensure_engine();
+        count_roughly(&self.engine.polls);
+    }
+
+    /// Starts the engine if this process is a forked child that has none yet.
+    #[inline]
+    pub(crate) fn ensure_engine(self: &Arc<Self>) {
+        if self.engine.missing.load(Ordering::Relaxed) {
+            self.restart_engine();
+        }
+    }
+
+    /// Notes that a completion queue wants an event: the program is about to sleep, so what it has held back must
+    /// go, and the engine must take over.
+    pub(crate) fn note_armed(self: &Arc<Self>) {
+        self.ensure_engine();
+        self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
+        if !self.pending.is_empty() {
+            self.progress();
+        }
+        if self.engine.mode.load(Ordering::SeqCst) == Mode::Standby as u8 {
+            self.engine.wake();
+        }
+    }
+
+    /// Notes that a completion queue has had its event.
+    pub(crate) fn note_disarmed(&self) {
+        self.engine.armed_cqs.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Makes progress for a short while, until `done`: for a thread that is about to sleep.
+    pub(crate) fn wait_spinning(&self, done: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !done() && started.elapsed() < Duration::from_nanos(SPIN_NS) {
+            if !self.progress() {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// Several threads that count at once may lose counts, which is no matter here, and cheaper.
+#[inline]
+fn count_roughly(counter: &AtomicU32) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+/// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads. Faults
+/// stay unblocked: copies recover from them.
+fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+    let mut blocked = SigSet::all();
+    for fault in
+        [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS]
+    {
+        blocked.remove(fault);
+    }
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK);
+    let result = spawn();
+    if let Ok(before) = before {
+        // It was in force a moment ago, so it can be again.
+        let _ = before.thread_set_mask();
+    }
+    result
+}

@@ -1,0 +1,62 @@
+//! The server side of `terrace stat`.
+
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::sockopt::socket_peercred;
+
+use crate::device::Device;
+use crate::stat;
+
+/// How long somebody who asked gets to read the answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Answers each connection with a snapshot of the device, if it comes from the same user or from root.
+pub(super) struct StatServer {
+    listener: UnixListener,
+}
+
+impl StatServer {
+    /// Listens on the process's socket. Failure costs the statistics and nothing else.
+    pub fn open() -> Option<StatServer> {
+        match stat::listen() {
+            Ok(listener) => Some(StatServer { listener }),
+            Err(error) => {
+                tracing::debug!(%error, "no status socket");
+                None
+            }
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Answers whoever waits. The writing is done by a thread of its own, because a reader may be slow.
+    pub fn serve(&self, device: &Arc<Device>) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if may_ask(&stream) {
+                let snapshot = device.snapshot();
+                let thread = std::thread::Builder::new().name("terrace-stat".into());
+                // Without a thread there is no answer, and the other side sees the end of the stream.
+                let _ = thread.spawn(move || answer(stream, &snapshot));
+            }
+        }
+    }
+}
+
+fn may_ask(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid();
+    socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+fn answer(mut stream: UnixStream, snapshot: &stat::DeviceSnapshot) {
+    let Ok(text) = serde_json::to_vec(snapshot) else { return };
+    if stream.set_nonblocking(false).is_ok() && stream.set_write_timeout(Some(READ_TIMEOUT)).is_ok() {
+        // A reader that goes away is its own loss.
+        let _ = stream.write_all(&text);
+    }
+}

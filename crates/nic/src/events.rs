@@ -1,0 +1,177 @@
+//! Asynchronous events, and the counting of their acknowledgements.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::cq::Cq;
+use crate::error::Error;
+use crate::qp::QueuePair;
+use crate::semaphore::Semaphore;
+use crate::srq::Srq;
+
+/// Something that happened outside of any work request; `ibv_async_event`.
+#[derive(Clone)]
+pub enum AsyncEvent {
+    /// The completion queue has overrun.
+    CqError(Arc<Cq>),
+    /// The queue pair has failed for a reason that no completion can tell.
+    QpFatal(Arc<QueuePair>),
+    /// A peer's request was invalid.
+    QpRequestError(Arc<QueuePair>),
+    /// A peer's request touched memory that it may not touch.
+    QpAccessError(Arc<QueuePair>),
+    /// The first packet arrived while the queue pair was ready to receive.
+    CommunicationEstablished(Arc<QueuePair>),
+    /// The send queue has drained.
+    SqDrained(Arc<QueuePair>),
+    /// A queue pair in error will take no more work requests from its shared receive queue.
+    LastWqeReached(Arc<QueuePair>),
+    /// Fewer work requests are left than the limit that was armed.
+    SrqLimitReached(Arc<Srq>),
+    /// The port works.
+    PortActive,
+    /// The port does not work.
+    PortError,
+    /// The device does not work any more.
+    DeviceFatal,
+}
+
+impl AsyncEvent {
+    /// The value of `ibv_event_type`.
+    pub fn code(&self) -> u32 {
+        match self {
+            AsyncEvent::CqError(_) => 0,
+            AsyncEvent::QpFatal(_) => 1,
+            AsyncEvent::QpRequestError(_) => 2,
+            AsyncEvent::QpAccessError(_) => 3,
+            AsyncEvent::CommunicationEstablished(_) => 4,
+            AsyncEvent::SqDrained(_) => 5,
+            AsyncEvent::DeviceFatal => 8,
+            AsyncEvent::PortActive => 9,
+            AsyncEvent::PortError => 10,
+            AsyncEvent::SrqLimitReached(_) => 15,
+            AsyncEvent::LastWqeReached(_) => 16,
+        }
+    }
+
+    /// Acknowledges the event, which lets the object be destroyed. Once for every event that was got.
+    pub fn ack(&self) {
+        if let Some(account) = self.account() {
+            account.acknowledge(1);
+        }
+    }
+
+    fn account(&self) -> Option<&EventAccount> {
+        match self {
+            AsyncEvent::CqError(cq) => Some(&cq.async_account),
+            AsyncEvent::QpFatal(qp)
+            | AsyncEvent::QpRequestError(qp)
+            | AsyncEvent::QpAccessError(qp)
+            | AsyncEvent::CommunicationEstablished(qp)
+            | AsyncEvent::SqDrained(qp)
+            | AsyncEvent::LastWqeReached(qp) => Some(&qp.async_account),
+            AsyncEvent::SrqLimitReached(srq) => Some(&srq.async_account),
+            AsyncEvent::PortActive | AsyncEvent::PortError | AsyncEvent::DeviceFatal => None,
+        }
+    }
+}
+
+/// Events of one object that were handed out, less those that were acknowledged. Destroying waits for zero.
+#[derive(Default)]
+pub(crate) struct EventAccount {
+    /// Signed: a program that acknowledges too much must not wait for ever, or bring the process down.
+    open: Mutex<i64>,
+    settled: Condvar,
+}
+
+impl EventAccount {
+    pub fn hand_out(&self) {
+        *self.open.lock() += 1;
+    }
+
+    pub fn acknowledge(&self, count: u32) {
+        *self.open.lock() -= i64::from(count);
+        self.settled.notify_all();
+    }
+
+    /// Waits until everything that was handed out is acknowledged.
+    pub fn wait_settled(&self) {
+        let mut open = self.open.lock();
+        while *open > 0 {
+            self.settled.wait(&mut open);
+        }
+    }
+}
+
+/// The device's queue of asynchronous events.
+pub(crate) struct AsyncQueue {
+    waiting: Mutex<VecDeque<AsyncEvent>>,
+    tokens: Semaphore,
+    closed: AtomicBool,
+}
+
+impl AsyncQueue {
+    pub fn new() -> Result<AsyncQueue, Error> {
+        Ok(AsyncQueue {
+            waiting: Mutex::new(VecDeque::new()),
+            tokens: Semaphore::new()?,
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.tokens.fd()
+    }
+
+    pub fn raise(&self, event: AsyncEvent) {
+        tracing::debug!(code = event.code(), "asynchronous event");
+        self.waiting.lock().push_back(event);
+        self.tokens.post();
+    }
+
+    /// The oldest event; waits for one unless the descriptor is non-blocking.
+    pub fn get(&self) -> Result<AsyncEvent, Error> {
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(Error::NoDevice("closed"));
+            }
+            self.tokens.take()?;
+            let mut waiting = self.waiting.lock();
+            // Nothing there: the event was withdrawn between its token and this lock, or the device was closed.
+            if let Some(event) = waiting.pop_front() {
+                if let Some(account) = event.account() {
+                    account.hand_out();
+                }
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Forgets the events of an object that is being destroyed, then waits until those that were handed out have
+    /// been acknowledged.
+    pub fn withdraw(&self, account: &EventAccount) {
+        self.waiting.lock().retain(|event| {
+            let ours = event.account().is_some_and(|other| std::ptr::eq(other, account));
+            if ours {
+                self.tokens.try_take();
+            }
+            !ours
+        });
+        account.wait_settled();
+    }
+
+    /// Wakes everybody who waits.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        for _ in 0..CLOSE_TOKENS {
+            self.tokens.post();
+        }
+    }
+}
+
+/// Enough tokens that every thread that could wait for events of a closed device gets one.
+const CLOSE_TOKENS: usize = 64;

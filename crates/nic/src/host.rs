@@ -1,0 +1,184 @@
+//! What a queue pair sees of the device around it: memory through its own protection domain, and shared receives.
+
+use terrace_memory::{
+    Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry, WindowBind,
+};
+use terrace_transport::{AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge};
+
+use crate::srq::Srq;
+
+/// The host of one queue pair. Memory errors become the transport's here and nowhere else.
+pub(crate) struct QpHost<'a> {
+    pub memory: &'a Registry,
+    pub pd: u32,
+    pub qpn: u32,
+    pub srq: Option<&'a Srq>,
+}
+
+impl QpHost<'_> {
+    fn local(&self) -> Accessor {
+        Accessor::local(self.pd, self.qpn)
+    }
+
+    fn remote(&self) -> Accessor {
+        Accessor::remote(self.pd, self.qpn)
+    }
+}
+
+impl Host for QpHost<'_> {
+    fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        let mut done = 0;
+        for piece in Pieces::new(sges, offset, out.len()) {
+            let part = &mut out[done..done + piece.len];
+            self.memory.read(self.local(), piece.lkey, piece.addr, part).map_err(local_error)?;
+            done += piece.len;
+        }
+        covers(done, out.len())
+    }
+
+    fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        let mut done = 0;
+        for piece in Pieces::new(sges, offset, data.len()) {
+            let part = &data[done..done + piece.len];
+            self.memory.write(self.local(), piece.lkey, piece.addr, part).map_err(local_error)?;
+            done += piece.len;
+        }
+        covers(done, data.len())
+    }
+
+    fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {
+        let need = match access {
+            RemoteAccess::Read => AccessNeed::Read,
+            RemoteAccess::Write => AccessNeed::Write,
+            RemoteAccess::Atomic => AccessNeed::Atomic,
+            // The flush itself checks what its placement needs; a range that is covered is covered for both.
+            RemoteAccess::Flush => return Ok(()),
+        };
+        self.memory.check(self.remote(), rkey, va, len, need).map_err(remote_error)
+    }
+
+    fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        self.memory.read(self.remote(), rkey, va, out).map_err(remote_error)
+    }
+
+    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
+        self.memory.write(self.remote(), rkey, va, data).map_err(remote_error)
+    }
+
+    fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
+        let op = match op {
+            AtomicOp::CompareSwap { compare, swap } => MemoryAtomic::CompareSwap { compare, swap },
+            AtomicOp::FetchAdd { add } => MemoryAtomic::FetchAdd { add },
+            AtomicOp::Write { value } => MemoryAtomic::Write { value },
+        };
+        self.memory.atomic(self.remote(), rkey, va, op).map_err(remote_error)
+    }
+
+    fn remote_flush(
+        &self,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), RemoteError> {
+        let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
+        self.memory.flush(self.remote(), rkey, va, len, placement, scope).map_err(remote_error)
+    }
+
+    fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
+        self.memory.invalidate(self.remote(), rkey).map_err(remote_error)
+    }
+
+    fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError> {
+        self.memory.invalidate(self.local(), rkey).map_err(local_error)
+    }
+
+    fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError> {
+        let access = Access::from_verbs(bind.access).map_err(|_| LocalError::Protection)?;
+        let bind = WindowBind {
+            window_key: bind.window_rkey,
+            new_key: bind.new_rkey,
+            region_key: bind.region_lkey,
+            addr: bind.addr,
+            len: bind.length,
+            access,
+            pd: self.pd,
+            qpn: self.qpn,
+        };
+        self.memory.bind_window(&bind).map_err(|error| {
+            tracing::debug!(%error, qpn = self.qpn, "memory window bind refused");
+            LocalError::Protection
+        })
+    }
+
+    fn take_shared_receive(&self) -> Option<RecvWr> {
+        self.srq?.take()
+    }
+}
+
+/// A contiguous part of a scatter/gather list.
+struct Piece {
+    addr: u64,
+    len: usize,
+    lkey: u32,
+}
+
+/// The parts of a list that `len` bytes from `offset` on fall into.
+struct Pieces<'a> {
+    sges: std::slice::Iter<'a, Sge>,
+    skip: u64,
+    left: usize,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(sges: &'a [Sge], offset: u64, len: usize) -> Pieces<'a> {
+        Pieces { sges: sges.iter(), skip: offset, left: len }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        while self.left > 0 {
+            let sge = self.sges.next()?;
+            let length = u64::from(sge.length);
+            if self.skip >= length {
+                self.skip -= length;
+                continue;
+            }
+            let skip = std::mem::take(&mut self.skip);
+            let len = self.left.min((length - skip) as usize);
+            self.left -= len;
+            return Some(Piece { addr: sge.addr.wrapping_add(skip), len, lkey: sge.lkey });
+        }
+        None
+    }
+}
+
+/// A list that is shorter than what it should hold is the caller's mistake, and is refused like a bad address.
+fn covers(done: usize, wanted: usize) -> Result<(), LocalError> {
+    if done == wanted { Ok(()) } else { Err(LocalError::Protection) }
+}
+
+fn local_error(error: AccessError) -> LocalError {
+    tracing::debug!(%error, "local access refused");
+    LocalError::Protection
+}
+
+/// Which answer a peer gets (IBTA volume 1, table 59: remote access error for keys, ranges and permissions).
+fn remote_error(error: AccessError) -> RemoteError {
+    tracing::debug!(%error, "remote access refused");
+    match error {
+        AccessError::UnknownKey
+        | AccessError::WrongPd
+        | AccessError::WrongQp
+        | AccessError::OutOfRange
+        | AccessError::Permission
+        | AccessError::Fault => RemoteError::Access,
+        AccessError::Misaligned => RemoteError::Invalid,
+        // No region parks requests yet.
+        AccessError::Flush | AccessError::NotReady => RemoteError::Operation,
+    }
+}

@@ -1,0 +1,210 @@
+//! Memory regions and memory windows.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use terrace_memory::{Access, NewRange, RegionChange, RegionSpec, RegisterError, WindowKind};
+
+use crate::error::Error;
+use crate::limits::Life;
+use crate::pd::Pd;
+
+/// What to register.
+///
+/// Registration fails with EINVAL for an empty or overflowing range, unknown access flags, or remote write access
+/// without local write access; with ENOMEM when the device has as many regions as it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrRequest {
+    /// First byte in the program's memory.
+    pub addr: u64,
+    /// Length in bytes. `u64::MAX` together with address 0 and on-demand access means all of the memory that the
+    /// program has or will have.
+    pub length: u64,
+    /// The address by which work requests and peers name the first byte.
+    pub iova: u64,
+    /// `ibv_access_flags`.
+    pub access: u32,
+}
+
+/// A registered memory region.
+pub struct Mr {
+    key: u32,
+    place: Mutex<Place>,
+    life: Life,
+}
+
+/// What `rereg` may change.
+struct Place {
+    pd: Arc<Pd>,
+    addr: u64,
+    length: u64,
+}
+
+impl Mr {
+    pub(crate) fn register(pd: &Arc<Pd>, request: MrRequest) -> Result<Arc<Mr>, Error> {
+        let device = pd.device();
+        let access = Access::from_verbs(request.access).map_err(register_error)?;
+        if request.length > device.limits().max_mr_size {
+            return Err(Error::Invalid("region longer than max_mr_size"));
+        }
+        device.quotas.mr.take()?;
+        let spec = RegionSpec {
+            iova: request.iova,
+            ..RegionSpec::new(pd.handle(), request.addr, request.length, access)
+        };
+        let region = device.memory.register(&spec).map_err(|error| {
+            device.quotas.mr.give_back();
+            register_error(error)
+        })?;
+        pd.life.hold();
+        let place = Place { pd: pd.clone(), addr: request.addr, length: request.length };
+        Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), life: Life::default() }))
+    }
+
+    /// The protection domain, which `rereg` may have changed.
+    pub fn pd(&self) -> Arc<Pd> {
+        self.place.lock().pd.clone()
+    }
+
+    /// The key for local work requests.
+    pub fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The key for peers; the same number.
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// First byte.
+    pub fn addr(&self) -> u64 {
+        self.place.lock().addr
+    }
+
+    /// Length in bytes.
+    pub fn length(&self) -> u64 {
+        self.place.lock().length
+    }
+
+    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given.
+    /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing
+    /// has changed. EBUSY while windows are bound.
+    pub fn rereg(
+        &self,
+        pd: Option<&Arc<Pd>>,
+        translation: Option<(u64, u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<(), Error> {
+        self.life.check()?;
+        let mut place = self.place.lock();
+        let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
+        let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
+        let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access };
+        place.pd.device().memory.reregister(self.key, &change).map_err(register_error)?;
+        if let Some(pd) = pd {
+            pd.life.hold();
+            std::mem::replace(&mut place.pd, pd.clone()).life.release();
+        }
+        if let Some((addr, length, _)) = translation {
+            place.addr = addr;
+            place.length = length;
+        }
+        Ok(())
+    }
+
+    /// Ends the region; EBUSY while windows are bound to it. No access is running once it returns.
+    pub fn dereg(&self) -> Result<(), Error> {
+        self.life.check()?;
+        let pd = self.pd();
+        pd.device().memory.deregister(self.key).map_err(register_error)?;
+        self.life.end()?;
+        pd.device().quotas.mr.give_back();
+        pd.life.release();
+        Ok(())
+    }
+}
+
+/// `ibv_mw_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MwKind {
+    /// Bound by `ibv_bind_mw`.
+    Type1 = 1,
+    /// Bound and invalidated by work requests.
+    Type2 = 2,
+}
+
+/// A memory window.
+pub struct Mw {
+    pd: Arc<Pd>,
+    kind: MwKind,
+    rkey: Mutex<u32>,
+    life: Life,
+}
+
+impl Mw {
+    pub(crate) fn new(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+        let device = pd.device();
+        device.quotas.mw.take()?;
+        let window_kind = match kind {
+            MwKind::Type1 => WindowKind::Type1,
+            MwKind::Type2 => WindowKind::Type2,
+        };
+        let rkey = device.memory.alloc_window(pd.handle(), window_kind).map_err(|error| {
+            device.quotas.mw.give_back();
+            register_error(error)
+        })?;
+        pd.life.hold();
+        Ok(Arc::new(Mw { pd: pd.clone(), kind, rkey: Mutex::new(rkey), life: Life::default() }))
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> MwKind {
+        self.kind
+    }
+
+    /// The key that the last bind of a type 1 window gave it, or that a type 2 window had at first.
+    pub fn rkey(&self) -> u32 {
+        *self.rkey.lock()
+    }
+
+    /// Ends the window, bound or not.
+    pub fn dealloc(&self) -> Result<(), Error> {
+        self.life.end()?;
+        let device = self.pd.device();
+        device.memory.free_window(self.rkey()).map_err(register_error)?;
+        device.quotas.mw.give_back();
+        self.pd.life.release();
+        Ok(())
+    }
+
+    /// Hands the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window
+    /// are posted one after the other, so that the keys stay in step with the work queue.
+    pub(crate) fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
+        self.life.check()?;
+        let mut rkey = self.rkey.lock();
+        let next = next_rkey(*rkey);
+        post(*rkey, next)?;
+        *rkey = next;
+        Ok(next)
+    }
+}
+
+/// Counts the low 8 bits on, as `ibv_inc_rkey` does.
+fn next_rkey(rkey: u32) -> u32 {
+    rkey & !0xff | (rkey + 1) & 0xff
+}
+
+fn register_error(error: RegisterError) -> Error {
+    match error {
+        RegisterError::Invalid(why) => Error::Invalid(why),
+        RegisterError::NotMapped => Error::Fault,
+        RegisterError::NoRoom => Error::NoMemory("keys"),
+        RegisterError::Busy => Error::Busy("memory windows are bound to the region"),
+        RegisterError::UnknownKey => Error::Invalid("no such region or window"),
+    }
+}

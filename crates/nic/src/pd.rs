@@ -1,0 +1,114 @@
+//! Protection domains, and what is created in them.
+
+use std::sync::Arc;
+
+use terrace_memory::{AccessError, Advice};
+use terrace_transport::Sge;
+
+use crate::address::{AddressVector, Ah};
+use crate::device::Device;
+use crate::error::Error;
+use crate::limits::Life;
+use crate::mr::{Mr, MrRequest, Mw, MwKind};
+use crate::qp::{QpInit, QueuePair};
+use crate::srq::{Srq, SrqInit};
+
+/// A protection domain.
+pub struct Pd {
+    device: Arc<Device>,
+    handle: u32,
+    pub(crate) life: Life,
+}
+
+impl Pd {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<Pd>, Error> {
+        device.quotas.pd.take()?;
+        Ok(Arc::new(Pd { device: device.clone(), handle: device.next_number(), life: Life::default() }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// A number that no other protection domain of the device has.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Ends the protection domain; EBUSY while anything was created in it and not destroyed.
+    pub fn dealloc(&self) -> Result<(), Error> {
+        self.life.end()?;
+        self.device.quotas.pd.give_back();
+        Ok(())
+    }
+
+    /// Registers memory. See [`MrRequest`] for the errors.
+    pub fn reg_mr(self: &Arc<Self>, request: MrRequest) -> Result<Arc<Mr>, Error> {
+        self.life.check()?;
+        Mr::register(self, request)
+    }
+
+    /// `ibv_advise_mr`. `advice` has the values of `ibv_advise_mr_advice`: 0 to 2; of the flags only 1 (wait until
+    /// it is done) has a meaning.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for another advice; EINVAL for unknown flags, an empty list, or a range outside of its region;
+    /// ENOENT for an unknown key; EPERM where the key does not permit it; EFAULT when the memory is not there.
+    pub fn advise_mr(&self, advice: u32, flags: u32, sges: &[Sge]) -> Result<(), Error> {
+        let advice = match advice {
+            0 => Advice::Prefetch,
+            1 => Advice::PrefetchWrite,
+            2 => Advice::PrefetchNoFault,
+            _ => return Err(Error::NotSupported("advice")),
+        };
+        if flags & !1 != 0 || sges.is_empty() {
+            return Err(Error::Invalid("advise_mr flags or list"));
+        }
+        for sge in sges {
+            let advised =
+                self.device.memory.advise(self.handle, sge.lkey, sge.addr, u64::from(sge.length), advice);
+            advised.map_err(advise_error)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a memory window; ENOMEM when the device has as many as it can.
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+        self.life.check()?;
+        Mw::new(self, kind)
+    }
+
+    /// Makes a shared receive queue; EINVAL for sizes out of range.
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        self.life.check()?;
+        Srq::new(self, init)
+    }
+
+    /// Makes a queue pair in RESET; EINVAL for sizes out of range, ENOMEM when the device has as many as it can.
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
+        self.life.check()?;
+        QueuePair::new(self, init)
+    }
+
+    /// Makes an address handle; the errors are those of [`Device::resolve`].
+    pub fn create_ah(self: &Arc<Self>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
+        self.life.check()?;
+        Ah::new(self, av)
+    }
+}
+
+/// As the man page of `ibv_advise_mr` has them.
+fn advise_error(error: AccessError) -> Error {
+    match error {
+        AccessError::UnknownKey => Error::NotFound,
+        AccessError::WrongPd | AccessError::WrongQp | AccessError::Permission => {
+            Error::Permission("the region does not permit the advice")
+        }
+        AccessError::OutOfRange | AccessError::Misaligned | AccessError::Flush => {
+            Error::Invalid("the range is not within its region")
+        }
+        AccessError::Fault => Error::Fault,
+        AccessError::NotReady => Error::Again,
+    }
+}

@@ -1,0 +1,386 @@
+//! Queue pairs: the transport's, together with the objects around it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use terrace_transport::{
+    AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
+    RecvWr, SendFlags, SendOp, SendWr, SgeList,
+};
+
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::error::Error;
+use crate::events::EventAccount;
+use crate::host::QpHost;
+use crate::limits::{Life, Limits};
+use crate::mr::{Mw, MwKind};
+use crate::pd::Pd;
+use crate::srq::Srq;
+use crate::timers::NEVER;
+use crate::tx::TxToken;
+
+/// What a queue pair is created with.
+#[derive(Clone)]
+pub struct QpInit {
+    /// RC, UC or UD.
+    pub qp_type: QpType,
+    /// Where send work requests complete.
+    pub send_cq: Arc<Cq>,
+    /// Where receive work requests complete.
+    pub recv_cq: Arc<Cq>,
+    /// Where receive work requests come from, instead of the queue pair's own queue.
+    pub srq: Option<Arc<Srq>>,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Whether every send work request completes with an entry, asked for or not.
+    pub sq_sig_all: bool,
+    /// Whatever the creator wants to find again.
+    pub cookie: u64,
+}
+
+/// What `ibv_bind_mw` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Only `SIGNALED` and `FENCE` have a meaning.
+    pub flags: SendFlags,
+    /// The region underneath.
+    pub region_lkey: u32,
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes; 0 unbinds.
+    pub length: u64,
+    /// `ibv_access_flags` for peers.
+    pub access: u32,
+}
+
+/// A queue pair.
+pub struct QueuePair {
+    pd: Arc<Pd>,
+    qpn: u32,
+    init: QpInit,
+    state: Mutex<QpCore>,
+    /// Who may send for this queue pair just now.
+    pub(crate) token: TxToken,
+    /// Whether it is on the device's list of those that want to be looked at.
+    pub(crate) listed: AtomicBool,
+    /// When its live entry in the timers fires, in nanoseconds.
+    pub(crate) timer_at: AtomicU64,
+    pub(crate) async_account: EventAccount,
+    life: Life,
+}
+
+/// What the queue pair's lock protects.
+pub(crate) struct QpCore {
+    pub qp: Qp,
+    /// Whether the burst that is being handled has touched it.
+    pub touched: bool,
+    /// Whether it was destroyed.
+    pub dead: bool,
+}
+
+/// Nagle's rule for work requests: one that is posted while this many packets are on their way can wait for the
+/// answer to one of them, ...
+const BUSY_PACKETS: u32 = 8;
+/// ... unless this many requests wait already. Batches of small messages share one system call that way.
+const BATCH_REQUESTS: usize = 16;
+
+/// Most bytes of one queue pair on their way at a time, however large the receive buffers are.
+const WINDOW_BYTES_MAX: usize = 512 << 10;
+/// How many queue pairs may send at full speed before a receive buffer overflows.
+const WINDOWS_PER_BUFFER: usize = 8;
+
+impl QueuePair {
+    pub(crate) fn new(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
+        let device = pd.device();
+        check_cap(&init, device.limits())?;
+        device.ensure_engine();
+        device.quotas.qp.take()?;
+        let made = device.table.insert(|qpn| Ok(Arc::new(QueuePair::make(pd, init, qpn))));
+        match &made {
+            Ok(qp) => qp.hold_others(),
+            Err(_) => device.quotas.qp.give_back(),
+        }
+        made
+    }
+
+    fn make(pd: &Arc<Pd>, mut init: QpInit, qpn: u32) -> QueuePair {
+        let device = pd.device();
+        if init.srq.is_some() {
+            init.cap.max_recv_wr = 0;
+            init.cap.max_recv_sge = 0;
+        }
+        let window = (device.port.receive_buffer_bytes() / WINDOWS_PER_BUFFER).min(WINDOW_BYTES_MAX);
+        let config = QpConfig {
+            qpn,
+            qp_type: init.qp_type,
+            cap: init.cap,
+            sq_sig_all: init.sq_sig_all,
+            has_srq: init.srq.is_some(),
+            window_bytes: window as u32,
+            rd_atomic_limit: device.limits().max_rd_atomic,
+            mtu_limit: device.port.mtu_limit(),
+        };
+        QueuePair {
+            pd: pd.clone(),
+            qpn,
+            init,
+            state: Mutex::new(QpCore { qp: Qp::new(config), touched: false, dead: false }),
+            token: TxToken::default(),
+            listed: AtomicBool::new(false),
+            timer_at: AtomicU64::new(NEVER.0),
+            async_account: EventAccount::default(),
+            life: Life::default(),
+        }
+    }
+
+    /// Number: the process's slot in the upper 8 bits.
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// RC, UC or UD.
+    pub fn qp_type(&self) -> QpType {
+        self.init.qp_type
+    }
+
+    /// What the creator gave.
+    pub fn cookie(&self) -> u64 {
+        self.init.cookie
+    }
+
+    /// The sizes that were granted.
+    pub fn cap(&self) -> QpCap {
+        self.init.cap
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Where send work requests complete.
+    pub fn send_cq(&self) -> &Arc<Cq> {
+        &self.init.send_cq
+    }
+
+    /// Where receive work requests complete.
+    pub fn recv_cq(&self) -> &Arc<Cq> {
+        &self.init.recv_cq
+    }
+
+    /// Where receive work requests come from, if not from its own queue.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.init.srq.as_ref()
+    }
+
+    /// Whether every send work request completes with an entry.
+    pub fn sq_sig_all(&self) -> bool {
+        self.init.sq_sig_all
+    }
+
+    /// The state now.
+    pub fn state(&self) -> QpState {
+        self.lock().qp.state()
+    }
+
+    /// All attributes now.
+    pub fn query(&self) -> QpAttr {
+        self.lock().qp.query()
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> QpCounters {
+        *self.lock().qp.counters()
+    }
+
+    /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or
+    /// too many, or values are out of range; nothing has changed then. RESET forgets the queue pair's completions.
+    pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
+        let device = self.device();
+        let mut core = self.lock_alive()?;
+        core.qp.modify(attr, mask)?;
+        if core.qp.state() == QpState::Reset {
+            self.purge_completions();
+        }
+        if mask.contains(QpAttrMask::AV)
+            && let Some(path) = attr.path
+        {
+            device.activate_gid(path.source_gid_index);
+        }
+        device.after_change(self, core, AckPolicy::Now);
+        Ok(())
+    }
+
+    /// Posts send work requests and sends what can be sent. Those before a bad one stay posted; the error says
+    /// which one it was, and why: ENOMEM when the queue is full, EINVAL for all else.
+    pub fn post_send(
+        self: &Arc<Self>,
+        wrs: impl IntoIterator<Item = Result<SendWr, Error>>,
+    ) -> Result<(), (usize, Error)> {
+        let mut core = self.lock_alive().map_err(|error| (0, error))?;
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            let posted = wr.and_then(|wr| Ok(core.qp.post_send(wr)?));
+            if let Err(error) = posted {
+                result = Err((index, error));
+                break;
+            }
+        }
+        let device = self.device();
+        device.ensure_engine();
+        let can_wait =
+            core.qp.unacknowledged_packets() >= BUSY_PACKETS && core.qp.queued_requests() < BATCH_REQUESTS;
+        if can_wait {
+            device.pending.add(self);
+        } else {
+            device.after_change(self, core, AckPolicy::Now);
+        }
+        result
+    }
+
+    /// Posts receive work requests. Those before a bad one stay posted; the error says which one it was, and why:
+    /// ENOMEM when the queue is full, EINVAL for all else.
+    pub fn post_recv(
+        self: &Arc<Self>,
+        wrs: impl IntoIterator<Item = Result<RecvWr, Error>>,
+    ) -> Result<(), (usize, Error)> {
+        let mut core = self.lock_alive().map_err(|error| (0, error))?;
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            let posted = wr.and_then(|wr| Ok(core.qp.post_recv(wr)?));
+            if let Err(error) = posted {
+                result = Err((index, error));
+                break;
+            }
+        }
+        // Posting to a queue pair in error completes at once; otherwise there is nothing to do.
+        self.device().deliver(self, &mut core);
+        drop(core);
+        self.device().settle_overruns();
+        result
+    }
+
+    /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
+    /// type 2 window or one of another protection domain.
+    pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
+        if mw.kind() != MwKind::Type1 {
+            return Err(Error::Invalid("type 2 windows are bound by work requests"));
+        }
+        if !Arc::ptr_eq(mw.pd(), &self.pd) {
+            return Err(Error::Invalid("window and queue pair belong to different protection domains"));
+        }
+        mw.advance(|window_rkey, new_rkey| {
+            let bind_window = BindWindow {
+                window_rkey,
+                new_rkey,
+                region_lkey: bind.region_lkey,
+                addr: bind.addr,
+                length: bind.length,
+                access: bind.access,
+            };
+            let wr = SendWr {
+                wr_id: bind.wr_id,
+                op: SendOp::BindWindow(bind_window),
+                payload: Payload::Sges(SgeList::new()),
+                flags: bind.flags,
+                datagram: None,
+            };
+            self.post_send([Ok(wr)]).map_err(|(_, error)| error)
+        })
+    }
+
+    /// Destroys the queue pair: nothing is sent or received for it any more, its completions are forgotten, its
+    /// type 2 windows are unbound. Waits until the asynchronous events that were handed out are acknowledged.
+    pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
+        self.life.end()?;
+        let device = self.device();
+        device.table.remove(self.qpn);
+        self.silence();
+        device.memory.invalidate_windows_of(self.qpn);
+        device.events.withdraw(&self.async_account);
+        self.release_others();
+        device.quotas.qp.give_back();
+        Ok(())
+    }
+
+    /// Stops all activity, without telling anybody.
+    pub(crate) fn silence(&self) {
+        let mut core = self.lock();
+        core.dead = true;
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        // RESET can be reached from every state.
+        let _ = core.qp.modify(&reset, QpAttrMask::STATE);
+        self.purge_completions();
+    }
+
+    fn purge_completions(&self) {
+        self.init.send_cq.purge(self.qpn);
+        if !Arc::ptr_eq(&self.init.send_cq, &self.init.recv_cq) {
+            self.init.recv_cq.purge(self.qpn);
+        }
+    }
+
+    fn others(&self) -> [Option<&Life>; 4] {
+        let srq = self.init.srq.as_ref().map(|srq| &srq.life);
+        [Some(&self.pd.life), Some(&self.init.send_cq.life), Some(&self.init.recv_cq.life), srq]
+    }
+
+    fn hold_others(&self) {
+        self.others().into_iter().flatten().for_each(Life::hold);
+    }
+
+    fn release_others(&self) {
+        self.others().into_iter().flatten().for_each(Life::release);
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+
+    pub(crate) fn host(&self) -> QpHost<'_> {
+        QpHost {
+            memory: &self.device().memory,
+            pd: self.pd.handle(),
+            qpn: self.qpn,
+            srq: self.init.srq.as_deref(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, QpCore> {
+        self.state.lock()
+    }
+
+    fn lock_alive(&self) -> Result<MutexGuard<'_, QpCore>, Error> {
+        let core = self.lock();
+        if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
+    }
+
+    /// Whether completions go to that queue.
+    pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
+        Arc::ptr_eq(&self.init.send_cq, cq) || Arc::ptr_eq(&self.init.recv_cq, cq)
+    }
+
+    /// Marks the queue pair as wanting a look; false if it was marked already.
+    pub(crate) fn mark_listed(&self) -> bool {
+        !self.listed.swap(true, Ordering::AcqRel)
+    }
+}
+
+fn check_cap(init: &QpInit, limits: &Limits) -> Result<(), Error> {
+    let cap = &init.cap;
+    let rules = [
+        (cap.max_send_wr <= limits.max_qp_wr, "max_send_wr above the device's limit"),
+        (cap.max_recv_wr <= limits.max_qp_wr, "max_recv_wr above the device's limit"),
+        (cap.max_send_sge <= limits.max_sge, "max_send_sge above the device's limit"),
+        (cap.max_recv_sge <= limits.max_sge, "max_recv_sge above the device's limit"),
+        (cap.max_inline_data <= limits.max_inline_data, "max_inline_data above the device's limit"),
+    ];
+    match rules.iter().find(|(kept, _)| !kept) {
+        Some((_, broken)) => Err(Error::Invalid(broken)),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,138 @@
+//! From what a person asked for to an open port.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::{env, io};
+
+use terrace_fabric::Port;
+use terrace_fabric::fault::{FaultPlan, FaultPlanError, FaultyPort};
+use terrace_fabric::pcap::PcapPort;
+use terrace_fabric::udp::{self, SocketHook, UdpConfig, UdpPort};
+
+use crate::error::Error;
+
+/// How to open the device's port. UDP sockets are wrapped by the fault plan, if there is one, and that by the
+/// capture: so the capture shows what the program sent and what came in.
+#[derive(Clone, Debug, Default)]
+pub struct PortConfig {
+    /// The local address; `None` chooses.
+    pub address: Option<IpAddr>,
+    /// The largest path MTU in bytes; `None` takes what fits.
+    pub mtu: Option<u32>,
+    /// A file with faults to inject into what is sent.
+    pub fault_plan: Option<PathBuf>,
+    /// A file to capture packets to. Further devices of the process put a number behind the name.
+    pub pcap: Option<PathBuf>,
+    /// See [`UdpConfig::socket_hook`].
+    pub socket_hook: Option<SocketHook>,
+}
+
+/// Why no port could be opened, in words for the person who has to do something about it.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// An environment variable does not say what it should.
+    #[error("{variable} is `{value}`, which is not {expected}")]
+    Variable {
+        /// Its name.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+    /// The sockets.
+    #[error(transparent)]
+    Udp(#[from] udp::OpenError),
+    /// The fault plan.
+    #[error(transparent)]
+    FaultPlan(#[from] FaultPlanError),
+    /// The delays of a fault plan need a timer.
+    #[error("cannot inject faults: {0}")]
+    Faults(#[source] io::Error),
+    /// The capture file.
+    #[error("cannot write the capture {path}: {source}")]
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl PortConfig {
+    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN` and `TERRACE_PCAP`. Unset
+    /// and empty variables mean the default.
+    ///
+    /// # Errors
+    /// `Variable` for an address or MTU that is none.
+    pub fn from_env() -> Result<PortConfig, OpenError> {
+        Ok(PortConfig {
+            address: parsed("TERRACE_ADDR", "an IP address")?,
+            mtu: parsed("TERRACE_MTU", "a number of bytes")?,
+            fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
+            pcap: variable("TERRACE_PCAP").map(PathBuf::from),
+            socket_hook: None,
+        })
+    }
+
+    /// Opens the port.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(&self) -> Result<Box<dyn Port>, OpenError> {
+        let plan = self.fault_plan.as_deref().map(FaultPlan::load).transpose()?;
+        let udp = UdpConfig {
+            addr: self.address,
+            mtu: self.mtu,
+            socket_hook: self.socket_hook,
+            ..UdpConfig::default()
+        };
+        let mut port: Box<dyn Port> = Box::new(UdpPort::open(&udp)?);
+        if let Some(plan) = plan {
+            port = Box::new(FaultyPort::new(port, &plan).map_err(OpenError::Faults)?);
+        }
+        if let Some(path) = &self.pcap {
+            let path = capture_path(path, port.slot());
+            let capture = PcapPort::create(port, &path);
+            port = Box::new(capture.map_err(|source| OpenError::Capture { path, source })?);
+        }
+        Ok(port)
+    }
+}
+
+/// Processes of one host must not write to one file: slots other than the first add their number to the name.
+fn capture_path(path: &std::path::Path, slot: u8) -> PathBuf {
+    match (slot, path.extension().and_then(|extension| extension.to_str())) {
+        (0, _) => path.to_owned(),
+        (_, Some(extension)) => path.with_extension(format!("{slot}.{extension}")),
+        (_, None) => path.with_extension(slot.to_string()),
+    }
+}
+
+fn variable(name: &'static str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn parsed<T: std::str::FromStr>(name: &'static str, expected: &'static str) -> Result<Option<T>, OpenError> {
+    let Some(value) = variable(name) else { return Ok(None) };
+    match value.parse() {
+        Ok(parsed) => Ok(Some(parsed)),
+        Err(_) => Err(OpenError::Variable { variable: name, value, expected }),
+    }
+}
+
+impl From<&OpenError> for Error {
+    /// The text goes to the log; `ibv_open_device` has only errno.
+    fn from(error: &OpenError) -> Error {
+        match error {
+            OpenError::Udp(udp::OpenError::OutOfDescriptors) => {
+                Error::System(rustix::io::Errno::MFILE.raw_os_error())
+            }
+            OpenError::Faults(source) | OpenError::Capture { source, .. } => {
+                Error::System(source.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))
+            }
+            _ => Error::NoDevice("the port could not be opened"),
+        }
+    }
+}

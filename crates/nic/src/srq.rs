@@ -1,0 +1,188 @@
+//! Shared receive queues.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use terrace_transport::RecvWr;
+
+use crate::error::Error;
+use crate::events::{AsyncEvent, EventAccount};
+use crate::limits::Life;
+use crate::pd::Pd;
+
+/// What a shared receive queue is created with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Work requests that it must hold, at least 1.
+    pub max_wr: u32,
+    /// Scatter/gather elements of a work request.
+    pub max_sge: u32,
+    /// Ignored at creation, as `ibv_create_srq` has it; `modify` arms it.
+    pub limit: u32,
+    /// Whatever the creator wants to find again.
+    pub cookie: u64,
+}
+
+/// `ibv_srq_attr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Work requests that the queue holds.
+    pub max_wr: u32,
+    /// Scatter/gather elements of a work request.
+    pub max_sge: u32,
+    /// The armed limit; 0 when none is armed.
+    pub limit: u32,
+}
+
+/// A shared receive queue.
+pub struct Srq {
+    pd: Arc<Pd>,
+    me: Weak<Srq>,
+    cookie: u64,
+    number: u32,
+    queue: Mutex<Queue>,
+    pub(crate) life: Life,
+    pub(crate) async_account: EventAccount,
+}
+
+struct Queue {
+    waiting: VecDeque<RecvWr>,
+    attr: SrqAttr,
+}
+
+impl Srq {
+    pub(crate) fn new(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        let device = pd.device();
+        if !(1..=device.limits().max_srq_wr).contains(&init.max_wr) {
+            return Err(Error::Invalid("shared receive queue depth out of range"));
+        }
+        if init.max_sge > device.limits().max_srq_sge {
+            return Err(Error::Invalid("too many scatter/gather elements for a shared receive queue"));
+        }
+        device.quotas.srq.take()?;
+        pd.life.hold();
+        let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: 0 };
+        Ok(Arc::new_cyclic(|me| Srq {
+            pd: pd.clone(),
+            me: me.clone(),
+            cookie: init.cookie,
+            number: device.next_number(),
+            queue: Mutex::new(Queue { waiting: VecDeque::new(), attr }),
+            life: Life::default(),
+            async_account: EventAccount::default(),
+        }))
+    }
+
+    /// What the creator gave.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// The queue's number; `ibv_get_srq_num`.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The queue's sizes, and the limit while it is armed.
+    pub fn query(&self) -> SrqAttr {
+        self.queue.lock().attr
+    }
+
+    /// Changes the size, arms the limit, or both. EINVAL when a value is out of range, the limit is above the
+    /// size, or more work requests wait than would fit.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
+        self.life.check()?;
+        let mut queue = self.queue.lock();
+        let mut attr = queue.attr;
+        if let Some(max_wr) = max_wr {
+            if !(1..=self.pd.device().limits().max_srq_wr).contains(&max_wr) {
+                return Err(Error::Invalid("shared receive queue depth out of range"));
+            }
+            if queue.waiting.len() > max_wr as usize {
+                return Err(Error::Invalid("more work requests wait than would fit"));
+            }
+            attr.max_wr = max_wr;
+        }
+        if let Some(limit) = limit {
+            if limit > attr.max_wr {
+                return Err(Error::Invalid("the limit is above the size of the queue"));
+            }
+            attr.limit = limit;
+        }
+        queue.attr = attr;
+        // A limit that is not kept already is reached at once (IBTA volume 1, 10.2.9.1).
+        let reached = limit.is_some() && self.take_limit_event(&mut queue);
+        drop(queue);
+        self.tell_limit(reached);
+        Ok(())
+    }
+
+    /// Posts work requests. Those before the bad one stay posted; the error says which it was, and why: ENOMEM
+    /// when the queue is full, EINVAL when it has too many elements.
+    pub fn post(&self, wrs: impl IntoIterator<Item = Result<RecvWr, Error>>) -> Result<(), (usize, Error)> {
+        self.life.check().map_err(|error| (0, error))?;
+        let mut queue = self.queue.lock();
+        for (index, wr) in wrs.into_iter().enumerate() {
+            wr.and_then(|wr| queue.push(wr)).map_err(|error| (index, error))?;
+        }
+        Ok(())
+    }
+
+    /// Destroys the queue: EBUSY while queue pairs use it. Waits until the events that were handed out have been
+    /// acknowledged.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.life.end()?;
+        self.queue.lock().waiting.clear();
+        let device = self.pd.device();
+        device.events.withdraw(&self.async_account);
+        device.quotas.srq.give_back();
+        self.pd.life.release();
+        Ok(())
+    }
+
+    /// The oldest work request, for a queue pair that needs one.
+    pub(crate) fn take(&self) -> Option<RecvWr> {
+        let mut queue = self.queue.lock();
+        let wr = queue.waiting.pop_front();
+        let reached = self.take_limit_event(&mut queue);
+        drop(queue);
+        self.tell_limit(reached);
+        wr
+    }
+
+    /// Whether the limit is armed and not kept; disarms it.
+    fn take_limit_event(&self, queue: &mut Queue) -> bool {
+        let reached = queue.waiting.len() < queue.attr.limit as usize;
+        if reached {
+            queue.attr.limit = 0;
+        }
+        reached
+    }
+
+    fn tell_limit(&self, reached: bool) {
+        if reached && let Some(me) = self.me.upgrade() {
+            self.pd.device().events.raise(AsyncEvent::SrqLimitReached(me));
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, wr: RecvWr) -> Result<(), Error> {
+        if wr.sges.len() > self.attr.max_sge as usize {
+            return Err(Error::Invalid(
+                "more scatter/gather elements than the shared receive queue has room for",
+            ));
+        }
+        if self.waiting.len() >= self.attr.max_wr as usize {
+            return Err(Error::NoMemory("the shared receive queue is full"));
+        }
+        self.waiting.push_back(wr);
+        Ok(())
+    }
+}

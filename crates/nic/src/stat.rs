@@ -1,0 +1,199 @@
+//! Counters for people: what `terrace stat` shows.
+//!
+//! Every device listens on a socket in the abstract name space, `terrace/<pid>` or, for further devices of the same
+//! process, `terrace/<pid>/<n>`, and answers a connection with its snapshot as JSON.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use terrace_transport::QpCounters;
+
+use crate::device::Device;
+use crate::qp::QueuePair;
+
+/// Named counters.
+pub type Counts = BTreeMap<String, u64>;
+
+/// A device at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSnapshot {
+    /// The process.
+    pub pid: u32,
+    /// The process's slot on its host.
+    pub slot: u8,
+    /// Addresses in the order of the GID table.
+    pub addresses: Vec<String>,
+    /// Largest path MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Packets and bytes through the port.
+    pub port: Counts,
+    /// Packets that were dropped before a queue pair saw them.
+    pub dropped: Counts,
+    /// How many objects of each kind exist.
+    pub objects: Counts,
+    /// The queue pairs, in the order of their numbers.
+    pub queue_pairs: Vec<QpSnapshot>,
+}
+
+/// A queue pair at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpSnapshot {
+    /// Its number.
+    pub qpn: u32,
+    /// RC, UC or UD.
+    pub kind: String,
+    /// Its state.
+    pub state: String,
+    /// The peer's address, when connected.
+    pub remote: Option<String>,
+    /// The peer's number, when connected.
+    pub remote_qpn: u32,
+    /// Send work requests that are not complete.
+    pub send_queue_len: usize,
+    /// Receive work requests that are not complete, of its own queue.
+    pub receive_queue_len: usize,
+    /// What it has counted.
+    pub counts: Counts,
+}
+
+impl Device {
+    /// The device's counters now.
+    pub fn snapshot(&self) -> DeviceSnapshot {
+        let port = serde_json::to_value(self.port.counters().snapshot());
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DeviceSnapshot {
+            pid: std::process::id(),
+            slot: self.port.slot(),
+            addresses: self.gids().iter().map(|gid| gid.addr.to_string()).collect(),
+            mtu_bytes: self.port.mtu_limit(),
+            port: port.and_then(serde_json::from_value).unwrap_or_default(),
+            dropped: named([
+                ("malformed", read(&self.counters.malformed)),
+                ("unknown_qp", read(&self.counters.unknown_qp)),
+                ("wrong_partition", read(&self.counters.wrong_partition)),
+            ]),
+            objects: named([
+                ("protection_domains", self.quotas.pd.used().into()),
+                ("memory_regions", self.quotas.mr.used().into()),
+                ("memory_windows", self.quotas.mw.used().into()),
+                ("completion_queues", self.quotas.cq.used().into()),
+                ("shared_receive_queues", self.quotas.srq.used().into()),
+                ("address_handles", self.quotas.ah.used().into()),
+                ("queue_pairs", self.quotas.qp.used().into()),
+            ]),
+            queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
+        }
+    }
+}
+
+impl QueuePair {
+    fn snapshot(&self) -> QpSnapshot {
+        let core = self.lock();
+        let attr = core.qp.query();
+        let (send_queue_len, receive_queue_len) = core.qp.queue_lengths();
+        QpSnapshot {
+            qpn: self.qpn(),
+            kind: format!("{:?}", self.qp_type()).to_uppercase(),
+            state: format!("{:?}", attr.state).to_uppercase(),
+            remote: attr.path.map(|path| path.remote.to_string()),
+            remote_qpn: attr.dest_qpn,
+            send_queue_len,
+            receive_queue_len,
+            counts: qp_counts(core.qp.counters()),
+        }
+    }
+}
+
+fn qp_counts(counters: &QpCounters) -> Counts {
+    named([
+        ("tx_packets", counters.tx_packets),
+        ("tx_bytes", counters.tx_bytes),
+        ("rx_packets", counters.rx_packets),
+        ("rx_bytes", counters.rx_bytes),
+        ("retransmits", counters.retransmits),
+        ("timeouts", counters.timeouts),
+        ("rnr_naks_sent", counters.rnr_naks_sent),
+        ("rnr_naks_received", counters.rnr_naks_received),
+        ("sequence_naks_sent", counters.sequence_naks_sent),
+        ("sequence_naks_received", counters.sequence_naks_received),
+        ("error_naks_sent", counters.error_naks_sent),
+        ("error_naks_received", counters.error_naks_received),
+        ("duplicates", counters.duplicates),
+        ("dropped", counters.dropped),
+        ("cnps_received", counters.cnps_received),
+        ("cnps_sent", counters.cnps_sent),
+    ])
+}
+
+fn named<const N: usize>(counts: [(&str, u64); N]) -> Counts {
+    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+/// Most devices of one process that get a status socket.
+const SOCKETS_MAX: u32 = 256;
+
+/// How long [`fetch`] waits for a process that does not answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+fn socket_name(pid: u32, number: u32) -> String {
+    if number == 0 { format!("terrace/{pid}") } else { format!("terrace/{pid}/{number}") }
+}
+
+/// Takes the first of this process's names that is free.
+pub(crate) fn listen() -> io::Result<UnixListener> {
+    let pid = std::process::id();
+    let mut result = Err(io::ErrorKind::AddrInUse.into());
+    for number in 0..SOCKETS_MAX {
+        let addr = SocketAddr::from_abstract_name(socket_name(pid, number))?;
+        result = UnixListener::bind_addr(&addr);
+        if !matches!(&result, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+            break;
+        }
+    }
+    let listener = result?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Asks every device of a running process for its counters. An empty answer means that the process has no device.
+///
+/// # Errors
+/// When the process does not answer in time, or belongs to another user.
+pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
+    let mut snapshots = Vec::new();
+    for number in open_sockets(pid)? {
+        let addr = SocketAddr::from_abstract_name(socket_name(pid, number))?;
+        let mut stream = UnixStream::connect_addr(&addr)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        let mut text = Vec::new();
+        stream.read_to_end(&mut text)?;
+        if text.is_empty() {
+            let why = "the process answers only its own user and root";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        snapshots.push(serde_json::from_slice(&text)?);
+    }
+    Ok(snapshots)
+}
+
+/// Numbers of the sockets that exist for a process, from the kernel's list.
+fn open_sockets(pid: u32) -> io::Result<Vec<u32>> {
+    let list = std::fs::read_to_string("/proc/net/unix")?;
+    let first = format!("@{}", socket_name(pid, 0));
+    let mut numbers: Vec<u32> = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().last()?.strip_prefix(&first))
+        .filter_map(|rest| match rest.strip_prefix('/') {
+            Some(number) => number.parse().ok(),
+            None => rest.is_empty().then_some(0),
+        })
+        .collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}

@@ -1,0 +1,112 @@
+//! Queue pair numbers.
+
+use std::sync::Arc;
+
+use parking_lot::{RwLock, RwLockReadGuard};
+use terrace_wire::QPN_SLOT_SHIFT;
+
+use crate::error::Error;
+use crate::qp::QueuePair;
+
+/// Indexes below this one belong to the management queue pairs of InfiniBand.
+const FIRST_INDEX: u32 = 2;
+const INDEX_COUNT: u32 = 1 << QPN_SLOT_SHIFT;
+const LEAF_BITS: u32 = 8;
+const LEAF_SIZE: usize = 1 << LEAF_BITS;
+
+/// The queue pairs of a device by number: the process's slot in the upper bits, an index in the lower ones.
+pub(crate) struct QpTable {
+    slot: u8,
+    entries: RwLock<Entries>,
+}
+
+type Leaf = Box<[Option<Arc<QueuePair>>; LEAF_SIZE]>;
+
+/// Two levels, so that a device with few queue pairs needs little memory.
+pub(crate) struct Entries {
+    leaves: Vec<Option<Leaf>>,
+    /// Where the search for a free index goes on. Indexes are used again as late as possible, so that packets of
+    /// a destroyed queue pair find nobody.
+    next: u32,
+    used: u32,
+}
+
+impl QpTable {
+    /// An empty table whose first number comes from `seed`.
+    pub fn new(slot: u8, seed: u32) -> QpTable {
+        let leaves = (0..INDEX_COUNT >> LEAF_BITS).map(|_| None).collect();
+        let next = FIRST_INDEX + seed % (INDEX_COUNT - FIRST_INDEX);
+        QpTable { slot, entries: RwLock::new(Entries { leaves, next, used: 0 }) }
+    }
+
+    /// Makes a queue pair under a number of its own and adds it.
+    pub fn insert(
+        &self,
+        make: impl FnOnce(u32) -> Result<Arc<QueuePair>, Error>,
+    ) -> Result<Arc<QueuePair>, Error> {
+        let mut entries = self.entries.write();
+        if entries.used >= INDEX_COUNT - FIRST_INDEX {
+            return Err(Error::NoMemory("queue pair numbers"));
+        }
+        while entries.get(entries.next).is_some() {
+            entries.next = following(entries.next);
+        }
+        let index = entries.next;
+        let qp = make(u32::from(self.slot) << QPN_SLOT_SHIFT | index)?;
+        *entries.slot_of(index) = Some(qp.clone());
+        entries.next = following(index);
+        entries.used += 1;
+        Ok(qp)
+    }
+
+    /// Removes a queue pair. No packet is being handled for it once this returns.
+    pub fn remove(&self, qpn: u32) {
+        let mut entries = self.entries.write();
+        if entries.slot_of(qpn & (INDEX_COUNT - 1)).take().is_some() {
+            entries.used -= 1;
+        }
+    }
+
+    /// For the lookups of a burst of packets.
+    pub fn read(&self) -> TableReader<'_> {
+        TableReader { slot: self.slot, entries: self.entries.read() }
+    }
+
+    /// Every queue pair, in the order of their numbers.
+    pub fn all(&self) -> Vec<Arc<QueuePair>> {
+        self.entries.read().leaves.iter().flatten().flat_map(|leaf| leaf.iter().flatten().cloned()).collect()
+    }
+}
+
+/// A table that nobody changes meanwhile.
+pub(crate) struct TableReader<'a> {
+    slot: u8,
+    entries: RwLockReadGuard<'a, Entries>,
+}
+
+impl TableReader<'_> {
+    /// The queue pair of that number.
+    pub fn get(&self, qpn: u32) -> Option<&Arc<QueuePair>> {
+        if qpn >> QPN_SLOT_SHIFT != u32::from(self.slot) {
+            return None;
+        }
+        self.entries.get(qpn & (INDEX_COUNT - 1))
+    }
+}
+
+impl Entries {
+    fn get(&self, index: u32) -> Option<&Arc<QueuePair>> {
+        let leaf = self.leaves.get((index >> LEAF_BITS) as usize)?.as_ref()?;
+        leaf[index as usize % LEAF_SIZE].as_ref()
+    }
+
+    fn slot_of(&mut self, index: u32) -> &mut Option<Arc<QueuePair>> {
+        let leaf = self.leaves[(index >> LEAF_BITS) as usize]
+            .get_or_insert_with(|| Box::new([const { None }; LEAF_SIZE]));
+        &mut leaf[index as usize % LEAF_SIZE]
+    }
+}
+
+fn following(index: u32) -> u32 {
+    if index + 1 == INDEX_COUNT { FIRST_INDEX } else { index + 1 }
+}

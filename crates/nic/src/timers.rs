@@ -1,0 +1,124 @@
+//! When which queue pair wants to be looked at because of the time.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use terrace_transport::Time;
+
+use crate::qp::QueuePair;
+
+/// A time that never comes.
+pub(crate) const NEVER: Time = Time(u64::MAX);
+
+/// Entries that were replaced are swept out when there are this many, or a power of two more.
+const SWEEP_ENTRIES_MIN: usize = 1024;
+
+/// Lazy timers. A queue pair has at most one live entry; an entry that fires early, because the deadline moved
+/// while it waited, is simply entered again. So restarting the ACK timer costs nothing.
+#[derive(Default)]
+pub(crate) struct Timers {
+    heap: Mutex<BinaryHeap<Reverse<Entry>>>,
+    /// The earliest entry, for a look without the lock.
+    next_ns: NextDeadline,
+}
+
+struct NextDeadline(AtomicU64);
+
+impl Default for NextDeadline {
+    fn default() -> Self {
+        NextDeadline(AtomicU64::new(NEVER.0))
+    }
+}
+
+struct Entry {
+    at: Time,
+    qp: Arc<QueuePair>,
+}
+
+impl Timers {
+    /// The earliest entry's time.
+    pub fn next(&self) -> Option<Time> {
+        let next = Time(self.next_ns.0.load(Ordering::SeqCst));
+        (next != NEVER).then_some(next)
+    }
+
+    /// Whether an entry is due: cheap.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.next_ns.0.load(Ordering::Relaxed) <= now.0
+    }
+
+    /// Sees to it that the queue pair is looked at by `deadline`. Returns whether it became the earliest entry.
+    /// Called under the queue pair's lock.
+    pub fn arm(&self, qp: &Arc<QueuePair>, deadline: Time) -> bool {
+        if qp.timer_at.load(Ordering::Relaxed) <= deadline.0 {
+            return false;
+        }
+        qp.timer_at.store(deadline.0, Ordering::Relaxed);
+        let mut heap = self.heap.lock();
+        heap.push(Reverse(Entry { at: deadline, qp: qp.clone() }));
+        if heap.len() >= SWEEP_ENTRIES_MIN && heap.len().is_power_of_two() {
+            heap.retain(|entry| entry.0.is_live());
+        }
+        self.publish(&heap);
+        heap.peek().is_some_and(|first| first.0.at == deadline)
+    }
+
+    /// Takes the entries that are due. One that another entry has replaced is thrown away.
+    pub fn take_due(&self, now: Time) -> SmallVec<[Arc<QueuePair>; 8]> {
+        let mut heap = self.heap.lock();
+        let mut due = SmallVec::new();
+        while heap.peek().is_some_and(|first| first.0.at <= now) {
+            let Some(Reverse(entry)) = heap.pop() else { break };
+            if entry.is_live() {
+                entry.qp.timer_at.store(NEVER.0, Ordering::Relaxed);
+                due.push(entry.qp);
+            }
+        }
+        self.publish(&heap);
+        due
+    }
+
+    /// Forgets everything, when the device closes.
+    pub fn clear(&self) {
+        let mut heap = self.heap.lock();
+        heap.clear();
+        self.publish(&heap);
+    }
+
+    fn publish(&self, heap: &BinaryHeap<Reverse<Entry>>) {
+        let next = heap.peek().map_or(NEVER, |first| first.0.at);
+        self.next_ns.0.store(next.0, Ordering::SeqCst);
+    }
+}
+
+impl Entry {
+    /// Whether it is the entry that its queue pair goes by.
+    fn is_live(&self) -> bool {
+        self.qp.timer_at.load(Ordering::Relaxed) == self.at.0
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    /// By time, then by number, so that a simulation replays.
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.qp.qpn()).cmp(&(other.at, other.qp.qpn()))
+    }
+}

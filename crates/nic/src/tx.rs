@@ -1,0 +1,156 @@
+//! Sending: who may send for a queue pair, and the buffers that packets wait in.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use terrace_fabric::TxBatch;
+use terrace_transport::{AckPolicy, Sink};
+use terrace_wire::Path;
+
+use crate::qp::QueuePair;
+
+/// Room of one batch: two full GSO sends.
+const BATCH_BYTES: usize = 128 << 10;
+
+/// Batches that are kept for the next sender.
+const SPARE_UNITS_MAX: usize = 4;
+
+/// The right to send for a queue pair. Packets of one queue pair must leave in order, so from the moment that
+/// packets are put into a batch until the batch has left, nobody else takes packets from that queue pair; whoever
+/// would, leaves a note instead, and the holder looks again.
+#[derive(Debug, Default)]
+pub(crate) struct TxToken(AtomicU8);
+
+const FREE: u8 = 0;
+const TAKEN: u8 = 1;
+const TAKEN_LOOK_AGAIN: u8 = 2;
+
+impl TxToken {
+    /// Takes the token, or leaves a note for its holder.
+    pub fn take(&self) -> bool {
+        let was = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+            Some(if state == FREE { TAKEN } else { TAKEN_LOOK_AGAIN })
+        });
+        was == Ok(FREE)
+    }
+
+    /// Gives the token back; true when somebody left a note.
+    pub fn give_back(&self) -> bool {
+        self.0.swap(FREE, Ordering::AcqRel) == TAKEN_LOOK_AGAIN
+    }
+}
+
+/// Queue pairs to look at, and what to do with their acknowledgements.
+pub(crate) type WorkList = VecDeque<(Arc<QueuePair>, AckPolicy)>;
+
+/// One sender's things: packets, the queue pairs whose tokens it holds for them, and those it has yet to look at.
+pub(crate) struct TxUnit {
+    pub batch: TxBatch,
+    pub owners: SmallVec<[Arc<QueuePair>; 4]>,
+    pub work: WorkList,
+}
+
+impl TxUnit {
+    fn new() -> TxUnit {
+        TxUnit { batch: TxBatch::new(BATCH_BYTES), owners: SmallVec::new(), work: VecDeque::new() }
+    }
+}
+
+/// Units that nobody uses just now, and those whose packets the network did not take yet.
+#[derive(Default)]
+pub(crate) struct TxPool {
+    spare: Mutex<Vec<TxUnit>>,
+    blocked: Mutex<VecDeque<TxUnit>>,
+    is_blocked: AtomicBool,
+}
+
+impl TxPool {
+    pub fn take(&self) -> TxUnit {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(TxUnit::new)
+    }
+
+    /// Takes back a unit that has nothing left to do.
+    pub fn give_back(&self, unit: TxUnit) {
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE_UNITS_MAX {
+            spare.push(unit);
+        }
+    }
+
+    /// Puts a unit aside until the network takes packets again.
+    pub fn block(&self, unit: TxUnit) {
+        let mut blocked = self.blocked.lock();
+        blocked.push_back(unit);
+        self.is_blocked.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether packets wait for the network. While they do, nobody makes more of them.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Ordering::SeqCst)
+    }
+
+    /// The unit that has waited longest.
+    pub fn take_blocked(&self) -> Option<TxUnit> {
+        let mut blocked = self.blocked.lock();
+        let unit = blocked.pop_front();
+        if blocked.is_empty() {
+            self.is_blocked.store(false, Ordering::SeqCst);
+        }
+        unit
+    }
+}
+
+/// Queue pairs that want to be looked at by whoever makes progress next: they hold an ACK back, wait for company
+/// for a small message, or could not send because the network was full.
+#[derive(Default)]
+pub(crate) struct Pending {
+    list: Mutex<Vec<Arc<QueuePair>>>,
+    any: AtomicBool,
+}
+
+impl Pending {
+    /// Adds a queue pair, unless it is there already.
+    pub fn add(&self, qp: &Arc<QueuePair>) {
+        if qp.mark_listed() {
+            let mut list = self.list.lock();
+            list.push(qp.clone());
+            self.any.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// A look without the lock.
+    pub fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::SeqCst)
+    }
+
+    /// Moves all of them to the work list.
+    pub fn take_into(&self, work: &mut WorkList) {
+        if self.is_empty() {
+            return;
+        }
+        let mut list = self.list.lock();
+        self.any.store(false, Ordering::SeqCst);
+        for qp in list.drain(..) {
+            qp.listed.store(false, Ordering::Release);
+            work.push_back((qp, AckPolicy::Now));
+        }
+    }
+}
+
+/// A batch, as the transport wants to see it.
+pub(crate) struct BatchSink<'a>(pub &'a mut TxBatch);
+
+impl Sink for BatchSink<'_> {
+    #[inline]
+    fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
+        self.0.push(path, len)
+    }
+
+    fn cancel(&mut self) {
+        self.0.cancel();
+    }
+}
