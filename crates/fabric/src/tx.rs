@@ -208,3 +208,96 @@ impl TxBatch {
         self.runs[self.first_run..].last_mut()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(port: u16) -> Path {
+        let remote = std::net::SocketAddr::from(([10, 0, 0, 1], port));
+        Path { remote, source_gid_index: 0, traffic_class: 0, hop_limit: 0, flow_label: 0 }
+    }
+
+    fn fill(tx: &mut TxBatch, port: u16, lens: &[usize]) {
+        for len in lens {
+            let number = tx.len() as u8;
+            tx.push(&path(port), *len).expect("room").fill(number);
+        }
+    }
+
+    /// Packets per run.
+    fn runs(tx: &TxBatch) -> Vec<usize> {
+        tx.runs[tx.first_run..].iter().map(|run| run.count).collect()
+    }
+
+    #[test]
+    fn neighbours_of_one_path_and_length_form_a_run_that_a_shorter_one_ends() {
+        let mut tx = TxBatch::new(1 << 20);
+        fill(&mut tx, 1, &[100, 100, 60, 60, 100]);
+        fill(&mut tx, 2, &[100, 100]);
+        assert_eq!(runs(&tx), [3, 1, 1, 2]);
+    }
+
+    #[test]
+    fn runs_stay_within_what_one_send_may_carry() {
+        let mut tx = TxBatch::new(1 << 20);
+        fill(&mut tx, 1, &[16; 100]);
+        assert_eq!(runs(&tx), [64, 36]);
+        tx.clear();
+        fill(&mut tx, 1, &[4108; 20]);
+        assert_eq!(runs(&tx), [15, 5]);
+    }
+
+    #[test]
+    fn a_full_batch_takes_no_more_until_it_was_drained() {
+        let mut tx = TxBatch::new(0);
+        fill(&mut tx, 1, &[4092, 4092]);
+        assert!(tx.push(&path(1), 12).is_none());
+        tx.advance(2);
+        assert!(tx.is_empty());
+        assert!(tx.push(&path(1), 8188).is_some());
+        tx.cancel();
+        assert!(tx.push(&path(1), 8189).is_none());
+    }
+
+    #[test]
+    fn cancelling_takes_the_last_packet_back_and_reopens_its_run() {
+        let mut tx = TxBatch::new(1 << 16);
+        fill(&mut tx, 1, &[100, 100, 60]);
+        tx.cancel();
+        fill(&mut tx, 1, &[100]);
+        fill(&mut tx, 2, &[100]);
+        tx.cancel();
+        assert_eq!(runs(&tx), [3]);
+        let firsts: Vec<u8> = tx.packets().map(|packet| packet.bytes[0]).collect();
+        assert_eq!(firsts, [0, 1, 2]);
+        for _ in 0..5 {
+            tx.cancel();
+        }
+        assert!(tx.is_empty());
+        assert_eq!(tx.end, 0);
+    }
+
+    #[test]
+    fn a_run_that_left_in_part_is_still_whole() {
+        let mut tx = TxBatch::new(1 << 16);
+        fill(&mut tx, 1, &[100, 100, 100, 60]);
+        tx.advance(2);
+        assert_eq!(tx.packets().map(|packet| packet.bytes.len()).collect::<Vec<_>>(), [100, 60]);
+        tx.advance(1);
+        let (run, bytes) = tx.front().expect("one is left");
+        assert_eq!((run.count, run.segment, bytes.len()), (1, 64, 64));
+        tx.cancel();
+        assert!(tx.is_empty());
+    }
+
+    #[test]
+    fn a_spoiled_packet_travels_alone() {
+        let mut tx = TxBatch::new(1 << 16);
+        fill(&mut tx, 1, &[100, 100]);
+        assert!(tx.push_copy(&path(1), &[9; 100], Some(5)));
+        fill(&mut tx, 1, &[100]);
+        assert_eq!(runs(&tx), [2, 1, 1]);
+        assert_eq!(tx.packets().map(|packet| packet.bytes[0]).collect::<Vec<_>>(), [0, 1, 9, 3]);
+    }
+}

@@ -229,3 +229,78 @@ impl Port for UdpPort {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use terrace_wire::Path;
+
+    use super::*;
+
+    fn port(addr: &str) -> UdpPort {
+        UdpPort::open(&UdpConfig { addr: addr.parse().ok(), ..UdpConfig::default() }).expect("a port")
+    }
+
+    fn received(port: &UdpPort, wanted: usize) -> Vec<Vec<u8>> {
+        let mut rx = RxBatch::new();
+        let mut packets = Vec::new();
+        for _ in 0..100_000 {
+            port.receive(&mut rx);
+            while let Some(packet) = rx.next() {
+                packets.push(packet.bytes.to_vec());
+            }
+            if packets.len() >= wanted {
+                break;
+            }
+        }
+        packets
+    }
+
+    #[test]
+    fn without_segmentation_offload_packets_leave_one_by_one() {
+        for addr in ["127.84.0.1", "::1"] {
+            let [sender, receiver] = [(); 2].map(|()| port(addr));
+            sender.give_up_segmentation();
+            let path = Path {
+                remote: receiver.sockets[0].local(),
+                source_gid_index: 0,
+                traffic_class: 0,
+                hop_limit: 0,
+                flow_label: 0,
+            };
+            let mut tx = TxBatch::new(1 << 20);
+            let lens = [500, 500, 500, 500, 100, 500, 60];
+            for (len, number) in lens.into_iter().zip(0u8..) {
+                tx.push(&path, len).expect("room").fill(number);
+            }
+            assert!(sender.transmit(&mut tx));
+            assert!(tx.is_empty());
+            let expected: Vec<Vec<u8>> =
+                lens.into_iter().zip(0u8..).map(|(len, number)| vec![number; len]).collect();
+            assert_eq!(received(&receiver, lens.len()), expected);
+            assert_eq!(sender.counters.snapshot().tx_calls, lens.len() as u64);
+        }
+    }
+
+    #[test]
+    fn bursts_grow_while_there_is_more_and_shrink_when_there_is_not() {
+        let [sender, receiver] = ["127.84.1.1", "127.84.1.2"].map(port);
+        let path = Path {
+            remote: receiver.sockets[0].local(),
+            source_gid_index: 0,
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+        };
+        let mut tx = TxBatch::new(1 << 20);
+        for number in 0..100 {
+            // Alternating lengths, so that each packet is a datagram of its own.
+            let len = if number % 2 == 0 { 100 } else { 200 };
+            tx.push(&path, len).expect("room").fill(1);
+            sender.transmit(&mut tx);
+        }
+        let mut rx = RxBatch::new();
+        let bursts: Vec<usize> = (0..8).map(|_| receiver.receive(&mut rx)).collect();
+        assert_eq!(bursts, [1, 2, 4, 8, 16, 32, 32, 5]);
+        assert_eq!(receiver.burst.load(Relaxed), 1);
+    }
+}
