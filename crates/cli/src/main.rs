@@ -8,6 +8,7 @@ mod devices;
 mod library;
 mod program;
 mod run;
+mod stat;
 mod table;
 
 use clap::{Parser, Subcommand};
@@ -43,12 +44,15 @@ enum Command {
     Run(run::Options),
     /// Show the device that a program would see
     Devices(devices::Options),
+    /// Show the counters of a running program's NIC
+    Stat(stat::Options),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
         Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -26,6 +26,8 @@ pub struct DeviceSnapshot {
     pub pid: u32,
     /// The process's slot on its host.
     pub slot: u8,
+    /// The UDP port that belongs to the slot.
+    pub udp_port: u16,
     /// Addresses in the order of the GID table.
     pub addresses: Vec<String>,
     /// Largest path MTU in bytes.
@@ -69,6 +71,7 @@ impl Device {
         DeviceSnapshot {
             pid: std::process::id(),
             slot: self.port.slot(),
+            udp_port: self.port.udp_port(),
             addresses: self.gids().iter().map(|gid| gid.addr.to_string()).collect(),
             mtu_bytes: self.port.mtu_limit(),
             port: port.and_then(serde_json::from_value).unwrap_or_default(),
@@ -181,19 +184,38 @@ pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
     Ok(snapshots)
 }
 
-/// Numbers of the sockets that exist for a process, from the kernel's list.
+/// Processes that have a device, in the order of their numbers.
+///
+/// # Errors
+/// When the kernel's list of sockets cannot be read.
+pub fn processes() -> io::Result<Vec<u32>> {
+    let mut pids: Vec<u32> = socket_suffixes("terrace/")?
+        .iter()
+        .filter_map(|suffix| suffix.split('/').next()?.parse().ok())
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+/// Numbers of the sockets that exist for a process.
 fn open_sockets(pid: u32) -> io::Result<Vec<u32>> {
-    let list = std::fs::read_to_string("/proc/net/unix")?;
-    let first = format!("@{}", socket_name(pid, 0));
-    let mut numbers: Vec<u32> = list
-        .lines()
-        .filter_map(|line| line.split_whitespace().last()?.strip_prefix(&first))
-        .filter_map(|rest| match rest.strip_prefix('/') {
+    let mut numbers: Vec<u32> = socket_suffixes(&socket_name(pid, 0))?
+        .iter()
+        .filter_map(|suffix| match suffix.strip_prefix('/') {
             Some(number) => number.parse().ok(),
-            None => rest.is_empty().then_some(0),
+            None => suffix.is_empty().then_some(0),
         })
         .collect();
     numbers.sort_unstable();
     numbers.dedup();
     Ok(numbers)
+}
+
+/// What follows `prefix` in the names of the abstract sockets that have it, from the kernel's list.
+fn socket_suffixes(prefix: &str) -> io::Result<Vec<String>> {
+    let list = std::fs::read_to_string("/proc/net/unix")?;
+    let prefix = format!("@{prefix}");
+    let names = list.lines().filter_map(|line| line.split_whitespace().last());
+    Ok(names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
 }

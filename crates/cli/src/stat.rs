@@ -1,0 +1,263 @@
+//! `terrace stat`: what the NICs of running processes are doing, asked of the processes themselves.
+
+use crate::table;
+use clap::Args;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
+
+const AFTER_HELP: &str = "\
+Examples:
+  terrace stat                   # all processes that run with Terrace
+  terrace stat 4242              # counters of one: its port, its queue pairs
+  terrace stat 4242 --watch      # again each second, with rates
+  terrace stat 4242 --json | jq '.[0].port'
+
+Worth a look when things are slow: rx_overflows (the kernel dropped packets because nobody fetched them in time),
+retransmits, timeouts, bad_icrc.";
+
+/// Options of `terrace stat`.
+#[derive(Args)]
+#[command(after_help = AFTER_HELP)]
+pub struct Options {
+    /// Process to ask; without it, all are listed
+    pid: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print again and again, every so many seconds
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = clap::value_parser!(u64).range(1..))]
+    watch: Option<u64>,
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum StatError {
+    /// The kernel's list of sockets cannot be read.
+    #[error("cannot list the processes that run with Terrace: {0}")]
+    List(#[source] io::Error),
+    /// No process of this number has a NIC.
+    #[error(
+        "process {0} does not run with Terrace, or has not opened its device (`terrace stat` lists those that have)"
+    )]
+    NoDevice(u32),
+    /// The process has a NIC that does not answer.
+    #[error("process {0} does not answer: {1}")]
+    NoAnswer(u32, #[source] io::Error),
+    /// Standard output is closed or full.
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Shows the counters, once or until interrupted.
+pub fn show(options: &Options) -> Result<(), StatError> {
+    let mut before = None;
+    loop {
+        let text = match options.pid {
+            None => list(options.json)?,
+            Some(pid) => match (snapshots(pid), &before) {
+                (Ok(now), _) => {
+                    let text = details(&now, before.as_deref(), options);
+                    before = Some(now);
+                    text
+                }
+                // It was there a moment ago: whoever watches a process expects it to end some time.
+                (Err(_), Some(_)) => return Ok(put(&format!("process {pid} has ended\n"))?),
+                (Err(error), None) => return Err(error),
+            },
+        };
+        let clear = options.watch.is_some() && !options.json && io::stdout().is_terminal();
+        put(&format!("{}{text}", if clear { "\x1b[H\x1b[2J" } else { "" }))?;
+        match options.watch {
+            Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// Writes to standard output. A reader that has gone away (`| head`) is no reason for a message.
+fn put(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other,
+    }
+}
+
+fn snapshots(pid: u32) -> Result<Vec<DeviceSnapshot>, StatError> {
+    match fetch(pid) {
+        Ok(devices) if devices.is_empty() => Err(StatError::NoDevice(pid)),
+        Ok(devices) => Ok(devices),
+        Err(error) => Err(StatError::NoAnswer(pid, error)),
+    }
+}
+
+fn to_json(value: &impl serde::Serialize, pretty: bool) -> String {
+    let text = if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
+    text.expect("strings and numbers always serialize") + "\n"
+}
+
+// ---- all processes -----------------------------------------------------------------------------------------------------
+
+fn list(json: bool) -> Result<String, StatError> {
+    let pids = processes().map_err(StatError::List)?;
+    // One that ends between the listing and the question is no error, and one of another user still gets a line.
+    let answers: Vec<(u32, io::Result<Vec<DeviceSnapshot>>)> =
+        pids.into_iter().map(|pid| (pid, fetch(pid))).collect();
+    if json {
+        let devices: Vec<_> = answers.into_iter().filter_map(|(_, answer)| answer.ok()).flatten().collect();
+        return Ok(to_json(&devices, true));
+    }
+    let rows: Vec<Vec<String>> =
+        answers.iter().flat_map(|(pid, answer)| process_rows(*pid, answer)).collect();
+    if rows.is_empty() {
+        return Ok("no process runs with Terrace\n".into());
+    }
+    Ok(table::render(
+        &["pid", "program", "address", "UDP port", "queue pairs", "tx packets", "rx packets"],
+        &rows,
+    ))
+}
+
+fn process_rows(pid: u32, answer: &io::Result<Vec<DeviceSnapshot>>) -> Vec<Vec<String>> {
+    let program = program_name(pid);
+    match answer {
+        Ok(devices) => devices
+            .iter()
+            .map(|device| {
+                vec![
+                    pid.to_string(),
+                    program.clone(),
+                    device.addresses.first().cloned().unwrap_or_default(),
+                    device.udp_port.to_string(),
+                    device.queue_pairs.len().to_string(),
+                    count(&device.port, "tx_packets").to_string(),
+                    count(&device.port, "rx_packets").to_string(),
+                ]
+            })
+            .collect(),
+        Err(error) => {
+            let mut row = vec![pid.to_string(), program, format!("({error})")];
+            row.resize(7, String::new());
+            vec![row]
+        }
+    }
+}
+
+fn program_name(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm"))
+        .map_or_else(|_| "?".into(), |name| name.trim_end().into())
+}
+
+fn count(counts: &Counts, name: &str) -> u64 {
+    counts.get(name).copied().unwrap_or(0)
+}
+
+// ---- one process -------------------------------------------------------------------------------------------------------
+
+fn details(now: &[DeviceSnapshot], before: Option<&[DeviceSnapshot]>, options: &Options) -> String {
+    if options.json {
+        return to_json(&now, options.watch.is_none());
+    }
+    let seconds = options.watch.unwrap_or(1);
+    let earlier = |index: usize| before.and_then(|devices| devices.get(index));
+    let blocks = now.iter().enumerate().map(|(index, device)| device_text(device, earlier(index), seconds));
+    blocks.collect::<Vec<_>>().join("\n")
+}
+
+fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds: u64) -> String {
+    let mut text = format!(
+        "process {} ({}): {}, UDP port {}, path MTU {}\n",
+        device.pid,
+        program_name(device.pid),
+        device.addresses.join(", "),
+        device.udp_port,
+        device.mtu_bytes
+    );
+    text += &section("port", &device.port, before.map(|device| &device.port), seconds);
+    text += &section("dropped", &device.dropped, before.map(|device| &device.dropped), seconds);
+    text += &section("objects", &device.objects, None, seconds);
+    if !device.queue_pairs.is_empty() {
+        text += "\n";
+        text += &queue_pair_table(&device.queue_pairs);
+    }
+    text
+}
+
+/// Counters under a title; with the rate since `before`, when there is one.
+fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
+    let mut text = format!("\n{title}\n");
+    for (name, value) in counts {
+        text += &format!("  {name:<22} {value:>15}");
+        if let Some(before) = before {
+            text += &format!(" {:>13}/s", value.saturating_sub(count(before, name)) / seconds);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// One line for each queue pair. Counters that are zero for all of them get no column.
+fn queue_pair_table(pairs: &[QpSnapshot]) -> String {
+    let counted: Vec<&String> = pairs
+        .iter()
+        .flat_map(|pair| pair.counts.iter().filter(|(_, value)| **value != 0).map(|(name, _)| name))
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    let mut header = vec!["qpn", "type", "state", "peer", "peer qpn", "sends", "receives"];
+    header.extend(counted.iter().map(|name| name.as_str()));
+    let rows: Vec<Vec<String>> = pairs
+        .iter()
+        .map(|pair| {
+            let mut row = vec![
+                format!("{:#08x}", pair.qpn),
+                pair.kind.clone(),
+                pair.state.clone(),
+                pair.remote.clone().unwrap_or_else(|| "-".into()),
+                pair.remote.as_ref().map_or_else(|| "-".into(), |_| format!("{:#08x}", pair.remote_qpn)),
+                pair.send_queue_len.to_string(),
+                pair.receive_queue_len.to_string(),
+            ];
+            row.extend(counted.iter().map(|name| count(&pair.counts, name).to_string()));
+            row
+        })
+        .collect();
+    table::render(&header, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(pairs: &[(&str, u64)]) -> Counts {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    }
+
+    #[test]
+    fn rates_are_shown_only_between_two_looks() {
+        let now = counts(&[("tx_packets", 300)]);
+        assert!(!section("port", &now, None, 2).contains("/s"));
+        assert!(section("port", &now, Some(&counts(&[("tx_packets", 100)])), 2).contains(" 100/s"));
+    }
+
+    #[test]
+    fn only_counters_that_counted_get_a_column() {
+        let pair = QpSnapshot {
+            qpn: 0x11,
+            kind: "RC".into(),
+            state: "RTS".into(),
+            counts: counts(&[("timeouts", 0), ("tx_packets", 5)]),
+            ..QpSnapshot::default()
+        };
+        let text = queue_pair_table(&[pair]);
+        assert!(text.contains("tx_packets") && !text.contains("timeouts"), "{text}");
+        assert!(text.contains("0x000011  RC"), "{text}");
+    }
+
+    #[test]
+    fn a_process_that_does_not_answer_still_has_its_line() {
+        let rows = process_rows(1, &Err(io::ErrorKind::PermissionDenied.into()));
+        assert_eq!((rows.len(), rows[0].len()), (1, 7));
+    }
+}
