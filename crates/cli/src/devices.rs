@@ -14,8 +14,8 @@ Examples:
   terrace devices --addr 127.0.0.1
   terrace devices --json
 
-A GID is an RDMA port's address. The address given with --addr has index 0; programs choose another one with an
-option like -x or -g INDEX.";
+A GID is an RDMA port's address. The address given with --addr has index 0; programs choose another
+one with an option like -x or -g INDEX.";
 
 /// Name of the device in every program.
 const NAME: &str = "terrace0";

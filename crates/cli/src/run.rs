@@ -31,9 +31,9 @@ A fault plan is a TOML file; every key may be left out:
   delay_us_min = 0     # every packet waits this long ...
   delay_us_max = 50    # ... to this long, in order
 
-The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between hosts must let
-them through. Exit status: the program's own; 125 when Terrace itself fails, 126 when the program cannot be
-executed, 127 when there is no such program.";
+The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between
+hosts must let them through. Exit status: the program's own; 125 when Terrace itself fails, 126 when
+the program cannot be executed, 127 when there is no such program.";
 
 /// Options of `terrace run`.
 #[derive(Args)]

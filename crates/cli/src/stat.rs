@@ -13,8 +13,8 @@ Examples:
   terrace stat 4242 --watch      # again each second, with rates
   terrace stat 4242 --json | jq '.[0].port'
 
-Worth a look when things are slow: rx_overflows (the kernel dropped packets because nobody fetched them in time),
-retransmits, timeouts, bad_icrc.";
+Worth a look when things are slow: retransmits, timeouts, bad_icrc, and rx_overflows (the kernel
+dropped packets because nobody fetched them in time).";
 
 /// Options of `terrace stat`.
 #[derive(Args)]

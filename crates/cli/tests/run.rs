@@ -10,7 +10,8 @@ struct Installation(PathBuf);
 
 impl Installation {
     fn new(name: &str) -> Installation {
-        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{name}", std::process::id()));
+        let prefix =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{name}", std::process::id()));
         std::fs::create_dir_all(prefix.join("bin")).unwrap();
         std::fs::create_dir_all(prefix.join("lib/terrace")).unwrap();
         // A link, not a copy: a copy being written when another test's thread forks is "busy" when it is executed.
