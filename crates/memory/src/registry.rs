@@ -152,7 +152,7 @@ pub struct Registry {
 
 impl std::fmt::Debug for Registry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (regions, windows) = self.table.counts();
+        let (regions, windows) = self.counts();
         f.debug_struct("Registry").field("regions", &regions).field("windows", &windows).finish()
     }
 }
@@ -172,6 +172,8 @@ impl Registry {
 
     /// How many regions and windows exist.
     pub fn counts(&self) -> (u32, u32) {
+        // Changes nothing, but takes the allocator's lock, which must be free when the process forks.
+        let _changing = self.changes.pin();
         self.table.counts()
     }
 

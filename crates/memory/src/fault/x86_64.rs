@@ -34,8 +34,8 @@ unsafe extern "sysv64" {
 //
 // The anchor is whichever of the two addresses lies in the program's memory. Single bytes, pairs and quads bring it to
 // a multiple of 8, then eights follow, then quads, pairs and bytes again: each aligned part goes in one piece, and the
-// order ascends. Long copies have vectors in the middle (aligned ones, so that none straddles a cache line), but the
-// last step is never one, so the last byte's store is the last store. No string instruction is used: those may store
+// order ascends. Long copies have vectors in the middle; each still moves whole eights of the anchor's side. The last step
+// is never a vector, so the last byte's store is the last store. No string instruction is used: those may store
 // in any order.
 macro_rules! copy_routine {
     ($name:literal, $mov:literal, $reg:literal, $size:literal, $leave:literal) => {
@@ -134,8 +134,12 @@ macro_rules! copy_routine {
             "add rcx, 4",
             "sub rdx, 4",
             "jmp 40b",
-            // 128 bytes or more. Eights until the anchor is aligned for vectors.
+            // 128 bytes or more. Eights until the target is aligned for vectors, because split stores cost more than
+            // split loads; or the source, if eights cannot align the target. The anchor stays a multiple of 8.
             "30:",
+            "mov ecx, edi",
+            "test edi, 7",
+            "cmovnz ecx, esi",
             "neg ecx",
             concat!("and ecx, ", $size, " - 1"),
             "jz 32f",
