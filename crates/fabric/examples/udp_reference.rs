@@ -179,27 +179,25 @@ fn round_trip(options: &Options) -> io::Result<()> {
     }
     let _ = child.kill();
     let _ = child.wait();
+    report_round_trip(options, samples_ns);
+    Ok(())
+}
+
+fn report_round_trip(options: &Options, mut samples_ns: Vec<u64>) {
     samples_ns.sort_unstable();
-    let at = |part: f64| {
-        samples_ns.get((samples_ns.len() as f64 * part) as usize).map_or(0.0, |ns| *ns as f64 / 1e3)
-    };
-    let (median, p99) = (at(0.5), at(0.99));
+    let rounds = samples_ns.len();
+    let at_us =
+        |part: f64| samples_ns.get((rounds as f64 * part) as usize).map_or(0.0, |ns| *ns as f64 / 1e3);
+    let (request, reply, p50, p99) = (options.request, options.reply, at_us(0.5), at_us(0.99));
     if options.json {
         println!(
-            "{{\"kind\":\"rtt\",\"request_bytes\":{},\"reply_bytes\":{},\"rounds\":{},\"rtt_us_p50\":{median:.3},\"rtt_us_p99\":{p99:.3}}}",
-            options.request,
-            options.reply,
-            samples_ns.len()
+            "{{\"kind\":\"rtt\",\"request_bytes\":{request},\"reply_bytes\":{reply},\"rounds\":{rounds},\"rtt_us_p50\":{p50:.3},\"rtt_us_p99\":{p99:.3}}}"
         );
     } else {
         println!(
-            "bare UDP round trip, {} B there, {} B back: median {median:.2} us, p99 {p99:.2} us ({} rounds)",
-            options.request,
-            options.reply,
-            samples_ns.len()
+            "bare UDP round trip, {request} B there, {reply} B back: median {p50:.2} us, p99 {p99:.2} us ({rounds} rounds)"
         );
     }
-    Ok(())
 }
 
 fn flood(options: &Options) -> io::Result<()> {
@@ -228,6 +226,31 @@ fn flood(options: &Options) -> io::Result<()> {
     Ok(())
 }
 
+/// Counts bytes per window of 20 ms. The median window is reported: one in which another process had the processor
+/// says nothing about UDP.
+struct Windows {
+    started: Instant,
+    bytes: u64,
+    rates: Vec<f64>,
+}
+
+impl Windows {
+    fn add(&mut self, len: usize, now: Instant) {
+        self.bytes += len as u64;
+        let elapsed = now.duration_since(self.started);
+        if elapsed >= Duration::from_millis(20) {
+            self.rates.push(self.bytes as f64 / elapsed.as_secs_f64());
+            self.bytes = 0;
+            self.started = now;
+        }
+    }
+
+    fn median(mut self) -> f64 {
+        self.rates.sort_by(f64::total_cmp);
+        self.rates.get(self.rates.len() / 2).copied().unwrap_or(0.0)
+    }
+}
+
 fn stream(options: &Options) -> io::Result<()> {
     let socket = polled_socket()?;
     setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
@@ -236,8 +259,8 @@ fn stream(options: &Options) -> io::Result<()> {
     let mut control = nix::cmsg_space!(i32);
     let start = Instant::now();
     let end = start + Duration::from_secs_f64(options.seconds);
-    let warm = start + Duration::from_secs_f64(options.seconds * 0.2);
-    let (mut bytes, mut calls, mut measured_from) = (0u64, 0u64, None);
+    let mut windows = Windows { started: start, bytes: 0, rates: Vec::new() };
+    let mut calls = 0u64;
     loop {
         let mut buffers = [IoSliceMut::new(&mut buffer)];
         let fd = socket.as_raw_fd();
@@ -247,34 +270,29 @@ fn stream(options: &Options) -> io::Result<()> {
             break;
         }
         let Ok(message) = received else { continue };
-        let len = black_box(message.bytes) as u64;
+        windows.add(black_box(message.bytes), now);
         calls += 1;
         if calls.is_multiple_of(16) {
             socket.send_to(&[1], peer)?;
         }
-        match measured_from {
-            Some(_) => bytes += len,
-            None if now > warm => measured_from = Some(now),
-            None => {}
-        }
     }
     let _ = child.kill();
     let _ = child.wait();
-    let seconds = measured_from.map_or(f64::MAX, |from| from.elapsed().as_secs_f64());
-    let rate = bytes as f64 / seconds;
-    let packets = rate / options.segment as f64;
+    report_stream(options, windows.median());
+    Ok(())
+}
+
+fn report_stream(options: &Options, rate: f64) {
+    let (segment, total) = (options.segment, options.total);
+    let packets = rate / segment as f64;
     if options.json {
         println!(
-            "{{\"kind\":\"stream\",\"segment_bytes\":{},\"send_bytes\":{},\"bytes_per_second\":{rate:.0},\"packets_per_second\":{packets:.0}}}",
-            options.segment, options.total
+            "{{\"kind\":\"stream\",\"segment_bytes\":{segment},\"send_bytes\":{total},\"bytes_per_second\":{rate:.0},\"packets_per_second\":{packets:.0}}}"
         );
     } else {
+        let gigabytes = rate / 1e9;
         println!(
-            "bare UDP stream, GSO {} B in segments of {} B: {:.2} GB/s, {packets:.0} packets/s",
-            options.total,
-            options.segment,
-            rate / 1e9
+            "bare UDP stream, GSO {total} B in segments of {segment} B: {gigabytes:.2} GB/s, {packets:.0} packets/s"
         );
     }
-    Ok(())
 }

@@ -82,10 +82,12 @@ pub trait Port: Send + Sync {
     /// refuses for another reason are counted in `send_errors` and removed, as a network would lose them.
     fn transmit(&self, tx: &mut TxBatch) -> bool;
 
-    /// Fills the batch with what has arrived and returns how many datagrams that was (a GRO run counts once);
-    /// 0 means nothing was there. Never blocks. Whatever the batch still held is thrown away. A return value
-    /// above 0 does not promise a packet: all of them may fail their ICRC. More may be waiting after any return
-    /// value above 0.
+    /// Fills the batch with what has arrived and returns how many datagrams that was (a GRO run counts once). Never
+    /// blocks. Whatever the batch still held is thrown away.
+    ///
+    /// A value above 0 does not promise a packet (all may fail their ICRC), nor that nothing more waits. After a 0
+    /// something may still wait on a GID that had no traffic lately; asking again finds it within a few times, and
+    /// the descriptors stay readable (level-triggered) until it was fetched.
     fn receive(&self, rx: &mut RxBatch) -> usize;
 
     /// Descriptors to sleep on until something arrives. The list may grow when a GID is activated. They live as long

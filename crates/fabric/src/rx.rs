@@ -168,6 +168,9 @@ impl RxBatch {
         let segment = if segment == 0 { len } else { segment };
         let start = self.fill_start();
         if len == 0 || start + len > self.buffer.len() {
+            if let Some(counters) = &self.counters {
+                add(&counters.rx.truncated, 1);
+            }
             return;
         }
         self.datagrams.push(Datagram { meta, udp_port, start, len, segment });

@@ -4,6 +4,7 @@
 //! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*.
 
 mod addresses;
+mod attention;
 mod error;
 mod open;
 mod socket;
@@ -18,6 +19,7 @@ use terrace_wire::RxMeta;
 use crate::counters::add;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
+use attention::Attention;
 pub use error::OpenError;
 use socket::{Received, Sent, UdpSocket};
 
@@ -50,10 +52,12 @@ pub struct UdpPort {
     mtu_limit: u32,
     receive_buffer_bytes: usize,
     counters: Arc<PortCounters>,
-    /// Bit i: GID i is polled.
+    /// Bit i: GID i is received on.
     active: AtomicU32,
     /// Datagrams to ask for in the next receive, see [`UdpPort::receive`].
     burst: AtomicU32,
+    /// Which of the active GIDs to look at now.
+    attention: Attention,
     /// False once the system has refused a GSO send.
     gso: AtomicBool,
     /// Send errors so far, for deciding which ones to log.
@@ -195,13 +199,16 @@ impl Port for UdpPort {
     fn receive(&self, rx: &mut RxBatch) -> usize {
         rx.begin(&self.counters);
         let wanted = self.burst.load(Relaxed);
-        let mut active = self.active.load(Relaxed);
+        let mut turn = self.attention.next_turn(self.active.load(Relaxed));
         let mut received = 0;
         let mut calls_for_more = false;
-        while active != 0 {
-            let gid_index = active.trailing_zeros() as usize;
-            active &= active - 1;
+        while turn != 0 {
+            let gid_index = turn.trailing_zeros() as usize;
+            turn &= turn - 1;
             let count = self.receive_from(gid_index, wanted as usize, rx);
+            if count > 0 {
+                self.attention.note_traffic(gid_index);
+            }
             calls_for_more |= count == wanted as usize;
             received += count;
         }

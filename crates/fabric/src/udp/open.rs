@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use terrace_wire::ROCE_PORT;
 
 use super::addresses::{self, is_link_local};
+use super::attention::Attention;
 use super::socket::UdpSocket;
 use super::{OpenError, UdpConfig, UdpPort};
 use crate::{Gid, PortCounters};
@@ -37,6 +38,7 @@ pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
         counters: Arc::new(PortCounters::default()),
         active: AtomicU32::new(1),
         burst: AtomicU32::new(1),
+        attention: Attention::default(),
         gso: AtomicBool::new(true),
         logged_errors: AtomicU64::new(0),
     })

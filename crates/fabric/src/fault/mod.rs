@@ -1,0 +1,90 @@
+//! Faults that are wanted: loss, duplication, reordering, corruption, delay and congestion marks, drawn from a seed.
+//!
+//! [`FaultPlan`] is what a person writes in a file; [`FaultyPort`] applies one to any port. The simulated network
+//! draws from the same `Injector`.
+
+mod plan;
+mod port;
+
+use std::ops::Range;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use smallvec::SmallVec;
+
+pub use plan::{FaultPlan, FaultPlanError};
+pub use port::FaultyPort;
+
+/// What can happen to a packet, in the terms of the injector.
+#[derive(Clone, Debug)]
+pub(crate) struct Faults {
+    pub loss: f64,
+    pub duplicate: f64,
+    pub corrupt: f64,
+    pub reorder: f64,
+    pub ecn_mark: f64,
+    pub delay_ns: Range<u64>,
+    pub reorder_ns_max: u64,
+}
+
+/// One copy of a packet on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delivery {
+    pub at_ns: u64,
+    /// Which bit to flip, modulo the packet's length.
+    pub spoil: Option<u32>,
+    pub mark: bool,
+}
+
+/// Draws what happens to each packet. Pure: the time comes in, the draws come from the seed.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    pub faults: Faults,
+    rng: StdRng,
+}
+
+impl Injector {
+    pub fn new(faults: Faults, seed: u64) -> Injector {
+        Injector { faults, rng: StdRng::seed_from_u64(seed) }
+    }
+
+    /// When and how a packet sent now arrives; empty if it is lost. `in_order_ns` is when the latest packet of the
+    /// same flow that was not held back arrives: the next one does not overtake it.
+    pub fn deliveries(&mut self, now_ns: u64, in_order_ns: &mut u64) -> SmallVec<[Delivery; 2]> {
+        let mut deliveries = SmallVec::new();
+        if self.chance(self.faults.loss) {
+            return deliveries;
+        }
+        let copies = if self.chance(self.faults.duplicate) { 2 } else { 1 };
+        for _ in 0..copies {
+            deliveries.push(self.delivery(now_ns, in_order_ns));
+        }
+        deliveries
+    }
+
+    fn delivery(&mut self, now_ns: u64, in_order_ns: &mut u64) -> Delivery {
+        let mut at_ns = now_ns.saturating_add(self.draw(self.faults.delay_ns.clone()));
+        if self.chance(self.faults.reorder) {
+            at_ns = at_ns.saturating_add(1 + self.draw(0..self.faults.reorder_ns_max));
+        } else {
+            at_ns = at_ns.max(*in_order_ns);
+            *in_order_ns = at_ns;
+        }
+        let spoil = self.chance(self.faults.corrupt).then(|| self.rng.random());
+        let mark = self.chance(self.faults.ecn_mark);
+        Delivery { at_ns, spoil, mark }
+    }
+
+    fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.rng.random::<f64>() < probability
+    }
+
+    fn draw(&mut self, range: Range<u64>) -> u64 {
+        if range.end.saturating_sub(range.start) <= 1 { range.start } else { self.rng.random_range(range) }
+    }
+}
+
+/// The traffic class of a packet that met congestion: both ECN bits set (RFC 3168).
+pub(crate) fn marked(traffic_class: u8) -> u8 {
+    traffic_class | 3
+}
