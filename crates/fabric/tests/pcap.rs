@@ -36,11 +36,13 @@ fn send_only(psn: u32) -> Vec<u8> {
 }
 
 /// What tshark says about each packet, by field; `None` where it is not installed.
-fn tshark(path: &std::path::Path, fields: &[&str]) -> Option<Vec<Vec<String>>> {
+fn tshark(path: &std::path::Path, udp_ports: [u16; 2], fields: &[&str]) -> Option<Vec<Vec<String>>> {
+    // Wireshark knows the port of slot 0 only.
+    let decode = udp_ports.map(|port| format!("udp.port=={port},infiniband"));
     let fields: Vec<&str> = fields.iter().flat_map(|field| ["-e", field]).collect();
     let result = Command::new("tshark")
         .args(["-r".as_ref(), path.as_os_str()])
-        .args(["-o", "ip.check_checksum:TRUE", "-d", "udp.port==4792,infiniband", "-T", "fields"])
+        .args(["-o", "ip.check_checksum:TRUE", "-d", &decode[0], "-d", &decode[1], "-T", "fields"])
         .args(fields)
         .output();
     let Ok(output) = result else {
@@ -68,7 +70,7 @@ fn wireshark_reads_both_directions() {
         assert_eq!(receive(&a, 1).len(), 1);
 
         let fields = ["infiniband.bth.psn", "infiniband.bth.destqp", "udp.srcport", "ip.checksum.status"];
-        let Some(lines) = tshark(&path, &fields) else { return };
+        let Some(lines) = tshark(&path, [a.udp_port(), b.udp_port()], &fields) else { return };
         let _ = std::fs::remove_file(&path);
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert_eq!(lines.iter().map(|line| &line[0]).collect::<Vec<_>>(), ["0", "1", "2", "77"]);
