@@ -138,6 +138,7 @@ pub fn disk_file(len: usize) -> File {
 pub fn in_child(test: &str) -> Option<std::process::Output> {
     const MARK: &str = "TERRACE_TEST_CHILD";
     if std::env::var_os(MARK).is_some_and(|value| value == test) {
+        allow_cores(false);
         return None;
     }
     let output = std::process::Command::new(std::env::current_exe().expect("own path"))
@@ -147,4 +148,15 @@ pub fn in_child(test: &str) -> Option<std::process::Output> {
         .output()
         .expect("child");
     Some(output)
+}
+
+/// Whether this process leaves a core file behind when it dies of a signal, as far as its hard limit permits.
+pub fn allow_cores(allow: bool) {
+    // SAFETY: fills a local structure, and changes a limit of this process.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_CORE, &mut limit);
+        limit.rlim_cur = if allow { limit.rlim_max } else { 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &limit);
+    }
 }
