@@ -1,1 +1,52 @@
+//! `libibverbs.so.1`, whole: the C ABI over `terrace_nic`.
+//!
+//! | where | what |
+//! |---|---|
+//! | `abi` | C's types: written by bindgen from the header, and what newer headers add |
+//! | `object`, `errno` | how objects and failures cross the border |
+//! | `device_list`, `context`, `identity`, `query` | finding, opening and describing the device |
+//! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `ah`, `events`, `buffer` | one module per object |
+//! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the rest of the public symbols |
+//! | `private_nodes`, `compat` | what providers and programs of 2005 bind |
+//! | `fork`, `shim`, `log` | living inside somebody else's process |
+//!
+//! Rules here: no panic crosses the border (the release profile aborts on one, so there must be none); every pointer
+//! that a program may leave null is checked; attributes are read once, by value; what an attribute means is decided in
+//! `nic` and `transport`, not here. `link.sh` makes the shared library, `exports.map` says under which versions.
 
+#[deny(missing_docs)]
+pub mod abi;
+
+mod ah;
+mod buffer;
+mod channel;
+// The names are those of the symbols, with their version node in front.
+#[allow(non_snake_case)]
+mod compat;
+mod context;
+mod cq;
+mod cq_ex;
+mod device_list;
+mod errno;
+mod events;
+mod fork;
+mod identity;
+mod kernel_copies;
+mod log;
+mod mr;
+mod mw;
+mod neighbour;
+mod object;
+mod pd;
+#[allow(non_snake_case, non_upper_case_globals)]
+mod private_nodes;
+mod qp;
+#[allow(non_snake_case)]
+mod query;
+mod shim;
+mod srq;
+#[allow(non_snake_case)]
+mod strings;
+mod sysfs;
+#[allow(non_snake_case)]
+mod unsupported;

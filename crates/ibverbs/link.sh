@@ -1,0 +1,60 @@
+#!/bin/sh
+# Links libibverbs.so.1 into OUTPUT_DIR from the static library that `cargo build -p terrace-ibverbs` made.
+#
+# usage: link.sh OUTPUT_DIR [STATICLIB]
+#
+# A Rust cdylib cannot carry symbol versions, so the last step is the C linker's. All of the static library becomes one
+# object; in it the implementations get the names that exports.map gives them (see there), every other symbol but the
+# interposed functions of the C library (interposed.txt) becomes local, and what nothing reaches is dropped.
+set -eu
+if [ $# -lt 1 ]; then
+    echo "usage: link.sh OUTPUT_DIR [STATICLIB]" >&2
+    exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+out=$1
+target=${CARGO_TARGET_DIR:-$here/../../target}
+library=${2:-$target/release/libterrace_ibverbs.a}
+if [ ! -f "$library" ]; then
+    echo "link.sh: no $library; run cargo build --release -p terrace-ibverbs first" >&2
+    exit 1
+fi
+mkdir -p "$out"
+work=$(mktemp -d "$out/.link.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
+awk '
+    /^IBVERBS_[A-Z0-9_.]+ *\{/ { node = $1; next }
+    /^ *[a-z_A-Z0-9]+;/ {
+        name = $1; sub(/;.*/, "", name)
+        names[++count] = name; nodes[count] = node
+        if (node !~ /PRIVATE/) latest[name] = node
+    }
+    END {
+        for (i = 1; i <= count; i++) {
+            name = names[i]; node = nodes[i]; suffix = node
+            sub(/^IBVERBS_/, "", suffix); gsub(/\./, "_", suffix)
+            # Only one node may be the default of a name, so the private ones are not: providers name theirs.
+            if (node ~ /PRIVATE/) print tolower(suffix) "__" name, name "@" node
+            else if (latest[name] != node || name == "ibv_register_driver")
+                print "compat_" suffix "__" name, name "@" node
+            else print name, name "@@" node
+        }
+    }' "$here/exports.map" >"$work/rename"
+{ cut -d' ' -f2 "$work/rename"; grep -v '^#' "$here/interposed.txt"; } >"$work/keep"
+
+ld -r --whole-archive "$library" -o "$work/all.o"
+objcopy --redefine-syms="$work/rename" --keep-global-symbols="$work/keep" "$work/all.o" "$work/renamed.o"
+gcc -shared -o "$work/libibverbs.so.1" "$work/renamed.o" \
+    -Wl,--version-script="$here/exports.map" -Wl,-soname,libibverbs.so.1 \
+    -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,--no-undefined -lgcc_s -lpthread -ldl -lm -lc
+
+# A name that exports.map promises and no implementation bears would only fail in the program that needs it.
+readelf --dyn-syms -W "$work/libibverbs.so.1" | awk '$7 != "UND" { print $8 }' | sed 's/@@/@/' | sort >"$work/have"
+missing=$(sed 's/@@/@/' "$work/keep" | sort | comm -23 - "$work/have")
+if [ -n "$missing" ]; then
+    echo "link.sh: exports.map and interposed.txt promise symbols that nothing implements:" >&2
+    echo "$missing" >&2
+    exit 1
+fi
+mv "$work/libibverbs.so.1" "$out/libibverbs.so.1"

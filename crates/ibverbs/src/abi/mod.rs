@@ -1,0 +1,9 @@
+//! The C side of the verbs: types of the installed header, and what newer headers add to them.
+
+// The names are C's, and the generated file carries more than this crate uses.
+#[allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, missing_docs)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+mod bindings;
+pub mod newer;
+
+pub use bindings::*;

@@ -1,0 +1,98 @@
+//! Buffers of `ibv_alloc_buf` (rdma-core 64): pages of ordinary memory.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use crate::abi::ibv_pd;
+use crate::abi::newer::{ibv_buf, ibv_mr_init_attr, mr_init};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
+use crate::object;
+use crate::pd::{PdObject, Use};
+
+/// `ibv_buf`, and what keeps its protection domain.
+#[repr(C)]
+struct Buffer {
+    c: ibv_buf,
+    _pd: Use,
+}
+
+/// `ibv_alloc_buf(3)`: page aligned, zero, not touched yet.
+///
+/// # Safety
+/// `pd` is null or a protection domain, `buf` null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
+    let alloc = || {
+        // SAFETY: the caller's.
+        let domain = unsafe { object::borrow::<PdObject>(pd)? };
+        if buf.is_null() || size == 0 {
+            return Err(EINVAL);
+        }
+        let addr = map(size)?;
+        let buffer = Buffer { c: ibv_buf { pd, addr, size }, _pd: domain.in_use() };
+        // SAFETY: the caller's; checked above.
+        unsafe { buf.write(Box::into_raw(Box::new(buffer)).cast()) };
+        Ok(addr)
+    };
+    pointer(alloc())
+}
+
+fn map(size: usize) -> Result<*mut c_void> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let addr = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
+    if addr == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(addr) }
+}
+
+/// `ibv_free_buf(3)`.
+///
+/// # Safety
+/// `buf` is null or came from `ibv_alloc_buf`, and nobody uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    if buf.is_null() {
+        return;
+    }
+    // SAFETY: made by `ibv_alloc_buf`.
+    let buffer = unsafe { Box::from_raw(buf.cast::<Buffer>()) };
+    // SAFETY: the mapping of this buffer.
+    unsafe { libc::munmap(buffer.c.addr, buffer.c.size) };
+}
+
+/// `ibv_reg_buf_mr(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain, `buf` null or a buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: std::ffi::c_int,
+) -> *mut crate::abi::ibv_mr {
+    let comp_mask = mr_init::ADDR | mr_init::BUF;
+    let (fd, fd_offset, dmah) = (-1, 0, null_mut());
+    let mut attr = ibv_mr_init_attr { length, access, comp_mask, iova: 0, addr, fd, fd_offset, dmah, buf };
+    // SAFETY: the caller's; the attributes are ours.
+    unsafe { crate::mr::ibv_reg_mr_ex(pd, &raw mut attr) }
+}
+
+/// EINVAL unless the range that is to be registered lies within the buffer.
+///
+/// # Safety
+/// `attr.buf` is null or a buffer.
+pub unsafe fn check_range(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<()> {
+    // SAFETY: the caller's.
+    let buf = unsafe { object::read(attr.buf)? };
+    let offset = (attr.addr as usize).checked_sub(buf.addr as usize).ok_or(EINVAL)?;
+    let fits = offset <= buf.size && attr.length <= buf.size - offset;
+    if fits && pd == buf.pd { Ok(()) } else { Err(EINVAL) }
+}
+
+/// `ibv_export_buf_dmabuf_fd(3)`: these buffers are no DMA-bufs.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> std::ffi::c_int {
+    EOPNOTSUPP.set();
+    -1
+}

@@ -1,0 +1,276 @@
+//! Extended completion queues: entries are read field by field, between `start_poll` and `end_poll`.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_uint};
+
+use parking_lot::lock_api::RawMutex as _;
+use parking_lot::{Mutex, RawMutex};
+use terrace_nic::Wc;
+
+use crate::abi::{
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+    IBV_WC_EX_WITH_CVLAN, IBV_WC_STANDARD_FLAGS, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex,
+    ibv_poll_cq_attr, ibv_wc_opcode,
+};
+use crate::context::Context;
+use crate::cq::{CqObject, CqRequest};
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
+use crate::object::{self, borrow};
+use crate::pd::PdObject;
+
+/// Entries taken from the NIC at a time.
+const BATCH: usize = 16;
+
+/// Flags that cost nothing to keep: all that `ibv_wc` has, and a VLAN tag, which is none.
+const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64;
+
+/// What is between `start_poll` and `end_poll`.
+pub struct ExtendedPoll {
+    /// Held from a successful `start_poll` to `end_poll`.
+    session: RawMutex,
+    /// The entry that the read functions read; theirs to touch while the session is held.
+    current: UnsafeCell<Wc>,
+    ahead: Mutex<Ahead>,
+}
+
+// SAFETY: `current` is touched only by the thread that holds the session.
+unsafe impl Sync for ExtendedPoll {}
+
+/// Entries taken from the NIC and not yet read.
+#[derive(Default)]
+struct Ahead {
+    entries: [Wc; BATCH],
+    next: usize,
+    end: usize,
+    /// The NIC had no more when it was last asked, so a batch ends here.
+    drained: bool,
+}
+
+impl ExtendedPoll {
+    fn new() -> ExtendedPoll {
+        ExtendedPoll {
+            session: RawMutex::INIT,
+            current: UnsafeCell::new(Wc::default()),
+            ahead: Mutex::new(Ahead::default()),
+        }
+    }
+
+    /// Takes entries that an extended poll left over, for a plain poll. Returns how many.
+    pub fn take_prefetched(&self, wanted: usize, mut take: impl FnMut(usize, &Wc)) -> usize {
+        let mut ahead = self.ahead.lock();
+        let count = wanted.min(ahead.end - ahead.next);
+        let first = ahead.next;
+        ahead.entries[first..first + count].iter().enumerate().for_each(|(at, wc)| take(at, wc));
+        ahead.next += count;
+        count
+    }
+
+    /// Forgets the entries of a queue pair that was reset or destroyed.
+    pub fn purge(&self, qpn: u32) {
+        let mut ahead = self.ahead.lock();
+        let (next, mut kept) = (ahead.next, ahead.next);
+        for index in next..ahead.end {
+            if ahead.entries[index].qpn != qpn {
+                ahead.entries[kept] = ahead.entries[index];
+                kept += 1;
+            }
+        }
+        ahead.end = kept;
+    }
+}
+
+/// Steps to the next entry: ENOENT when there is none. `fresh` asks the NIC even if it had no more just now.
+fn advance(object: &CqObject, poll: &ExtendedPoll, fresh: bool) -> Result<()> {
+    let mut ahead = poll.ahead.lock();
+    if ahead.next == ahead.end {
+        if ahead.drained && !fresh {
+            return Err(Errno(libc::ENOENT));
+        }
+        let mut entries = [Wc::default(); BATCH];
+        let mut count = 0;
+        let polled = object.cq().poll(BATCH, &mut |wc| {
+            entries[count] = wc;
+            count += 1;
+        });
+        *ahead = Ahead { entries, next: 0, end: count, drained: count < BATCH };
+        polled?;
+        if count == 0 {
+            return Err(Errno(libc::ENOENT));
+        }
+    }
+    let entry = ahead.entries[ahead.next];
+    ahead.next += 1;
+    // SAFETY: this thread holds the session.
+    unsafe { poll.current.get().write(entry) };
+    // SAFETY: our own structure; these two fields are the poll functions' to write.
+    unsafe {
+        (*object.as_c()).wr_id = entry.wr_id;
+        (*object.as_c()).status = entry.status as u32;
+    }
+    Ok(())
+}
+
+/// The queue, and the session that the caller is in or wants.
+///
+/// # Safety
+/// `cq` is null or an extended completion queue.
+unsafe fn sessions<'a>(cq: *mut ibv_cq_ex) -> Result<(&'a CqObject, &'a ExtendedPoll)> {
+    // SAFETY: the caller's.
+    let object = unsafe { borrow::<CqObject>(cq)? };
+    Ok((object, object.extended.as_ref().ok_or(EINVAL)?))
+}
+
+fn code(result: Result<()>) -> c_int {
+    crate::errno::status(result)
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let start = || {
+        // SAFETY: only extended completion queues carry this function.
+        let (object, poll) = unsafe { sessions(cq)? };
+        // SAFETY: null, or the program's attributes.
+        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+            return Err(EINVAL);
+        }
+        poll.session.lock();
+        advance(object, poll, true).inspect_err(|_| {
+            // SAFETY: locked above by this thread; a poll that finds nothing is over.
+            unsafe { poll.session.unlock() }
+        })
+    };
+    code(start())
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: as above; the program is in a session.
+    code(unsafe { sessions(cq) }.and_then(|(object, poll)| advance(object, poll, false)))
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: as above.
+    let Ok((_, poll)) = (unsafe { sessions(cq) }) else { return };
+    if poll.session.is_locked() {
+        // SAFETY: the program ends the session that its successful `start_poll` began.
+        unsafe { poll.session.unlock() };
+    }
+}
+
+/// The entry that the program reads.
+fn current(cq: *mut ibv_cq_ex) -> Wc {
+    // SAFETY: only extended completion queues carry the read functions, and they are for use within a session.
+    match unsafe { sessions(cq) } {
+        // SAFETY: the calling thread holds the session.
+        Ok((_, poll)) => unsafe { *poll.current.get() },
+        Err(_) => Wc::default(),
+    }
+}
+
+unsafe extern "C" fn read_opcode(cq: *mut ibv_cq_ex) -> ibv_wc_opcode {
+    current(cq).opcode as u32
+}
+
+unsafe extern "C" fn read_vendor_err(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq).vendor_err
+}
+
+unsafe extern "C" fn read_byte_len(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq).byte_len
+}
+
+unsafe extern "C" fn read_imm_data(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq).imm
+}
+
+unsafe extern "C" fn read_qp_num(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq).qpn
+}
+
+unsafe extern "C" fn read_src_qp(cq: *mut ibv_cq_ex) -> u32 {
+    current(cq).src_qp
+}
+
+unsafe extern "C" fn read_wc_flags(cq: *mut ibv_cq_ex) -> c_uint {
+    current(cq).flags.bits()
+}
+
+/// There are no local identifiers on Ethernet.
+unsafe extern "C" fn read_slid(_cq: *mut ibv_cq_ex) -> u32 {
+    0
+}
+
+unsafe extern "C" fn read_sl(cq: *mut ibv_cq_ex) -> u8 {
+    current(cq).sl
+}
+
+unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
+    0
+}
+
+/// VLAN tags end below us.
+unsafe extern "C" fn read_cvlan(_cq: *mut ibv_cq_ex) -> u16 {
+    0
+}
+
+fn functions() -> ibv_cq_ex {
+    // SAFETY: integers, pointers and optional functions; creation sets the pthread objects.
+    let mut c: ibv_cq_ex = unsafe { object::zeroed() };
+    c.start_poll = Some(start_poll);
+    c.next_poll = Some(next_poll);
+    c.end_poll = Some(end_poll);
+    c.read_opcode = Some(read_opcode);
+    c.read_vendor_err = Some(read_vendor_err);
+    c.read_byte_len = Some(read_byte_len);
+    c.read_imm_data = Some(read_imm_data);
+    c.read_qp_num = Some(read_qp_num);
+    c.read_src_qp = Some(read_src_qp);
+    c.read_wc_flags = Some(read_wc_flags);
+    c.read_slid = Some(read_slid);
+    c.read_sl = Some(read_sl);
+    c.read_dlid_path_bits = Some(read_dlid_path_bits);
+    c.read_cvlan = Some(read_cvlan);
+    c
+}
+
+/// `ibv_create_cq_ex(3)`.
+///
+/// # Safety
+/// `context` is null or open, `attr` null or attributes.
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    let create = || {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (Context::share(context)?, object::read(attr)?) };
+        check(attr)?;
+        let parent = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+            // SAFETY: the caller's.
+            Some(unsafe { borrow::<PdObject>(attr.parent_domain)? }.in_use())
+        } else {
+            None
+        };
+        let request = CqRequest {
+            context,
+            entries: attr.cqe,
+            cq_context: attr.cq_context,
+            channel: attr.channel,
+            vector: attr.comp_vector,
+            parent,
+        };
+        // SAFETY: the caller's.
+        unsafe { CqObject::create(request, Some((functions(), ExtendedPoll::new()))) }
+    };
+    pointer(create())
+}
+
+/// EOPNOTSUPP for what this device does not have (timestamps, flow tags, tag matching, ignoring overruns).
+fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
+    if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+        return Err(EINVAL);
+    }
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+    if attr.wc_flags & !SUPPORTED_WC_FLAGS != 0 || flags & !IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        return Err(EOPNOTSUPP);
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! The list of devices: one, whose C structure lives as long as the process.
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_char, c_int};
+use std::ptr::null_mut;
+
+use crate::abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device};
+use crate::errno::{ENOMEM, Result, pointer};
+use crate::identity;
+use crate::object;
+
+/// Name of the device, as `ibv_devices` prints it.
+pub const DEVICE_NAME: &str = "terrace0";
+/// Name of its character device under `/dev/infiniband`.
+pub const UVERBS_NAME: &str = "uverbs0";
+
+/// The device as C sees it. mlx5dv and efadv take any device for the beginning of a provider's structure and read a
+/// pointer to the provider behind it: zero there means that it is not theirs.
+#[repr(C)]
+struct Listed {
+    device: UnsafeCell<ibv_device>,
+    provider_private: [u64; 32],
+}
+
+// SAFETY: the structure is written here only, at compile time; programs get a pointer and own no part of it.
+unsafe impl Sync for Listed {}
+
+static DEVICE: Listed = Listed { device: UnsafeCell::new(describe()), provider_private: [0; 32] };
+
+/// Copies an ASCII text into a C array, which stays zero behind it.
+const fn text<const N: usize>(parts: [&str; 2]) -> [c_char; N] {
+    let mut array = [0; N];
+    let (mut part, mut at) = (0, 0);
+    while part < parts.len() {
+        let bytes = parts[part].as_bytes();
+        let mut index = 0;
+        while index < bytes.len() {
+            array[at] = bytes[index] as c_char;
+            index += 1;
+            at += 1;
+        }
+        part += 1;
+    }
+    array
+}
+
+const fn describe() -> ibv_device {
+    // SAFETY: integers, arrays of them and optional functions.
+    let mut device: ibv_device = unsafe { object::zeroed() };
+    device.node_type = IBV_NODE_CA;
+    device.transport_type = IBV_TRANSPORT_IB;
+    device.name = text([DEVICE_NAME, ""]);
+    device.dev_name = text([UVERBS_NAME, ""]);
+    device.dev_path = text(["/sys/class/infiniband_verbs/", UVERBS_NAME]);
+    device.ibdev_path = text(["/sys/class/infiniband/", DEVICE_NAME]);
+    device
+}
+
+/// The device's C structure.
+pub fn device() -> *mut ibv_device {
+    DEVICE.device.get()
+}
+
+/// Whether a pointer is the one device of this library; anything else was not found by it.
+pub fn is_ours(candidate: *const ibv_device) -> bool {
+    std::ptr::eq(candidate, device())
+}
+
+/// `ibv_get_device_list(3)`.
+///
+/// # Safety
+/// `count` is null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let list = allocate_list();
+    if !count.is_null() {
+        // SAFETY: the caller's.
+        unsafe { *count = c_int::from(list.is_ok()) };
+    }
+    pointer(list)
+}
+
+/// The list comes from `calloc`: programs are known that pass it to `free`.
+fn allocate_list() -> Result<*mut *mut ibv_device> {
+    // SAFETY: no preconditions.
+    let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return Err(ENOMEM);
+    }
+    // SAFETY: room for two pointers; the second stays null and ends the list.
+    unsafe { *list = device() };
+    Ok(list)
+}
+
+/// `ibv_free_device_list(3)`. The devices themselves stay.
+///
+/// # Safety
+/// `list` is null or came from `ibv_get_device_list`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: from `calloc`; null is allowed.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// `ibv_get_device_name(3)`: null for a null device.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    if !is_ours(device) {
+        return null_mut();
+    }
+    // SAFETY: the static above.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+/// `ibv_get_device_index(3)`: the kernel knows no such device, and index 0 is a valid one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    if is_ours(device) { 0 } else { -1 }
+}
+
+/// `ibv_get_device_guid(3)`: in network byte order; 0 when the device could not be opened to find out.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    if !is_ours(device) {
+        return 0;
+    }
+    identity::get().map_or(0, |identity| identity.node_guid.to_be())
+}

@@ -1,0 +1,69 @@
+//! The one way in which failures leave this library: an errno, returned or left in `errno`.
+
+use std::ffi::c_int;
+
+/// An errno value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub c_int);
+
+/// An attribute makes no sense.
+pub const EINVAL: Errno = Errno(libc::EINVAL);
+/// The object is in use.
+pub const EBUSY: Errno = Errno(libc::EBUSY);
+/// There is no room.
+pub const ENOMEM: Errno = Errno(libc::ENOMEM);
+/// This device cannot do that.
+pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+/// Objects of different protection domains do not go together.
+pub const EPERM: Errno = Errno(libc::EPERM);
+
+/// What a verb of this library comes to.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+impl Errno {
+    /// Leaves the value in the thread's `errno`.
+    pub fn set(self) {
+        // SAFETY: the C library's own variable of this thread, always valid.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+
+    /// The thread's `errno`, as a system call left it.
+    pub fn last() -> Errno {
+        // SAFETY: as above.
+        Errno(unsafe { *libc::__errno_location() })
+    }
+}
+
+/// For verbs that return 0 or the errno.
+pub fn status(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => errno.0,
+    }
+}
+
+/// For verbs that return 0, or -1 and `errno`.
+pub fn minus_one(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            -1
+        }
+    }
+}
+
+/// For verbs that return an object, or null and `errno`.
+pub fn pointer<T>(result: Result<*mut T>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        errno.set();
+        std::ptr::null_mut()
+    })
+}
+
+impl From<terrace_nic::Error> for Errno {
+    fn from(error: terrace_nic::Error) -> Errno {
+        tracing::debug!("{error}");
+        Errno(error.errno())
+    }
+}

@@ -1,0 +1,256 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use terrace_nic::{Mr, MrRequest, Sge};
+
+use crate::abi::newer::{ibv_mr_init_attr, mr_init};
+use crate::abi::{
+    IB_UVERBS_ACCESS_OPTIONAL_FIRST, IB_UVERBS_ACCESS_OPTIONAL_LAST, IBV_REREG_MR_CHANGE_ACCESS,
+    IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, ibv_mr, ibv_pd, ibv_sge,
+};
+use crate::context::Context;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::object::{self, CPart, Object, borrow, retire};
+use crate::pd::{PdObject, Use};
+
+/// Access flags that a device may ignore when it has no use for them (relaxed ordering and its like).
+const OPTIONAL_ACCESS: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
+
+/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was. Nothing worse happens here.
+const REREG_REFUSED: c_int = -1;
+
+/// `ibv_mr`.
+#[repr(C)]
+pub struct MrObject {
+    c: CPart<ibv_mr>,
+    context: Arc<Context>,
+    mr: Arc<Mr>,
+    pd: Mutex<Use>,
+}
+
+// SAFETY: repr(C), the C structure first.
+unsafe impl Object for MrObject {
+    type C = ibv_mr;
+}
+
+impl MrObject {
+    /// The NIC's.
+    pub fn mr(&self) -> &Arc<Mr> {
+        &self.mr
+    }
+}
+
+/// # Safety
+/// `pd` is null or a protection domain.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    // SAFETY: the caller's.
+    let object = unsafe { borrow::<PdObject>(pd)? };
+    let access = access & !OPTIONAL_ACCESS;
+    let request = MrRequest { addr: addr as u64, length: length as u64, iova, access };
+    let mr = object.pd().reg_mr(request)?;
+    let context = object.context().clone();
+    let c = ibv_mr {
+        context: context.as_c(),
+        pd,
+        addr,
+        length,
+        handle: context.new_handle(),
+        lkey: mr.lkey(),
+        rkey: mr.rkey(),
+    };
+    Ok(MrObject { c: CPart::new(c), context, mr, pd: Mutex::new(object.in_use()) }.publish())
+}
+
+/// `ibv_reg_mr(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain. The memory need not be there: an access to it then fails.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's.
+    pointer(unsafe { register(pd, addr, length, addr as u64, access as c_uint) })
+}
+
+/// `ibv_reg_mr_iova`: peers address the region from `iova` on.
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's.
+    pointer(unsafe { register(pd, addr, length, iova, access as c_uint) })
+}
+
+/// What the macros of `verbs.h` call when `access` may hold optional flags.
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's.
+    pointer(unsafe { register(pd, addr, length, iova, access) })
+}
+
+/// `ibv_reg_mr_ex` (rdma-core 60): by address, with or without another base for peers.
+///
+/// # Safety
+/// `pd` is null or a protection domain, `attr` null or attributes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    let register = || {
+        // SAFETY: the caller's.
+        let attr = unsafe { object::read(attr)? };
+        if attr.comp_mask & !(mr_init::IOVA | mr_init::ADDR | mr_init::BUF) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if attr.comp_mask & mr_init::ADDR == 0 {
+            return Err(EINVAL);
+        }
+        if attr.comp_mask & mr_init::BUF != 0 {
+            // SAFETY: the caller's.
+            unsafe { crate::buffer::check_range(pd, attr)? };
+        }
+        let iova = if attr.comp_mask & mr_init::IOVA != 0 { attr.iova } else { attr.addr as u64 };
+        // SAFETY: the caller's.
+        unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
+    };
+    pointer(register())
+}
+
+/// `ibv_rereg_mr(3)`: the keys stay. Addresses that peers use follow the new address.
+///
+/// # Safety
+/// `mr` is null or a region, `pd` null or a protection domain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // SAFETY: the caller's.
+    match unsafe { reregister(mr, flags as c_uint, pd, addr, length, access as c_uint) } {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            REREG_REFUSED
+        }
+    }
+}
+
+/// # Safety
+/// As for `ibv_rereg_mr`.
+unsafe fn reregister(
+    mr: *mut ibv_mr,
+    flags: c_uint,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_uint,
+) -> Result<()> {
+    let (new_pd, new_place, new_access) = (
+        flags & IBV_REREG_MR_CHANGE_PD != 0,
+        flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0,
+        flags & IBV_REREG_MR_CHANGE_ACCESS != 0,
+    );
+    let known = IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
+    let senseless =
+        flags & !known != 0 || (new_place && (addr.is_null() || length == 0)) || (access != 0 && !new_access);
+    if senseless {
+        return Err(EINVAL);
+    }
+    // SAFETY: the caller's.
+    let object = unsafe { borrow::<MrObject>(mr)? };
+    // SAFETY: the caller's.
+    let domain = if new_pd { Some(unsafe { borrow::<PdObject>(pd)? }) } else { None };
+    if domain.is_some_and(|domain| !Arc::ptr_eq(domain.context(), &object.context)) {
+        return Err(EINVAL);
+    }
+    let place = new_place.then_some((addr as u64, length as u64, addr as u64));
+    let access = new_access.then_some(access & !OPTIONAL_ACCESS);
+    object.mr.rereg(domain.map(PdObject::pd), place, access)?;
+    let c = object.c.get();
+    if let Some(domain) = domain {
+        *object.pd.lock() = domain.in_use();
+        // SAFETY: our own structure; the verb is the one that changes these fields.
+        unsafe { (*c).pd = pd };
+    }
+    if new_place {
+        // SAFETY: as above.
+        unsafe { ((*c).addr, (*c).length) = (addr, length) };
+    }
+    Ok(())
+}
+
+/// `ibv_dereg_mr(3)`: EBUSY while windows are bound to it.
+///
+/// # Safety
+/// `mr` is null or a region.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let deregister = || {
+        // SAFETY: the caller's.
+        unsafe { borrow::<MrObject>(mr)? }.mr.dereg()?;
+        // SAFETY: the NIC knows it no more.
+        unsafe { retire::<MrObject>(mr) };
+        Ok(())
+    };
+    status(deregister())
+}
+
+/// Most ranges of one `ibv_advise_mr`; the kernel's limit is of this order too.
+const MAX_ADVISED_RANGES: u32 = 4096;
+
+/// `ibv_advise_mr(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain; `sg_list` has `num_sge` elements.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sge: u32,
+) -> c_int {
+    let advise = || {
+        // SAFETY: the caller's.
+        let object = unsafe { borrow::<PdObject>(pd)? };
+        if sg_list.is_null() || num_sge == 0 || num_sge > MAX_ADVISED_RANGES {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's.
+        let ranges = unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) };
+        let sge = |range: &ibv_sge| Sge { addr: range.addr, length: range.length, lkey: range.lkey };
+        let ranges: Vec<Sge> = ranges.iter().map(sge).collect();
+        Ok(object.pd().advise_mr(advice, flags, &ranges)?)
+    };
+    status(advise())
+}

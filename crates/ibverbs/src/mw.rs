@@ -1,0 +1,129 @@
+//! Memory windows.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use terrace_nic::{Mw, MwBind, MwKind, SendFlags};
+
+use crate::abi::{
+    IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp,
+};
+use crate::context::Context;
+use crate::errno::{EINVAL, EPERM, Result, pointer, status};
+use crate::mr::MrObject;
+use crate::object::{self, CPart, Object, borrow, retire};
+use crate::pd::{PdObject, Use};
+use crate::qp::QpObject;
+
+/// `ibv_mw`.
+#[repr(C)]
+pub struct MwObject {
+    c: CPart<ibv_mw>,
+    _context: Arc<Context>,
+    mw: Arc<Mw>,
+    _pd: Use,
+}
+
+// SAFETY: repr(C), the C structure first.
+unsafe impl Object for MwObject {
+    type C = ibv_mw;
+}
+
+impl MwObject {
+    /// The NIC's.
+    pub fn mw(&self) -> &Arc<Mw> {
+        &self.mw
+    }
+}
+
+/// `ibv_alloc_mw(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain.
+pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let alloc = || {
+        // SAFETY: the caller's.
+        let domain = unsafe { borrow::<PdObject>(pd)? };
+        let mw = domain.pd().alloc_mw(match kind {
+            IBV_MW_TYPE_1 => MwKind::Type1,
+            IBV_MW_TYPE_2 => MwKind::Type2,
+            _ => return Err(EINVAL),
+        })?;
+        let context = domain.context().clone();
+        let (rkey, handle) = (mw.rkey(), context.new_handle());
+        let c = ibv_mw { context: context.as_c(), pd, rkey, handle, type_: kind };
+        Ok(MwObject { c: CPart::new(c), _context: context, mw, _pd: domain.in_use() }.publish())
+    };
+    pointer(alloc())
+}
+
+/// `ibv_dealloc_mw(3)`: a window that is bound is unbound by that.
+///
+/// # Safety
+/// `mw` is null or a window.
+pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let dealloc = || {
+        // SAFETY: the caller's.
+        unsafe { borrow::<MwObject>(mw)? }.mw.dealloc()?;
+        // SAFETY: the NIC knows it no more.
+        unsafe { retire::<MwObject>(mw) };
+        Ok(())
+    };
+    status(dealloc())
+}
+
+/// The region of a bind, by its key. Without a region nothing may be bound: that is how windows are unbound.
+///
+/// # Safety
+/// `info.mr` is null or a region.
+pub unsafe fn bound_region(info: &ibv_mw_bind_info) -> Result<u32> {
+    if info.mr.is_null() {
+        return if info.addr == 0 && info.length == 0 { Ok(0) } else { Err(EINVAL) };
+    }
+    // SAFETY: the caller's.
+    Ok(unsafe { borrow::<MrObject>(info.mr)? }.mr().lkey())
+}
+
+/// `ibv_bind_mw(3)`, for windows of type 1.
+///
+/// # Safety
+/// `qp` is a queue pair, `mw` a window, `bind` attributes, or any of them null.
+pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    let post = || {
+        // SAFETY: the caller's.
+        let (queue_pair, window, bind) =
+            unsafe { (borrow::<QpObject>(qp.cast())?, borrow::<MwObject>(mw)?, object::read(bind)?) };
+        let info = &bind.bind_info;
+        if !matches!(window.mw.kind(), MwKind::Type1) {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's.
+        let region_lkey = unsafe { bound_region(info)? };
+        let request = MwBind {
+            wr_id: bind.wr_id,
+            flags: SendFlags::from_bits_truncate(bind.send_flags),
+            region_lkey,
+            addr: info.addr,
+            length: info.length,
+            access: info.mw_access_flags,
+        };
+        let rkey = queue_pair.qp().bind_mw(&window.mw, &request)?;
+        // SAFETY: our own structure; the verb is the one that changes the field.
+        unsafe { (*window.c.get()).rkey = rkey };
+        Ok(())
+    };
+    status(post())
+}
+
+/// EPERM unless the region and the window belong to the same protection domain, as the inline verb checks.
+///
+/// # Safety
+/// `mr` is null or a region.
+pub unsafe fn check_domain(mw: *mut ibv_mw, mr: *mut ibv_mr) -> Result<()> {
+    if mr.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller's.
+    let same = unsafe { (*mw).pd == (*mr).pd };
+    if same { Ok(()) } else { Err(EPERM) }
+}

@@ -1,0 +1,133 @@
+//! How verbs objects cross the border: C sees its structure, and ours lies behind it in the same allocation.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+
+use crate::errno::{EINVAL, Result};
+
+/// C's structure at the front of one of our objects. The program may write to its public fields at any time, so it is
+/// never borrowed as a whole from our side.
+#[repr(transparent)]
+pub struct CPart<T>(UnsafeCell<T>);
+
+// SAFETY: the structure itself has no rules about threads; whoever reaches into it does so through raw pointers and
+// answers for the field that it touches.
+unsafe impl<T> Sync for CPart<T> {}
+// SAFETY: plain data and pointers that this library never follows because of the structure alone.
+unsafe impl<T> Send for CPart<T> {}
+
+impl<T> CPart<T> {
+    /// Takes the structure in.
+    pub fn new(value: T) -> CPart<T> {
+        CPart(UnsafeCell::new(value))
+    }
+
+    /// Where C finds it.
+    pub fn get(&self) -> *mut T {
+        self.0.get()
+    }
+}
+
+/// An object that programs hold by a pointer to its first field.
+///
+/// # Safety
+/// The type is `repr(C)` and its first field is a `CPart<Self::C>`.
+pub unsafe trait Object: Sized {
+    /// C's structure.
+    type C;
+
+    /// Gives the object to the program; [`retire`] takes it back.
+    fn publish(self) -> *mut Self::C {
+        Box::into_raw(Box::new(self)).cast()
+    }
+}
+
+/// Memory for an object whose address is needed before its value.
+pub struct Slot<T: Object>(*mut MaybeUninit<T>);
+
+impl<T: Object> Slot<T> {
+    /// Allocates it.
+    pub fn new() -> Slot<T> {
+        Slot(Box::into_raw(Box::new_uninit()))
+    }
+
+    /// What the program will know the object by.
+    pub fn as_c(&self) -> *mut T::C {
+        self.0.cast()
+    }
+
+    /// Puts the object there and gives it to the program.
+    pub fn publish(self, object: T) -> *mut T::C {
+        let pointer = self.0.cast::<T>();
+        std::mem::forget(self);
+        // SAFETY: allocated for a `T` and still empty.
+        unsafe { pointer.write(object) };
+        pointer.cast()
+    }
+}
+
+impl<T: Object> Drop for Slot<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` and not given away.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+/// The object behind a pointer that the program passes.
+///
+/// # Errors
+/// EINVAL for a null pointer.
+///
+/// # Safety
+/// The pointer is null, or [`Object::publish`] of the same type made it and [`retire`] was not called on it. That is
+/// what libibverbs asks of its callers, who pass what the matching create verb gave them.
+pub unsafe fn borrow<'a, T: Object>(pointer: *mut T::C) -> Result<&'a T> {
+    // SAFETY: as the caller promises; C's structure is the first field.
+    unsafe { pointer.cast::<T>().as_ref() }.ok_or(EINVAL)
+}
+
+/// Ends an object.
+///
+/// # Safety
+/// As for [`borrow`], not null, and nothing borrowed from it is used afterwards.
+pub unsafe fn retire<T: Object>(pointer: *mut T::C) {
+    // SAFETY: `publish` made it with a `Box` of this type.
+    drop(unsafe { Box::from_raw(pointer.cast::<T>()) });
+}
+
+/// Reads an attribute structure that the program passes.
+///
+/// # Errors
+/// EINVAL for a null pointer.
+///
+/// # Safety
+/// The pointer is null or points to a `T` for the time of the call.
+pub unsafe fn read<'a, T>(pointer: *const T) -> Result<&'a T> {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.as_ref() }.ok_or(EINVAL)
+}
+
+/// Writes an answer to where the program wants it.
+///
+/// # Errors
+/// EINVAL for a null pointer.
+///
+/// # Safety
+/// The pointer is null or may be written.
+pub unsafe fn write<T>(pointer: *mut T, value: T) -> Result<()> {
+    if pointer.is_null() {
+        return Err(EINVAL);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { pointer.write(value) };
+    Ok(())
+}
+
+/// A C structure with every byte zero.
+///
+/// # Safety
+/// All zero bytes are a value of `T`: integers, raw pointers, optional functions, and structures of these.
+pub const unsafe fn zeroed<T>() -> T {
+    // SAFETY: as the caller promises.
+    unsafe { std::mem::zeroed() }
+}

@@ -1,0 +1,207 @@
+//! From C's work requests to the NIC's: one copy, nothing allocated for two elements or 64 bytes of inline data.
+//!
+//! Programs fill in only the fields that an operation uses, so only those are read.
+
+use smallvec::SmallVec;
+use terrace_nic::{
+    BindWindow, Datagram, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
+};
+
+use super::PostLimits;
+use crate::abi::{
+    IBV_SEND_INLINE, IBV_SEND_IP_CSUM, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+    IBV_WR_ATOMIC_WRITE, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND_WITH_INV, ibv_ah, ibv_mw,
+    ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_sge,
+};
+use crate::ah::AhObject;
+use crate::errno::Errno;
+use crate::mw::{self, MwObject};
+use crate::object::borrow;
+
+/// Our checks' errno as the NIC's error.
+fn refused(errno: Errno) -> Error {
+    Error::System(errno.0)
+}
+
+/// # Safety
+/// `list` has `count` elements if that is within `limit`.
+unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&'a [ibv_sge], Error> {
+    let count = u32::try_from(count).ok().filter(|&count| count <= limit);
+    let count = count.ok_or(Error::Invalid("more scatter/gather elements than the queue has room for"))?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(Error::Invalid("no scatter/gather list"));
+    }
+    // SAFETY: the caller's.
+    Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
+}
+
+/// C's list as ours.
+pub fn sge_list(elements: &[ibv_sge]) -> SgeList {
+    elements.iter().map(|sge| Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }).collect()
+}
+
+/// Copies inline data; `parts` are addresses and lengths in the program's memory.
+///
+/// # Safety
+/// The parts may be read, as the program promises by asking for inline.
+pub unsafe fn inline_data(
+    parts: impl Iterator<Item = (u64, u64)> + Clone,
+    limit: u32,
+) -> Result<Payload, Error> {
+    let total = parts.clone().fold(0_u64, |sum, (_, length)| sum.saturating_add(length));
+    if total > u64::from(limit) {
+        return Err(Error::Invalid("more inline data than the queue pair was created with"));
+    }
+    let mut bytes = SmallVec::with_capacity(total as usize);
+    for (addr, length) in parts.filter(|&(_, length)| length > 0) {
+        if addr == 0 {
+            return Err(Error::Invalid("inline data at address 0"));
+        }
+        // SAFETY: the caller's.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(addr as *const u8, length as usize) });
+    }
+    Ok(Payload::Inline(bytes))
+}
+
+/// Where a datagram goes.
+///
+/// # Safety
+/// `ah` is null or an address handle.
+pub unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Datagram, Error> {
+    // SAFETY: the caller's.
+    let object = unsafe { borrow::<AhObject>(ah) }.map_err(refused)?;
+    Ok(object.ah().datagram(qpn, qkey))
+}
+
+/// Binding a window of type 2.
+///
+/// # Safety
+/// `mw` is null or a window, `info.mr` null or a region.
+pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Error> {
+    // SAFETY: the caller's.
+    let window = unsafe { borrow::<MwObject>(mw) }.map_err(refused)?.mw();
+    if !matches!(window.kind(), MwKind::Type2) {
+        return Err(Error::Invalid("a window of type 1 is bound by ibv_bind_mw"));
+    }
+    // SAFETY: the caller's.
+    unsafe { mw::check_domain(mw, info.mr) }.map_err(refused)?;
+    // SAFETY: the caller's.
+    let region_lkey = unsafe { mw::bound_region(info) }.map_err(refused)?;
+    Ok(SendOp::BindWindow(BindWindow {
+        window_rkey: window.rkey(),
+        new_rkey: rkey,
+        region_lkey,
+        addr: info.addr,
+        length: info.length,
+        access: info.mw_access_flags,
+    }))
+}
+
+/// # Safety
+/// The fields that the opcode uses are filled in.
+unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
+    // SAFETY: the caller's; each arm reads what its opcode defines.
+    unsafe {
+        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+        let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
+        let imm = || (*wr).__bindgen_anon_1.imm_data;
+        let invalidate = || (*wr).__bindgen_anon_1.invalidate_rkey;
+        Ok(match (*wr).opcode {
+            IBV_WR_SEND => SendOp::Send,
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
+            IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
+            IBV_WR_RDMA_WRITE => {
+                let (va, rkey) = rdma();
+                SendOp::Write { va, rkey }
+            }
+            IBV_WR_RDMA_WRITE_WITH_IMM => {
+                let (va, rkey) = rdma();
+                SendOp::WriteImm { va, rkey, imm: imm() }
+            }
+            IBV_WR_RDMA_READ => {
+                let (va, rkey) = rdma();
+                SendOp::Read { va, rkey }
+            }
+            IBV_WR_ATOMIC_CMP_AND_SWP => {
+                let (va, rkey) = atomic();
+                let (compare, swap) = ((*wr).wr.atomic.compare_add, (*wr).wr.atomic.swap);
+                SendOp::CompareSwap { va, rkey, compare, swap }
+            }
+            IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                let (va, rkey) = atomic();
+                SendOp::FetchAdd { va, rkey, add: (*wr).wr.atomic.compare_add }
+            }
+            IBV_WR_ATOMIC_WRITE => {
+                let (va, rkey) = rdma();
+                SendOp::AtomicWrite { va, rkey }
+            }
+            IBV_WR_LOCAL_INV => SendOp::LocalInvalidate(invalidate()),
+            IBV_WR_BIND_MW => {
+                let request = &(*wr).__bindgen_anon_2.bind_mw;
+                bind(request.mw, request.rkey, &request.bind_info)?
+            }
+            _ => return Err(Error::Invalid("unknown opcode")),
+        })
+    }
+}
+
+/// One send work request.
+///
+/// # Safety
+/// `wr` points to a work request of a program that keeps to `ibv_post_send(3)`.
+pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) -> Result<SendWr, Error> {
+    // SAFETY: the caller's.
+    let (wr_id, flags, list, count) =
+        unsafe { ((*wr).wr_id, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
+    // SAFETY: the caller's.
+    let op = unsafe { operation(wr)? };
+    let flags = check_flags(flags)?;
+    let payload = if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindWindow(_)) {
+        // These carry nothing, and programs leave the list unset.
+        Payload::Sges(SgeList::new())
+    } else {
+        // SAFETY: the caller's.
+        let elements = unsafe { elements(list, count, limits.send_sges)? };
+        if flags.contains(SendFlags::INLINE) {
+            let parts = elements.iter().map(|sge| (sge.addr, u64::from(sge.length)));
+            // SAFETY: the caller's.
+            unsafe { inline_data(parts, limits.inline_bytes)? }
+        } else {
+            Payload::Sges(sge_list(elements))
+        }
+    };
+    let datagram = if qp_type == QpType::Ud {
+        // SAFETY: the caller's: a send of a UD queue pair names its destination.
+        let (ah, qpn, qkey) = unsafe { ((*wr).wr.ud.ah, (*wr).wr.ud.remote_qpn, (*wr).wr.ud.remote_qkey) };
+        // SAFETY: the caller's.
+        Some(unsafe { datagram(ah, qpn, qkey)? })
+    } else {
+        None
+    };
+    Ok(SendWr { wr_id, op, payload, flags, datagram })
+}
+
+/// The flags that this NIC knows; checksum offload, which it has not, is refused.
+pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
+    if flags & IBV_SEND_IP_CSUM != 0 {
+        return Err(Error::Invalid("checksum offload is for raw packets"));
+    }
+    debug_assert_eq!(SendFlags::INLINE.bits(), IBV_SEND_INLINE);
+    Ok(SendFlags::from_bits_truncate(flags))
+}
+
+/// One receive work request.
+///
+/// # Safety
+/// `wr` points to a work request of a program that keeps to `ibv_post_recv(3)`.
+pub unsafe fn recv(wr: *const ibv_recv_wr, limit: u32) -> Result<RecvWr, Error> {
+    // SAFETY: the caller's.
+    let (wr_id, list, count) = unsafe { ((*wr).wr_id, (*wr).sg_list, (*wr).num_sge) };
+    // SAFETY: the caller's.
+    let elements = unsafe { elements(list, count, limit)? };
+    Ok(RecvWr { wr_id, sges: sge_list(elements) })
+}

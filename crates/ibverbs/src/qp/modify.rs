@@ -1,0 +1,249 @@
+//! `ibv_modify_qp` and `ibv_query_qp`.
+
+use std::ffi::{c_int, c_uint};
+
+use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType};
+
+use super::QpObject;
+use super::create::c_cap;
+use crate::abi::{
+    IBV_MIG_MIGRATED, IBV_MTU_256, IBV_MTU_4096, ibv_ah_attr, ibv_ece, ibv_mig_state, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_qp_state, ibv_wr_opcode,
+};
+use crate::ah;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, status};
+use crate::object::{self, borrow};
+use crate::query::{PORT, mtu_code};
+
+/// Attributes that never reach the NIC, kept for `ibv_query_qp`.
+#[derive(Clone, Copy)]
+pub struct Remembered {
+    address: ibv_ah_attr,
+    alternate: Alternate,
+    migration: ibv_mig_state,
+}
+
+/// The alternate path: accepted where the state machine allows it, and never used.
+#[derive(Clone, Copy)]
+struct Alternate {
+    address: ibv_ah_attr,
+    pkey_index: u16,
+    port_num: u8,
+    timeout: u8,
+}
+
+impl Default for Remembered {
+    fn default() -> Remembered {
+        // SAFETY: integers only.
+        let address: ibv_ah_attr = unsafe { object::zeroed() };
+        let alternate = Alternate { address, pkey_index: 0, port_num: 0, timeout: 0 };
+        Remembered { address, alternate, migration: IBV_MIG_MIGRATED }
+    }
+}
+
+const STATES: [QpState; 7] =
+    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
+
+fn state(code: ibv_qp_state) -> Result<QpState> {
+    STATES.get(code as usize).copied().ok_or(EINVAL)
+}
+
+/// Bytes of an `ibv_mtu`.
+fn mtu_bytes(code: c_uint) -> Result<u32> {
+    if (IBV_MTU_256..=IBV_MTU_4096).contains(&code) { Ok(128 << code) } else { Err(EINVAL) }
+}
+
+/// The attributes that the mask names; the others are not looked at, as programs leave them unset.
+fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> {
+    let mut ours = QpAttr::default();
+    if mask.contains(M::STATE) {
+        ours.state = state(attr.qp_state)?;
+    }
+    if mask.contains(M::CUR_STATE) {
+        ours.cur_state = state(attr.cur_qp_state)?;
+    }
+    if mask.contains(M::PATH_MTU) {
+        ours.path_mtu = mtu_bytes(attr.path_mtu)?;
+    }
+    if mask.contains(M::PORT) && u32::from(attr.port_num) != PORT
+        || mask.contains(M::PKEY_INDEX) && attr.pkey_index != 0
+        || mask.contains(M::PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED
+    {
+        return Err(EINVAL);
+    }
+    if mask.contains(M::AV) {
+        let known = || object.qp.query().dest_qpn;
+        let dest_qpn = if mask.contains(M::DEST_QPN) { attr.dest_qp_num } else { known() };
+        ours.path = Some(object.context.device().resolve(&ah::vector(&attr.ah_attr), dest_qpn)?);
+    }
+    // The rest means something only where the mask has it, and is a plain copy.
+    (ours.qkey, ours.rq_psn, ours.sq_psn) = (attr.qkey, attr.rq_psn, attr.sq_psn);
+    (ours.dest_qpn, ours.access, ours.pkey_index) = (attr.dest_qp_num, attr.qp_access_flags, attr.pkey_index);
+    ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
+    (ours.max_rd_atomic, ours.max_dest_rd_atomic) = (attr.max_rd_atomic, attr.max_dest_rd_atomic);
+    (ours.min_rnr_timer, ours.port_num) = (attr.min_rnr_timer, attr.port_num);
+    (ours.timeout, ours.retry_cnt, ours.rnr_retry) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
+    ours.rate_limit = attr.rate_limit;
+    Ok(ours)
+}
+
+/// `ibv_modify_qp(3)`.
+///
+/// # Safety
+/// `qp` is null or a queue pair, `attr` null or attributes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let modify = || {
+        // SAFETY: the caller's.
+        let (object, attr) = unsafe { (borrow::<QpObject>(qp.cast())?, object::read(attr)?) };
+        let mask = M::from_bits(mask as c_uint).ok_or(EINVAL)?;
+        let ours = attributes(object, attr, mask)?;
+        object.qp.modify(&ours, mask)?;
+        object.remember(attr, mask);
+        if mask.contains(M::STATE) {
+            if ours.state == QpState::Reset {
+                object.forget_completions();
+            }
+            // SAFETY: our own structure; this verb and the query are the ones that change the field.
+            unsafe { (*object.as_c()).state = attr.qp_state };
+        }
+        Ok(())
+    };
+    status(modify())
+}
+
+impl QpObject {
+    fn remember(&self, attr: &ibv_qp_attr, mask: M) {
+        if !mask.intersects(M::AV | M::ALT_PATH | M::STATE) {
+            return;
+        }
+        let mut remembered = self.remembered.lock();
+        if mask.contains(M::STATE) && attr.qp_state == QpState::Reset as u32 {
+            *remembered = Remembered::default();
+        }
+        if mask.contains(M::AV) {
+            remembered.address = attr.ah_attr;
+        }
+        if mask.contains(M::ALT_PATH) {
+            remembered.alternate = Alternate {
+                address: attr.alt_ah_attr,
+                pkey_index: attr.alt_pkey_index,
+                port_num: attr.alt_port_num,
+                timeout: attr.alt_timeout,
+            };
+        }
+    }
+
+    fn describe(&self) -> ibv_qp_attr {
+        let now = self.qp.query();
+        let remembered = *self.remembered.lock();
+        let Alternate { address, pkey_index, port_num, timeout } = remembered.alternate;
+        // A UD queue pair has no path, and so no path MTU but the port's.
+        let path_mtu = if self.qp.qp_type() == QpType::Ud {
+            self.context.device().port_attributes().active_mtu
+        } else {
+            now.path_mtu
+        };
+        ibv_qp_attr {
+            qp_state: now.state as u32,
+            cur_qp_state: now.state as u32,
+            path_mtu: mtu_code(path_mtu),
+            path_mig_state: remembered.migration,
+            qkey: now.qkey,
+            rq_psn: now.rq_psn,
+            sq_psn: now.sq_psn,
+            dest_qp_num: now.dest_qpn,
+            qp_access_flags: now.access,
+            cap: c_cap(self.qp.cap()),
+            ah_attr: remembered.address,
+            alt_ah_attr: address,
+            pkey_index: now.pkey_index,
+            alt_pkey_index: pkey_index,
+            en_sqd_async_notify: u8::from(now.en_sqd_async_notify),
+            sq_draining: u8::from(now.sq_draining),
+            max_rd_atomic: now.max_rd_atomic,
+            max_dest_rd_atomic: now.max_dest_rd_atomic,
+            min_rnr_timer: now.min_rnr_timer,
+            port_num: now.port_num,
+            timeout: now.timeout,
+            retry_cnt: now.retry_cnt,
+            rnr_retry: now.rnr_retry,
+            alt_port_num: port_num,
+            alt_timeout: timeout,
+            rate_limit: now.rate_limit,
+        }
+    }
+}
+
+/// `ibv_query_qp(3)`: answers everything, whatever the mask.
+///
+/// # Safety
+/// `qp` is null or a queue pair; `attr` and `init_attr` are null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    let query = || {
+        // SAFETY: the caller's.
+        let object = unsafe { borrow::<QpObject>(qp.cast())? };
+        let c = object.as_c();
+        let now = object.describe();
+        // SAFETY: our own structure; its fields are as creation left them, and the state is this verb's to write.
+        let init = unsafe {
+            (*c).state = now.qp_state;
+            ibv_qp_init_attr {
+                qp_context: (*c).qp_context,
+                send_cq: (*c).send_cq,
+                recv_cq: (*c).recv_cq,
+                srq: (*c).srq,
+                cap: now.cap,
+                qp_type: (*c).qp_type,
+                sq_sig_all: c_int::from(object.qp.sq_sig_all()),
+            }
+        };
+        // SAFETY: the caller's.
+        unsafe {
+            object::write(attr, now)?;
+            object::write(init_attr, init)
+        }
+    };
+    status(query())
+}
+
+/// `ibv_query_qp_data_in_order(3)`: no promise. Long copies use string instructions whose stores other processors may
+/// see out of order; only the last byte of a packet is certain to come last.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+    0
+}
+
+/// `ibv_set_ece(3)`: there are no enhanced connection options.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    EOPNOTSUPP.0
+}
+
+/// `ibv_query_ece(3)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    EOPNOTSUPP.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_outside_their_enumeration_are_refused() {
+        assert_eq!(mtu_bytes(1), Ok(256));
+        assert_eq!(mtu_bytes(5), Ok(4096));
+        assert_eq!(mtu_bytes(0), Err(EINVAL));
+        assert_eq!(mtu_bytes(6), Err(EINVAL));
+        assert_eq!(state(6), Ok(QpState::Err));
+        assert_eq!(state(7), Err(EINVAL));
+        assert_eq!(state(u32::MAX), Err(EINVAL));
+    }
+}

@@ -1,0 +1,142 @@
+//! Functions of the C library that take a path.
+//!
+//! `open` and `openat` are variadic in C. Here they have the mode as a parameter: in every Linux calling convention a
+//! variadic argument of that type travels where a named one does, and a caller that passes none does not want it read.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use libc::mode_t;
+
+use super::real::call_real;
+use super::redirect::{redirected, seen};
+use crate::errno::Errno;
+
+/// Defines functions that pass a path on: the arguments before it, and those behind it.
+macro_rules! pass_on {
+    ($(fn $name:ident($($before:ident: $before_type:ty),*; path $(, $after:ident: $after_type:ty)*) -> $return:ty;)*) => {
+        $(
+            /// The function of that name, with the path redirected.
+            ///
+            /// # Safety
+            /// As for the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                $($before: $before_type,)* path: *const c_char $(, $after: $after_type)*
+            ) -> $return {
+                // SAFETY: the program's path, which it keeps during the call.
+                let path = unsafe { redirected(path) };
+                call_real!(
+                    $name: fn($($before_type,)* *const c_char $(, $after_type)*) -> $return,
+                    $($before,)* path.as_ptr() $(, $after)*
+                )
+            }
+        )*
+    };
+}
+
+/// `DIR *`, `FILE *`, `struct stat *` and their like: passed on, never looked into.
+type Opaque = *mut c_void;
+
+pass_on! {
+    fn open(; path, flags: c_int, mode: mode_t) -> c_int;
+    fn open64(; path, flags: c_int, mode: mode_t) -> c_int;
+    fn __open_2(; path, flags: c_int) -> c_int;
+    fn __open64_2(; path, flags: c_int) -> c_int;
+    fn openat(directory: c_int; path, flags: c_int, mode: mode_t) -> c_int;
+    fn openat64(directory: c_int; path, flags: c_int, mode: mode_t) -> c_int;
+    fn __openat_2(directory: c_int; path, flags: c_int) -> c_int;
+    fn __openat64_2(directory: c_int; path, flags: c_int) -> c_int;
+    fn fopen(; path, mode: *const c_char) -> Opaque;
+    fn fopen64(; path, mode: *const c_char) -> Opaque;
+    fn opendir(; path) -> Opaque;
+    fn scandir(; path, list: Opaque, filter: Opaque, compare: Opaque) -> c_int;
+    fn scandir64(; path, list: Opaque, filter: Opaque, compare: Opaque) -> c_int;
+    fn stat(; path, answer: Opaque) -> c_int;
+    fn stat64(; path, answer: Opaque) -> c_int;
+    fn lstat(; path, answer: Opaque) -> c_int;
+    fn lstat64(; path, answer: Opaque) -> c_int;
+    fn fstatat(directory: c_int; path, answer: Opaque, flags: c_int) -> c_int;
+    fn fstatat64(directory: c_int; path, answer: Opaque, flags: c_int) -> c_int;
+    fn statx(directory: c_int; path, flags: c_int, mask: u32, answer: Opaque) -> c_int;
+    fn __xstat(version: c_int; path, answer: Opaque) -> c_int;
+    fn __xstat64(version: c_int; path, answer: Opaque) -> c_int;
+    fn __lxstat(version: c_int; path, answer: Opaque) -> c_int;
+    fn __lxstat64(version: c_int; path, answer: Opaque) -> c_int;
+    fn __fxstatat(version: c_int, directory: c_int; path, answer: Opaque, flags: c_int) -> c_int;
+    fn __fxstatat64(version: c_int, directory: c_int; path, answer: Opaque, flags: c_int) -> c_int;
+    fn access(; path, mode: c_int) -> c_int;
+    fn eaccess(; path, mode: c_int) -> c_int;
+    fn euidaccess(; path, mode: c_int) -> c_int;
+    fn faccessat(directory: c_int; path, mode: c_int, flags: c_int) -> c_int;
+    fn readlink(; path, target: *mut c_char, size: usize) -> isize;
+    fn readlinkat(directory: c_int; path, target: *mut c_char, size: usize) -> isize;
+    fn getxattr(; path, name: *const c_char, value: Opaque, size: usize) -> isize;
+    fn lgetxattr(; path, name: *const c_char, value: Opaque, size: usize) -> isize;
+    fn listxattr(; path, list: *mut c_char, size: usize) -> isize;
+    fn llistxattr(; path, list: *mut c_char, size: usize) -> isize;
+    fn __readlink_chk(; path, target: *mut c_char, size: usize, room: usize) -> isize;
+    fn __readlinkat_chk(directory: c_int; path, target: *mut c_char, size: usize, room: usize) -> isize;
+}
+
+/// Takes the tree's root off a path that `realpath` and its like wrote; it only gets shorter.
+///
+/// # Safety
+/// `found` is null or a C string that may be written.
+unsafe fn show(found: *mut c_char) -> *mut c_char {
+    if found.is_null() {
+        return found;
+    }
+    // SAFETY: the caller's.
+    if let Some(shown) = seen(unsafe { CStr::from_ptr(found) }) {
+        // SAFETY: `shown` is the end of `found`, terminator included; the two may overlap.
+        unsafe { std::ptr::copy(shown.as_ptr(), found, shown.to_bytes_with_nul().len()) };
+    }
+    found
+}
+
+/// `realpath(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realpath(path: *const c_char, answer: *mut c_char) -> *mut c_char {
+    // SAFETY: the program's path, which it keeps during the call.
+    let path = unsafe { redirected(path) };
+    let found = call_real!(realpath: fn(*const c_char, *mut c_char) -> *mut c_char, path.as_ptr(), answer);
+    // SAFETY: null or the answer.
+    unsafe { show(found) }
+}
+
+/// `realpath(3)` of programs compiled with `_FORTIFY_SOURCE`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __realpath_chk(
+    path: *const c_char,
+    answer: *mut c_char,
+    room: usize,
+) -> *mut c_char {
+    if !answer.is_null() && room < libc::PATH_MAX as usize {
+        // The C library ends the program here, which is its to do.
+        return call_real!(
+            __realpath_chk: fn(*const c_char, *mut c_char, usize) -> *mut c_char, path, answer, room
+        );
+    }
+    // SAFETY: the caller's.
+    unsafe { realpath(path, answer) }
+}
+
+/// `canonicalize_file_name(3)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
+    if path.is_null() {
+        Errno(libc::EINVAL).set();
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the caller's.
+    unsafe { realpath(path, std::ptr::null_mut()) }
+}

@@ -1,0 +1,105 @@
+//! Which paths are answered from the tree.
+
+use std::ffi::{CStr, CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+
+use super::tree;
+use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
+
+/// What `/dev/infiniband/uverbs0` is: a character device that may be opened, which is all that programs check.
+const CHARACTER_DEVICE: &CStr = c"/dev/null";
+
+/// Directories that are ours as a whole. A path is inside if it goes on with a slash or ends there.
+const DIRECTORIES: [&[u8]; 5] = [
+    b"/sys/class/infiniband",
+    b"/sys/class/infiniband_verbs",
+    b"/sys/devices/virtual/infiniband",
+    b"/sys/devices/virtual/infiniband_verbs",
+    b"/dev/infiniband",
+];
+
+/// A path as the C library should see it.
+pub enum Redirected {
+    /// As the program gave it.
+    Same(*const c_char),
+    /// Another one.
+    Moved(CString),
+}
+
+impl Redirected {
+    /// For the C library.
+    pub fn as_ptr(&self) -> *const c_char {
+        match self {
+            Redirected::Same(path) => *path,
+            Redirected::Moved(path) => path.as_ptr(),
+        }
+    }
+}
+
+/// Where a path that a program names really leads.
+///
+/// # Safety
+/// `path` is null or a C string, and stays one while the answer is used.
+pub unsafe fn redirected(path: *const c_char) -> Redirected {
+    if path.is_null() {
+        return Redirected::Same(path);
+    }
+    // SAFETY: the caller's.
+    match ours(unsafe { CStr::from_ptr(path) }) {
+        Some(moved) => Redirected::Moved(moved),
+        None => Redirected::Same(path),
+    }
+}
+
+fn ours(path: &CStr) -> Option<CString> {
+    let bytes = path.to_bytes();
+    // Almost every path ends here.
+    if !bytes.starts_with(b"/sys/") && !bytes.starts_with(b"/dev/i") {
+        return None;
+    }
+    let inside = |directory: &&[u8]| {
+        bytes.strip_prefix(*directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
+    };
+    if !DIRECTORIES.iter().any(|directory| inside(directory)) {
+        return None;
+    }
+    if is_device(bytes) {
+        return Some(CHARACTER_DEVICE.to_owned());
+    }
+    let mut moved = tree::root()?.as_os_str().as_bytes().to_vec();
+    moved.extend_from_slice(bytes);
+    CString::new(moved).ok()
+}
+
+/// The device file, by its own name or the device's.
+fn is_device(path: &[u8]) -> bool {
+    path.strip_prefix(b"/dev/infiniband/")
+        .is_some_and(|name| name == UVERBS_NAME.as_bytes() || name == DEVICE_NAME.as_bytes())
+}
+
+/// A path that the C library found, as the program should see it: without the tree's root.
+pub fn seen(path: &CStr) -> Option<&CStr> {
+    let root = tree::existing_root()?;
+    let rest = path.to_bytes_with_nul().strip_prefix(root.as_os_str().as_bytes())?;
+    if rest[0] == b'/' { CStr::from_bytes_with_nul(rest).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_paths_stay() {
+        for path in
+            [c"/etc/passwd", c"/sys/class/net", c"/sys/class/infiniband_mad", c"/dev/infinibandit", c""]
+        {
+            assert!(ours(path).is_none(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn the_device_file_is_a_character_device() {
+        assert_eq!(ours(c"/dev/infiniband/uverbs0").as_deref(), Some(CHARACTER_DEVICE));
+        assert_eq!(ours(c"/dev/infiniband/terrace0").as_deref(), Some(CHARACTER_DEVICE));
+    }
+}

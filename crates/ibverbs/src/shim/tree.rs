@@ -1,0 +1,243 @@
+//! A directory tree that looks like sysfs and `/dev` on a machine with the device.
+//!
+//! It is made of real files, so that whatever a program does with a path or a descriptor there is the kernel's business.
+//! It is made when a program first looks, belongs to the process and goes when that ends; what processes that were
+//! killed left behind, the next one removes.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
+use crate::identity::{self, Identity};
+use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
+
+/// Where trees go: memory, or else the disk's place for such things.
+const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
+
+/// Beginning of their names; the process id follows.
+const PREFIX: &str = "terrace-sysfs.";
+
+struct Tree {
+    root: PathBuf,
+    /// Who made it and removes it; after a fork, not this process.
+    owner: u32,
+}
+
+static TREE: Mutex<Option<Tree>> = Mutex::new(None);
+
+/// The thread that is making the tree, which itself opens files and must not wait for itself.
+static MAKER: AtomicU32 = AtomicU32::new(0);
+
+fn thread_id() -> u32 {
+    // SAFETY: no preconditions.
+    (unsafe { libc::gettid() }) as u32
+}
+
+/// The tree's root, made if need be. `None` if that is not possible: then the paths lead where they always do.
+pub fn root() -> Option<PathBuf> {
+    let mut tree = locked()?;
+    let usable = tree.as_ref().filter(|tree| tree.root.exists()).map(|tree| tree.root.clone());
+    if usable.is_some() {
+        return usable;
+    }
+    MAKER.store(thread_id(), Relaxed);
+    let made = make();
+    MAKER.store(0, Relaxed);
+    match made {
+        Ok(root) => {
+            *tree = Some(Tree { root: root.clone(), owner: std::process::id() });
+            Some(root)
+        }
+        Err(error) => {
+            tracing::warn!("no directory tree for /sys/class/infiniband: {error}");
+            None
+        }
+    }
+}
+
+/// The root if there is one.
+pub fn existing_root() -> Option<PathBuf> {
+    locked()?.as_ref().map(|tree| tree.root.clone())
+}
+
+fn locked() -> Option<MutexGuard<'static, Option<Tree>>> {
+    if MAKER.load(Relaxed) == thread_id() { None } else { Some(TREE.lock()) }
+}
+
+fn make() -> io::Result<PathBuf> {
+    let identity = identity::get().map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+    remove_at_exit();
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for place in PLACES.map(Path::new) {
+        remove_stale(place);
+        match make_in(place, identity) {
+            Ok(root) => return Ok(root),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn make_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
+    let pid = std::process::id();
+    // A name that nobody else has taken: creating it fails if it exists, also as a link.
+    let root = (0..64).map(|attempt| place.join(format!("{PREFIX}{pid}.{attempt}"))).find_map(|root| {
+        match fs::DirBuilder::new().mode(0o700).create(&root) {
+            Ok(()) => Some(Ok(root)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(error) => Some(Err(error)),
+        }
+    });
+    let root = root.unwrap_or_else(|| Err(io::ErrorKind::AlreadyExists.into()))?;
+    fill(&root, identity).inspect_err(|_| drop(fs::remove_dir_all(&root)))?;
+    Ok(root)
+}
+
+/// Writes a file as sysfs would show it: one line.
+fn line(directory: &Path, name: &str, text: impl std::fmt::Display) -> io::Result<()> {
+    fs::write(directory.join(name), format!("{text}\n"))
+}
+
+fn directory(parent: &Path, name: &str) -> io::Result<PathBuf> {
+    let path = parent.join(name);
+    fs::create_dir_all(&path)?;
+    Ok(path)
+}
+
+fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
+    let virtual_devices = directory(root, "sys/devices/virtual")?;
+    let class = directory(root, "sys/class")?;
+
+    let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
+    fill_device(&device, identity)?;
+    fill_port(&directory(&device, "ports/1")?, identity)?;
+    let devices = directory(&class, "infiniband")?;
+    symlink(format!("../../devices/virtual/infiniband/{DEVICE_NAME}"), devices.join(DEVICE_NAME))?;
+
+    let uverbs = directory(&virtual_devices, &format!("infiniband_verbs/{UVERBS_NAME}"))?;
+    line(&uverbs, "ibdev", DEVICE_NAME)?;
+    line(&uverbs, "abi_version", 1)?;
+    // As the device file's numbers.
+    line(&uverbs, "dev", "1:3")?;
+    let verbs = directory(&class, "infiniband_verbs")?;
+    line(&verbs, "abi_version", 6)?;
+    symlink(format!("../../devices/virtual/infiniband_verbs/{UVERBS_NAME}"), verbs.join(UVERBS_NAME))?;
+
+    let files = directory(root, "dev/infiniband")?;
+    symlink("/dev/null", files.join(UVERBS_NAME))
+}
+
+/// A GUID as four groups of four digits.
+fn guid(value: u64) -> String {
+    let group = |shift: u32| (value >> shift) & 0xffff;
+    format!("{:04x}:{:04x}:{:04x}:{:04x}", group(48), group(32), group(16), group(0))
+}
+
+/// A GID as eight groups of four digits.
+fn gid(raw: &[u8; 16]) -> String {
+    let groups: Vec<String> = raw.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
+    groups.join(":")
+}
+
+fn fill_device(device: &Path, identity: &Identity) -> io::Result<()> {
+    line(device, "node_type", "1: CA")?;
+    line(device, "node_guid", guid(identity.node_guid))?;
+    line(device, "sys_image_guid", guid(identity.node_guid))?;
+    line(device, "node_desc", "Terrace software RDMA NIC")?;
+    line(device, "fw_ver", FIRMWARE)
+}
+
+fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
+    line(port, "state", "4: ACTIVE")?;
+    line(port, "phys_state", "5: LinkUp")?;
+    line(port, "link_layer", "Ethernet")?;
+    line(port, "rate", "100 Gb/sec (4X EDR)")?;
+    line(port, "cap_mask", "0x04010000")?;
+    for name in ["lid", "sm_lid", "lid_mask_count", "sm_sl"] {
+        line(port, name, if name.ends_with("lid") { "0x0" } else { "0" })?;
+    }
+    line(&directory(port, "pkeys")?, "0", format_args!("{PKEY:#06x}"))?;
+    let (gids, types, interfaces) =
+        (directory(port, "gids")?, directory(port, "gid_attrs/types")?, directory(port, "gid_attrs/ndevs")?);
+    for index in 0..identity.gids.len().max(GID_ENTRIES) {
+        let name = index.to_string();
+        let entry = identity.gids.get(index);
+        line(&gids, &name, gid(&entry.map_or([0; 16], |entry| entry.raw)))?;
+        // Reading the attributes of an empty entry fails in sysfs; here there is nothing to read.
+        if let Some(entry) = entry {
+            line(&types, &name, "RoCE v2")?;
+            line(&interfaces, &name, &entry.interface)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the trees of processes that no longer exist. Only the user's own: the directory is everybody's.
+fn remove_stale(place: &Path) {
+    let Ok(entries) = fs::read_dir(place) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok());
+        let Some(owner): Option<i32> = owner else { continue };
+        // SAFETY: signal 0 only asks whether the process exists.
+        let gone = unsafe { libc::kill(owner, 0) } != 0
+            && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        // SAFETY: no preconditions.
+        let own = entry.metadata().is_ok_and(|metadata| metadata.uid() == unsafe { libc::geteuid() });
+        if owner > 0 && gone && own {
+            drop(fs::remove_dir_all(entry.path()));
+        }
+    }
+}
+
+fn remove_at_exit() {
+    static REGISTERED: std::sync::Once = std::sync::Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: a function without preconditions, in a library that stays loaded.
+        let failed = unsafe { libc::atexit(remove_own) } != 0;
+        if failed {
+            tracing::debug!("no room for an exit handler; the next process will remove the tree");
+        }
+    });
+}
+
+extern "C" fn remove_own() {
+    // Another thread may be at it while the process exits; the next process will then remove the tree.
+    if let Some(tree) =
+        TREE.try_lock().as_mut().and_then(|tree| tree.take_if(|tree| tree.owner == std::process::id()))
+    {
+        drop(fs::remove_dir_all(tree.root));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_look_as_in_sysfs() {
+        assert_eq!(guid(0x0200_5eff_fe00_0001), "0200:5eff:fe00:0001");
+        let raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
+        assert_eq!(gid(&raw), "0000:0000:0000:0000:0000:ffff:7f00:0001");
+    }
+
+    #[test]
+    fn a_tree_has_what_programs_read() {
+        let identity = Identity {
+            node_guid: 1,
+            gids: vec![terrace_nic::Gid::new([127, 0, 0, 1].into(), "lo".into(), 1)],
+            mtu: 4096,
+        };
+        let root = make_in(&std::env::temp_dir(), &identity).expect("a tree");
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
+        assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0"), "RoCE v2\n");
+        assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/1"), "");
+        assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "terrace0\n");
+        fs::remove_dir_all(root).expect("removed");
+    }
+}

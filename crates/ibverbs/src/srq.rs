@@ -1,0 +1,182 @@
+//! Shared receive queues.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use terrace_nic::{Srq, SrqInit};
+
+use crate::abi::{
+    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context,
+    ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+};
+use crate::context::Context;
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
+use crate::object::{self, CPart, Object, Slot, borrow, retire};
+use crate::pd::{PdObject, Use};
+use crate::qp::post;
+
+/// `ibv_srq`.
+#[repr(C)]
+pub struct SrqObject {
+    c: CPart<ibv_srq>,
+    _context: Arc<Context>,
+    srq: Arc<Srq>,
+    max_sge: u32,
+    _pd: Use,
+}
+
+// SAFETY: repr(C), the C structure first.
+unsafe impl Object for SrqObject {
+    type C = ibv_srq;
+}
+
+impl SrqObject {
+    /// The NIC's.
+    pub fn srq(&self) -> &Arc<Srq> {
+        &self.srq
+    }
+}
+
+/// # Safety
+/// `pd` is null or a protection domain, `attr` null or attributes that may be written.
+unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq> {
+    // SAFETY: the caller's.
+    let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
+    let slot = Slot::<SrqObject>::new();
+    // The limit is armed by ibv_modify_srq only.
+    let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
+    let srq = domain.pd().create_srq(SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 })?;
+    let granted = srq.query();
+    let context = domain.context().clone();
+    let c = ibv_srq {
+        context: context.as_c(),
+        srq_context: init.srq_context,
+        pd,
+        handle: context.new_handle(),
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    // SAFETY: the caller's: the attributes come back as granted.
+    unsafe { ((*attr).attr.max_wr, (*attr).attr.max_sge) = (granted.max_wr, granted.max_sge) };
+    let (max_sge, c, in_use) = (granted.max_sge, CPart::new(c), domain.in_use());
+    Ok(slot.publish(SrqObject { c, _context: context, srq, max_sge, _pd: in_use }))
+}
+
+/// `ibv_create_srq(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain, `attr` null or attributes that may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: the caller's.
+    pointer(unsafe { create(pd, attr) })
+}
+
+/// `ibv_create_srq_ex(3)`: basic queues only (no XRC, no tag matching).
+///
+/// # Safety
+/// `context` is null or open, `attr` null or attributes that may be written.
+pub unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    let create = || {
+        // SAFETY: the caller's.
+        let (_, init) = unsafe { (Context::borrow(context)?, object::read(attr)?) };
+        let basic = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == IBV_SRQT_BASIC;
+        if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's; the extended attributes begin with the plain ones.
+        unsafe { create(init.pd, attr.cast()) }
+    };
+    pointer(create())
+}
+
+/// `ibv_get_srq_num(3)`.
+///
+/// # Safety
+/// `srq` is null or a shared receive queue, `number` null or writable.
+pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: the caller's.
+    status(
+        unsafe { borrow::<SrqObject>(srq) }
+            .and_then(|object| unsafe { object::write(number, object.srq.number()) }),
+    )
+}
+
+/// `ibv_modify_srq(3)`.
+///
+/// # Safety
+/// `srq` is null or a shared receive queue, `attr` null or attributes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let modify = || {
+        // SAFETY: the caller's.
+        let (object, attr) = unsafe { (borrow::<SrqObject>(srq)?, object::read(attr)?) };
+        let mask = mask as c_uint;
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(EINVAL);
+        }
+        let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        Ok(object.srq.modify(max_wr, limit)?)
+    };
+    status(modify())
+}
+
+/// `ibv_query_srq(3)`.
+///
+/// # Safety
+/// `srq` is null or a shared receive queue, `attr` null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    let query = || {
+        // SAFETY: the caller's.
+        let now = unsafe { borrow::<SrqObject>(srq)? }.srq.query();
+        let answer = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
+        // SAFETY: the caller's.
+        unsafe { object::write(attr, answer) }
+    };
+    status(query())
+}
+
+/// `ibv_destroy_srq(3)`: EBUSY while queue pairs have it.
+///
+/// # Safety
+/// `srq` is null or a shared receive queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let destroy = || {
+        // SAFETY: the caller's.
+        unsafe { borrow::<SrqObject>(srq)? }.srq.destroy()?;
+        // SAFETY: the NIC knows it no more.
+        unsafe { retire::<SrqObject>(srq) };
+        Ok(())
+    };
+    status(destroy())
+}
+
+/// `ibv_post_srq_recv(3)`.
+///
+/// # Safety
+/// `srq` is null or a shared receive queue, `wr` a list of receives, `bad_wr` null or writable.
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's.
+    let Ok(object) = (unsafe { borrow::<SrqObject>(srq) }) else {
+        // SAFETY: the caller's.
+        return unsafe { post::refuse(bad_wr, wr, EINVAL) };
+    };
+    // SAFETY: the caller's.
+    let posted = object.srq.post(unsafe { post::RecvList::new(wr, object.max_sge) });
+    // SAFETY: the caller's.
+    unsafe { post::report_recv(posted, wr, bad_wr) }
+}
