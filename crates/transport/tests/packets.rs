@@ -1,0 +1,160 @@
+//! Plays the packet scripts in `tests/packets/*.pkt` at the root of the repository: one short text for each rule of the
+//! protocol, named after the rule. Each script is a test of its own; whatever else lies in that folder fails.
+//!
+//! A script drives one queue pair. Its peer, its memory and the clock are the script's. It is read line by line; `#`
+//! begins a comment. Everything that comes out must be expected, in order, before the script acts again: what a script
+//! does not expect fails it, so silence is tested everywhere.
+//!
+//! ```text
+//! for mtu 256 4096                play the script once for each value; numbers may then say `mtu`
+//! qp rc mtu=256 ...               rc, uc or ud; attributes that are left out have the defaults below
+//!
+//! region 1 0x1000:0x4000 lrwagp   memory with this lkey and rkey: address, length, rights (tests/support/host.rs)
+//! region 1 gone                   ... is deregistered;  `broken`: its flushes fail
+//! put 0x1000 u64:5                the program writes to its memory
+//!
+//! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv, or
+//!                                 shared (a receive of the shared queue); mem= lists addresses and lengths, key=
+//!                                 is their lkey (1); inline=DATA; va= rkey= imm= inv= swap= compare= add= len=;
+//!                                 fence, solicited, unsignaled; refused=REASON; to_qpn= qkey= for ud;
+//!                                 batched: what is posted leaves with the next line that acts
+//! modify sqd notify               required attributes are added; `refused` when it must fail
+//!
+//! > ACK psn=100 msn=1             the peer sends; from=ADDRESS and ecn=3 say what the network says
+//! >> ACK psn=100 msn=1            ... and the queue pair handles it, but sends nothing yet
+//! < SEND_ONLY psn=100 ack         the queue pair has sent this. Name, flags (ack, se, becn) and payload must agree,
+//!                                 of the fields those that are given. psn=1..9 stands for nine packets
+//! wait 67ms                       time passes, and timers go off; `wait timer`: until the next one
+//! acks hold                       acknowledgements are held from now on;  `acks now`
+//! room 2                          the way out has room for two more packets;  `room any`
+//!
+//! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive
+//! event SqDrained                 an asynchronous event
+//! did flush key=0x1 ...           flush, invalidate or bind reached the memory
+//! memory 0x1000 @0x9000:300       content;  `memory 0x1000:300 untouched`
+//! timer 640us                     when the next timer goes off;  `timer none`
+//! state err;  query sq_psn=1 rq_psn=2 in_flight=3 queued=4 draining;  counter retransmits=1
+//! silence                         nothing has come out: for the reader, since every line that acts checks it too
+//! ```
+//!
+//! Packets have the names of the opcode table without the service, and `ACK`, `RNR timer=`, and `NAK sequence`,
+//! `invalid`, `access` or `operation`. Payload is `data=DATA`, or `payload=LENGTH` when its bytes do not matter.
+//! DATA is `@ADDRESS:LENGTH` (what that memory held at first; every byte differs from its neighbours), `u64:5`,
+//! `x:0102ff`, `LENGTH*BYTE` or `empty`. Numbers are decimal or 0x, with `+`, `-` and `*`.
+//!
+//! Defaults: mtu=256 sq_psn=0 rq_psn=0 rd=4 dest_rd=4 timeout=14 retry=7 rnr_retry=7 rnr_timer=12 access=rwagp
+//! window=1048576 state=rts; signal_all, srq and ipv6 are off. The peer is 10.0.0.2, queue pair 0x22.
+
+#[path = "packets/machine.rs"]
+mod machine;
+#[path = "packets/packet.rs"]
+mod packet;
+#[path = "packets/posts.rs"]
+mod posts;
+mod support;
+#[path = "packets/syntax.rs"]
+mod syntax;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use machine::Machine;
+use syntax::{Line, Variables};
+
+/// Lines of a script that are shown before the one that failed.
+const CONTEXT_LINES: usize = 8;
+
+fn main() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/packets");
+    let mut files: Vec<PathBuf> = match fs::read_dir(&folder) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => Vec::new(),
+    };
+    files.sort();
+    let mut trials: Vec<Trial> = files.iter().flat_map(|file| trials_of(file)).collect();
+    trials.push(Trial::test("the_folder_has_scripts", move || match files.is_empty() {
+        true => Err("tests/packets is empty".into()),
+        false => Ok(()),
+    }));
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// The tests that a file stands for: one for each set of variables.
+fn trials_of(file: &Path) -> Vec<Trial> {
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let script = match file.extension().is_some_and(|extension| extension == "pkt") {
+        true => fs::read_to_string(file).map_err(|error| error.to_string()),
+        false => Err("is not a packet script".to_owned()),
+    };
+    let sets = script.and_then(|script| Ok((variable_sets(&script)?, script)));
+    match sets {
+        Err(error) => vec![Trial::test(name, move || Err(error.into()))],
+        Ok((sets, script)) => sets
+            .into_iter()
+            .map(|variables| {
+                let suffix: String =
+                    variables.iter().map(|(key, value)| format!("[{key}={value}]")).collect();
+                let (script, shown) = (script.clone(), format!("tests/packets/{name}.pkt"));
+                Trial::test(name.clone() + &suffix, move || play(&shown, &script, &variables))
+            })
+            .collect(),
+    }
+}
+
+/// The lines of a script that say something, with their numbers.
+fn statements(script: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = script.lines().enumerate();
+    lines
+        .map(|(index, line)| (index + 1, line.split('#').next().unwrap_or("").trim()))
+        .filter(|(_, line)| !line.is_empty())
+}
+
+fn variable_sets(script: &str) -> Result<Vec<Variables>, String> {
+    let Some((_, first)) = statements(script).next().filter(|(_, line)| line.starts_with("for ")) else {
+        return Ok(vec![Variables::new()]);
+    };
+    let mut line = Line::new(first, &Variables::new())?;
+    line.word("for")?;
+    let name = line.word("the variable")?;
+    let mut sets = Vec::new();
+    while let Some(value) = line.optional_word() {
+        sets.push(Variables::from([(name.clone(), line.evaluate(&value)?)]));
+    }
+    if sets.is_empty() { Err(format!("for {name}: no values")) } else { Ok(sets) }
+}
+
+/// Plays a script; a failure shows the lines before it, the line itself and what differs.
+fn play(shown: &str, script: &str, variables: &Variables) -> Result<(), Failed> {
+    let fail = |number: usize, error: String| {
+        let from = number.saturating_sub(CONTEXT_LINES + 1);
+        let mut text = format!("{shown}:{number}\n");
+        for (index, line) in script.lines().enumerate().take(number).skip(from) {
+            let mark = if index + 1 == number { '-' } else { ' ' };
+            text += &format!("{mark}{:4} | {line}\n", index + 1);
+        }
+        text += &format!("+       {error}");
+        Failed::from(text)
+    };
+    let mut machine: Option<Machine> = None;
+    let mut last = 0;
+    for (number, text) in statements(script).filter(|(_, line)| !line.starts_with("for ")) {
+        last = number;
+        let line = Line::new(text, variables).map_err(|error| fail(number, error))?;
+        let played = match &mut machine {
+            Some(machine) => machine.play(line),
+            None => set_up(line).map(|made| machine = Some(made)),
+        };
+        played.map_err(|error| fail(number, error))?;
+    }
+    let machine = machine.ok_or_else(|| fail(last, "the script is empty".to_owned()))?;
+    machine.nothing_left().map_err(|error| fail(last, format!("at the end: {error}")))
+}
+
+fn set_up(mut line: Line) -> Result<Machine, String> {
+    match line.word("the verb")?.as_str() {
+        "qp" => Machine::new(line),
+        other => Err(format!("a script begins with its qp, not with {other}")),
+    }
+}

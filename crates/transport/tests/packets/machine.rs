@@ -1,0 +1,473 @@
+//! Plays a script: one queue pair, its host, the time, and what has come out and not been expected yet.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use terrace_transport::{
+    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpEvent, QpState, QpType, Time, Transmit, Wc,
+    WcFlags, WcStatus,
+};
+use terrace_wire::{Packet, Path};
+
+use crate::packet::{self, Described};
+use crate::posts;
+use crate::support::host::{Memory, pattern};
+use crate::support::sink::Collector;
+use crate::support::{bring_up, meta_between, path_to};
+use crate::syntax::{Line, duration_ns};
+
+const MEMORY_LEN: usize = 1 << 20;
+const OWN_QPN: u32 = 0x11;
+const PEER_QPN: u32 = 0x22;
+/// More timers than this in one wait means that they make no progress.
+const TIMERS_MAX: usize = 100_000;
+
+pub struct Machine {
+    qp: Qp,
+    host: Memory,
+    now: Time,
+    acks: AckPolicy,
+    room: Option<usize>,
+    own: IpAddr,
+    peer: IpAddr,
+    attr: QpAttr,
+    packets: VecDeque<Described>,
+    events: VecDeque<QpEvent>,
+}
+
+impl Machine {
+    /// Makes the queue pair that a script's `qp` line describes.
+    pub fn new(mut line: Line) -> Result<Machine, String> {
+        let qp_type = match line.word("the kind of queue pair")?.as_str() {
+            "rc" => QpType::Rc,
+            "uc" => QpType::Uc,
+            "ud" => QpType::Ud,
+            other => return Err(format!("there is no queue pair of kind {other:?}")),
+        };
+        let (own, peer): (IpAddr, IpAddr) = match line.flag("ipv6") {
+            true => ([0xfd, 0, 0, 0, 0, 0, 0, 1].into(), [0xfd, 0, 0, 0, 0, 0, 0, 2].into()),
+            false => ([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
+        };
+        let config = QpConfig {
+            qpn: OWN_QPN,
+            qp_type,
+            cap: QpCap {
+                max_send_wr: line.small("max_send", 64)?,
+                max_recv_wr: line.small("max_recv", 64)?,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 64,
+            },
+            sq_sig_all: line.flag("signal_all"),
+            has_srq: line.flag("srq"),
+            window_bytes: line.small("window", 1 << 20)?,
+            rd_atomic_limit: 16,
+            mtu_limit: line.small("mtu_limit", 4096)?,
+        };
+        let state = posts::state_named(&line.text("state").unwrap_or_else(|| "rts".to_owned()))?;
+        let mut attr = QpAttr {
+            path_mtu: 256,
+            access: 0x30e,
+            path: Some(path_to(peer)),
+            dest_qpn: PEER_QPN,
+            port_num: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttr::default()
+        };
+        posts::attributes(&mut line, &mut attr)?;
+        line.finish()?;
+        let mut qp = Qp::new(config);
+        bring_up(&mut qp, &attr, state);
+        let mut machine = Machine {
+            qp,
+            host: Memory::new(MEMORY_LEN),
+            now: Time(1_000_000_000),
+            acks: AckPolicy::Now,
+            room: None,
+            own,
+            peer,
+            attr,
+            packets: VecDeque::new(),
+            events: VecDeque::new(),
+        };
+        machine.run()?;
+        Ok(machine)
+    }
+
+    /// Plays one line.
+    pub fn play(&mut self, mut line: Line) -> Result<(), String> {
+        let verb = line.word("the verb")?;
+        match verb.as_str() {
+            "<" => return self.expect_packets(line),
+            "done" | "recv" => self.expect_completion(&verb, &mut line)?,
+            "event" => self.expect_event(&line.word("the event")?)?,
+            "did" => return self.expect_deed(line),
+            "memory" => self.expect_memory(&mut line)?,
+            "timer" => self.expect_timer(&line.word("the time")?)?,
+            "state" => self.expect_state(&line.word("the state")?)?,
+            "query" => self.expect_attributes(&mut line)?,
+            "counter" => self.expect_counter(&mut line)?,
+            "silence" => self.nothing_left()?,
+            _ => {
+                self.nothing_left()?;
+                return self.act(&verb, line);
+            }
+        }
+        line.finish()
+    }
+
+    /// What the program, the peer or the clock does.
+    fn act(&mut self, verb: &str, mut line: Line) -> Result<(), String> {
+        match verb {
+            ">" | ">>" => return self.inject(line, verb == ">"),
+            "post" => self.post(&mut line)?,
+            "modify" => self.modify(&mut line)?,
+            "wait" => self.wait(&line.word("the time")?)?,
+            "region" => self.change_region(&mut line)?,
+            "put" => {
+                let addr = line.word("the address")?;
+                let (addr, data) = (line.evaluate(&addr)?, line.word("the data")?);
+                self.host.write(addr, &line.data(&data)?);
+            }
+            "acks" => {
+                self.acks = match line.word("hold or now")?.as_str() {
+                    "hold" => AckPolicy::Hold,
+                    "now" => AckPolicy::Now,
+                    other => return Err(format!("acks {other:?}?")),
+                };
+                self.run()?;
+            }
+            "room" => {
+                let word = line.word("the number of packets")?;
+                self.room = if word == "any" { None } else { Some(line.evaluate(&word)? as usize) };
+                self.run()?;
+            }
+            _ => return Err(format!("there is no verb {verb:?}")),
+        }
+        line.finish()
+    }
+
+    /// Lets the queue pair do all that it wants to do now.
+    fn run(&mut self) -> Result<(), String> {
+        loop {
+            let mut sink = Collector { packets: Vec::new(), room: self.room };
+            let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, self.acks);
+            self.room = sink.room;
+            let sent_any = !sink.packets.is_empty();
+            for (path, bytes) in sink.packets {
+                self.take_packet(path, &bytes)?;
+            }
+            while let Some(event) = self.qp.poll_event() {
+                self.events.push_back(event);
+            }
+            if stopped == Transmit::SinkFull {
+                return Ok(());
+            }
+            let restless = self.acks == AckPolicy::Now && self.qp.wants_transmit();
+            if restless && !sent_any {
+                return Err("wants_transmit() although it sends nothing".to_owned());
+            }
+            if !restless {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_packet(&mut self, path: Path, bytes: &[u8]) -> Result<(), String> {
+        let packet = packet::check_well_formed(bytes)?;
+        let mtu = match self.qp.config().qp_type {
+            QpType::Ud => self.qp.config().mtu_limit,
+            _ => self.qp.query().path_mtu,
+        };
+        if packet.payload.len() > mtu as usize {
+            return Err(format!("payload of {} bytes is longer than the MTU", packet.payload.len()));
+        }
+        if path != path_to(self.peer) {
+            return Err(format!("a packet for {:?}", path.remote));
+        }
+        self.packets.push_back(Described::of(&packet));
+        Ok(())
+    }
+
+    fn inject(&mut self, mut line: Line, then_run: bool) -> Result<(), String> {
+        let source = match line.text("from") {
+            Some(addr) => addr.parse().map_err(|_| format!("{addr:?} is not an address"))?,
+            None => self.peer,
+        };
+        let ecn = line.small("ecn", 0)?;
+        let meta = meta_between(source, self.own, ecn);
+        let qp_type = match line.flag("foreign_service") {
+            true => QpType::Ud,
+            false => self.qp.config().qp_type,
+        };
+        for described in packet::parse(line)? {
+            let bytes = described.to_bytes(qp_type)?;
+            let packet = Packet::parse(&bytes).map_err(|error| error.to_string())?;
+            self.qp.handle_packet(self.now, &meta, &packet, &self.host);
+            if then_run {
+                self.run()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, line: &mut Line) -> Result<(), String> {
+        let kind = line.word("what to post")?;
+        let refused = line.text("refused");
+        let result = match kind.as_str() {
+            "recv" => self.qp.post_recv(posts::receive_request(line)?),
+            "shared" => {
+                self.host.shared_receives.borrow_mut().push_back(posts::receive_request(line)?);
+                Ok(())
+            }
+            _ => self.qp.post_send(posts::send_request(&kind, line, self.peer)?),
+        };
+        let batched = line.flag("batched");
+        let got = result.err().map(|error| format!("{error:?}"));
+        if got != refused {
+            return Err(format!("refused: expected {refused:?}, got {got:?}"));
+        }
+        if batched { Ok(()) } else { self.run() }
+    }
+
+    fn modify(&mut self, line: &mut Line) -> Result<(), String> {
+        let to = posts::state_named(&line.word("the state")?)?;
+        let mut attr = QpAttr { state: to, en_sqd_async_notify: false, ..self.attr };
+        let mut mask = QpAttrMask::STATE | posts::attributes(line, &mut attr)?;
+        let (qp_type, from) = (self.qp.config().qp_type, self.qp.state());
+        mask |= terrace_transport::required_attributes(qp_type, from, to).unwrap_or(QpAttrMask::empty());
+        let refused = line.flag("refused");
+        let result = self.qp.modify(&attr, mask);
+        if result.is_err() != refused {
+            return Err(format!("modify: {result:?}"));
+        }
+        if to == QpState::Reset {
+            // Its work is forgotten, so what it would have told is, too.
+            self.events.clear();
+        }
+        self.run()
+    }
+
+    /// Lets time pass; timers go off when they are due. `timer` means until the next one.
+    fn wait(&mut self, text: &str) -> Result<(), String> {
+        let end = match text {
+            "timer" => self.qp.deadline().ok_or("no timer runs")?,
+            _ => self.now.after_ns(duration_ns(text)?),
+        };
+        for _ in 0..TIMERS_MAX {
+            let Some(due) = self.qp.deadline().filter(|due| *due <= end) else {
+                self.now = end;
+                self.qp.handle_timeout(self.now);
+                return self.run();
+            };
+            self.now = self.now.max(due);
+            self.qp.handle_timeout(self.now);
+            self.run()?;
+        }
+        Err("timers go off without end".to_owned())
+    }
+
+    fn change_region(&mut self, line: &mut Line) -> Result<(), String> {
+        let key = line.word("the key")?;
+        let (key, what) = (line.evaluate(&key)? as u32, line.word("what to do with the region")?);
+        match what.as_str() {
+            "gone" => drop(self.host.regions.borrow_mut().remove(&key)),
+            "broken" => {
+                self.host.regions.borrow_mut().get_mut(&key).ok_or("no such region")?.broken = true;
+            }
+            span => {
+                let (addr, len) = line.span(span)?;
+                self.host.add_region(key, addr, len, &line.word("the rights")?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails when something has come out that nobody expected.
+    pub fn nothing_left(&self) -> Result<(), String> {
+        let packet = self.packets.front().map(|packet| format!("< {packet}"));
+        let event = self.events.front().map(describe_event);
+        match packet.or(event).or(self.host.log.borrow().front().map(|deed| format!("did {deed}"))) {
+            Some(what) => Err(format!("unexpected: {what}")),
+            None => Ok(()),
+        }
+    }
+
+    fn expect_packets(&mut self, line: Line) -> Result<(), String> {
+        for expected in packet::parse(line)? {
+            let Some(seen) = self.packets.pop_front() else {
+                return Err(format!("expected: < {expected}\n     got: nothing"));
+            };
+            let differences = expected.differences(&seen);
+            if !differences.is_empty() {
+                let list = differences.join("\n          ");
+                return Err(format!("expected: < {expected}\n     got: < {seen}\n          {list}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn expect_completion(&mut self, verb: &str, line: &mut Line) -> Result<(), String> {
+        let event = self.events.pop_front();
+        let wc = match (verb, &event) {
+            ("done", Some(QpEvent::SendComplete(wc))) | ("recv", Some(QpEvent::RecvComplete(wc))) => *wc,
+            _ => return Err(format!("got: {}", event.as_ref().map_or("nothing".to_owned(), describe_event))),
+        };
+        let (id, status) = (line.word("the id")?, line.word("the status")?);
+        let mut same =
+            line.evaluate(&id)? == wc.wr_id && status == status_name(wc.status) && wc.qpn == OWN_QPN;
+        let solicited = line.flag("solicited");
+        if verb == "recv" && wc.status == WcStatus::Success {
+            same &= solicited == wc.solicited;
+        }
+        same &= line.optional_word().is_none_or(|op| op == format!("{:?}", wc.opcode));
+        for (key, got) in
+            [("len", wc.byte_len), ("src", wc.src_qp), ("sl", u32::from(wc.sl)), ("vendor", wc.vendor_err)]
+        {
+            same &= line.number(key)?.is_none_or(|expected| expected == u64::from(got));
+        }
+        let imm = line.number("imm")?;
+        let inv = line.number("inv")?;
+        same &= imm.is_some() == wc.flags.contains(WcFlags::WITH_IMM);
+        same &= inv.is_some() == wc.flags.contains(WcFlags::WITH_INV);
+        same &= imm.is_none_or(|imm| imm == u64::from(u32::from_be(wc.imm)));
+        same &= inv.is_none_or(|inv| inv == u64::from(wc.imm));
+        if same {
+            Ok(())
+        } else {
+            Err(format!("got: {}", event.as_ref().map_or(String::new(), describe_event)))
+        }
+    }
+
+    fn expect_event(&mut self, name: &str) -> Result<(), String> {
+        match self.events.pop_front() {
+            Some(event) if format!("{event:?}") == name => Ok(()),
+            event => Err(format!("got: {}", event.as_ref().map_or("nothing".to_owned(), describe_event))),
+        }
+    }
+
+    fn expect_deed(&mut self, mut line: Line) -> Result<(), String> {
+        let mut expected = line.word("the deed")?;
+        for key in ["key", "va", "len", "placement", "selectivity"] {
+            if let Some(value) = line.text(key) {
+                expected += &format!(" {key}={value}");
+            }
+        }
+        match self.host.log.borrow_mut().pop_front() {
+            Some(deed) if deed == expected => line.finish(),
+            deed => Err(format!("expected: did {expected}\n     got: {deed:?}")),
+        }
+    }
+
+    fn expect_memory(&mut self, line: &mut Line) -> Result<(), String> {
+        let (place, what) = (line.word("the place")?, line.word("the content")?);
+        let (addr, expected) = if what == "untouched" {
+            let (addr, len) = line.span(&place)?;
+            (addr, (addr..addr + len).map(pattern).collect())
+        } else {
+            (line.evaluate(&place)?, line.data(&what)?)
+        };
+        let got = self.host.read(addr, expected.len());
+        match (0..got.len()).find(|at| got[*at] != expected[*at]) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "byte {at} at {:#x} should be {:#04x}, is {:#04x}",
+                addr + at as u64,
+                expected[at],
+                got[at]
+            )),
+        }
+    }
+
+    fn expect_timer(&mut self, text: &str) -> Result<(), String> {
+        let expected = if text == "none" { None } else { Some(self.now.after_ns(duration_ns(text)?)) };
+        let got = self.qp.deadline();
+        if got == expected {
+            return Ok(());
+        }
+        let rest = got.map(|due| i128::from(due.0) - i128::from(self.now.0));
+        Err(format!("got: {}", rest.map_or("none".to_owned(), |ns| format!("{ns} ns"))))
+    }
+
+    fn expect_state(&mut self, name: &str) -> Result<(), String> {
+        let got = self.qp.state();
+        if got == posts::state_named(name)? { Ok(()) } else { Err(format!("got: {got:?}")) }
+    }
+
+    fn expect_attributes(&mut self, line: &mut Line) -> Result<(), String> {
+        let got = self.qp.query();
+        if line.flag("draining") != got.sq_draining {
+            return Err(format!("got: draining = {}", got.sq_draining));
+        }
+        for (key, value) in [
+            ("sq_psn", u64::from(got.sq_psn)),
+            ("rq_psn", got.rq_psn.into()),
+            ("mtu", got.path_mtu.into()),
+            ("in_flight", self.qp.unacknowledged_packets().into()),
+            ("queued", self.qp.queued_requests() as u64),
+        ] {
+            if let Some(expected) = line.number(key)?
+                && expected != value
+            {
+                return Err(format!("got: {key} = {value:#x}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn expect_counter(&mut self, line: &mut Line) -> Result<(), String> {
+        let counters = self.qp.counters();
+        for (key, value) in [
+            ("retransmits", counters.retransmits),
+            ("timeouts", counters.timeouts),
+            ("rnr_naks_sent", counters.rnr_naks_sent),
+            ("rnr_naks_received", counters.rnr_naks_received),
+            ("sequence_naks_sent", counters.sequence_naks_sent),
+            ("sequence_naks_received", counters.sequence_naks_received),
+            ("error_naks_sent", counters.error_naks_sent),
+            ("error_naks_received", counters.error_naks_received),
+            ("duplicates", counters.duplicates),
+            ("dropped", counters.dropped),
+            ("cnps_received", counters.cnps_received),
+            ("cnps_sent", counters.cnps_sent),
+        ] {
+            if let Some(expected) = line.number(key)?
+                && expected != value
+            {
+                return Err(format!("got: {key} = {value}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn status_name(status: WcStatus) -> String {
+    if status == WcStatus::Success { "ok".to_owned() } else { format!("{status:?}") }
+}
+
+fn describe_event(event: &QpEvent) -> String {
+    match event {
+        QpEvent::SendComplete(wc) => format!("done {}", describe_completion(wc)),
+        QpEvent::RecvComplete(wc) => format!("recv {}", describe_completion(wc)),
+        other => format!("event {other:?}"),
+    }
+}
+
+fn describe_completion(wc: &Wc) -> String {
+    let mut text = format!("{} {} {:?} len={}", wc.wr_id, status_name(wc.status), wc.opcode, wc.byte_len);
+    if wc.flags.contains(WcFlags::WITH_IMM) {
+        text += &format!(" imm={:#x}", u32::from_be(wc.imm));
+    }
+    if wc.flags.contains(WcFlags::WITH_INV) {
+        text += &format!(" inv={:#x}", wc.imm);
+    }
+    if wc.solicited {
+        text += " solicited";
+    }
+    text + &format!(" src={:#x} sl={} vendor={:#x}", wc.src_qp, wc.sl, wc.vendor_err)
+}

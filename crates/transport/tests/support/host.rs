@@ -1,0 +1,217 @@
+//! Memory with keys: one flat address space from 0, regions in it, a shared receive queue, and a log of what was done
+//! to regions.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+
+use terrace_transport::{AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge};
+
+/// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
+/// visibility, flush to `p`ersistence, and `m` for what is a memory window, which the peer may invalidate.
+#[derive(Clone, Debug)]
+pub struct Region {
+    pub addr: u64,
+    pub len: u64,
+    pub rights: String,
+    /// Whether a flush of it fails.
+    pub broken: bool,
+}
+
+impl Region {
+    fn covers(&self, addr: u64, len: u64) -> bool {
+        addr >= self.addr && addr.checked_add(len).is_some_and(|end| end <= self.addr + self.len)
+    }
+
+    fn allows(&self, right: char) -> bool {
+        self.rights.contains(right)
+    }
+}
+
+/// The NIC around the queue pair under test.
+#[derive(Debug, Default)]
+pub struct Memory {
+    pub bytes: RefCell<Vec<u8>>,
+    pub regions: RefCell<BTreeMap<u32, Region>>,
+    pub shared_receives: RefCell<VecDeque<RecvWr>>,
+    /// Flushes, binds and invalidations that were carried out, oldest first.
+    pub log: RefCell<VecDeque<String>>,
+    /// Bytes that the queue pair has moved through memory.
+    pub moved_bytes: Cell<u64>,
+}
+
+/// What a byte holds before anybody has written it: no two neighbouring pages look alike.
+pub fn pattern(addr: u64) -> u8 {
+    (addr ^ (addr >> 8).wrapping_mul(31) ^ (addr >> 16).wrapping_mul(57)).wrapping_mul(167) as u8
+}
+
+impl Memory {
+    /// An address space of `len` bytes, filled with the pattern, without regions.
+    pub fn new(len: usize) -> Memory {
+        let bytes = (0..len as u64).map(pattern).collect();
+        Memory { bytes: RefCell::new(bytes), ..Memory::default() }
+    }
+
+    pub fn add_region(&self, key: u32, addr: u64, len: u64, rights: &str) {
+        let region = Region { addr, len, rights: rights.to_owned(), broken: false };
+        self.regions.borrow_mut().insert(key, region);
+    }
+
+    pub fn read(&self, addr: u64, len: usize) -> Vec<u8> {
+        self.bytes.borrow()[addr as usize..][..len].to_vec()
+    }
+
+    pub fn write(&self, addr: u64, data: &[u8]) {
+        self.bytes.borrow_mut()[addr as usize..][..data.len()].copy_from_slice(data);
+    }
+
+    fn local(&self, key: u32, addr: u64, len: u64, write: bool) -> Result<(), LocalError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&key).ok_or(LocalError::Protection)?;
+        let good = region.covers(addr, len) && (!write || region.allows('l'));
+        if good { Ok(()) } else { Err(LocalError::Protection) }
+    }
+
+    fn remote(&self, key: u32, addr: u64, len: u64, right: char) -> Result<(), RemoteError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&key).ok_or(RemoteError::Access)?;
+        let good = region.covers(addr, len) && region.allows(right);
+        if good { Ok(()) } else { Err(RemoteError::Access) }
+    }
+
+    /// Cuts a part of a list's concatenation into pieces of memory.
+    fn pieces(sges: &[Sge], mut offset: u64, mut len: usize) -> Vec<(Sge, usize)> {
+        let mut pieces = Vec::new();
+        for sge in sges {
+            let skipped = offset.min(sge.length.into());
+            offset -= skipped;
+            let here = (u64::from(sge.length) - skipped).min(len as u64) as usize;
+            if here > 0 {
+                pieces.push((Sge { addr: sge.addr + skipped, length: here as u32, lkey: sge.lkey }, here));
+                len -= here;
+            }
+        }
+        assert_eq!(len, 0, "the queue pair keeps within the list");
+        pieces
+    }
+
+    fn count(&self, len: usize) {
+        self.moved_bytes.set(self.moved_bytes.get() + len as u64);
+    }
+}
+
+impl Host for Memory {
+    fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        let mut at = 0;
+        for (piece, len) in Memory::pieces(sges, offset, out.len()) {
+            self.local(piece.lkey, piece.addr, len as u64, false)?;
+            out[at..at + len].copy_from_slice(&self.read(piece.addr, len));
+            at += len;
+        }
+        self.count(at);
+        Ok(())
+    }
+
+    fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        let mut at = 0;
+        for (piece, len) in Memory::pieces(sges, offset, data.len()) {
+            self.local(piece.lkey, piece.addr, len as u64, true)?;
+            self.write(piece.addr, &data[at..at + len]);
+            at += len;
+        }
+        self.count(at);
+        Ok(())
+    }
+
+    fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {
+        let right = match access {
+            RemoteAccess::Read => 'r',
+            RemoteAccess::Write => 'w',
+            RemoteAccess::Atomic => 'a',
+            RemoteAccess::Flush => 'g',
+        };
+        self.remote(rkey, va, len, right)
+    }
+
+    fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        self.remote(rkey, va, out.len() as u64, 'r')?;
+        out.copy_from_slice(&self.read(va, out.len()));
+        self.count(out.len());
+        Ok(())
+    }
+
+    fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
+        self.remote(rkey, va, data.len() as u64, 'w')?;
+        self.write(va, data);
+        self.count(data.len());
+        Ok(())
+    }
+
+    fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
+        self.remote(rkey, va, 8, if matches!(op, AtomicOp::Write { .. }) { 'w' } else { 'a' })?;
+        if !va.is_multiple_of(8) {
+            return Err(RemoteError::Invalid);
+        }
+        let before = u64::from_ne_bytes(self.read(va, 8).try_into().expect("8 bytes were read"));
+        let after = match op {
+            AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOp::CompareSwap { .. } => before,
+            AtomicOp::FetchAdd { add } => before.wrapping_add(add),
+            AtomicOp::Write { value } => value,
+        };
+        self.write(va, &after.to_ne_bytes());
+        Ok(before)
+    }
+
+    fn remote_flush(
+        &self,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), RemoteError> {
+        let regions = self.regions.borrow();
+        let region = regions.get(&rkey).ok_or(RemoteError::Access)?;
+        let whole_region = selectivity == 1;
+        let permitted =
+            [(1, 'g'), (2, 'p')].iter().all(|(bit, right)| placement & bit == 0 || region.allows(*right));
+        if !permitted || !(whole_region || region.covers(va, len)) {
+            return Err(RemoteError::Access);
+        }
+        if region.broken {
+            return Err(RemoteError::Operation);
+        }
+        let what = format!(
+            "flush key={rkey:#x} va={va:#x} len={len} placement={placement} selectivity={selectivity}"
+        );
+        self.log.borrow_mut().push_back(what);
+        Ok(())
+    }
+
+    fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
+        let mut regions = self.regions.borrow_mut();
+        if !regions.get(&rkey).is_some_and(|region| region.allows('m')) {
+            return Err(RemoteError::Access);
+        }
+        regions.remove(&rkey);
+        self.log.borrow_mut().push_back(format!("invalidate key={rkey:#x}"));
+        Ok(())
+    }
+
+    fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError> {
+        self.regions.borrow_mut().remove(&rkey).ok_or(LocalError::Protection)?;
+        self.log.borrow_mut().push_back(format!("invalidate key={rkey:#x}"));
+        Ok(())
+    }
+
+    fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError> {
+        self.local(bind.region_lkey, bind.addr, bind.length, false)?;
+        self.add_region(bind.new_rkey, bind.addr, bind.length, "rwam");
+        self.log.borrow_mut().push_back(format!("bind key={:#x}", bind.new_rkey));
+        Ok(())
+    }
+
+    fn take_shared_receive(&self) -> Option<RecvWr> {
+        self.shared_receives.borrow_mut().pop_front()
+    }
+}

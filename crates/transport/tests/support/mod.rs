@@ -1,0 +1,52 @@
+//! What stands around a queue pair in tests: memory with keys, and a place for its packets. The fuzz target shares it.
+
+// Each test uses its own part.
+#![allow(dead_code)]
+
+pub mod host;
+pub mod sink;
+
+use std::net::{IpAddr, SocketAddr};
+
+use terrace_transport::{Qp, QpAttr, QpAttrMask, QpState, QpType};
+use terrace_wire::{Path, ROCE_PORT, RxMeta};
+
+/// A way to the peer at this address.
+pub fn path_to(peer: IpAddr) -> Path {
+    Path {
+        remote: SocketAddr::new(peer, ROCE_PORT),
+        source_gid_index: 0,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+    }
+}
+
+/// What the network says about a packet from one address to another. The port is not the one that the path names:
+/// peers send from whatever port they like.
+pub fn meta_between(source: IpAddr, destination: IpAddr, traffic_class: u8) -> RxMeta {
+    RxMeta { source: SocketAddr::new(source, 0xc123), destination, gid_index: 0, traffic_class }
+}
+
+/// Takes a queue pair in RESET through the usual transitions as far as `state`.
+pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
+    let qp_type = qp.config().qp_type;
+    let route: &[QpState] = match state {
+        QpState::Reset => &[],
+        QpState::Init => &[QpState::Init],
+        QpState::Rtr => &[QpState::Init, QpState::Rtr],
+        QpState::Rts => &[QpState::Init, QpState::Rtr, QpState::Rts],
+        QpState::Sqd => &[QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd],
+        QpState::Err => &[QpState::Init, QpState::Err],
+        QpState::Sqe => panic!("only an error leads to SQE"),
+    };
+    for &to in route {
+        let mask = QpAttrMask::STATE | required(qp_type, qp.state(), to);
+        qp.modify(&QpAttr { state: to, ..*attr }, mask).expect("the usual way up is open");
+    }
+}
+
+/// The attributes that a step on the usual way up needs.
+pub fn required(qp_type: QpType, from: QpState, to: QpState) -> QpAttrMask {
+    terrace_transport::required_attributes(qp_type, from, to).expect("the transition exists")
+}

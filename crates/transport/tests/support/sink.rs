@@ -1,0 +1,29 @@
+//! A place for outgoing packets that may be full.
+
+use terrace_transport::Sink;
+use terrace_wire::Path;
+
+/// Collects packets until it is full. Room is handed out dirty, as a real buffer's is.
+#[derive(Debug, Default)]
+pub struct Collector {
+    pub packets: Vec<(Path, Vec<u8>)>,
+    /// How many more packets it takes; `None` for any number.
+    pub room: Option<usize>,
+}
+
+impl Sink for Collector {
+    fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
+        if let Some(room) = &mut self.room {
+            *room = room.checked_sub(1)?;
+        }
+        self.packets.push((*path, vec![0xee; len]));
+        self.packets.last_mut().map(|(_, bytes)| bytes.as_mut_slice())
+    }
+
+    fn cancel(&mut self) {
+        self.packets.pop().expect("only a pushed packet is taken back");
+        if let Some(room) = &mut self.room {
+            *room += 1;
+        }
+    }
+}
