@@ -8,6 +8,7 @@
 //!
 //! Nothing here blocks, and nothing here allocates per packet once buffers have grown to their working size.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod counters;
 pub mod fault;
@@ -69,9 +70,9 @@ pub trait Port: Send + Sync {
     /// The largest path MTU, in bytes of payload per packet: 256, 512, 1024, 2048 or 4096.
     fn mtu_limit(&self) -> u32;
 
-    /// How many bytes the network holds for this port before it drops, as the kernel counts them: a packet of a
-    /// few bytes weighs about 768, one of 4 KiB about 8 KiB, one that is part of a large GSO run little more than
-    /// its own bytes.
+    /// How many bytes the network holds for this port before it drops, as the kernel counts them. A lone packet weighs
+    /// more than its length: up to 128 bytes 832, one of 1 KiB 2304, one of 4 KiB 8456 (measured on Linux 6.18). In a
+    /// GSO run that arrives whole, a packet weighs little more than its length.
     fn receive_buffer_bytes(&self) -> usize;
 
     /// What went through the port since it was opened.
