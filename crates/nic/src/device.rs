@@ -158,6 +158,7 @@ impl Device {
         }
         self.engine.stop();
         for qp in self.table.all() {
+            qp.send_held_ack();
             self.table.remove(qp.qpn());
             qp.silence();
         }

@@ -201,6 +201,9 @@ impl QueuePair {
     /// too many, or values are out of range; nothing has changed then. RESET forgets the queue pair's completions.
     pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
         let device = self.device();
+        if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
+            self.send_held_ack();
+        }
         let mut core = self.lock_alive()?;
         core.qp.modify(attr, mask)?;
         if core.qp.state() == QpState::Reset {
@@ -298,6 +301,7 @@ impl QueuePair {
     pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
         self.life.end()?;
         let device = self.device();
+        self.send_held_ack();
         device.table.remove(self.qpn);
         self.silence();
         device.memory.invalidate_windows_of(self.qpn);
@@ -305,6 +309,15 @@ impl QueuePair {
         self.release_others();
         device.quotas.qp.give_back();
         Ok(())
+    }
+
+    /// Sends an acknowledgement that waits for the program: the program has had the message, and after this there is
+    /// nobody to answer the peer's repetitions.
+    pub(crate) fn send_held_ack(self: &Arc<Self>) {
+        let core = self.lock();
+        if !core.dead && core.qp.holds_ack() {
+            self.device().after_change(self, core, AckPolicy::Now);
+        }
     }
 
     /// Stops all activity, without telling anybody.
