@@ -1,4 +1,7 @@
-//! Fork: nothing is pinned here, so memory needs no care; threads and locks do.
+//! The process's own events: fork and exit.
+//!
+//! Nothing is pinned here, so memory needs no care when a process forks; threads and locks do. And a program that exits
+//! leaves its peers waiting for the acknowledgements that were held back for its next verb.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -30,9 +33,13 @@ pub fn install() -> Result<()> {
     if *installed {
         return Ok(());
     }
-    // SAFETY: three functions without preconditions, which live as long as this library: it is never unloaded after
-    // this, because handlers of `pthread_atfork` go away with the library that registered them.
-    let failure = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    // SAFETY: functions without preconditions. The C library forgets them if this library is ever unloaded.
+    let failure = unsafe {
+        match libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) {
+            0 if libc::atexit(at_exit) != 0 => libc::ENOMEM,
+            failure => failure,
+        }
+    };
     *installed = failure == 0;
     if failure == 0 { Ok(()) } else { Err(Errno(failure)) }
 }
@@ -65,6 +72,14 @@ fn resume(how: fn(ForkPause)) {
     // SAFETY: this thread locked it in `before` and forgot the guard; in the child it is the only thread.
     unsafe { DEVICES.force_unlock() };
     paused.into_iter().rev().for_each(how);
+}
+
+/// Sends what the devices have held back. A thread that is in the middle of a verb keeps what it is at.
+extern "C" fn at_exit() {
+    let Some(devices) = DEVICES.try_lock() else { return };
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| {
+        device.progress();
+    });
 }
 
 /// `ibv_fork_init(3)`: there is nothing to prepare.
