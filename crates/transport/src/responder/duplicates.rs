@@ -64,14 +64,20 @@ impl Responder {
             common.counters.dropped += 1;
             return Ok(());
         }
-        if self.owed.iter().any(|owed| owed.is_read_at(psn)) {
+        if self.owed.iter().any(|owed| owed.will_read(psn, packets)) {
+            return Ok(());
+        }
+        if self.reads_owed(true) >= usize::from(common.attr.max_dest_rd_atomic) {
+            // The way out is blocked and the peer impatient: it will ask once more.
+            common.counters.dropped += 1;
             return Ok(());
         }
         if length > 0 {
             host.remote_check(reth.rkey, reth.va, length, RemoteAccess::Read)?;
         }
         let msn = self.msn;
-        self.owed.push_back(Owed::Read { psn, va: reth.va, rkey: reth.rkey, length, packets, sent: 0, msn });
+        let (va, rkey) = (reth.va, reth.rkey);
+        self.owed.push_back(Owed::Read { psn, va, rkey, length, packets, sent: 0, msn, repeat: true });
         Ok(())
     }
 }
@@ -100,7 +106,10 @@ impl Owed {
         }
     }
 
-    fn is_read_at(&self, at: Psn) -> bool {
-        matches!(self, Owed::Read { psn, .. } if *psn == at)
+    /// Whether this is a READ whose answer still has all these packets to come.
+    fn will_read(&self, first: Psn, count: u32) -> bool {
+        let Owed::Read { psn, packets, sent, .. } = self else { return false };
+        let Ok(skipped) = u32::try_from(first.since(*psn)) else { return false };
+        skipped >= *sent && skipped.checked_add(count).is_some_and(|end| end <= *packets)
     }
 }

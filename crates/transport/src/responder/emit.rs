@@ -58,7 +58,7 @@ impl Responder {
 
     /// One packet of a READ's data. Memory that is gone by now turns the rest into a NAK.
     fn emit_read(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
-        let Some(Owed::Read { psn, va, rkey, length, packets, sent, msn }) = self.owed.front_mut() else {
+        let Some(Owed::Read { psn, va, rkey, length, packets, sent, msn, .. }) = self.owed.front_mut() else {
             return Answered::Nothing;
         };
         let offset = u64::from(*sent) * common.mtu();

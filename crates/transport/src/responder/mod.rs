@@ -58,6 +58,8 @@ enum Owed {
         packets: u32,
         sent: u32,
         msn: u32,
+        /// Whether the peer asks for it again: then it takes no resource that a new READ could need.
+        repeat: bool,
     },
     AtomicResult {
         psn: Psn,

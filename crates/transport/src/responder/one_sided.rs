@@ -17,7 +17,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
         require(common, access::REMOTE_READ)?;
-        let under_way = self.owed.iter().filter(|owed| matches!(owed, Owed::Read { .. })).count();
+        let under_way = self.reads_owed(false);
         if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(common.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
@@ -36,6 +36,7 @@ impl Responder {
             packets,
             sent: 0,
             msn: self.msn,
+            repeat: false,
         });
         Ok(())
     }
@@ -104,6 +105,14 @@ impl Responder {
         host.remote_flush(reth.rkey, reth.va, reth.length.into(), feth.placement, feth.selectivity)?;
         self.finish_done(common);
         Ok(())
+    }
+
+    /// How many READs wait to be answered: those asked for again, or the others.
+    pub(super) fn reads_owed(&self, repeated: bool) -> usize {
+        self.owed
+            .iter()
+            .filter(|owed| matches!(owed, Owed::Read { repeat, .. } if *repeat == repeated))
+            .count()
     }
 
     fn finish_done(&mut self, common: &Common) {
