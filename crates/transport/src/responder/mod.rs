@@ -125,6 +125,10 @@ impl From<RemoteError> for Refusal {
     }
 }
 
+/// Answers that may wait while nothing can leave, beside those that each responder resource needs: what a peer sends
+/// beyond them is dropped unseen, as if the network had lost it.
+const OWED_MAX: usize = 64;
+
 const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
 
 impl Responder {
@@ -169,6 +173,10 @@ impl Responder {
         packet: &Packet<'_>,
         host: &impl Host,
     ) -> Verdict {
+        if self.owed.len() >= OWED_MAX + 4 * usize::from(common.attr.max_dest_rd_atomic) {
+            common.counters.dropped += 1;
+            return Verdict::Fine;
+        }
         let distance = packet.bth.psn.since(self.expected);
         if distance > 0 {
             if !self.nak_out {

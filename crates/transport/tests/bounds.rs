@@ -1,0 +1,90 @@
+//! What a peer sends takes a bounded amount of memory, even while nothing can leave.
+
+mod support;
+
+use std::net::IpAddr;
+
+use support::host::Memory;
+use support::sink::Collector;
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::{AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, Time};
+use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, Reth};
+
+const PEER: [u8; 4] = [10, 0, 0, 2];
+
+fn queue_pair() -> Qp {
+    let mut qp = Qp::new(QpConfig {
+        qpn: 0x11,
+        qp_type: QpType::Rc,
+        cap: QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 },
+        sq_sig_all: true,
+        has_srq: false,
+        window_bytes: 1 << 20,
+        rd_atomic_limit: 16,
+        mtu_limit: 4096,
+    });
+    let attr = QpAttr {
+        path_mtu: 256,
+        access: 0x30e,
+        path: Some(path_to(IpAddr::from(PEER))),
+        dest_qpn: 0x22,
+        port_num: 1,
+        max_rd_atomic: 16,
+        max_dest_rd_atomic: 16,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rts);
+    qp
+}
+
+fn request(opcode: Opcode, psn: u32, reth: Option<Reth>) -> Packet<'static> {
+    let bth = Bth {
+        opcode,
+        solicited: false,
+        migrated: false,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn: 0x11,
+        ack_request: true,
+        psn: Psn::new(psn),
+    };
+    Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] }
+}
+
+/// Lets a peer send `packets` while nothing can leave; returns how many answers then leave.
+fn answers_to(packets: impl Iterator<Item = Packet<'static>>) -> usize {
+    let (mut qp, host) = (queue_pair(), Memory::new(1 << 16));
+    host.add_region(1, 0, 1 << 16, "lrw");
+    let meta = meta_between(IpAddr::from(PEER), IpAddr::from([10, 0, 0, 1]), 0);
+    let mut sink = Collector { room: Some(0), ..Collector::default() };
+    for packet in packets {
+        qp.handle_packet(Time(1), &meta, &packet, &host);
+        qp.poll_transmit(Time(1), &host, &mut sink, AckPolicy::Now);
+        while qp.poll_event().is_some() {}
+    }
+    sink.room = None;
+    qp.poll_transmit(Time(2), &host, &mut sink, AckPolicy::Now);
+    sink.packets.len()
+}
+
+#[test]
+fn refusals_and_acks_in_turn_do_not_pile_up() {
+    let write = Some(Reth { va: 0, rkey: 0, length: 0 });
+    let first = request(Opcode::RcWriteOnly, 0, write);
+    let in_turn = (0..100_000).map(|step| match step % 2 {
+        0 => request(Opcode::RcSendOnly, 1, None),
+        _ => request(Opcode::RcWriteOnly, 0, write),
+    });
+    assert!(answers_to(std::iter::once(first).chain(in_turn)) < 200);
+}
+
+#[test]
+fn repeated_reads_do_not_pile_up() {
+    let read = |psn: u32| {
+        let left = 1024 - psn * 256;
+        request(Opcode::RcReadRequest, psn, Some(Reth { va: u64::from(psn) * 256, rkey: 1, length: left }))
+    };
+    assert!(answers_to((0..100_000).map(move |step| read(step % 4))) < 200);
+}
