@@ -22,7 +22,8 @@ impl Responder {
             }
             Operation::ReadRequest => match self.repeat_read(common, packet, host) {
                 Ok(()) => Verdict::Fine,
-                Err(refusal) => self.refuse(common, refusal),
+                // A later PSN would acknowledge what the peer may still miss.
+                Err(refusal) => self.refuse(common, psn, refusal),
             },
             _ => {
                 let kept = self.history.iter().find(|remembered| remembered.psn == psn).map(|kept| kept.what);

@@ -182,7 +182,7 @@ impl Responder {
             if !self.nak_out {
                 common.counters.sequence_naks_sent += 1;
                 self.nak_out = true;
-                self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
+                self.owe_nak(self.expected, Syndrome::Nak(NakCode::PsnSequence));
             }
             return Verdict::Fine;
         }
@@ -193,20 +193,21 @@ impl Responder {
         self.nak_out = false;
         match self.carry_out(common, packet, host) {
             Ok(()) => Verdict::Fine,
-            Err(refusal) => self.refuse(common, refusal),
+            Err(refusal) => self.refuse(common, self.expected, refusal),
         }
     }
 
-    fn owe_nak(&mut self, syndrome: Syndrome) {
-        self.owed.push_back(Owed::Ack { psn: self.expected, syndrome, msn: self.msn });
+    fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.owed.push_back(Owed::Ack { psn, syndrome, msn: self.msn });
     }
 
-    fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
+    /// Refuses the request at `psn`.
+    fn refuse(&mut self, common: &mut Common, psn: Psn, refusal: Refusal) -> Verdict {
         let code = match refusal {
             Refusal::NotReady => {
                 common.counters.rnr_naks_sent += 1;
                 self.nak_out = true;
-                self.owe_nak(Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
+                self.owe_nak(psn, Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
                 return Verdict::Fine;
             }
             Refusal::Nak(code) => code,
@@ -220,7 +221,7 @@ impl Responder {
             }
         };
         common.counters.error_naks_sent += 1;
-        self.owe_nak(Syndrome::Nak(code));
+        self.owe_nak(psn, Syndrome::Nak(code));
         Verdict::ResponderBroken(match code {
             NakCode::RemoteAccess => QpEvent::AccessError,
             NakCode::RemoteOperation => QpEvent::Fatal,
