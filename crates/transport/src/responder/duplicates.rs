@@ -15,33 +15,40 @@ impl Responder {
         host: &impl Host,
     ) -> Verdict {
         let psn = packet.bth.psn;
-        match packet.bth.opcode.info().operation {
-            Operation::Send | Operation::Write => {
-                self.owe_ack();
-                Verdict::Fine
-            }
-            Operation::ReadRequest => match self.repeat_read(common, packet, host) {
-                Ok(()) => Verdict::Fine,
-                // A later PSN would acknowledge what the peer may still miss.
-                Err(refusal) => self.refuse(common, psn, refusal),
-            },
-            _ => {
-                let kept = self.history.iter().find(|remembered| remembered.psn == psn).map(|kept| kept.what);
-                match kept {
-                    Some(Kept::Atomic { value, msn }) => {
-                        self.owe_once(Owed::AtomicResult { psn, value, msn })
-                    }
-                    Some(Kept::Done { msn }) => self.owe_once(Owed::Done { psn, msn }),
-                    _ => common.counters.dropped += 1,
+        let operation = packet.bth.opcode.info().operation;
+        match operation {
+            Operation::Send | Operation::Write => self.owe_ack(self.last_to_acknowledge(psn)),
+            Operation::ReadRequest => {
+                if let Err(refusal) = self.repeat_read(common, packet, host) {
+                    // A later PSN would acknowledge what the peer may still miss.
+                    return self.refuse(common, psn, refusal);
                 }
-                Verdict::Fine
             }
+            _ => self.repeat_result(common, psn, operation),
         }
+        Verdict::Fine
     }
 
-    /// Owes an answer unless the same one still waits to be sent.
-    fn owe_once(&mut self, answer: Owed) {
-        if !self.owed.iter().any(|owed| owed.psn() == answer.psn()) {
+    /// How far a peer may be acknowledged that repeats the request at `psn`: up to the next READ or atomic. Since it
+    /// repeats what came before, it has not got the answer of that one, which an ACK cannot stand for; it will ask.
+    fn last_to_acknowledge(&self, psn: Psn) -> Psn {
+        let between = |kept: &&Remembered| psn.is_before(kept.psn) && kept.psn.is_before(self.expected);
+        self.history.iter().find(between).map_or(self.expected, |kept| kept.psn).minus(1)
+    }
+
+    /// Answers an atomic, a FLUSH or an ATOMIC WRITE from memory; what is not remembered is dropped.
+    fn repeat_result(&mut self, common: &mut Common, psn: Psn, operation: Operation) {
+        let is_atomic = matches!(operation, Operation::CompareSwap | Operation::FetchAdd);
+        let kept = self.history.iter().rev().find(|kept| kept.psn == psn).map(|kept| kept.what);
+        let answer = match kept {
+            Some(Kept::Atomic { value, msn }) if is_atomic => Owed::AtomicResult { psn, value, msn },
+            Some(Kept::Done { msn }) if !is_atomic => Owed::Done { psn, msn },
+            _ => {
+                common.counters.dropped += 1;
+                return;
+            }
+        };
+        if !self.owed.iter().any(|owed| owed.is_result_at(psn)) {
             self.owed.push_back(answer);
         }
     }
@@ -98,13 +105,9 @@ impl Remembered {
 }
 
 impl Owed {
-    fn psn(&self) -> Psn {
-        match self {
-            Owed::Ack { psn, .. }
-            | Owed::Read { psn, .. }
-            | Owed::AtomicResult { psn, .. }
-            | Owed::Done { psn, .. } => *psn,
-        }
+    /// Whether this is the result of the atomic, FLUSH or ATOMIC WRITE at this PSN.
+    fn is_result_at(&self, at: Psn) -> bool {
+        matches!(self, Owed::AtomicResult { psn, .. } | Owed::Done { psn, .. } if *psn == at)
     }
 
     /// Whether this is a READ whose answer still has all these packets to come.

@@ -284,21 +284,23 @@ impl Responder {
             self.msn = (self.msn + 1) & 0xff_ffff;
         }
         if packet.bth.ack_request {
-            self.owe_ack();
+            self.owe_ack(self.expected.minus(1));
         }
     }
 
-    /// Owes an ACK for everything up to the expected PSN. One that still waits to be sent is brought up to date
-    /// instead: ACKs coalesce.
-    fn owe_ack(&mut self) {
-        let (last, current_msn) = (self.expected.minus(1), self.msn);
+    /// Owes an ACK for everything up to `psn`. One that still waits to be sent is brought up to date instead: ACKs
+    /// coalesce.
+    fn owe_ack(&mut self, up_to: Psn) {
+        let current_msn = self.msn;
         if let Some(Owed::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) = self.owed.back_mut() {
-            *psn = last;
+            if psn.is_before(up_to) {
+                *psn = up_to;
+            }
             *msn = current_msn;
             return;
         }
         let syndrome = Syndrome::Ack { credits: 31 };
-        self.owed.push_back(Owed::Ack { psn: last, syndrome, msn: current_msn });
+        self.owed.push_back(Owed::Ack { psn: up_to, syndrome, msn: current_msn });
     }
 
     /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a broken message of an
