@@ -354,7 +354,8 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let (va, rkey, length, offset) = self.write_target(common, packet, host)?;
         let end = offset + packet.payload.len() as u64;
-        if end > length || (info.position.is_last() && end != length) {
+        // The header of the first packet announces the length; every packet but the last leaves something of it.
+        if end > length || info.position.is_last() != (end == length) {
             return Err(INVALID_REQUEST);
         }
         // The receive is taken before anything is written: without one the peer sends this packet again.

@@ -8,6 +8,11 @@ use crate::access;
 use crate::common::Common;
 use crate::host::{AtomicOp, Host, RemoteAccess};
 
+/// Bits of the FETH's placement field, and the highest of its selectivity's values (IBTA annex A19).
+const FLUSH_TO_GLOBAL: u8 = 1;
+const FLUSH_TO_PERSISTENCE: u8 = 2;
+const FLUSH_WHOLE_REGION: u8 = 1;
+
 impl Responder {
     pub(super) fn accept_read(
         &mut self,
@@ -94,15 +99,19 @@ impl Responder {
         let (Some(reth), Some(feth)) = (packet.ext.reth, packet.ext.feth) else {
             return Err(INVALID_REQUEST);
         };
-        for (placement, flag) in [(1, access::FLUSH_GLOBAL), (2, access::FLUSH_PERSISTENT)] {
-            if feth.placement & placement != 0 {
+        // Reserved bits of the placement are ignored, but a reserved selectivity leaves open what to flush.
+        let placement = feth.placement & (FLUSH_TO_GLOBAL | FLUSH_TO_PERSISTENCE);
+        for (kind, flag) in
+            [(FLUSH_TO_GLOBAL, access::FLUSH_GLOBAL), (FLUSH_TO_PERSISTENCE, access::FLUSH_PERSISTENT)]
+        {
+            if placement & kind != 0 {
                 require(common, flag)?;
             }
         }
-        if common.attr.max_dest_rd_atomic == 0 {
+        if common.attr.max_dest_rd_atomic == 0 || feth.selectivity > FLUSH_WHOLE_REGION {
             return Err(INVALID_REQUEST);
         }
-        host.remote_flush(reth.rkey, reth.va, reth.length.into(), feth.placement, feth.selectivity)?;
+        host.remote_flush(reth.rkey, reth.va, reth.length.into(), placement, feth.selectivity)?;
         self.finish_done(common);
         Ok(())
     }
