@@ -21,6 +21,8 @@ mod handler;
 mod mask;
 #[cfg_attr(target_arch = "x86_64", allow(dead_code, reason = "kept compiling where only tests use it"))]
 mod portable;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 

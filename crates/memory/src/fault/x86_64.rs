@@ -289,15 +289,30 @@ pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
 /// Both ranges may be accessed so, or are no memory at all.
 #[inline]
 pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
-    // SAFETY: the routine accesses nothing but the two ranges; the AVX one runs only where AVX exists.
-    let failed = unsafe {
+    // SAFETY: as the caller promises; the AVX routine runs only where AVX exists.
+    unsafe {
         if is_x86_feature_detected!("avx") {
-            terrace_fault_copy_avx(to, from, len, anchor)
+            copy_avx(to, from, len, anchor)
         } else {
-            terrace_fault_copy_sse(to, from, len, anchor)
+            copy_sse(to, from, len, anchor)
         }
-    };
-    if failed == 0 { Ok(()) } else { Err(Fault) }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[inline]
+pub(super) unsafe fn copy_sse(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
+    // SAFETY: the routine accesses nothing but the two ranges.
+    if unsafe { terrace_fault_copy_sse(to, from, len, anchor) } == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// # Safety
+/// As for [`copy`], and the processor has AVX.
+#[inline]
+pub(super) unsafe fn copy_avx(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
+    // SAFETY: the routine accesses nothing but the two ranges.
+    if unsafe { terrace_fault_copy_avx(to, from, len, anchor) } == 0 { Ok(()) } else { Err(Fault) }
 }
 
 fn old_value(outcome: Outcome) -> Result<u64, Fault> {

@@ -1,6 +1,8 @@
 //! Memory of all kinds, for the tests to take away from under a registration.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+pub mod slow_page;
+
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
