@@ -68,6 +68,11 @@ impl Builder {
         }
         Ok(Builder { session: RawMutex::INIT, allowed: wanted, list: UnsafeCell::default() })
     }
+
+    /// Whether atomic writes are among the operations.
+    pub fn writes_atomically(&self) -> bool {
+        self.allowed & u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) != 0
+    }
 }
 
 /// Puts the functions into C's structure.
@@ -251,15 +256,15 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, va: u64,
 }
 
 /// Bytes of an atomic write.
-const ATOMIC_BYTES: u64 = 8;
+pub const ATOMIC_BYTES: u32 = 8;
 
 unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, va: u64, value: *const c_void) {
     // SAFETY: as above; the value is 8 bytes in the program's memory.
     unsafe {
         begin(qp, IBV_QP_EX_WITH_ATOMIC_WRITE.into(), Ok(SendOp::AtomicWrite { va, rkey }));
         amend(qp, |_, wr| {
-            let part = std::iter::once((value as u64, ATOMIC_BYTES));
-            set_inline(wr, convert::inline_data(part, ATOMIC_BYTES as u32)?);
+            let part = std::iter::once((value as u64, u64::from(ATOMIC_BYTES)));
+            set_inline(wr, convert::inline_data(part, ATOMIC_BYTES)?);
             Ok(())
         });
     }
