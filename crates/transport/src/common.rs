@@ -8,7 +8,7 @@ use crate::host::Sink;
 use crate::types::{QpAttr, QpConfig, QpCounters, QpEvent, QpType, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// The only partition that the NIC has: full membership of the default one.
-const DEFAULT_PKEY: u16 = 0xffff;
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 #[derive(Debug)]
 pub(crate) struct Common {

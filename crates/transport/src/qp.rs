@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, RxMeta, Service};
 
-use crate::common::{Common, Verdict, push_packet};
+use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, Sink};
 use crate::requester::{Emitted, Requester};
 use crate::responder::{Answered, Responder};
@@ -17,6 +17,9 @@ use crate::types::{
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).
 const CNP_INTERVAL_NS: u64 = 50_000;
+
+/// The bits of a partition key that number the partition.
+const PKEY_NUMBER_MASK: u16 = 0x7fff;
 
 /// The ECN code point "congestion experienced".
 const ECN_CONGESTED: u8 = 3;
@@ -49,7 +52,8 @@ pub struct Qp {
     responder: Responder,
     established: bool,
     cnp_due: bool,
-    cnp_sent_at: Option<Time>,
+    /// When congestion last led to a notification.
+    congestion_noted_at: Option<Time>,
 }
 
 impl Qp {
@@ -68,7 +72,7 @@ impl Qp {
             responder: Responder::default(),
             established: false,
             cnp_due: false,
-            cnp_sent_at: None,
+            congestion_noted_at: None,
         }
     }
 
@@ -217,8 +221,7 @@ impl Qp {
         self.common.counters.rx_packets += 1;
         self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service == Service::Rc {
-            self.cnp_due = true;
-            self.requester.on_congestion(&self.common);
+            self.note_congestion(now, info.operation);
         }
         let verdict = match info.service {
             Service::Cnp => {
@@ -245,6 +248,19 @@ impl Qp {
         self.settle(verdict);
     }
 
+    /// A packet met congestion on its way here. The peer is told, at most once in each interval; and since READ data
+    /// comes as fast as it is asked for, less of it is asked for at a time.
+    fn note_congestion(&mut self, now: Time, operation: Operation) {
+        if self.congestion_noted_at.is_some_and(|sent| now < sent.after_ns(CNP_INTERVAL_NS)) {
+            return;
+        }
+        self.congestion_noted_at = Some(now);
+        self.cnp_due = true;
+        if operation == Operation::ReadResponse {
+            self.requester.on_congestion(&self.common);
+        }
+    }
+
     /// Whether a packet is of this queue pair's service, from its peer, in a state that takes it.
     fn accepts(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let attr = &self.common.attr;
@@ -260,9 +276,10 @@ impl Qp {
             QpState::Rtr => !is_answer(info.operation),
             QpState::Rts | QpState::Sqd | QpState::Sqe => true,
         };
-        let from_peer =
-            self.common.is(QpType::Ud) || attr.path.is_some_and(|path| path.remote.ip() == meta.source.ip());
-        service_fits && state_fits && from_peer
+        let source = meta.source.ip().to_canonical();
+        let from_peer = self.common.is(QpType::Ud)
+            || attr.path.is_some_and(|path| path.remote.ip().to_canonical() == source);
+        service_fits && state_fits && from_peer && is_default_partition(packet.bth.pkey)
     }
 
     fn note_established(&mut self) {
@@ -342,38 +359,33 @@ impl Qp {
             }
         }
         self.note_drained();
-        if self.cnp_due { self.emit_cnp(now, sink) } else { Transmit::Idle }
+        if self.cnp_due { self.emit_cnp(sink) } else { Transmit::Idle }
     }
 
-    fn emit_cnp(&mut self, now: Time, sink: &mut impl Sink) -> Transmit {
-        self.cnp_due = false;
-        if self.cnp_sent_at.is_some_and(|sent| now < sent.after_ns(CNP_INTERVAL_NS)) {
-            return Transmit::Idle;
-        }
+    fn emit_cnp(&mut self, sink: &mut impl Sink) -> Transmit {
         let Some(path) = self.common.attr.path else { return Transmit::Idle };
         let mut bth = self.common.bth(Opcode::Cnp, Psn::default());
         bth.becn = true;
-        let pushed: Result<_, std::convert::Infallible> =
+        let Ok(pushed): Result<_, std::convert::Infallible> =
             push_packet(sink, &path, bth, &Extensions::default(), 0, |_| Ok(()));
-        match pushed {
-            Ok(Some(len)) => {
-                self.cnp_sent_at = Some(now);
-                self.common.counters.cnps_sent += 1;
-                self.common.counters.tx_packets += 1;
-                self.common.counters.tx_bytes += len as u64;
-                Transmit::Idle
-            }
-            Ok(None) => {
-                self.cnp_due = true;
-                Transmit::SinkFull
-            }
-        }
+        let Some(len) = pushed else { return Transmit::SinkFull };
+        self.cnp_due = false;
+        self.common.counters.cnps_sent += 1;
+        self.common.counters.tx_packets += 1;
+        self.common.counters.tx_bytes += len as u64;
+        Transmit::Idle
     }
 
     /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<QpEvent> {
         self.common.events.pop_front()
     }
+}
+
+/// Whether a partition key names the only partition there is. Its top bit tells full members, of which this is one,
+/// from limited ones; the two may talk.
+fn is_default_partition(pkey: u16) -> bool {
+    (pkey ^ DEFAULT_PKEY) & PKEY_NUMBER_MASK == 0
 }
 
 /// Whether an operation answers a request.
