@@ -113,12 +113,16 @@ impl Qp {
         match (from, to) {
             (_, QpState::Reset) => self.reset(),
             (QpState::Err, QpState::Err) => {}
-            (_, QpState::Err) => self.enter_error(),
+            (_, QpState::Err) => {
+                self.responder.stop_reading();
+                self.enter_error();
+            }
             (QpState::Init, QpState::Rtr) => self.responder.start(&self.common),
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.common),
             (QpState::Sqd, QpState::Sqd) => self.requester.reset_retries(&self.common),
             (QpState::Rts, QpState::Sqd) => {
                 self.common.attr.sq_draining = true;
+                self.common.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
                 self.note_drained();
             }
             _ => {}
@@ -127,12 +131,13 @@ impl Qp {
     }
 
     fn reset(&mut self) {
-        self.requester.clear();
+        self.requester.clear(&self.common);
         self.responder.clear();
         self.common.events.clear();
         self.common.attr = QpAttr::default();
         self.established = false;
         self.cnp_due = false;
+        self.congestion_noted_at = None;
     }
 
     fn enter_error(&mut self) {
@@ -148,8 +153,13 @@ impl Qp {
     fn settle(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Fine => self.note_drained(),
-            Verdict::RequesterBroken if self.common.is(QpType::Rc) => self.enter_error(),
+            Verdict::RequesterBroken if self.common.is(QpType::Rc) => {
+                self.responder.stop_reading();
+                self.enter_error();
+            }
             Verdict::RequesterBroken => self.common.attr.state = QpState::Sqe,
+            // What was owed when the queue pair broke may break in turn: that is no news.
+            Verdict::ResponderBroken(_) if self.common.attr.state == QpState::Err => {}
             Verdict::ResponderBroken(event) => {
                 self.common.events.push_back(event);
                 self.enter_error();

@@ -232,10 +232,9 @@ impl Requester {
         self.forget();
     }
 
-    /// Drops everything without completions, as RESET does.
-    pub(crate) fn clear(&mut self) {
-        self.queue.clear();
-        self.forget();
+    /// Drops everything without completions, as RESET does: the next connection owes nothing to this one.
+    pub(crate) fn clear(&mut self, common: &Common) {
+        *self = Requester::new(common.config.window_bytes);
     }
 
     fn forget(&mut self) {

@@ -166,6 +166,12 @@ impl Responder {
         }
     }
 
+    /// Stops reading memory for the peer, in a queue pair whose program or requester has put it in error. Other
+    /// answers tell of what has been done, and may leave.
+    pub(crate) fn stop_reading(&mut self) {
+        self.owed.retain(|owed| !matches!(owed, Owed::Read { .. }));
+    }
+
     /// A request packet of a reliable connection.
     pub(crate) fn handle_request(
         &mut self,
