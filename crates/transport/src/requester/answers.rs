@@ -59,8 +59,9 @@ impl Requester {
             .iter()
             .take_while(|wqe| wqe.is_local() || (wqe.started && wqe.first < end))
             .find(|wqe| !wqe.is_local() && wqe.expects_response() && wqe.end() > self.acknowledged)
-            .map(|wqe| wqe.first.max(self.acknowledged));
-        self.advance(now, common, unanswered.unwrap_or(end).min(end));
+            .map(|wqe| wqe.first.max(self.acknowledged))
+            .filter(|mark| *mark < end);
+        self.advance(now, common, unanswered.unwrap_or(end));
         unanswered.is_some()
     }
 
