@@ -98,6 +98,7 @@ impl Requester {
             self.in_flight_bytes = 0;
         }
         self.gap_repaired_at = None;
+        self.rnr_until = None;
         self.reset_retries(common);
         self.restart_ack_timer(now, common);
     }
@@ -122,6 +123,10 @@ impl Requester {
         }
         if response_lost {
             return self.repair_gap(now, common);
+        }
+        if self.rnr_until.is_some() {
+            // The attempt that this refuses has been refused already: the network brought the NAK, or the packet, twice.
+            return Verdict::Fine;
         }
         if self.rnr_retries_left == 0 {
             return self.fail_front(common, WcStatus::RnrRetryExceeded, 0);
