@@ -34,10 +34,20 @@ impl Requester {
         if wqe.failed.is_some() || (common.attr.state == QpState::Sqd && !wqe.started) {
             return false;
         }
-        if !wqe.started && wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty() {
+        if !wqe.started && self.is_fenced(wqe) {
             return false;
         }
         wqe.is_local() || self.room_for(common, wqe).is_some()
+    }
+
+    /// Whether a request has to wait for others. A fence waits for READs and atomics (IBTA volume 1, 10.8.3). A local
+    /// invalidate waits for everything before it, fence or not, because that may have to be sent again from the memory
+    /// whose key it takes away.
+    fn is_fenced(&self, wqe: &Wqe) -> bool {
+        match wqe.wr.op {
+            SendOp::LocalInvalidate(_) => self.index > 0,
+            _ => wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty(),
+        }
     }
 
     /// How many sequence numbers the next packet of this request may take now: one, or for a READ as many response
