@@ -130,12 +130,16 @@ impl Requester {
             crate::Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
                 return Err(PostError::TooManySges);
             }
-            crate::Payload::Inline(bytes) if bytes.len() > config.cap.max_inline_data as usize => {
+            // An ATOMIC WRITE carries its operand, whatever the queue pair was created for.
+            crate::Payload::Inline(bytes)
+                if bytes.len() > config.cap.max_inline_data as usize
+                    && !matches!(wr.op, SendOp::AtomicWrite { .. }) =>
+            {
                 return Err(PostError::TooMuchInline);
             }
             _ => {}
         }
-        if !wqe::allowed_on(config.qp_type, &wr.op) {
+        if !wqe::allowed_on(config.qp_type, &wr.op) || !wqe::payload_fits(wr) {
             return Err(PostError::BadOpcode);
         }
         if config.qp_type == QpType::Ud && wr.datagram.is_none() {

@@ -2,8 +2,11 @@
 
 use terrace_wire::{Operation, Trailer};
 
-use crate::types::{QpType, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::types::{Payload, QpType, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::window::PACKET_OVERHEAD;
+
+/// Bytes that an atomic operation works on.
+const ATOMIC_LEN: u64 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Wqe {
@@ -102,6 +105,18 @@ pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
                 | SendOp::BindWindow(_)
         ),
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
+    }
+}
+
+/// Whether the operation can do with the memory that it is given. What only receives has nothing to be copied when it
+/// is posted; an atomic's result takes 8 bytes, and so does what an ATOMIC WRITE carries.
+pub(crate) fn payload_fits(wr: &SendWr) -> bool {
+    let is_inline = matches!(wr.payload, Payload::Inline(_));
+    match wr.op {
+        SendOp::Read { .. } => !is_inline,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => !is_inline && wr.payload.len() >= ATOMIC_LEN,
+        SendOp::AtomicWrite { .. } => wr.payload.len() == ATOMIC_LEN,
+        _ => true,
     }
 }
 

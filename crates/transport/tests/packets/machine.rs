@@ -56,7 +56,7 @@ impl Machine {
                 max_recv_wr: line.small("max_recv", 64)?,
                 max_send_sge: 4,
                 max_recv_sge: 4,
-                max_inline_data: 64,
+                max_inline_data: line.small("max_inline", 64)?,
             },
             sq_sig_all: line.flag("signal_all"),
             has_srq: line.flag("srq"),
