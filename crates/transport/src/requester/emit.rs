@@ -63,11 +63,11 @@ impl Requester {
         if wqe.expects_response() && self.responses_due.len() >= usize::from(common.attr.max_rd_atomic) {
             return None;
         }
-        if !matches!(wqe.wr.op, SendOp::Read { .. }) {
+        if !wqe.is_read() {
             let offset = (from - if wqe.started { wqe.first } else { self.assigned }) * mtu;
             let cost = mtu.min(wqe.length.saturating_sub(offset)) + crate::window::PACKET_OVERHEAD;
-            return (common.config.qp_type != QpType::Rc || self.window.admits(self.in_flight_bytes, cost))
-                .then_some(1);
+            let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
+            return (common.config.qp_type != QpType::Rc || admitted).then_some(1);
         }
         let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
         let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
@@ -80,6 +80,12 @@ impl Requester {
         } else {
             (budget >= (whole / 4).max(1)).then_some(budget)
         }
+    }
+
+    /// Whether nothing in flight asks for an answer. That happens when the window shrinks in the middle of a message;
+    /// one more packet then has to go, to ask.
+    fn no_answer_is_due(&self) -> bool {
+        self.asked_until <= self.acknowledged
     }
 
     pub(crate) fn emit(
@@ -107,9 +113,15 @@ impl Requester {
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        match self.push(common, host, sink, room) {
+        let asks = self.asks_for_ack(common, &self.queue[self.index]);
+        match self.push(common, host, sink, room, asks) {
             Ok(None) => Emitted::SinkFull,
-            Ok(Some(len)) => self.sent(now, common, room, len),
+            Ok(Some(len)) => {
+                if asks {
+                    self.asked_until = self.next + room;
+                }
+                self.sent(now, common, room, len)
+            }
             Err(LocalError::Protection) => self.give_up(common, WcStatus::LocalProtection),
         }
     }
@@ -190,6 +202,7 @@ impl Requester {
         host: &impl Host,
         sink: &mut impl Sink,
         room: u64,
+        asks: bool,
     ) -> Result<Option<usize>, LocalError> {
         let wqe = &self.queue[self.index];
         let mtu = common.mtu();
@@ -213,7 +226,7 @@ impl Requester {
         let mut bth = common.bth(opcode, self.psn(self.next));
         bth.qpn = dest_qpn;
         bth.solicited = position.is_last() && wqe.wr.flags.contains(SendFlags::SOLICITED);
-        bth.ack_request = service == Service::Rc && self.asks_for_ack(common, wqe, packet, position);
+        bth.ack_request = service == Service::Rc && asks;
         let ext = extensions(common, wqe, position, offset, room * mtu);
         push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
             gather(host, &wqe.wr.payload, offset, out)
@@ -222,8 +235,10 @@ impl Requester {
 
     /// The last packet of a message asks, and of a long one every so many; and the packet that fills the window,
     /// since without an answer nothing more could go.
-    fn asks_for_ack(&self, common: &Common, wqe: &Wqe, packet: u64, position: Position) -> bool {
-        if position.is_last() || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
+    fn asks_for_ack(&self, common: &Common, wqe: &Wqe) -> bool {
+        let packet = self.next - wqe.first;
+        let is_last = wqe.is_read() || packet + 1 == wqe.packets;
+        if is_last || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
             return true;
         }
         let mtu = common.mtu();

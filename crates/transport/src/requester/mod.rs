@@ -46,6 +46,8 @@ pub(crate) struct Requester {
     /// Cost of the packets between `acknowledged` and `next`.
     in_flight_bytes: u64,
     window: Window,
+    /// One past the last packet since we went back that the peer has to answer, be it by an ACK.
+    asked_until: u64,
     /// Sequence numbers at which the READs and atomics under way end.
     responses_due: VecDeque<u64>,
     retries_left: u8,
@@ -69,6 +71,7 @@ impl Requester {
             highest: 0,
             assigned: 0,
             in_flight_bytes: 0,
+            asked_until: 0,
             window: Window::new(window_bytes),
             responses_due: VecDeque::new(),
             retries_left: 0,
@@ -191,6 +194,7 @@ impl Requester {
         self.next = self.acknowledged;
         self.index = 0;
         self.in_flight_bytes = 0;
+        self.asked_until = self.acknowledged;
         self.responses_due.clear();
     }
 

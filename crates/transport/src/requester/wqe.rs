@@ -48,6 +48,10 @@ impl Wqe {
         if self.is_local() { self.executed } else { self.started && self.end() <= acknowledged }
     }
 
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self.wr.op, SendOp::Read { .. })
+    }
+
     /// Whether the peer answers with data rather than with an ACK. FLUSH and ATOMIC WRITE are answered by an
     /// empty READ response.
     pub(crate) fn expects_response(&self) -> bool {
