@@ -88,6 +88,9 @@ impl Requester {
         while self.responses_due.front().is_some_and(|due| *due <= to) {
             self.responses_due.pop_front();
         }
+        while self.cuts.front().is_some_and(|cut| *cut <= to) {
+            self.cuts.pop_front();
+        }
         if self.next < to {
             // An answer to a packet that was about to be sent again.
             self.next = to;

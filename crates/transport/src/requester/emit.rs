@@ -69,6 +69,7 @@ impl Requester {
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
             return (common.config.qp_type != QpType::Rc || admitted).then_some(1);
         }
+        let left = self.cuts.iter().find(|cut| **cut > from).map_or(left, |cut| left.min(cut - from));
         let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
         let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
         let whole = self.window.bytes() / packet_cost;
@@ -144,15 +145,19 @@ impl Requester {
         }
         common.counters.tx_packets += 1;
         common.counters.tx_bytes += len as u64;
+        let (is_read, is_complete) = (wqe.is_read(), to == wqe.end());
         if common.is(QpType::Rc) {
             self.in_flight_bytes += wqe.cost(self.next, to, common.mtu());
             if wqe.expects_response() {
                 self.responses_due.push_back(to);
             }
         }
+        if is_read {
+            self.cut(to);
+        }
         self.next = to;
         self.highest = self.highest.max(to);
-        if to == wqe.end() {
+        if is_complete {
             self.index += 1;
         }
         if !common.is(QpType::Rc) {
@@ -167,6 +172,14 @@ impl Requester {
             self.restart_ack_timer(now, common);
         }
         Emitted::Sent
+    }
+
+    /// Remembers that a READ request ended before `end`: no later one may reach across.
+    fn cut(&mut self, end: u64) {
+        let index = self.cuts.partition_point(|cut| *cut < end);
+        if self.cuts.get(index) != Some(&end) {
+            self.cuts.insert(index, end);
+        }
     }
 
     fn execute_local(&mut self, common: &mut Common, host: &impl Host) -> Emitted {

@@ -50,6 +50,9 @@ pub(crate) struct Requester {
     asked_until: u64,
     /// Sequence numbers at which the READs and atomics under way end.
     responses_due: VecDeque<u64>,
+    /// Where requests for READ data have ended since the acknowledged mark, ascending. A responder takes a repeated READ
+    /// only as a part of one that it remembers, so what was asked for in two requests must never be in one.
+    cuts: VecDeque<u64>,
     retries_left: u8,
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
@@ -74,6 +77,7 @@ impl Requester {
             asked_until: 0,
             window: Window::new(window_bytes),
             responses_due: VecDeque::new(),
+            cuts: VecDeque::new(),
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
@@ -249,6 +253,7 @@ impl Requester {
         self.acknowledged = self.assigned;
         self.highest = self.assigned;
         self.go_back();
+        self.cuts.clear();
         self.ack_deadline = None;
         self.rnr_until = None;
         self.gap_repaired_at = None;
