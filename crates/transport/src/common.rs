@@ -30,8 +30,9 @@ pub(crate) enum Verdict {
 }
 
 impl Common {
+    /// Most bytes of payload in a packet: the path MTU of a connection; a datagram has no path of its own.
     pub(crate) fn mtu(&self) -> u64 {
-        u64::from(self.attr.path_mtu)
+        u64::from(if self.is(QpType::Ud) { self.config.mtu_limit } else { self.attr.path_mtu })
     }
 
     pub(crate) fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {

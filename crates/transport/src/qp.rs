@@ -239,10 +239,7 @@ impl Qp {
                 self.requester.on_congestion(&self.common);
                 Verdict::Fine
             }
-            Service::Ud => {
-                self.responder.handle_datagram(&mut self.common, meta, packet, host);
-                Verdict::Fine
-            }
+            Service::Ud => self.responder.handle_datagram(&mut self.common, meta, packet, host),
             Service::Uc => {
                 self.note_established();
                 self.responder.handle_unreliable(&mut self.common, packet, host)

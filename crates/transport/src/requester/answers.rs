@@ -189,6 +189,9 @@ impl Requester {
         if response_lost || sequence != self.acknowledged {
             return self.repair_gap(now, common);
         }
+        if packet.ext.aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
+            return self.fail_front(common, WcStatus::BadResponse, 0);
+        }
         match self.take_response(common, sequence, packet.bth.opcode.info().operation, data, host) {
             Ok(()) => {
                 self.advance(now, common, sequence + 1);

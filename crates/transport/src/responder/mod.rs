@@ -141,8 +141,9 @@ impl Responder {
         self.expected
     }
 
+    /// Receives in the queue; one that a message is arriving in counts, since it may come back.
     pub(crate) fn receives_len(&self) -> usize {
-        self.receives.len()
+        self.receives.len() + usize::from(matches!(self.incoming, Some(Incoming::Send { .. })))
     }
 
     pub(crate) fn post(&mut self, wr: RecvWr) {
@@ -309,8 +310,12 @@ impl Responder {
         self.owed.push_back(Owed::Ack { psn: up_to, syndrome, msn: current_msn });
     }
 
-    /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a broken message of an
-    /// unreliable connection gave back.
+    /// Puts a receive whose message failed back to the front of the queue.
+    pub(crate) fn give_back(&mut self, receive: RecvWr) {
+        self.receives.push_front(receive);
+    }
+
+    /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a message gave back.
     pub(crate) fn next_receive(&mut self, common: &Common, host: &impl Host) -> Result<RecvWr, Refusal> {
         let own = self.receives.pop_front();
         own.or_else(|| if common.config.has_srq { host.take_shared_receive() } else { None })
@@ -373,7 +378,7 @@ impl Responder {
         if !packet.payload.is_empty()
             && let Err(error) = host.remote_write(rkey, va.wrapping_add(offset), packet.payload)
         {
-            self.return_receive(common, receive);
+            receive.into_iter().for_each(|receive| self.give_back(receive));
             return Err(error.into());
         }
         self.incoming =
@@ -382,14 +387,6 @@ impl Responder {
             complete_receive(common, packet, info, receive.wr_id, length, WcOpcode::RecvRdmaWithImm);
         }
         Ok(())
-    }
-
-    /// A receive that was taken for a message which then failed is flushed: the queue pair is about to be in error.
-    fn return_receive(&mut self, common: &mut Common, receive: Option<RecvWr>) {
-        if let Some(receive) = receive {
-            let wc = common.flushed_receive(receive.wr_id);
-            common.complete_receive(wc);
-        }
     }
 
     /// Address, key, length of the WRITE that this packet belongs to, and how much of it has arrived. The whole

@@ -37,16 +37,12 @@ impl Responder {
         };
         match result {
             Ok(()) => Verdict::Fine,
-            // The program's own receive is at fault: it has to learn of it.
-            Err(Refusal::ReceiveTooShort) => {
-                self.fail_receive(common, crate::WcStatus::LocalLength);
-                Verdict::ResponderBroken(QpEvent::RequestError)
-            }
+            // The program's own mistake: it has to learn of it.
             Err(Refusal::ReceiveProtection) => {
                 self.fail_receive(common, crate::WcStatus::LocalProtection);
                 Verdict::ResponderBroken(QpEvent::Fatal)
             }
-            Err(Refusal::Nak(_) | Refusal::NotReady) => self.skip(common),
+            Err(Refusal::Nak(_) | Refusal::NotReady | Refusal::ReceiveTooShort) => self.skip(common),
         }
     }
 
@@ -61,7 +57,7 @@ impl Responder {
     /// The receive of a broken message goes back to the front of the queue, for the next message.
     fn abandon(&mut self) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            self.receives.push_front(receive);
+            self.give_back(receive);
         }
     }
 }

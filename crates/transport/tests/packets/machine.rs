@@ -45,7 +45,7 @@ impl Machine {
             other => return Err(format!("there is no queue pair of kind {other:?}")),
         };
         let (own, peer): (IpAddr, IpAddr) = match line.flag("ipv6") {
-            true => ([0xfd, 0, 0, 0, 0, 0, 0, 1].into(), [0xfd, 0, 0, 0, 0, 0, 0, 2].into()),
+            true => ([0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 2].into()),
             false => ([10, 0, 0, 1].into(), [10, 0, 0, 2].into()),
         };
         let config = QpConfig {

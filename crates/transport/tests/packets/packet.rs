@@ -20,9 +20,9 @@ const NAK_NAMES: [(&str, NakCode); 4] = [
 
 const FLAGS: [&str; 4] = ["ack", "se", "becn", "fecn"];
 
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "psn", "qpn", "pkey", "va", "rkey", "len", "imm", "inv", "swap", "compare", "add", "value", "msn",
-    "timer", "qkey", "src", "credits",
+    "timer", "qkey", "src", "credits", "nak",
 ];
 
 /// A packet in a script's terms.
@@ -110,6 +110,10 @@ impl Described {
         };
         let swap_or_add = if info.operation == Operation::FetchAdd { field("add") } else { field("swap") };
         let (va, rkey) = (field("va"), field("rkey") as u32);
+        let syndrome = match self.fields.get("nak") {
+            Some(code) => Syndrome::Nak(NAK_NAMES.get(*code as usize).ok_or("no such code")?.1),
+            None => syndrome,
+        };
         let ext = Extensions {
             reth: Some(Reth { va, rkey, length: field("len") as u32 }),
             aeth: Some(Aeth { syndrome, msn: field("msn") as u32 }),
