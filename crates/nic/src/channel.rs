@@ -39,7 +39,9 @@ impl CompChannel {
     /// The queue whose event is the oldest; it counts as unacknowledged until [`Cq::ack_events`]. Waits for one
     /// unless the descriptor has O_NONBLOCK. Fails with `Again` (non-blocking) or `Interrupted`.
     pub fn get_event(&self) -> Result<Arc<Cq>, Error> {
-        self.device.wait_spinning(|| !self.waiting.lock().is_empty() || self.tokens.is_nonblocking());
+        if !self.tokens.is_nonblocking() {
+            self.device.wait_spinning(|| !self.waiting.lock().is_empty());
+        }
         loop {
             self.tokens.take()?;
             // Nothing there: the queue was destroyed between its token and this lock.

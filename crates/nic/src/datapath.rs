@@ -188,7 +188,8 @@ impl Device {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
             // A queue pair that is on the list twice has been looked at when its mark is gone.
-            if core.dead || (acks == AckPolicy::Hold && !core.touched) {
+            let again = acks == AckPolicy::Hold && !core.touched;
+            if core.dead || again || unit.just_filled(&qp) {
                 continue;
             }
             let outcome = self.fill(&qp, &mut core, now, acks, unit);

@@ -250,10 +250,17 @@ impl Device {
         });
     }
 
-    /// Makes packets arrive that come to that GID.
+    /// Makes packets arrive that come to that GID. Those of the first one always do.
     pub(crate) fn activate_gid(&self, gid_index: u8) {
-        self.port.activate(gid_index);
-        self.engine.wake();
+        if gid_index > 0 {
+            self.port.activate(gid_index);
+            self.engine.wake();
+        }
+    }
+
+    /// Makes packets arrive that come to any GID: nobody knows which of them a datagram's sender uses.
+    pub(crate) fn activate_all_gids(&self) {
+        (0u8..).zip(self.gids()).for_each(|(gid_index, _)| self.activate_gid(gid_index));
     }
 
     /// A number that this device has not given out lately.

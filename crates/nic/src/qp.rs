@@ -209,7 +209,9 @@ impl QueuePair {
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
         }
-        if mask.contains(QpAttrMask::AV)
+        if self.qp_type() == QpType::Ud && core.qp.state() == QpState::Rtr {
+            device.activate_all_gids();
+        } else if mask.contains(QpAttrMask::AV)
             && let Some(path) = attr.path
         {
             device.activate_gid(path.source_gid_index);

@@ -15,6 +15,9 @@ use crate::qp::QueuePair;
 /// Room of one batch: two full GSO sends.
 const BATCH_BYTES: usize = 128 << 10;
 
+/// In a batch of more queue pairs than this, asking one again is cheaper than searching.
+const OWNERS_SEARCHED_MAX: usize = 4;
+
 /// Batches that are kept for the next sender.
 const SPARE_UNITS_MAX: usize = 4;
 
@@ -56,6 +59,13 @@ pub(crate) struct TxUnit {
 impl TxUnit {
     fn new() -> TxUnit {
         TxUnit { batch: TxBatch::new(BATCH_BYTES), owners: SmallVec::new(), work: VecDeque::new() }
+    }
+}
+
+impl TxUnit {
+    /// Whether what that queue pair had to send is in the batch. May miss it in a large batch.
+    pub fn just_filled(&self, qp: &Arc<QueuePair>) -> bool {
+        self.owners.len() <= OWNERS_SEARCHED_MAX && self.owners.iter().any(|owner| Arc::ptr_eq(owner, qp))
     }
 }
 

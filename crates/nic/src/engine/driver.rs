@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use terrace_transport::{AckPolicy, Time};
 
 use super::stat_server::StatServer;
-use super::{Engine, Mode, SPIN_NS};
+use super::{Engine, Mode, SpinBudget};
 use crate::device::Device;
 use crate::semaphore::Bell;
 
@@ -22,6 +22,9 @@ const TICK_NS: u64 = 1_000_000;
 /// alone. Meanwhile the engine sleeps: the program's thread may need this processor.
 const ANSWER_NS: u64 = 60_000;
 
+/// A program that has polled within this time may well answer at once.
+const ACTIVE_NS: u64 = 100_000_000;
+
 /// How long a paused engine sleeps before it looks whether the fork is over.
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -29,12 +32,19 @@ const PAUSE: Duration = Duration::from_micros(100);
 const TIMER_SLACK_NS: u64 = 1_000;
 
 /// The thread's main function.
-pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>) {
+pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>) {
     // Without it the ticks are late, and nothing worse.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
-    let stat = device.engine.stat_socket.then(StatServer::open).flatten();
     let polls_seen = device.engine.polls.load(Ordering::Relaxed);
-    let mut driver = Driver { device: &device, engine: &device.engine, bell: &bell, stat, polls_seen };
+    let mut driver = Driver {
+        device: &device,
+        engine: &device.engine,
+        bell: &bell,
+        stat,
+        polls_seen,
+        polled_at: None,
+        budget: SpinBudget::default(),
+    };
     driver.run();
 }
 
@@ -45,6 +55,9 @@ struct Driver<'a> {
     stat: Option<StatServer>,
     /// The count of polls when it was last looked at.
     polls_seen: u32,
+    /// When the program was last seen to poll.
+    polled_at: Option<Time>,
+    budget: SpinBudget,
 }
 
 impl Driver<'_> {
@@ -78,7 +91,11 @@ impl Driver<'_> {
         if self.program_polls() {
             return Mode::Standby;
         }
-        self.spin()
+        let active = |polled_at: Time| self.now().0.saturating_sub(polled_at.0) < ACTIVE_NS;
+        match self.polled_at.is_some_and(active) {
+            true => self.take_over(),
+            false => self.spin(),
+        }
     }
 
     /// Sleeps for a tick, and takes over if the program did not poll meanwhile.
@@ -96,7 +113,7 @@ impl Driver<'_> {
         self.take_over()
     }
 
-    /// The program was busy a moment ago and does not poll now: it may look at its memory instead, and answer what
+    /// The program was busy lately and does not poll now: it may look at its memory instead, and answer what
     /// it finds there. Its answer and the acknowledgement then leave together, which is what keeps two such programs
     /// in the state in which each of them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
@@ -112,15 +129,18 @@ impl Driver<'_> {
 
     /// Makes progress until nothing has happened for a while, or the program takes over.
     fn spin(&mut self) -> Mode {
-        let mut last_active = self.now();
+        let mut quiet_since: Option<Time> = None;
+        let mut budget_ns = self.budget.take();
         loop {
             let now = self.now();
             if self.device.advance(now, || AckPolicy::Now) {
-                last_active = now;
-            } else if now.0 - last_active.0 > SPIN_NS {
+                if quiet_since.take().is_some() {
+                    self.budget.note(true);
+                    budget_ns = self.budget.take();
+                }
+            } else if now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
+                self.budget.note(false);
                 return Mode::Armed;
-            } else {
-                std::hint::spin_loop();
             }
             if self.program_polls() {
                 return Mode::Standby;
@@ -167,6 +187,9 @@ impl Driver<'_> {
     fn program_polls(&mut self) -> bool {
         let polls = self.engine.program_polls(self.polls_seen);
         self.polls_seen = self.engine.polls.load(Ordering::Relaxed);
+        if polls {
+            self.polled_at = Some(self.now());
+        }
         polls
     }
 

@@ -16,6 +16,7 @@
 
 mod driver;
 mod fork;
+mod spin;
 mod stat_server;
 
 use std::sync::Arc;
@@ -32,10 +33,11 @@ use crate::error::Error;
 use crate::semaphore::Bell;
 
 pub use fork::ForkPause;
+use spin::SpinBudget;
+use stat_server::StatServer;
 
-/// How long somebody who waits for packets looks for them before sleeping, in nanoseconds: waking up across
-/// processors takes about as long.
-const SPIN_NS: u64 = 50_000;
+/// After how many polls the program's thread looks whether the engine knows that somebody polls.
+const POLLS_PER_LOOK: u32 = 32;
 
 /// What the rest of the device knows of its engine.
 pub(crate) struct Engine {
@@ -57,6 +59,8 @@ pub(crate) struct Engine {
     polls: AtomicU32,
     /// Completion queues whose next completion makes an event.
     armed_cqs: AtomicI32,
+    /// How long threads that wait for events look for packets themselves.
+    waiting: SpinBudget,
 }
 
 /// What the engine is up to.
@@ -82,6 +86,7 @@ impl Engine {
             sleeps_until: AtomicU64::new(0),
             polls: AtomicU32::new(0),
             armed_cqs: AtomicI32::new(0),
+            waiting: SpinBudget::default(),
         })
     }
 
@@ -117,6 +122,26 @@ impl Engine {
         }
     }
 
+    /// Counts a poll. An engine that sleeps on the network does not notice by itself that the program polls: the
+    /// program has taken each packet before the engine is awake. So it is told now and then.
+    #[inline]
+    fn note_poll(&self) {
+        // Several threads that count at once may lose counts, which is no matter here, and cheaper.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(POLLS_PER_LOOK) {
+            self.ask_to_stand_by();
+        }
+    }
+
+    #[cold]
+    fn ask_to_stand_by(&self) {
+        let armed = self.mode.load(Ordering::Relaxed) == Mode::Armed as u8;
+        if armed && self.armed_cqs.load(Ordering::Relaxed) <= 0 {
+            self.wake();
+        }
+    }
+
     /// Whether a thread of the program polls busily: only then there is something to gain from staying out of it.
     fn program_polls(&self, polls_before: u32) -> bool {
         self.armed_cqs.load(Ordering::SeqCst) <= 0 && self.polls.load(Ordering::Relaxed) != polls_before
@@ -130,10 +155,11 @@ impl Device {
             return Ok(());
         }
         let bell = self.engine.bell.lock().clone();
+        let stat = self.engine.stat_socket.then(StatServer::open).flatten();
         let device = self.clone();
         let spawned = without_signals(|| {
             let builder = std::thread::Builder::new().name("terrace-engine".into());
-            builder.spawn(move || driver::run(device, bell))
+            builder.spawn(move || driver::run(device, bell, stat))
         });
         let thread = spawned.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
         *self.engine.thread.lock() = Some(thread);
@@ -144,7 +170,7 @@ impl Device {
     #[inline]
     pub(crate) fn note_poll(self: &Arc<Self>) {
         self.ensure_engine();
-        count_roughly(&self.engine.polls);
+        self.engine.note_poll();
     }
 
     /// Starts the engine if this process is a forked child that has none yet.
@@ -175,19 +201,18 @@ impl Device {
 
     /// Makes progress for a short while, until `done`: for a thread that is about to sleep.
     pub(crate) fn wait_spinning(&self, done: impl Fn() -> bool) {
-        let started = Instant::now();
-        while !done() && started.elapsed() < Duration::from_nanos(SPIN_NS) {
-            if !self.progress() {
-                std::hint::spin_loop();
-            }
+        if done() {
+            return;
         }
+        let budget = Duration::from_nanos(self.engine.waiting.take());
+        let started = Instant::now();
+        let mut hit = false;
+        while !hit && started.elapsed() < budget {
+            self.progress();
+            hit = done();
+        }
+        self.engine.waiting.note(hit);
     }
-}
-
-/// Several threads that count at once may lose counts, which is no matter here, and cheaper.
-#[inline]
-fn count_roughly(counter: &AtomicU32) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 /// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads. Faults

@@ -1,0 +1,53 @@
+//! How long to look for packets before sleeping.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Waking up across processors takes about as long as this, so looking longer gains nothing.
+const SPIN_NS: u64 = 50_000;
+
+/// After this many fruitless spins in a row ...
+const MISSES_MAX: u32 = 3;
+/// ... only one in so many is tried.
+const TRY_EVERY: u32 = 16;
+
+/// Decides whether spinning pays. It does not where peers are slower than a wakeup, nor where the peer needs the very
+/// processor that is being spun on: then the answer comes only once the spinning has stopped.
+#[derive(Debug, Default)]
+pub(super) struct SpinBudget {
+    /// Spins in a row, tried or not, in which nothing came.
+    misses: AtomicU32,
+}
+
+impl SpinBudget {
+    /// For how many nanoseconds to spin now.
+    pub fn take(&self) -> u64 {
+        let misses = self.misses.load(Ordering::Relaxed);
+        if misses < MISSES_MAX || misses.is_multiple_of(TRY_EVERY) { SPIN_NS } else { 0 }
+    }
+
+    /// Notes how it went.
+    pub fn note(&self, hit: bool) {
+        match hit {
+            true => self.misses.store(0, Ordering::Relaxed),
+            false => _ = self.misses.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fruitless_spinning_becomes_rare_and_a_hit_brings_it_back() {
+        let budget = SpinBudget::default();
+        let mut tried = 0;
+        for _ in 0..1600 {
+            tried += u64::from(budget.take() > 0);
+            budget.note(false);
+        }
+        assert!((90..110).contains(&tried), "{tried}");
+        budget.note(true);
+        assert_eq!(budget.take(), SPIN_NS);
+    }
+}

@@ -1,0 +1,133 @@
+//! Two devices over a simulated network that loses, doubles, reorders, spoils and delays, in virtual time and in one
+//! thread. Everything must arrive all the same, and a seed must replay.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet};
+use terrace_nic::*;
+
+struct World {
+    net: SimNet,
+    clock: Arc<ManualClock>,
+    nodes: [Node; 2],
+}
+
+fn world(seed: u64, config: SimConfig) -> World {
+    let net = SimNet::new(seed, config);
+    let clock = Arc::new(ManualClock::new());
+    let nodes = [1, 2].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), seed + u64::from(last)), 1 << 18)
+    });
+    World { net, clock, nodes }
+}
+
+impl World {
+    /// Lets the devices act, then moves the time to whatever comes next. False when nothing will ever come.
+    fn turn(&self) -> bool {
+        let now = Time(self.net.now());
+        for node in &self.nodes {
+            node.device.step(now);
+        }
+        let deadlines = self.nodes.iter().filter_map(|node| node.device.next_deadline());
+        let Some(next) = deadlines.map(|time| time.0).chain(self.net.next_delivery()).min() else {
+            return false;
+        };
+        self.net.advance_to(next.max(now.0));
+        self.clock.set(Time(self.net.now()));
+        true
+    }
+
+    fn run_until(&self, done: impl Fn() -> bool) {
+        for _ in 0..1_000_000 {
+            if done() {
+                return;
+            }
+            assert!(self.turn(), "nothing will happen any more");
+        }
+        panic!("too many turns");
+    }
+}
+
+/// Runs writes, reads, sends and atomics, and returns what the devices have counted.
+fn run(seed: u64, config: SimConfig) -> Vec<DeviceSnapshot> {
+    let world = world(seed, config);
+    let [a, b] = &world.nodes;
+    let (qa, qb) = pair_on(a, b, QpType::Rc, &Tuning { mtu: 1024, ..Tuning::default() });
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    let data = pattern(20_000, seed as u8);
+    a.memory.fill(0, &data);
+    let total = 40u64;
+    for index in 0..total {
+        let op = match index % 4 {
+            0 => SendOp::Write { va: va + 40_000, rkey },
+            1 => SendOp::Read { va: va + 40_000, rkey },
+            2 => SendOp::FetchAdd { va, rkey, add: 1 },
+            _ => SendOp::Send,
+        };
+        let (offset, length) = match index % 4 {
+            0 => (0, 20_000),
+            1 => (30_000, 20_000),
+            2 => (60_000 + index * 8, 8),
+            _ => (0, 5000),
+        };
+        if index % 4 == 3 {
+            qb.post_recv([b.recv(index, 100_000, 5000)]).expect("posted");
+        }
+        qa.post_send([Ok(a.wr(index, op, offset, length))]).expect("posted");
+    }
+    let done = std::cell::RefCell::new(Vec::new());
+    world.run_until(|| {
+        a.cq.poll(64, &mut |wc| done.borrow_mut().push(wc)).expect("healthy");
+        done.borrow().len() as u64 == total
+    });
+    let done = done.into_inner();
+    assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?}");
+    assert!(done.windows(2).all(|pair| pair[0].wr_id < pair[1].wr_id), "in order");
+    assert_eq!(b.memory.bytes(40_000, 20_000), data);
+    assert_eq!(a.memory.bytes(30_000, 20_000), data);
+    assert_eq!(b.memory.bytes(100_000, 5000), data[..5000]);
+    assert_eq!(b.memory.u64_at(0), total / 4);
+    for index in (2..total).step_by(4) {
+        assert_eq!(a.memory.u64_at(60_000 + index as usize * 8), index / 4, "atomics happen once, in order");
+    }
+    world.nodes.iter().map(|node| node.device.snapshot()).collect()
+}
+
+fn bad_weather() -> SimConfig {
+    SimConfig {
+        loss: 0.02,
+        duplicate: 0.02,
+        corrupt: 0.01,
+        reorder: 0.02,
+        ecn_mark: 0.01,
+        delay_ns: 1_000..20_000,
+        mtu: 4096,
+    }
+}
+
+#[test]
+fn everything_arrives_through_a_perfect_network_without_repetition() {
+    let counted = run(1, SimConfig::default());
+    assert_eq!(counted[0].queue_pairs[0].counts["retransmits"], 0);
+    assert_eq!(counted[1].queue_pairs[0].counts["duplicates"], 0);
+}
+
+#[test]
+fn everything_arrives_through_a_bad_network() {
+    let mut retransmits = 0;
+    for seed in 0..50 {
+        println!("seed {seed}");
+        retransmits += run(seed, bad_weather())[0].queue_pairs[0].counts["retransmits"];
+    }
+    assert!(retransmits > 0);
+}
+
+#[test]
+fn a_seed_replays() {
+    assert_eq!(run(7, bad_weather()), run(7, bad_weather()));
+}
