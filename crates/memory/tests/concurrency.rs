@@ -40,6 +40,7 @@ fn after_deregistering_nothing_is_written_any_more() {
                 }
             });
         }
+        let _finally = Finally(&done);
         let end = Instant::now() + STRESS;
         let mut rounds = 0;
         while Instant::now() < end {
@@ -55,7 +56,6 @@ fn after_deregistering_nothing_is_written_any_more() {
             assert!(words(&memory).iter().all(|word| word.load(Ordering::Relaxed) == 0), "a late write");
             rounds += 1;
         }
-        done.store(true, Ordering::Relaxed);
         assert!(rounds > 10);
     });
 }
@@ -87,6 +87,7 @@ fn after_invalidating_nothing_is_written_through_the_window() {
             pd: PD,
             qpn: QPN,
         };
+        let _finally = Finally(&done);
         let end = Instant::now() + STRESS;
         while Instant::now() < end {
             registry.bind_window(&bind).unwrap();
@@ -98,7 +99,6 @@ fn after_invalidating_nothing_is_written_through_the_window() {
             thread::yield_now();
             assert!(words(&memory).iter().all(|word| word.load(Ordering::Relaxed) == 0), "a late write");
         }
-        done.store(true, Ordering::Relaxed);
     });
 }
 
@@ -120,6 +120,7 @@ fn rereg_switches_all_at_once() {
                 assert!(out.iter().all(|&byte| byte == out[0]), "half of each");
             }
         });
+        let _finally = Finally(&done);
         let end = Instant::now() + STRESS;
         while Instant::now() < end {
             for memory in [&second, &first] {
@@ -127,7 +128,6 @@ fn rereg_switches_all_at_once() {
                 registry.reregister(key, &RegionChange { range, ..RegionChange::default() }).unwrap();
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
 }
 
@@ -281,6 +281,7 @@ fn aligned_words_are_never_torn() {
                 assert!(words.iter().all(|word| whole(word.load(Ordering::Relaxed))), "a torn store");
             }
         });
+        let _finally = Finally(done);
         let end = Instant::now() + STRESS;
         let mut round = 0u8;
         while Instant::now() < end {
@@ -295,7 +296,6 @@ fn aligned_words_are_never_torn() {
             let addr = memory.addr + start as u64;
             registry.write(peer(), key, addr, &data[shift..shift + len]).unwrap();
         }
-        done.store(true, Ordering::Relaxed);
     });
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -309,6 +309,7 @@ fn aligned_words_are_never_torn() {
                 }
             }
         });
+        let _finally = Finally(done);
         let end = Instant::now() + STRESS;
         let mut out = vec![0u8; PAGE + 8];
         let mut shift = 0;
@@ -320,7 +321,6 @@ fn aligned_words_are_never_torn() {
                 assert!(word.iter().all(|&byte| byte == word[0]), "a torn load: {word:x?}");
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
 }
 

@@ -78,10 +78,42 @@ fn the_parents_copies_do_not_hold_up_the_child() {
         scope.spawn(|| registry.read(peer(), key, slow.memory.addr, &mut [0; 8]).unwrap());
         slow.wait_for_fault();
         let status = fork(&registry, || registry.deregister(key).unwrap());
-        assert!(status.success(), "{status}");
         slow.serve();
+        assert!(status.success(), "{status}");
     });
     registry.deregister(key).unwrap();
+}
+
+#[test]
+fn forking_waits_for_changes_under_way() {
+    let Some(slow) = SlowPage::new() else { return };
+    let registry = registry();
+    let key = slow.memory.register(&registry, ALL).key;
+    let deregistering = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| registry.read(peer(), key, slow.memory.addr, &mut [0; 8]).unwrap());
+        slow.wait_for_fault();
+        scope.spawn(|| {
+            deregistering.store(true, Ordering::SeqCst);
+            registry.deregister(key).unwrap();
+        });
+        scope.spawn(|| {
+            while !deregistering.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            thread::sleep(Duration::from_millis(100));
+            slow.serve();
+        });
+        while !deregistering.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        // Time for the other thread to get to where it waits for the copy.
+        thread::sleep(Duration::from_millis(50));
+        registry.before_fork();
+        let served = slow.served.load(Ordering::SeqCst);
+        registry.after_fork_parent();
+        assert!(served, "forked in the middle of a change");
+    });
 }
 
 #[test]
@@ -106,6 +138,7 @@ fn a_child_finds_no_change_half_made() {
                 }
             });
         }
+        let _finally = Finally(&done);
         let end = Instant::now() + Duration::from_millis(500);
         while Instant::now() < end {
             let status = fork(&registry, || {
@@ -117,6 +150,5 @@ fn a_child_finds_no_change_half_made() {
             });
             assert!(status.success(), "{status}");
         }
-        done.store(true, Ordering::Relaxed);
     });
 }

@@ -5,7 +5,7 @@ pub mod slow_page;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_memory::{Access, Accessor, Limits, Region, RegionSpec, Registry};
 
@@ -91,6 +91,7 @@ impl Mapping {
     }
 
     /// The bytes, which must be there.
+    #[expect(clippy::mut_from_ref, reason = "the memory is the kernel's, this is only its address")]
     pub fn bytes(&self) -> &mut [u8] {
         // SAFETY: the tests make sure that it is mapped, and look at it from one thread at a time.
         unsafe { std::slice::from_raw_parts_mut(self.addr as *mut u8, self.len) }
@@ -160,5 +161,14 @@ pub fn allow_cores(allow: bool) {
         libc::getrlimit(libc::RLIMIT_CORE, &mut limit);
         limit.rlim_cur = if allow { limit.rlim_max } else { 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &limit);
+    }
+}
+
+/// Sets a flag when it goes out of scope, so that a failed assertion ends the threads that wait for the flag as well.
+pub struct Finally<'a>(pub &'a AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
