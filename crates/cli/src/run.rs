@@ -17,7 +17,8 @@ Examples:
   terrace run -- ib_read_lat                     # the server end
   terrace run -- ib_read_lat 127.0.0.1           # the client end
   terrace run --addr 192.0.2.1 -- ./my_server    # packets leave from this address
-  terrace run --pcap run.pcap -- ib_send_bw -n 5 127.0.0.1 && tshark -r run.pcap
+  terrace run --pcap run.pcap -- ib_send_bw -n 5 127.0.0.1
+  tshark -r run.pcap -d udp.port==4791-5046,infiniband
   terrace run --fault-plan lossy.toml -- ./my_client
 
 A fault plan is a TOML file; every key may be left out:
@@ -48,7 +49,7 @@ pub struct Options {
     /// Drop, duplicate, delay, reorder or corrupt packets as this file says
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
     fault_plan: Option<PathBuf>,
-    /// Write every packet to this file, for Wireshark
+    /// Write every packet to this file, for Wireshark; a process that finds it in use adds a number to its name
     #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
     pcap: Option<PathBuf>,
     /// What the NIC logs to standard error
@@ -170,10 +171,16 @@ fn one_line(message: &str) -> String {
     message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// Opens the capture for writing, without touching what is in it: the NIC truncates it when it starts.
+/// Tries whether the capture can be written, and leaves no trace of that.
 fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     let unwritable = |error| RunError::Pcap { path: path.to_owned(), error };
-    OpenOptions::new().append(true).create(true).open(path).map_err(unwritable)?;
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(_) => std::fs::remove_file(path).map_err(unwritable)?,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            OpenOptions::new().append(true).open(path).map(drop).map_err(unwritable)?;
+        }
+        Err(error) => return Err(unwritable(error)),
+    }
     std::path::absolute(path).map_err(unwritable)
 }
 

@@ -1,7 +1,7 @@
 //! A capture of what passes through a port, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are put
 //! together from what the port knows, and whose RoCEv2 part, ICRC included, is what travels.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -49,13 +49,35 @@ struct Capture {
     record_ends: Vec<usize>,
 }
 
+/// Opens a capture file for one port alone, and empties it. Ports of several processes, or of one, must not write to one
+/// file: whoever comes first has it until it is closed.
+///
+/// # Errors
+/// The file cannot be opened for writing; `WouldBlock` when somebody else has it.
+pub fn claim(path: &FilePath) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    file.try_lock()?;
+    // A pipe to a running Wireshark has nothing to be emptied.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
 impl<P: Port> PcapPort<P> {
     /// Wraps a port and starts a new file, replacing what was there.
     ///
     /// # Errors
-    /// The file cannot be created or written.
+    /// The file cannot be created or written; `WouldBlock` when another port is writing it.
     pub fn create(inner: P, path: &FilePath) -> io::Result<PcapPort<P>> {
-        let mut file = File::create(path)?;
+        PcapPort::new(inner, claim(path)?, path)
+    }
+
+    /// Wraps a port and writes to a file that [`claim`] opened. `path` is only for the log.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn new(inner: P, mut file: File, path: &FilePath) -> io::Result<PcapPort<P>> {
         let header: Vec<u8> = FILE_HEADER.iter().flat_map(|word| word.to_ne_bytes()).collect();
         file.write_all(&header)?;
         let capture = Capture {

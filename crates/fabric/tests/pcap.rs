@@ -162,3 +162,14 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
 fn a_file_that_cannot_be_made_is_an_error() {
     assert!(PcapPort::create(port_at("127.83.5.1"), "/nonexistent/file.pcap".as_ref()).is_err());
 }
+
+#[test]
+fn a_file_belongs_to_the_first_port_until_that_is_closed() {
+    let path = temporary("claimed");
+    let first = PcapPort::create(port_at("127.83.6.1"), &path).expect("a file");
+    let second = PcapPort::create(port_at("127.83.6.2"), &path).expect_err("the file is taken");
+    assert_eq!(second.kind(), std::io::ErrorKind::WouldBlock);
+    drop(first);
+    assert!(PcapPort::create(port_at("127.83.6.2"), &path).is_ok());
+    let _ = std::fs::remove_file(path);
+}

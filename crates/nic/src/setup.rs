@@ -1,18 +1,18 @@
 //! From what a person asked for to an open port.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{env, io};
 
 use terrace_fabric::Port;
 use terrace_fabric::fault::{FaultPlan, FaultPlanError, FaultyPort};
-use terrace_fabric::pcap::PcapPort;
+use terrace_fabric::pcap::{self, PcapPort};
 use terrace_fabric::udp::{self, SocketHook, UdpConfig, UdpPort};
 
 use crate::error::Error;
 
-/// How to open the device's port. UDP sockets are wrapped by the fault plan, if there is one, and that by the
-/// capture: so the capture shows what the program sent and what came in.
+/// How to open the device's port. UDP sockets are wrapped by the capture, if there is one, and that by the fault plan: so
+/// the capture shows what goes over the wire.
 #[derive(Clone, Debug, Default)]
 pub struct PortConfig {
     /// The local address; `None` chooses.
@@ -21,7 +21,7 @@ pub struct PortConfig {
     pub mtu: Option<u32>,
     /// A file with faults to inject into what is sent.
     pub fault_plan: Option<PathBuf>,
-    /// A file to capture packets to. Further devices of the process put a number behind the name.
+    /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
     /// See [`UdpConfig::socket_hook`].
     pub socket_hook: Option<SocketHook>,
@@ -89,24 +89,39 @@ impl PortConfig {
             ..UdpConfig::default()
         };
         let mut port: Box<dyn Port> = Box::new(UdpPort::open(&udp)?);
+        // The capture is inside of the faults: it shows what is left of what the NIC sent.
+        if let Some(path) = &self.pcap {
+            port = captured(port, path)?;
+        }
         if let Some(plan) = plan {
             port = Box::new(FaultyPort::new(port, &plan).map_err(OpenError::Faults)?);
-        }
-        if let Some(path) = &self.pcap {
-            let path = capture_path(path, port.slot());
-            let capture = PcapPort::create(port, &path);
-            port = Box::new(capture.map_err(|source| OpenError::Capture { path, source })?);
         }
         Ok(port)
     }
 }
 
-/// Processes of one host must not write to one file: slots other than the first add their number to the name.
-fn capture_path(path: &std::path::Path, slot: u8) -> PathBuf {
-    match (slot, path.extension().and_then(|extension| extension.to_str())) {
-        (0, _) => path.to_owned(),
-        (_, Some(extension)) => path.with_extension(format!("{slot}.{extension}")),
-        (_, None) => path.with_extension(slot.to_string()),
+/// A port with its capture. Where several ports are told the same file (a program that starts others, or opens its device
+/// twice), the first has it, and the others add their slot to its name.
+fn captured(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, OpenError> {
+    let (path, file) = match pcap::claim(path) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let own = path_of_slot(path, port.slot());
+            let file = pcap::claim(&own);
+            (own, file)
+        }
+        other => (path.to_owned(), other),
+    };
+    match file.and_then(|file| PcapPort::new(port, file, &path)) {
+        Ok(port) => Ok(Box::new(port)),
+        Err(source) => Err(OpenError::Capture { path, source }),
+    }
+}
+
+/// `run.pcap` for slot 3 becomes `run.3.pcap`.
+fn path_of_slot(path: &Path, slot: u8) -> PathBuf {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some(extension) => path.with_extension(format!("{slot}.{extension}")),
+        None => path.with_extension(slot.to_string()),
     }
 }
 
