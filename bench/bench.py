@@ -34,6 +34,7 @@ def main():
     parser.add_argument("--only", default="", help="only measurements whose name contains this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
+    procs.end_cleanly_when_asked()
     run_dir = RESULTS / time.strftime("%Y%m%d-%H%M%S")
     run_dir.mkdir(parents=True)
     rows = [measure(each, options.rounds, run_dir) for each in plan.MEASUREMENTS if options.only.lower() in each.name.lower()]

@@ -55,6 +55,7 @@ def main():
     parser.add_argument("--limit-mib", type=int, default=256, help="memory the server may use (default 256)")
     parser.add_argument("--part", choices=["a", "b"], help="only this part")
     options = parser.parse_args()
+    procs.end_cleanly_when_asked()
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     failures = 0

@@ -1,11 +1,13 @@
 """Runs programs under `terrace run`: one, or a server and a client, with captured logs and a time limit."""
 
+import atexit
 import contextlib
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -66,6 +68,21 @@ class Outcome:
         return f"exit status {self.status}"
 
 
+_running = set()
+
+
+@atexit.register
+def _stop_all():
+    """No program outlives the harness, however that ends."""
+    for program in list(_running):
+        program.stop()
+
+
+def end_cleanly_when_asked():
+    """Makes SIGTERM end this process as an exit does, so that what it started is stopped."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
 class Program:
     """A started program in a process group of its own, its output in two files."""
 
@@ -84,11 +101,14 @@ class Program:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
             )
+        _running.add(self)
 
     def wait(self, seconds):
         """The exit status, or None when the program still runs after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(max(seconds, 0.01))
+            status = self.process.wait(max(seconds, 0.01))
+            _running.discard(self)
+            return status
         return None
 
     def stop(self):

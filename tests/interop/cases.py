@@ -29,7 +29,8 @@ class Result:
 class Case:
     """A server and a client, or one program, and what must be true afterwards.
 
-    In `server`, `client` and `single`, {port} stands for a free TCP port and {host} for the server's address.
+    In `server`, `client` and `single`, {port} stands for a free TCP port and {host} for where the two ends meet over TCP;
+    `addr` is the address that the NICs use.
     `check` gets the outcomes and answers with a complaint or None.
     """
 
@@ -86,12 +87,10 @@ class Case:
 
     def _execute(self, log_dir):
         port = procs.free_port()
-        host = f"{self.addr}"
 
         def command(argv):
-            filled = [arg.format(port=port, host=host, log_dir=log_dir) for arg in argv]
-            options = [option.format(log_dir=log_dir) for option in self.run_options]
-            return procs.under_terrace(filled, *options, addr=self.addr)
+            filled = [arg.format(port=port, host=procs.HOST) for arg in argv]
+            return procs.under_terrace(filled, *self.run_options, addr=self.addr)
 
         if self.single:
             return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, self.env)}, ""

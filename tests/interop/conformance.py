@@ -40,6 +40,7 @@ def main():
         sys.exit("conformance: no case has such a name (--list shows them)")
     if not procs.terrace_binary().exists():
         sys.exit(f"conformance: {procs.terrace_binary()} is missing: run `make build`")
+    procs.end_cleanly_when_asked()
     run_dir = new_run_dir()
     report = Report(options.json, run_dir)
     for name in names:

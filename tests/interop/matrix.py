@@ -1,5 +1,7 @@
 """The conformance matrix: which programs run with which options. Data first, the few rules that expand it below."""
 
+import pathlib
+
 from cases import Case, all_of, prints, prints_none, table_rows
 
 # ---- perftest ------------------------------------------------------------------------------------------------------------
@@ -31,7 +33,7 @@ PERFTEST_VARIANTS = [
     ("odp-ud", ["--odp"], 1, lambda tool, service: service == "UD"),
     ("inline", ["-I", "128", "-s", "128"], 1, lambda tool, service: "send" in tool or "write" in tool),
     ("bidirectional", ["-b"], 1, lambda tool, service: tool.endswith("_bw")),
-    ("post-list", ["-l", "16"], 1, lambda tool, service: tool.endswith("_bw") and service == "RC"),
+    ("post-list", ["-l", "16", "-n", "1600"], 1, lambda tool, service: tool.endswith("_bw") and service == "RC"),
     ("cq-moderation", ["-Q", "50", "-n", "1000"], 1, lambda tool, service: tool.endswith("_bw") and service == "RC"),
     ("old-post-send", ["--use_old_post_send"], 1, lambda tool, service: service == "RC"),
     ("compare-swap", ["-A", "CMP_AND_SWAP"], 1, lambda tool, service: "atomic" in tool),
@@ -42,6 +44,10 @@ PERFTEST_VARIANTS = [
 ]
 
 
+# Loss, duplication, reordering and corruption at once: RC must come through with nothing lost.
+LOSSY_PLAN = str(pathlib.Path(__file__).resolve().parent / "lossy.toml")
+
+
 def perftest_cases():
     for tool, services in PERFTEST_SERVICES.items():
         for service in services:
@@ -49,6 +55,8 @@ def perftest_cases():
                 if applies(tool, service):
                     rows = rows or (SIZES_ALL_UD if service == "UD" else SIZES_ALL)
                     yield perftest_case(f"perftest/{tool}/{service}/{variant}", tool, ["-c", service, *options], rows)
+    for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"):
+        yield perftest_case(f"perftest/{tool}/RC/lossy", tool, ["-n", "500"], 1, run_options=("--fault-plan", LOSSY_PLAN))
     yield perftest_case("perftest/ib_write_bw/RC/ipv6", "ib_write_bw", ["--ipv6"], 1, addr="::1")
     yield perftest_case("perftest/ib_send_bw/RC/duration", "ib_send_bw", ["-D", "1"], 1)
     yield perftest_case("perftest/ib_send_bw/RC/terrace-mtu-1024", "ib_send_bw", [], 1, run_options=("--mtu", "1024"))
