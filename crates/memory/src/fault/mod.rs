@@ -1,8 +1,8 @@
 //! Copies and atomics on memory that may not be there.
 //!
-//! On x86-64 they are routines of our own ([`x86_64`]): the SIGSEGV and SIGBUS handlers know their instruction
+//! On x86-64 they are routines of our own (`x86_64.rs`): the SIGSEGV and SIGBUS handlers know their instruction
 //! addresses and, when one of them faults, continue at a place that returns an error. That costs nothing when all is
-//! well. Elsewhere the kernel copies for us ([`portable`]).
+//! well. Elsewhere the kernel copies for us (`portable.rs`).
 //!
 //! # Signals
 //! A fault while SIGSEGV (or SIGBUS) is *blocked* in the faulting thread, or while our handler is not the installed
