@@ -7,7 +7,7 @@
 //!             +-------+    +------+    +-----+    +-----+          +-----+
 //!                 ^                                 |  ^
 //!                 |    any state -> RESET           v  |  send error on UC, UD
-//!                 |    any state -> ERR           +-----+
+//!                 |    any but RESET -> ERR       +-----+
 //!              +-----+                            | SQE |
 //!              | ERR |                            +-----+
 //!              +-----+
@@ -29,11 +29,8 @@ const PATH: M = M::AV.union(M::PATH_MTU).union(M::DEST_QPN).union(M::RQ_PSN);
 const ALT: M = M::ALT_PATH.union(M::PATH_MIG_STATE);
 const IDENTITY: M = M::PKEY_INDEX.union(M::PORT);
 const CONNECTED_OPTIONS: M = M::CUR_STATE.union(M::ACCESS_FLAGS).union(ALT);
-const RUNNING_OPTIONS: [M; 3] = [
-    CONNECTED_OPTIONS.union(M::MIN_RNR_TIMER).union(M::RATE_LIMIT),
-    CONNECTED_OPTIONS.union(M::RATE_LIMIT),
-    M::CUR_STATE.union(M::QKEY).union(M::RATE_LIMIT),
-];
+const RUNNING_OPTIONS: [M; 3] =
+    [CONNECTED_OPTIONS.union(M::MIN_RNR_TIMER), CONNECTED_OPTIONS, M::CUR_STATE.union(M::QKEY)];
 const INIT_ATTRIBUTES: [M; 3] =
     [IDENTITY.union(M::ACCESS_FLAGS), IDENTITY.union(M::ACCESS_FLAGS), IDENTITY.union(M::QKEY)];
 
@@ -100,13 +97,13 @@ fn column(qp_type: QpType) -> usize {
 }
 
 /// The attributes that a transition needs and those it allows besides; `None` where there is no transition.
-/// Every state leads to RESET and to ERR without attributes. RC has no SQE.
+/// Every state leads to RESET, and all but RESET to ERR, without attributes. RC has no SQE.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> {
     if qp_type == QpType::Rc && (from == S::Sqe || to == S::Sqe) {
         return None;
     }
-    if matches!(to, S::Reset | S::Err) {
-        return Some((M::empty(), M::CUR_STATE));
+    if to == S::Reset || (to == S::Err && from != S::Reset) {
+        return Some((M::empty(), M::empty()));
     }
     let column = column(qp_type);
     TRANSITIONS
@@ -156,9 +153,10 @@ pub(crate) fn check(
 
 fn check_values(config: &QpConfig, attr: &QpAttr, mask: M) -> Result<(), ModifyError> {
     let limit = u64::from(config.rd_atomic_limit);
-    let rules: [(M, &'static str, u64, bool, &'static str); 9] = [
+    let rules: [(M, &'static str, u64, bool, &'static str); 10] = [
         (M::PORT, "port_num", attr.port_num.into(), attr.port_num == 1, "the device has one port, 1"),
         (M::PKEY_INDEX, "pkey_index", attr.pkey_index.into(), attr.pkey_index == 0, "the only index is 0"),
+        (M::DEST_QPN, "dest_qpn", attr.dest_qpn.into(), attr.dest_qpn >> 24 == 0, "24 bits"),
         (M::TIMEOUT, "timeout", attr.timeout.into(), attr.timeout < 32, "0 to 31"),
         (M::RETRY_CNT, "retry_cnt", attr.retry_cnt.into(), attr.retry_cnt < 8, "0 to 7"),
         (M::RNR_RETRY, "rnr_retry", attr.rnr_retry.into(), attr.rnr_retry < 8, "0 to 7"),
