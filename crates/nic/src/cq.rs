@@ -1,11 +1,12 @@
 //! Completion queues.
 
 use std::collections::VecDeque;
+use std::collections::vec_deque::Drain;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use terrace_transport::{Wc, WcStatus};
+use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
 use crate::device::Device;
@@ -40,6 +41,8 @@ pub struct Cq {
 
 struct Queue {
     entries: VecDeque<Wc>,
+    /// When each entry came, if anybody wants to know.
+    times: Option<VecDeque<Time>>,
     depth: u32,
     armed: Armed,
     overrun: bool,
@@ -70,6 +73,7 @@ impl Cq {
             cookie: init.cookie,
             queue: Mutex::new(Queue {
                 entries: VecDeque::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
+                times: None,
                 depth: init.depth,
                 armed: Armed::No,
                 overrun: false,
@@ -96,17 +100,50 @@ impl Cq {
         self.channel.as_ref()
     }
 
+    /// Keeps the time of each entry from now on, for [`Cq::poll_timed`]; entries that wait have come now.
+    pub fn keep_times(&self) {
+        let now = self.device.now();
+        let mut queue = self.queue.lock();
+        let waiting = queue.entries.len();
+        queue.times.get_or_insert_with(|| VecDeque::from(vec![now; waiting]));
+    }
+
     /// Hands up to `max` entries to `take`, which must not call verbs, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     pub fn poll(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
+        self.poll_entries(max, |entries, times| {
+            if let Some(times) = times {
+                times.drain(..entries.len());
+            }
+            entries.for_each(&mut *take);
+        })
+    }
+
+    /// The same with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
+    pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(Wc, Time)) -> Result<usize, Error> {
+        self.poll_entries(max, |entries, times| match times {
+            Some(times) => {
+                let times = times.drain(..entries.len());
+                entries.zip(times).for_each(|(wc, time)| take(wc, time));
+            }
+            None => entries.for_each(|wc| take(wc, Time::default())),
+        })
+    }
+
+    fn poll_entries(
+        &self,
+        max: usize,
+        take: impl FnOnce(Drain<'_, Wc>, Option<&mut VecDeque<Time>>),
+    ) -> Result<usize, Error> {
         self.device.note_poll();
         if self.is_empty() {
             self.device.progress_for(self);
         }
-        let mut queue = self.queue.lock();
+        let mut guard = self.queue.lock();
+        let queue = &mut *guard;
         let count = queue.entries.len().min(max);
-        queue.entries.drain(..count).for_each(take);
-        self.publish_len(&queue);
+        take(queue.entries.drain(..count), queue.times.as_mut());
+        self.publish_len(queue);
         match count == 0 && queue.overrun {
             true => Err(Error::Overrun),
             false => Ok(count),
@@ -181,6 +218,9 @@ impl Cq {
             return;
         }
         queue.entries.push_back(wc);
+        if let Some(times) = &mut queue.times {
+            times.push_back(self.device.now());
+        }
         self.publish_len(&queue);
         let wanted = match queue.armed {
             Armed::No => false,
@@ -198,9 +238,14 @@ impl Cq {
     /// Forgets the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the
     /// providers do).
     pub(crate) fn purge(&self, qpn: u32) {
-        let mut queue = self.queue.lock();
+        let mut guard = self.queue.lock();
+        let queue = &mut *guard;
+        if let Some(times) = &mut queue.times {
+            let mut entries = queue.entries.iter();
+            times.retain(|_| entries.next().is_some_and(|wc| wc.qpn != qpn));
+        }
         queue.entries.retain(|wc| wc.qpn != qpn);
-        self.publish_len(&queue);
+        self.publish_len(queue);
     }
 
     fn disarm(&self, queue: &mut Queue) {

@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port, RxBatch};
 use terrace_memory::Registry;
-use terrace_transport::AckPolicy;
+use terrace_transport::{AckPolicy, Time};
 use terrace_wire::Path;
 
 use crate::address::{self, AddressVector};
@@ -248,6 +248,11 @@ impl Device {
                 AckPolicy::Hold
             }
         });
+    }
+
+    /// The time by the device's clock, which completion times are of.
+    pub fn now(&self) -> Time {
+        self.clock.now()
     }
 
     /// Makes packets arrive that come to that GID. Those of the first one always do.
