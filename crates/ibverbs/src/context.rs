@@ -127,6 +127,7 @@ fn verbs_template() -> verbs_context {
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(query::query_port);
     verbs.query_device_ex = Some(query::query_device_ex);
+    verbs.query_rt_values = Some(query::query_rt_values);
     verbs.advise_mr = Some(mr::advise_mr);
     verbs.alloc_td = Some(pd::alloc_td);
     verbs.dealloc_td = Some(pd::dealloc_td);

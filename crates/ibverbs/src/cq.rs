@@ -17,7 +17,7 @@ use crate::pd::Use;
 #[repr(C)]
 pub struct CqObject {
     c: CPart<ibv_cq_ex>,
-    _context: Arc<Context>,
+    context: Arc<Context>,
     cq: Arc<Cq>,
     /// For the extended poll; `None` for a plain completion queue.
     pub(crate) extended: Option<ExtendedPoll>,
@@ -82,12 +82,17 @@ impl CqObject {
         c.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         c.cond = libc::PTHREAD_COND_INITIALIZER;
         adjust_references(channel, 1);
-        Ok(slot.publish(CqObject { c: CPart::new(c), _context: context, cq, extended, _parent: parent }))
+        Ok(slot.publish(CqObject { c: CPart::new(c), context, cq, extended, _parent: parent }))
     }
 
     /// The NIC's.
     pub fn cq(&self) -> &Arc<Cq> {
         &self.cq
+    }
+
+    /// The device that it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
     }
 
     /// C's structure.

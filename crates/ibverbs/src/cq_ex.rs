@@ -2,15 +2,16 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
-use terrace_nic::Wc;
+use terrace_nic::{Time, Wc};
 
 use crate::abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-    IBV_WC_EX_WITH_CVLAN, IBV_WC_STANDARD_FLAGS, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex,
-    ibv_poll_cq_attr, ibv_wc_opcode,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_CVLAN,
+    IBV_WC_STANDARD_FLAGS, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_opcode,
 };
 use crate::context::Context;
 use crate::cq::{CqObject, CqRequest};
@@ -21,15 +22,22 @@ use crate::pd::PdObject;
 /// Entries taken from the NIC at a time.
 const BATCH: usize = 16;
 
-/// Flags that cost nothing to keep: all that `ibv_wc` has, and a VLAN tag, which is none.
-const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64;
+/// Fields that need the time of each completion.
+const TIME_FLAGS: u64 =
+    (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+
+/// All that `ibv_wc` has, a VLAN tag, which is none, and times.
+const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64 | TIME_FLAGS;
+
+/// An entry, and when it came.
+type Entry = (Wc, Time);
 
 /// What is between `start_poll` and `end_poll`.
 pub struct ExtendedPoll {
     /// Held from a successful `start_poll` to `end_poll`.
     session: RawMutex,
     /// The entry that the read functions read; theirs to touch while the session is held.
-    current: UnsafeCell<Wc>,
+    current: UnsafeCell<Entry>,
     ahead: Mutex<Ahead>,
 }
 
@@ -39,7 +47,7 @@ unsafe impl Sync for ExtendedPoll {}
 /// Entries taken from the NIC and not yet read.
 #[derive(Default)]
 struct Ahead {
-    entries: [Wc; BATCH],
+    entries: [Entry; BATCH],
     next: usize,
     end: usize,
     /// The NIC had no more when it was last asked, so a batch ends here.
@@ -50,7 +58,7 @@ impl ExtendedPoll {
     fn new() -> ExtendedPoll {
         ExtendedPoll {
             session: RawMutex::INIT,
-            current: UnsafeCell::new(Wc::default()),
+            current: UnsafeCell::default(),
             ahead: Mutex::new(Ahead::default()),
         }
     }
@@ -60,7 +68,7 @@ impl ExtendedPoll {
         let mut ahead = self.ahead.lock();
         let count = wanted.min(ahead.end - ahead.next);
         let first = ahead.next;
-        ahead.entries[first..first + count].iter().enumerate().for_each(|(at, wc)| take(at, wc));
+        ahead.entries[first..first + count].iter().enumerate().for_each(|(at, (wc, _))| take(at, wc));
         ahead.next += count;
         count
     }
@@ -70,7 +78,7 @@ impl ExtendedPoll {
         let mut ahead = self.ahead.lock();
         let (next, mut kept) = (ahead.next, ahead.next);
         for index in next..ahead.end {
-            if ahead.entries[index].qpn != qpn {
+            if ahead.entries[index].0.qpn != qpn {
                 ahead.entries[kept] = ahead.entries[index];
                 kept += 1;
             }
@@ -86,10 +94,10 @@ fn advance(object: &CqObject, poll: &ExtendedPoll, fresh: bool) -> Result<()> {
         if ahead.drained && !fresh {
             return Err(Errno(libc::ENOENT));
         }
-        let mut entries = [Wc::default(); BATCH];
+        let mut entries = [Entry::default(); BATCH];
         let mut count = 0;
-        let polled = object.cq().poll(BATCH, &mut |wc| {
-            entries[count] = wc;
+        let polled = object.cq().poll_timed(BATCH, &mut |wc, time| {
+            entries[count] = (wc, time);
             count += 1;
         });
         *ahead = Ahead { entries, next: 0, end: count, drained: count < BATCH };
@@ -104,8 +112,8 @@ fn advance(object: &CqObject, poll: &ExtendedPoll, fresh: bool) -> Result<()> {
     unsafe { poll.current.get().write(entry) };
     // SAFETY: our own structure; these two fields are the poll functions' to write.
     unsafe {
-        (*object.as_c()).wr_id = entry.wr_id;
-        (*object.as_c()).status = entry.status as u32;
+        (*object.as_c()).wr_id = entry.0.wr_id;
+        (*object.as_c()).status = entry.0.status as u32;
     }
     Ok(())
 }
@@ -157,11 +165,15 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 
 /// The entry that the program reads.
 fn current(cq: *mut ibv_cq_ex) -> Wc {
+    entry(cq).0
+}
+
+fn entry(cq: *mut ibv_cq_ex) -> Entry {
     // SAFETY: only extended completion queues carry the read functions, and they are for use within a session.
     match unsafe { sessions(cq) } {
         // SAFETY: the calling thread holds the session.
         Ok((_, poll)) => unsafe { *poll.current.get() },
-        Err(_) => Wc::default(),
+        Err(_) => Entry::default(),
     }
 }
 
@@ -211,6 +223,20 @@ unsafe extern "C" fn read_cvlan(_cq: *mut ibv_cq_ex) -> u16 {
     0
 }
 
+/// By the device's clock, which counts nanoseconds.
+unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    entry(cq).1.0
+}
+
+/// Nanoseconds since 1970.
+unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: as above.
+    let Ok((object, _)) = (unsafe { sessions(cq) }) else { return 0 };
+    let age = object.context().device().now().0.saturating_sub(entry(cq).1.0);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64).saturating_sub(age)
+}
+
 fn functions() -> ibv_cq_ex {
     // SAFETY: integers, pointers and optional functions; creation sets the pthread objects.
     let mut c: ibv_cq_ex = unsafe { object::zeroed() };
@@ -228,6 +254,8 @@ fn functions() -> ibv_cq_ex {
     c.read_sl = Some(read_sl);
     c.read_dlid_path_bits = Some(read_dlid_path_bits);
     c.read_cvlan = Some(read_cvlan);
+    c.read_completion_ts = Some(read_completion_ts);
+    c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
     c
 }
 
@@ -258,12 +286,17 @@ pub unsafe extern "C" fn create_cq_ex(
             parent,
         };
         // SAFETY: the caller's.
-        unsafe { CqObject::create(request, Some((functions(), ExtendedPoll::new()))) }
+        let cq = unsafe { CqObject::create(request, Some((functions(), ExtendedPoll::new())))? };
+        if attr.wc_flags & TIME_FLAGS != 0 {
+            // SAFETY: just created.
+            unsafe { borrow::<CqObject>(cq)? }.cq().keep_times();
+        }
+        Ok(cq)
     };
     pointer(create())
 }
 
-/// EOPNOTSUPP for what this device does not have (timestamps, flow tags, tag matching, ignoring overruns).
+/// EOPNOTSUPP for what this device does not have (flow tags, tag matching, ignoring overruns).
 fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(EINVAL);

@@ -65,6 +65,9 @@ const CAPABILITIES: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
 /// scheduled first.
 const ACK_DELAY: u8 = 12;
 
+/// The clock of completion times counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
 fn device_attributes(device: &Device) -> ibv_device_attr {
     let limits = device.limits();
     let guid = device.node_guid().to_be();
@@ -151,10 +154,29 @@ pub unsafe extern "C" fn query_device_ex(
         answer.odp_caps.per_transport_caps.rc_odp_caps = ODP_RC;
         answer.odp_caps.per_transport_caps.uc_odp_caps = ODP_UC;
         answer.odp_caps.per_transport_caps.ud_odp_caps = ODP_UD;
+        answer.completion_timestamp_mask = u64::MAX;
+        answer.hca_core_clock = CLOCK_KHZ;
         answer.device_cap_flags_ex = u64::from(CAPABILITIES);
         answer.phys_port_cnt_ex = PORT;
         // SAFETY: the caller's.
         unsafe { write_sized(attr, size, &answer) }
+    };
+    status(query())
+}
+
+/// `ibv_query_rt_values_ex(3)`: the clock that completion times are of, in the nanoseconds' field.
+///
+/// # Safety
+/// `context` is null or open, `values` null or readable and writable.
+pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    let query = || {
+        // SAFETY: the caller's.
+        let (context, wanted) = unsafe { (Context::borrow(context)?, object::read(values)?.comp_mask) };
+        let comp_mask = wanted & IBV_VALUES_MASK_RAW_CLOCK;
+        let tv_nsec = context.device().now().0 as libc::c_long;
+        let raw_clock = libc::timespec { tv_sec: 0, tv_nsec };
+        // SAFETY: the caller's.
+        unsafe { object::write(values, ibv_values_ex { comp_mask, raw_clock }) }
     };
     status(query())
 }

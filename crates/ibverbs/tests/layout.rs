@@ -163,7 +163,9 @@ fn layouts_and_constants_are_those_of_the_installed_header() {
     let mut theirs = run(&program(&ours));
     // This one grows at its beginning, so what counts is the distance to its end.
     let lengths = (ours["verbs_context"], theirs["verbs_context"]);
-    ours.iter_mut().filter(|(name, _)| name.starts_with("verbs_context.")).for_each(|(_, at)| *at = lengths.0 - *at);
+    ours.iter_mut()
+        .filter(|(name, _)| name.starts_with("verbs_context."))
+        .for_each(|(_, at)| *at = lengths.0 - *at);
     theirs
         .iter_mut()
         .filter(|(name, _)| name.starts_with("verbs_context."))

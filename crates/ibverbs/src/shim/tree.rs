@@ -228,10 +228,8 @@ mod tests {
 
     #[test]
     fn a_tree_has_what_programs_read() {
-        let identity = Identity {
-            node_guid: 1,
-            gids: vec![terrace_nic::Gid::new([127, 0, 0, 1].into(), "lo", 1)],
-        };
+        let identity =
+            Identity { node_guid: 1, gids: vec![terrace_nic::Gid::new([127, 0, 0, 1].into(), "lo", 1)] };
         let root = make_in(&std::env::temp_dir(), &identity).expect("a tree");
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0"), "RoCE v2\n");
