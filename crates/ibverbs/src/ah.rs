@@ -1,9 +1,10 @@
 //! Address handles, and addresses in C's shape.
 
 use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use terrace_nic::{AddressVector, Ah};
+use terrace_nic::{AddressVector, Ah, Device};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::context::Context;
@@ -32,8 +33,33 @@ impl AhObject {
     }
 }
 
+/// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has none, but some programs (qperf) know
+/// of nothing else; within an IPv4 network of 16 bits this one leads to the peer. See `docs/decisions`.
+pub fn lid(device: &Device) -> u16 {
+    match device.gids().first().map(|gid| gid.addr) {
+        Some(IpAddr::V4(own)) => u32::from(own) as u16,
+        _ => 0,
+    }
+}
+
+/// The address that a local identifier stands for.
+fn by_lid(device: &Device, lid: u16) -> Option<[u8; 16]> {
+    match device.gids().first()?.addr {
+        IpAddr::V4(own) if lid != 0 => {
+            let peer = Ipv4Addr::from(u32::from(own) & 0xffff_0000 | u32::from(lid));
+            Some(peer.to_ipv6_mapped().octets())
+        }
+        _ => None,
+    }
+}
+
 /// The part of an address that reaches the wire.
-pub fn vector(attr: &ibv_ah_attr) -> AddressVector {
+pub fn vector(device: &Device, attr: &ibv_ah_attr) -> AddressVector {
+    if attr.is_global == 0
+        && let Some(dgid) = by_lid(device, attr.dlid)
+    {
+        return AddressVector { is_global: true, dgid, port_num: attr.port_num, ..AddressVector::default() };
+    }
     AddressVector {
         is_global: attr.is_global != 0,
         // SAFETY: every view of the union is 16 plain bytes.
@@ -51,7 +77,7 @@ pub fn vector(attr: &ibv_ah_attr) -> AddressVector {
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: the caller's.
     let domain = unsafe { borrow::<PdObject>(pd)? };
-    let ah = domain.pd().create_ah(&vector(attr))?;
+    let ah = domain.pd().create_ah(&vector(domain.context().device(), attr))?;
     let context = domain.context().clone();
     let c = ibv_ah { context: context.as_c(), pd, handle: context.new_handle() };
     Ok(AhObject { c: CPart::new(c), _context: context, ah, _pd: domain.in_use() }.publish())

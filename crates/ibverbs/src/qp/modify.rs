@@ -74,7 +74,8 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
     if mask.contains(M::AV) {
         let known = || object.qp.query().dest_qpn;
         let dest_qpn = if mask.contains(M::DEST_QPN) { attr.dest_qp_num } else { known() };
-        ours.path = Some(object.context.device().resolve(&ah::vector(&attr.ah_attr), dest_qpn)?);
+        let device = object.context.device();
+        ours.path = Some(device.resolve(&ah::vector(device, &attr.ah_attr), dest_qpn)?);
     }
     // The rest means something only where the mask has it, and is a plain copy.
     (ours.qkey, ours.rq_psn, ours.sq_psn) = (attr.qkey, attr.rq_psn, attr.sq_psn);
