@@ -62,6 +62,11 @@ impl CompChannel {
         self.life.end()
     }
 
+    /// Whether this is the device that it was created on.
+    pub(crate) fn belongs_to(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
     pub(crate) fn notify(&self, cq: Arc<Cq>) {
         self.waiting.lock().push_back(cq);
         self.tokens.post();

@@ -96,6 +96,7 @@ const WINDOWS_PER_BUFFER: usize = 8;
 impl QueuePair {
     pub(crate) fn new(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
         let device = pd.device();
+        check_others(pd, &init)?;
         check_cap(&init, device.limits())?;
         device.ensure_engine();
         device.quotas.qp.take()?;
@@ -385,16 +386,35 @@ impl QueuePair {
     }
 }
 
+/// Whether the objects that it refers to go with it: they belong to the same device, and unreliable connections take
+/// no receives from a shared queue (`ibv_create_qp(3)`).
+fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
+    let device = pd.device();
+    let srq_device = init.srq.as_ref().map(|srq| srq.pd().device());
+    first_broken([
+        (init.send_cq.belongs_to(device), "send_cq of another device"),
+        (init.recv_cq.belongs_to(device), "recv_cq of another device"),
+        (srq_device.is_none_or(|other| Arc::ptr_eq(other, device)), "shared receive queue of another device"),
+        (init.srq.is_none() || init.qp_type != QpType::Uc, "a shared receive queue for UC"),
+    ])
+}
+
+/// Whether its sizes are within the device's limits. With a shared receive queue those of the own one do not count.
 fn check_cap(init: &QpInit, limits: &Limits) -> Result<(), Error> {
     let cap = &init.cap;
-    let rules = [
+    let shared = init.srq.is_some();
+    first_broken([
         (cap.max_send_wr <= limits.max_qp_wr, "max_send_wr above the device's limit"),
-        (cap.max_recv_wr <= limits.max_qp_wr, "max_recv_wr above the device's limit"),
+        (shared || cap.max_recv_wr <= limits.max_qp_wr, "max_recv_wr above the device's limit"),
         (cap.max_send_sge <= limits.max_sge, "max_send_sge above the device's limit"),
-        (cap.max_recv_sge <= limits.max_sge, "max_recv_sge above the device's limit"),
+        (shared || cap.max_recv_sge <= limits.max_sge, "max_recv_sge above the device's limit"),
         (cap.max_inline_data <= limits.max_inline_data, "max_inline_data above the device's limit"),
-    ];
-    match rules.iter().find(|(kept, _)| !kept) {
+    ])
+}
+
+/// EINVAL for the first rule that is not kept.
+fn first_broken<const N: usize>(rules: [(bool, &'static str); N]) -> Result<(), Error> {
+    match rules.into_iter().find(|(kept, _)| !kept) {
         Some((_, broken)) => Err(Error::Invalid(broken)),
         None => Ok(()),
     }

@@ -93,7 +93,7 @@ fn only_solicited_completions_and_errors_are_solicited() {
 #[test]
 fn a_queue_without_a_channel_has_no_events() {
     let a = Node::udp();
-    assert!(matches!(a.cq.request_notify(false), Err(Error::Invalid(_))));
+    a.cq.request_notify(false).expect("nobody to tell is no mistake");
 }
 
 #[test]
