@@ -53,8 +53,8 @@ impl Pd {
     /// it is done) has a meaning.
     ///
     /// # Errors
-    /// EOPNOTSUPP for another advice; EINVAL for unknown flags, an empty list, or a range outside of its region;
-    /// ENOENT for an unknown key; EPERM where the key does not permit it; EFAULT when the memory is not there.
+    /// EOPNOTSUPP for another advice; EINVAL for unknown flags or an empty list; ENOENT for an unknown key; EPERM where
+    /// the key does not permit it; EFAULT for a range outside of its region, or memory that is not there.
     pub fn advise_mr(&self, advice: u32, flags: u32, sges: &[Sge]) -> Result<(), Error> {
         let advice = match advice {
             0 => Advice::Prefetch,
@@ -105,10 +105,8 @@ fn advise_error(error: AccessError) -> Error {
         AccessError::WrongPd | AccessError::WrongQp | AccessError::Permission => {
             Error::Permission("the region does not permit the advice")
         }
-        AccessError::OutOfRange | AccessError::Misaligned | AccessError::Flush => {
-            Error::Invalid("the range is not within its region")
-        }
-        AccessError::Fault => Error::Fault,
+        AccessError::OutOfRange | AccessError::Fault => Error::Fault,
+        AccessError::Misaligned | AccessError::Flush => Error::Invalid("not an answer to advice"),
         AccessError::NotReady => Error::Again,
     }
 }
