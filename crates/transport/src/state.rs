@@ -151,9 +151,19 @@ pub(crate) fn check(
     Ok(to)
 }
 
+/// `ibv_access_flags` that mean something, and the range of those that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
+const ACCESS_FLAGS_KNOWN: u32 = 0x3ff | 0x3ff0_0000;
+
 fn check_values(config: &QpConfig, attr: &QpAttr, mask: M) -> Result<(), ModifyError> {
     let limit = u64::from(config.rd_atomic_limit);
-    let rules: [(M, &'static str, u64, bool, &'static str); 10] = [
+    let rules: [(M, &'static str, u64, bool, &'static str); 11] = [
+        (
+            M::ACCESS_FLAGS,
+            "qp_access_flags",
+            attr.access.into(),
+            attr.access & !ACCESS_FLAGS_KNOWN == 0,
+            "flags of ibv_access_flags",
+        ),
         (M::PORT, "port_num", attr.port_num.into(), attr.port_num == 1, "the device has one port, 1"),
         (M::PKEY_INDEX, "pkey_index", attr.pkey_index.into(), attr.pkey_index == 0, "the only index is 0"),
         (M::DEST_QPN, "dest_qpn", attr.dest_qpn.into(), attr.dest_qpn >> 24 == 0, "24 bits"),
