@@ -1,113 +1,163 @@
-//! What fault safety and key checks cost, beside a plain `memcpy`.
+//! What fault safety and key checks cost, beside a plain `memcpy`: `cargo bench -p terrace-memory`.
 //!
-//! `cargo bench -p terrace-memory --bench copies`
+//! The contestants take turns in short rounds, and the best round of each counts, so that a busy machine disturbs the
+//! ratios little.
 
 use std::hint::black_box;
+use std::time::Instant;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use terrace_memory::{Access, AccessNeed, Accessor, AtomicOp, Limits, RegionSpec, Registry, fault};
 
-const SIZES: [usize; 6] = [8, 64, 256, 1024, 4096, 65536];
+/// Rounds of each contestant.
+const ROUNDS: usize = 300;
+/// About how long a round takes, in nanoseconds.
+const ROUND_NS: f64 = 50_000.0;
 
-/// Memory that starts `offset` bytes into a page.
-fn buffer(offset: usize) -> &'static mut [u8] {
-    let block: &'static mut [u8] = Box::leak(vec![1u8; 65536 + 8192].into_boxed_slice());
-    let start = block.as_ptr().align_offset(4096) + offset;
-    &mut block[start..start + 65536]
+/// A name, and what to do once.
+type Contestant<'a> = (&'static str, Box<dyn FnMut() + 'a>);
+
+/// Nanoseconds per call in one round.
+fn round(count: usize, call: &mut dyn FnMut()) -> f64 {
+    let start = Instant::now();
+    for _ in 0..count {
+        call();
+    }
+    start.elapsed().as_nanos() as f64 / count as f64
 }
 
-/// Copies by the C library, by our routines, and through a key.
-fn copies(c: &mut Criterion) {
-    let registry = Registry::new(Limits::default()).expect("handlers");
+/// The best nanoseconds per call of each contestant.
+fn race(contestants: &mut [Contestant<'_>]) -> Vec<f64> {
+    let mut best = vec![f64::INFINITY; contestants.len()];
+    let counts: Vec<usize> = contestants
+        .iter_mut()
+        .map(|(_, call)| (ROUND_NS / round(100, call.as_mut()).max(0.5)).ceil() as usize)
+        .collect();
+    for _ in 0..ROUNDS {
+        for ((best, count), (_, call)) in best.iter_mut().zip(&counts).zip(contestants.iter_mut()) {
+            *best = best.min(round(*count, call.as_mut()));
+        }
+    }
+    best
+}
+
+/// Prints the times, and each one's ratio to the first.
+fn report(title: &str, mut contestants: Vec<Contestant<'_>>) {
+    let times = race(&mut contestants);
+    print!("{title:>22}");
+    for ((name, _), time) in contestants.iter().zip(&times) {
+        print!("  {name} {time:8.1} ns ({:.2}x)", time / times[0]);
+    }
+    println!();
+}
+
+/// Memory that starts `offset` bytes into a page.
+fn buffer(offset: usize) -> *mut u8 {
+    let block = Box::leak(vec![1u8; 65536 + 8192].into_boxed_slice());
+    let start = block.as_ptr().align_offset(4096) + offset;
+    block[start..].as_mut_ptr()
+}
+
+/// Copies between the program's memory and a packet's payload, which lies 12 or 16 bytes behind the packet's start.
+fn copies(registry: &Registry) {
     let who = Accessor::remote(1, 1);
-    // A packet's payload lies 12 bytes behind the start of its headers, or more; memory is aligned as programs align it.
-    for (name, region_offset, packet_offset) in
-        [("aligned", 0, 16), ("payload after 12 bytes", 0, 12), ("unaligned", 5, 12)]
+    for (title, region_offset, packet_offset) in
+        [("payload at 16", 0, 16), ("payload at 12", 0, 12), ("odd", 5, 12)]
     {
-        let region = buffer(region_offset);
-        let packet = buffer(packet_offset);
+        let (region, packet) = (buffer(region_offset), buffer(packet_offset));
+        let addr = region as u64;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let spec = RegionSpec::new(1, region.as_ptr() as u64, region.len() as u64, access);
-        let key = registry.register(&spec).expect("registration").key;
-        let addr = region.as_ptr() as u64;
-        let mut group = c.benchmark_group(format!("copy/{name}"));
-        for size in SIZES {
-            group.throughput(Throughput::Bytes(size as u64));
-            group.bench_with_input(BenchmarkId::new("memcpy to", size), &size, |b, &size| {
-                b.iter(|| black_box(&mut region[..size]).copy_from_slice(black_box(&packet[..size])));
-            });
-            group.bench_with_input(BenchmarkId::new("memcpy from", size), &size, |b, &size| {
-                b.iter(|| black_box(&mut packet[..size]).copy_from_slice(black_box(&region[..size])));
-            });
-            group.bench_with_input(BenchmarkId::new("fault::copy_to", size), &size, |b, &size| {
-                // SAFETY: the target is the buffer above, and nobody else uses it.
-                b.iter(|| unsafe { fault::copy_to(black_box(addr), black_box(&packet[..size])) });
-            });
-            group.bench_with_input(BenchmarkId::new("fault::copy_from", size), &size, |b, &size| {
-                // SAFETY: the source is the buffer above.
-                b.iter(|| unsafe { fault::copy_from(black_box(addr), black_box(&mut packet[..size])) });
-            });
-            group.bench_with_input(BenchmarkId::new("Registry::write", size), &size, |b, &size| {
-                b.iter(|| registry.write(who, black_box(key), black_box(addr), black_box(&packet[..size])));
-            });
-            group.bench_with_input(BenchmarkId::new("Registry::read", size), &size, |b, &size| {
-                b.iter(|| {
-                    registry.read(who, black_box(key), black_box(addr), black_box(&mut packet[..size]))
-                });
-            });
+        let key = registry.register(&RegionSpec::new(1, addr, 65536, access)).expect("registration").key;
+        for len in [8, 64, 256, 1024, 4096, 65536] {
+            // SAFETY: both buffers have 65536 bytes and live for ever; one thread uses them, one copy at a time.
+            let out = || unsafe { std::slice::from_raw_parts_mut(packet, black_box(len)) };
+            // SAFETY: as above.
+            let data = || unsafe { std::slice::from_raw_parts(packet, black_box(len)) };
+            report(
+                &format!("{title}, {len} B in"),
+                vec![
+                    // SAFETY: as above.
+                    ("memcpy", Box::new(|| unsafe { packet.copy_to(black_box(region), black_box(len)) })),
+                    // SAFETY: as above.
+                    (
+                        "copy_to",
+                        Box::new(|| drop(black_box(unsafe { fault::copy_to(black_box(addr), data()) }))),
+                    ),
+                    (
+                        "write",
+                        Box::new(|| drop(black_box(registry.write(who, black_box(key), addr, data())))),
+                    ),
+                ],
+            );
+            report(
+                &format!("{title}, {len} B out"),
+                vec![
+                    // SAFETY: as above.
+                    ("memcpy", Box::new(|| unsafe { region.copy_to(black_box(packet), black_box(len)) })),
+                    // SAFETY: as above.
+                    (
+                        "copy_from",
+                        Box::new(|| drop(black_box(unsafe { fault::copy_from(black_box(addr), out()) }))),
+                    ),
+                    ("read", Box::new(|| drop(black_box(registry.read(who, black_box(key), addr, out()))))),
+                ],
+            );
         }
     }
 }
 
-/// Finding and checking a key among many, and an atomic.
-fn keys(c: &mut Criterion) {
-    let registry = Registry::new(Limits::default()).expect("handlers");
-    let region = buffer(0);
-    let addr = region.as_ptr() as u64;
+/// Finding and checking a key, alone and among many, and an atomic.
+fn keys(registry: &Registry) {
+    let addr = buffer(0) as u64;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let spec = RegionSpec::new(1, addr, 65536, access);
     let keys: Vec<u32> = (0..1024).map(|_| registry.register(&spec).expect("registration").key).collect();
     let who = Accessor::remote(1, 1);
-    let mut group = c.benchmark_group("key");
-    group.bench_function("check", |b| {
-        b.iter(|| registry.check(who, black_box(keys[0]), black_box(addr), 4096, AccessNeed::Write));
-    });
-    group.bench_function("check, 1024 keys in turn", |b| {
-        let mut turn = 0;
-        b.iter(|| {
-            turn = (turn + 1) % keys.len();
-            registry.check(who, black_box(keys[turn]), black_box(addr), 4096, AccessNeed::Write)
-        });
-    });
-    group.bench_function("fetch and add", |b| {
-        b.iter(|| registry.atomic(who, black_box(keys[0]), black_box(addr), AtomicOp::FetchAdd { add: 1 }));
-    });
+    let check = |key| drop(black_box(registry.check(who, black_box(key), addr, 4096, AccessNeed::Write)));
+    let add = AtomicOp::FetchAdd { add: 1 };
+    let mut turn = 0;
+    report(
+        "key",
+        vec![
+            ("check", Box::new(|| check(keys[0]))),
+            (
+                "1024 keys in turn",
+                Box::new(|| {
+                    turn = (turn + 1) % 1024;
+                    check(keys[turn]);
+                }),
+            ),
+            (
+                "fetch and add",
+                Box::new(|| drop(black_box(registry.atomic(who, black_box(keys[0]), addr, add)))),
+            ),
+        ],
+    );
 }
 
 /// A registration and its end, for little and for much memory.
-fn registration(c: &mut Criterion) {
-    let registry = Registry::new(Limits::default()).expect("handlers");
-    let mut group = c.benchmark_group("register and deregister");
-    for (name, len) in [("4 KiB", 4096), ("64 GiB", 64usize << 30)] {
+fn registration(registry: &Registry) {
+    let sparse = |len: u64| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, never touched.
-        let addr = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
+        let addr = unsafe { libc::mmap(std::ptr::null_mut(), len as usize, protection, flags, -1, 0) };
         assert_ne!(addr, libc::MAP_FAILED);
-        let spec = RegionSpec::new(1, addr as u64, len as u64, Access::LOCAL_WRITE);
-        group.bench_function(name, |b| {
-            b.iter(|| registry.deregister(registry.register(black_box(&spec)).expect("registration").key));
-        });
-    }
+        RegionSpec::new(1, addr as u64, len, Access::LOCAL_WRITE)
+    };
+    let (small, large) = (sparse(4096), sparse(64 << 30));
+    let register = |spec: &RegionSpec| {
+        let key = registry.register(black_box(spec)).expect("registration").key;
+        registry.deregister(key).expect("its end");
+    };
+    report(
+        "register, deregister",
+        vec![("4 KiB", Box::new(|| register(&small))), ("64 GiB", Box::new(|| register(&large)))],
+    );
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(30)
-        .warm_up_time(std::time::Duration::from_millis(200))
-        .measurement_time(std::time::Duration::from_millis(600));
-    targets = copies, keys, registration
+fn main() {
+    let registry = Registry::new(Limits::default()).expect("signal handlers");
+    copies(&registry);
+    keys(&registry);
+    registration(&registry);
 }
-criterion_main!(benches);
