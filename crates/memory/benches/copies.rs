@@ -43,7 +43,7 @@ fn race(contestants: &mut [Contestant<'_>]) -> Vec<f64> {
 /// Prints the times, and each one's ratio to the first.
 fn report(title: &str, mut contestants: Vec<Contestant<'_>>) {
     let times = race(&mut contestants);
-    print!("{title:>22}");
+    print!("{title:>24}");
     for ((name, _), time) in contestants.iter().zip(&times) {
         print!("  {name} {time:8.1} ns ({:.2}x)", time / times[0]);
     }
@@ -67,38 +67,35 @@ fn copies(registry: &Registry) {
         let addr = region as u64;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let key = registry.register(&RegionSpec::new(1, addr, 65536, access)).expect("registration").key;
+        // SAFETY: both buffers have 65536 bytes and live for ever; one thread uses them, one copy at a time.
+        let out = |len| unsafe { std::slice::from_raw_parts_mut(packet, black_box(len)) };
+        // SAFETY: as above.
+        let data = |len| unsafe { std::slice::from_raw_parts(packet, black_box(len)) };
+        // SAFETY: as above.
+        let memcpy_in = |len| unsafe { packet.copy_to(black_box(region), black_box(len)) };
+        // SAFETY: as above.
+        let memcpy_out = |len| unsafe { region.copy_to(black_box(packet), black_box(len)) };
+        // SAFETY: as above.
+        let copy_to = |len| unsafe { fault::copy_to(black_box(addr), data(len)) }.expect("mapped");
+        // SAFETY: as above.
+        let copy_from = |len| unsafe { fault::copy_from(black_box(addr), out(len)) }.expect("mapped");
+        let write = |len| registry.write(who, black_box(key), addr, data(len)).expect("permitted");
+        let read = |len| registry.read(who, black_box(key), addr, out(len)).expect("permitted");
         for len in [8, 64, 256, 1024, 4096, 65536] {
-            // SAFETY: both buffers have 65536 bytes and live for ever; one thread uses them, one copy at a time.
-            let out = || unsafe { std::slice::from_raw_parts_mut(packet, black_box(len)) };
-            // SAFETY: as above.
-            let data = || unsafe { std::slice::from_raw_parts(packet, black_box(len)) };
             report(
                 &format!("{title}, {len} B in"),
                 vec![
-                    // SAFETY: as above.
-                    ("memcpy", Box::new(|| unsafe { packet.copy_to(black_box(region), black_box(len)) })),
-                    // SAFETY: as above.
-                    (
-                        "copy_to",
-                        Box::new(|| drop(black_box(unsafe { fault::copy_to(black_box(addr), data()) }))),
-                    ),
-                    (
-                        "write",
-                        Box::new(|| drop(black_box(registry.write(who, black_box(key), addr, data())))),
-                    ),
+                    ("memcpy", Box::new(|| memcpy_in(len))),
+                    ("copy_to", Box::new(|| copy_to(len))),
+                    ("write", Box::new(|| write(len))),
                 ],
             );
             report(
                 &format!("{title}, {len} B out"),
                 vec![
-                    // SAFETY: as above.
-                    ("memcpy", Box::new(|| unsafe { region.copy_to(black_box(packet), black_box(len)) })),
-                    // SAFETY: as above.
-                    (
-                        "copy_from",
-                        Box::new(|| drop(black_box(unsafe { fault::copy_from(black_box(addr), out()) }))),
-                    ),
-                    ("read", Box::new(|| drop(black_box(registry.read(who, black_box(key), addr, out()))))),
+                    ("memcpy", Box::new(|| memcpy_out(len))),
+                    ("copy_from", Box::new(|| copy_from(len))),
+                    ("read", Box::new(|| read(len))),
                 ],
             );
         }
@@ -112,24 +109,22 @@ fn keys(registry: &Registry) {
     let spec = RegionSpec::new(1, addr, 65536, access);
     let keys: Vec<u32> = (0..1024).map(|_| registry.register(&spec).expect("registration").key).collect();
     let who = Accessor::remote(1, 1);
-    let check = |key| drop(black_box(registry.check(who, black_box(key), addr, 4096, AccessNeed::Write)));
+    let check = |key| registry.check(who, black_box(key), addr, 4096, AccessNeed::Write).expect("permitted");
     let add = AtomicOp::FetchAdd { add: 1 };
     let mut turn = 0;
+    let check_in_turn = || {
+        turn = (turn + 1) % 1024;
+        check(keys[turn]);
+    };
+    let fetch_and_add = || {
+        black_box(registry.atomic(who, black_box(keys[0]), addr, add).expect("permitted"));
+    };
     report(
         "key",
         vec![
             ("check", Box::new(|| check(keys[0]))),
-            (
-                "1024 keys in turn",
-                Box::new(|| {
-                    turn = (turn + 1) % 1024;
-                    check(keys[turn]);
-                }),
-            ),
-            (
-                "fetch and add",
-                Box::new(|| drop(black_box(registry.atomic(who, black_box(keys[0]), addr, add)))),
-            ),
+            ("1024 keys in turn", Box::new(check_in_turn)),
+            ("fetch and add", Box::new(fetch_and_add)),
         ],
     );
 }
