@@ -1,0 +1,36 @@
+//! Two reliable connections' ends over a link that loses, repeats, delays and reorders packets: every work request
+//! completes once and in order, and memory ends up as after a plain execution.
+//!
+//! Cases are drawn from a fixed seed, so that a run repeats. `TERRACE_CASES=100000` runs more of them, `TERRACE_SEED=n`
+//! others. A failure is shrunk and printed as the plan that replays it.
+
+#[path = "link/model.rs"]
+mod model;
+#[path = "link/plan.rs"]
+mod plan;
+#[path = "link/random.rs"]
+mod random;
+mod support;
+#[path = "link/world.rs"]
+mod world;
+
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+
+const CASES: u32 = 2000;
+
+fn from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn all_work_completes_in_order_over_a_bad_link() {
+    let cases = from_env("TERRACE_CASES").map_or(CASES, |cases| cases as u32);
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&from_env("TERRACE_SEED").unwrap_or(0).to_le_bytes());
+    let config = Config { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    let outcome = runner.run(&plan::plan(), |plan| world::run(&plan).map_err(TestCaseError::fail));
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+}
