@@ -181,9 +181,10 @@ static void connect_qp(const struct nic *nic, const struct options *options, uin
     if (error != 0)
         die("queue pair to RTR: %s", strerror(error));
 
+    /* Half a second: the answer may have to come from the server's disk first, and that may be busy. */
     struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS,
                               .sq_psn = psn,
-                              .timeout = 14,
+                              .timeout = 17,
                               .retry_cnt = 7,
                               .rnr_retry = 7,
                               .max_rd_atomic = (uint8_t)reads};
@@ -357,15 +358,17 @@ static void write_out(const char *bytes, size_t length)
     }
 }
 
+/* One line that is written over while it works, or, where there is no terminal, a new one now and then. */
 static void report(const struct transfer *transfer, uint64_t done, double started, bool last)
 {
     static double reported;
+    bool terminal = isatty(STDERR_FILENO);
     double now = seconds_now();
-    if (!last && now - reported < 0.25)
+    if (!last && now - reported < (terminal ? 0.25 : 2.0))
         return;
     reported = now;
-    fprintf(stderr, "\rfile_region: %" PRIu64 " of %" PRIu64 " MiB, %.0f MiB/s%s", done >> 20, transfer->length >> 20,
-            (double)done / (1 << 20) / (now - started), last ? "\n" : "   ");
+    fprintf(stderr, "%sfile_region: %" PRIu64 " of %" PRIu64 " MiB, %.0f MiB/s%s", terminal ? "\r" : "", done >> 20,
+            transfer->length >> 20, (double)done / (1 << 20) / (now - started), terminal && !last ? "   " : "\n");
 }
 
 /* READs of one queue pair complete in the order in which they were posted, so the data can be written out as it comes. */

@@ -1,7 +1,6 @@
 """A memory limit for one process: control groups of version 2 or 1, whichever this machine has."""
 
 import contextlib
-import os
 import pathlib
 import time
 
@@ -32,17 +31,6 @@ class MemoryGroup:
         with contextlib.suppress(OSError, ValueError):
             return int((self.path / self.peak_file).read_text())
         return None
-
-    def statistics(self):
-        """`memory.stat` as a dictionary."""
-        lines = (self.path / "memory.stat").read_text().splitlines()
-        return {name: int(value) for name, value in (line.split() for line in lines)}
-
-    def reclaimed_bytes(self):
-        """How much the kernel had to drop from the group to keep it within its limit."""
-        stat = self.statistics()
-        pages = stat["pgsteal"] if "pgsteal" in stat else stat.get("total_pgpgout", stat.get("pgpgout", 0))
-        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def __enter__(self):
         return self

@@ -181,3 +181,11 @@ def cpu_seconds(pid):
     """User and system time that process `pid` has used so far."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def disk_bytes_read(pid):
+    """Bytes that process `pid` has caused to be read from storage, page faults included; None when it has ended."""
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["read_bytes"])
+    return None
