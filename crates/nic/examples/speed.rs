@@ -112,7 +112,7 @@ fn stream(name: &str, node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32, de
     let started = Instant::now();
     let mut times = Vec::new();
     let (mut posted, mut done) = (0u64, 0u64);
-    let duration = Duration::from_millis(600);
+    let duration = Duration::from_millis(250);
     let mut last = started;
     while started.elapsed() < duration || done < posted {
         while posted - done < depth as u64 && started.elapsed() < duration {

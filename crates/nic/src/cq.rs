@@ -138,9 +138,9 @@ impl Cq {
         max: usize,
         take: impl FnOnce(Drain<'_, Wc>, Option<&mut VecDeque<Time>>),
     ) -> Result<usize, Error> {
-        self.device.note_poll();
+        let polls = self.device.note_poll();
         if self.is_empty() {
-            self.device.progress_for(self);
+            self.device.progress_for(self, polls);
         }
         let mut guard = self.queue.lock();
         let queue = &mut *guard;

@@ -25,15 +25,19 @@ const DEFAULT_PARTITION: u16 = 0x7fff;
 
 impl Device {
     /// One look at everything: packets that have arrived, timers that have run out, queue pairs that wait to be
-    /// looked at. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
-    pub(crate) fn advance(&self, now: Time, acks: impl FnOnce() -> AckPolicy) -> bool {
-        self.retry_blocked(now);
+    /// looked at. Without a time the timers are left to the next look, and a look that finds nothing does not ask
+    /// the clock. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
+    pub(crate) fn advance(&self, now: Option<Time>, acks: impl FnOnce() -> AckPolicy) -> bool {
+        if self.tx.is_blocked() {
+            self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
+        }
         let mut rx = self.rx.try_lock();
         let received = rx.as_mut().map_or(0, |rx| self.port.receive(rx));
-        let due = self.timers.is_due(now);
+        let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !due && self.pending.is_empty() {
             return false;
         }
+        let now = now.unwrap_or_else(|| self.clock.now());
         let mut unit = self.tx.take();
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
         self.pending.take_into(&mut unit.work);
@@ -58,15 +62,21 @@ impl Device {
     /// else makes progress. Returns whether there was anything to do.
     pub fn step(&self, now: Time) -> bool {
         let mut active = false;
-        while self.advance(now, || AckPolicy::Now) {
+        while self.advance(Some(now), || AckPolicy::Now) {
             active = true;
         }
         active
     }
 
+    /// Whether queue pairs wait to be looked at, and looking at them is of use: while the network takes nothing,
+    /// nothing can be made of them.
+    pub(crate) fn wants_look(&self) -> bool {
+        !self.pending.is_empty() && !self.tx.is_blocked()
+    }
+
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.pending.is_empty() { self.timers.next() } else { Some(Time(0)) }
+        if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
     }
 
     fn handle_burst(&self, now: Time, rx: &mut RxBatch, work: &mut WorkList) {

@@ -80,7 +80,7 @@ impl Driver<'_> {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // Whoever adds work after these looks sees that the engine sleeps, and rings.
-        let awaited = self.device.timers.next() == deadline && self.device.pending.is_empty();
+        let awaited = self.device.timers.next() == deadline && !self.device.wants_look();
         let timeout = match awaited {
             true => deadline.map(|deadline| self.time_until(deadline)),
             false => Some(Timespec::default()),
@@ -117,7 +117,7 @@ impl Driver<'_> {
     /// it finds there. Its answer and the acknowledgement then leave together, which is what keeps two such programs
     /// in the state in which each of them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
-        if !self.device.advance(self.now(), || AckPolicy::Hold) {
+        if !self.device.advance(Some(self.now()), || AckPolicy::Hold) {
             return Mode::Armed;
         }
         self.sleep(&[], Some(timespec(ANSWER_NS)));
@@ -133,7 +133,7 @@ impl Driver<'_> {
         let mut budget_ns = self.budget.take();
         loop {
             let now = self.now();
-            if self.device.advance(now, || AckPolicy::Now) {
+            if self.device.advance(Some(now), || AckPolicy::Now) {
                 if quiet_since.take().is_some() {
                     self.budget.note(true);
                     budget_ns = self.budget.take();

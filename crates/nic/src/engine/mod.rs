@@ -125,13 +125,14 @@ impl Engine {
     /// Counts a poll. An engine that sleeps on the network does not notice by itself that the program polls: the
     /// program has taken each packet before the engine is awake. So it is told now and then.
     #[inline]
-    fn note_poll(&self) {
+    fn note_poll(&self) -> u32 {
         // Several threads that count at once may lose counts, which is no matter here, and cheaper.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
         if polls.is_multiple_of(POLLS_PER_LOOK) {
             self.ask_to_stand_by();
         }
+        polls
     }
 
     #[cold]
@@ -166,11 +167,11 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that a thread of the program polls a completion queue.
+    /// Notes that a thread of the program polls a completion queue, and returns roughly how often that was so far.
     #[inline]
-    pub(crate) fn note_poll(self: &Arc<Self>) {
+    pub(crate) fn note_poll(self: &Arc<Self>) -> u32 {
         self.ensure_engine();
-        self.engine.note_poll();
+        self.engine.note_poll()
     }
 
     /// Starts the engine if this process is a forked child that has none yet.
