@@ -1,0 +1,170 @@
+//! Unreliable connections and datagrams over a bad link: what arrives is whole, and what is lost does no harm to what
+//! comes after it. Loss alone changes no order either.
+
+#[path = "link/random.rs"]
+mod random;
+mod support;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use random::Random;
+use smallvec::smallvec;
+use support::host::Memory;
+use support::sink::Collector;
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::{
+    AckPolicy, Datagram, Payload, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, RecvWr, SendFlags,
+    SendOp, SendWr, Sge, Time, WcFlags, WcStatus,
+};
+use terrace_wire::{GRH_LEN, Packet};
+
+const MTU: u32 = 256;
+const MESSAGES: u32 = 120;
+/// Room for each message, in the memory of either side.
+const SLOT_LEN: u64 = 2048;
+const KEY: u32 = 1;
+const QKEY: u32 = 0x1234;
+const SEEDS: u64 = 300;
+
+fn address(side: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, side])
+}
+
+fn queue_pair(qp_type: QpType, side: u8) -> Qp {
+    let mut qp = Qp::new(QpConfig {
+        qpn: u32::from(side),
+        qp_type,
+        cap: QpCap {
+            max_send_wr: MESSAGES,
+            max_recv_wr: MESSAGES,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
+        sq_sig_all: true,
+        has_srq: false,
+        window_bytes: 1 << 16,
+        rd_atomic_limit: 0,
+        mtu_limit: MTU,
+    });
+    let attr = QpAttr {
+        path_mtu: MTU,
+        sq_psn: 0xff_fff0,
+        rq_psn: 0xff_fff0,
+        dest_qpn: u32::from(3 - side),
+        access: 0xe,
+        path: Some(path_to(address(3 - side))),
+        qkey: QKEY,
+        port_num: 1,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rts);
+    qp
+}
+
+fn memory() -> Memory {
+    let len = SLOT_LEN * u64::from(MESSAGES);
+    let memory = Memory::new(len as usize);
+    memory.add_region(KEY, 0, len, "lrw");
+    memory
+}
+
+/// The message of this number: its data lies in the slot of this number.
+fn message(qp_type: QpType, number: u32, random: &mut Random) -> SendWr {
+    let slot = SLOT_LEN * u64::from(number);
+    let longest = if qp_type == QpType::Ud { u64::from(MTU) } else { SLOT_LEN - 64 };
+    let length = random.below(longest + 1) as u32;
+    let op = match qp_type {
+        QpType::Uc if random.percent(40) => SendOp::WriteImm { va: slot, rkey: KEY, imm: number },
+        _ => SendOp::SendImm(number),
+    };
+    SendWr {
+        wr_id: number.into(),
+        op,
+        payload: Payload::Sges(smallvec![Sge { addr: slot, length, lkey: KEY }]),
+        flags: SendFlags::SIGNALED,
+        datagram: Some(Datagram { path: path_to(address(2)), qpn: 2, qkey: QKEY }),
+    }
+}
+
+/// Sends all messages through a link; returns the numbers of those that arrived, in order.
+fn run(qp_type: QpType, seed: u64, reorders: bool) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    let (mut sender, mut receiver) = (queue_pair(qp_type, 1), queue_pair(qp_type, 2));
+    let (ours, theirs) = (memory(), memory());
+    theirs.write(0, &vec![0; (SLOT_LEN * u64::from(MESSAGES)) as usize]);
+    for slot in 0..u64::from(MESSAGES) {
+        let sge = Sge { addr: slot * SLOT_LEN, length: SLOT_LEN as u32, lkey: KEY };
+        receiver.post_recv(RecvWr { wr_id: slot, sges: smallvec![sge] }).expect("there is room");
+    }
+    let messages: Vec<SendWr> = (0..MESSAGES).map(|number| message(qp_type, number, &mut random)).collect();
+    for wr in &messages {
+        sender.post_send(wr.clone()).expect("there is room");
+    }
+    let mut sink = Collector::default();
+    sender.poll_transmit(Time(1), &ours, &mut sink, AckPolicy::Now);
+    let mut link = BTreeMap::new();
+    for (order, (_, bytes)) in (0u64..).zip(sink.packets) {
+        let copies = if random.percent(5) { 0 } else { 1 + usize::from(reorders && random.percent(5)) };
+        for _ in 0..copies {
+            let late = if reorders && random.percent(5) { random.below(20) } else { 0 };
+            link.insert((order + late, random.next()), bytes.clone());
+        }
+    }
+    let meta = meta_between(address(1), address(2), 0);
+    let mut arrived = Vec::new();
+    for bytes in link.values() {
+        let packet = Packet::parse(bytes).expect("well-formed");
+        receiver.handle_packet(Time(2), &meta, &packet, &theirs);
+        while let Some(event) = receiver.poll_event() {
+            let QpEvent::RecvComplete(wc) = event else { panic!("{event:?}") };
+            assert_eq!((wc.status, wc.flags.contains(WcFlags::WITH_IMM)), (WcStatus::Success, true));
+            check_content(&messages[wc.imm as usize], wc.wr_id, wc.byte_len, &ours, &theirs, qp_type);
+            arrived.push(wc.imm);
+        }
+    }
+    let mut silent = Collector::default();
+    receiver.poll_transmit(Time(3), &theirs, &mut silent, AckPolicy::Now);
+    assert!(silent.packets.is_empty(), "an unreliable queue pair answers");
+    assert_eq!(receiver.state(), QpState::Rts);
+    arrived
+}
+
+fn check_content(wr: &SendWr, receive: u64, len: u32, ours: &Memory, theirs: &Memory, qp_type: QpType) {
+    let header_len = if qp_type == QpType::Ud { GRH_LEN as u32 } else { 0 };
+    assert_eq!(u64::from(len - header_len), wr.payload.len());
+    let place = match wr.op {
+        SendOp::WriteImm { va, .. } => va,
+        _ => receive * SLOT_LEN + u64::from(header_len),
+    };
+    let data_len = wr.payload.len() as usize;
+    assert_eq!(theirs.read(place, data_len), ours.read(wr.wr_id * SLOT_LEN, data_len));
+}
+
+#[test]
+fn what_a_connection_delivers_is_whole_and_in_order_under_loss() {
+    let mut arrived = 0;
+    for seed in 0..SEEDS {
+        let numbers = run(QpType::Uc, seed, false);
+        assert!(numbers.is_sorted_by(|one, next| one < next), "seed {seed}: {numbers:?}");
+        arrived += numbers.len() as u64;
+    }
+    let share = arrived * 100 / (SEEDS * u64::from(MESSAGES));
+    assert!((60..95).contains(&share), "{share} % arrived");
+}
+
+#[test]
+fn what_a_connection_delivers_is_whole_whatever_happens() {
+    // A receive whose message was cut short keeps the data of the start; a WRITE may be repeated into its own slot.
+    for seed in 0..SEEDS {
+        assert!(!run(QpType::Uc, seed, true).is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
+fn what_datagrams_deliver_is_whole() {
+    for seed in 0..SEEDS {
+        assert!(!run(QpType::Ud, seed, true).is_empty(), "seed {seed}");
+    }
+}
