@@ -236,6 +236,21 @@ impl QueuePair {
                 break;
             }
         }
+        self.send_posted(core);
+        result
+    }
+
+    /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
+    pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
+        let mut core = self.lock_alive()?;
+        core.qp.check_sends(wrs)?;
+        wrs.drain(..).try_for_each(|wr| core.qp.post_send(wr))?;
+        self.send_posted(core);
+        Ok(())
+    }
+
+    /// Sends what was posted, at once or with what is posted next.
+    fn send_posted(self: &Arc<Self>, core: MutexGuard<'_, QpCore>) {
         let device = self.device();
         device.ensure_engine();
         let can_wait =
@@ -245,7 +260,6 @@ impl QueuePair {
         } else {
             device.after_change(self, core, AckPolicy::Now);
         }
-        result
     }
 
     /// Posts receive work requests. Those before a bad one stay posted; the error says which one it was, and why:

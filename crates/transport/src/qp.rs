@@ -183,18 +183,34 @@ impl Qp {
     /// # Errors
     /// If the queue is full, or the request does not fit the queue pair.
     pub fn post_send(&mut self, wr: SendWr) -> Result<(), PostError> {
-        match self.common.attr.state {
-            QpState::Reset | QpState::Init | QpState::Rtr => Err(PostError::BadState),
-            QpState::Err | QpState::Sqe => {
-                Requester::validate(&self.common, &wr)?;
-                Requester::flush_posted(&mut self.common, wr);
-                Ok(())
-            }
-            QpState::Rts | QpState::Sqd => {
-                Requester::validate(&self.common, &wr)?;
-                self.requester.post(&self.common, wr)
-            }
+        self.check_sends(std::slice::from_ref(&wr))?;
+        if self.flushes_sends() {
+            Requester::flush_posted(&mut self.common, wr);
+        } else {
+            self.requester.post(&self.common, wr);
         }
+        Ok(())
+    }
+
+    /// Whether these work requests can all be queued, one after the other.
+    ///
+    /// # Errors
+    /// As for [`Qp::post_send`].
+    pub fn check_sends(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        if matches!(self.common.attr.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(PostError::BadState);
+        }
+        wrs.iter().try_for_each(|wr| Requester::validate(&self.common, wr))?;
+        let room = self.common.config.cap.max_send_wr as usize;
+        if !self.flushes_sends() && wrs.len() > room.saturating_sub(self.requester.len()) {
+            return Err(PostError::QueueFull);
+        }
+        Ok(())
+    }
+
+    /// Whether send work requests complete at once, without being executed.
+    fn flushes_sends(&self) -> bool {
+        matches!(self.common.attr.state, QpState::Err | QpState::Sqe)
     }
 
     /// Queues a receive work request. In the error state it completes as flushed at once.

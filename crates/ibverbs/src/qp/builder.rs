@@ -192,7 +192,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let list = unsafe { &mut *builder.list.get() };
     let posted = match list.error.take() {
         Some(error) => Err(error),
-        None => object.qp.post_send(list.wrs.drain(..).map(Ok)).map_err(|(_, error)| error),
+        None => object.qp.post_send_batch(&mut list.wrs),
     };
     list.wrs.clear();
     // SAFETY: as above; `list` is not used any more.

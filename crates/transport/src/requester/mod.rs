@@ -156,12 +156,9 @@ impl Requester {
         if wr.payload.len() > limit { Err(PostError::TooLong) } else { Ok(()) }
     }
 
-    pub(crate) fn post(&mut self, common: &Common, wr: SendWr) -> Result<(), PostError> {
-        if self.queue.len() >= common.config.cap.max_send_wr as usize {
-            return Err(PostError::QueueFull);
-        }
+    /// Queues a request that was found to fit.
+    pub(crate) fn post(&mut self, common: &Common, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr, common.mtu()));
-        Ok(())
     }
 
     /// The time at which `handle_timeout` has something to do.
