@@ -13,7 +13,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall demo test conformance soak fuzz bench lint clean
+.PHONY: help setup build install uninstall badinput-programs demo test conformance soak fuzz bench lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -46,6 +46,16 @@ build/bench/%: bench/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -o $@ $< -libverbs
 
+# Programs that make mistakes on purpose; lab.c is what they share.
+BADINPUT_SHARED := $(wildcard tests/badinput/programs/lab.*) tests/badinput/programs/check.h
+BADINPUT_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/lab.c,$(wildcard tests/badinput/programs/*.c)))
+
+build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
+
+badinput-programs: $(BADINPUT_PROGRAMS)
+
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
 	@scripts/setup.sh demo
 	@$(MAKE) --no-print-directory build/examples/file_region
@@ -55,6 +65,8 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	@scripts/setup.sh test
 	cargo test --workspace --locked
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
+	@$(MAKE) --no-print-directory badinput-programs
+	$(PYTHON) -m unittest discover --start-directory tests/badinput --pattern 'test_*.py'
 
 conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance

@@ -1,0 +1,501 @@
+/*
+ * endpoint: one end of RDMA connections, told by lines of text what to do.
+ *
+ * A test starts as many of these as it needs, each under `terrace run` with an address of its own, and plays them
+ * against each other, or against a peer of its own making. Every command is one line of words and gets one line as its
+ * answer: `ok` and perhaps some `name=value`, or `errno N`. Objects have names that the test chooses.
+ *
+ *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, memfd, huge, sparse
+ *     fill NAME OFFSET BYTES SEED                   writes what only this seed gives
+ *     check NAME OFFSET BYTES SEED                  how many bytes differ from that
+ *     unmap|protect|truncate|dereg NAME ...
+ *     qp NAME rc|uc|ud                              with a completion queue of its own
+ *     connect NAME ADDRESS QPN [name=value ...]     to RTS
+ *     recv NAME ID MR OFFSET BYTES
+ *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY   OP: send, write, read, add
+ *     poll NAME COUNT SECONDS                       completions: ID:STATUS:OPCODE:BYTES
+ *     arm NAME, wait NAME SECONDS                   completion events
+ *     stream NAME MR REMOTE RKEY, rest NAME         writes and reads back in a thread, as fast as it goes
+ *     state|error|destroy NAME
+ *     fork HOW MR                                   exit, _exit, exec or daemon
+ */
+#include "lab.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { NAMES_MAX = 64, WORDS_MAX = 32, STREAM_BYTES = 16 << 10 };
+
+struct region {
+    char name[16];
+    uint8_t *memory;
+    size_t bytes;
+    int fd;
+    struct ibv_mr *mr;
+};
+
+struct connection {
+    char name[16];
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    pthread_t thread;
+    atomic_bool streaming;
+    struct region *stream_region;
+    uint64_t stream_remote;
+    uint32_t stream_rkey;
+    unsigned long rounds, wrong;
+    enum ibv_wc_status stream_status;
+};
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct region regions[NAMES_MAX];
+static struct connection connections[NAMES_MAX];
+static char *words[WORDS_MAX];
+static int word_count;
+
+/* ---- words ------------------------------------------------------------------------------------------------------ */
+
+static const char *word(int index)
+{
+    if (index >= word_count)
+        die("a word is missing behind %s", words[0]);
+    return words[index];
+}
+
+static uint64_t number(int index)
+{
+    return strtoull(word(index), NULL, 0);
+}
+
+/* The value of `name=value` among the words, or what it is without one. */
+static uint64_t option(const char *name, uint64_t otherwise)
+{
+    size_t length = strlen(name);
+    for (int i = 1; i < word_count; i++)
+        if (strncmp(words[i], name, length) == 0 && words[i][length] == '=')
+            return strtoull(words[i] + length + 1, NULL, 0);
+    return otherwise;
+}
+
+static struct region *region_named(int index)
+{
+    for (int i = 0; i < NAMES_MAX; i++)
+        if (strcmp(regions[i].name, word(index)) == 0)
+            return &regions[i];
+    die("no region %s", word(index));
+}
+
+static struct connection *connection_named(int index)
+{
+    for (int i = 0; i < NAMES_MAX; i++)
+        if (strcmp(connections[i].name, word(index)) == 0)
+            return &connections[i];
+    die("no queue pair %s", word(index));
+}
+
+static void answer_code(int code)
+{
+    if (code == 0)
+        puts("ok");
+    else
+        printf("errno %d\n", code);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+static bool map(struct region *region, const char *kind, const char *path)
+{
+    int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED;
+    region->fd = -1;
+    if (strcmp(kind, "anon") == 0)
+        flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    else if (strcmp(kind, "sparse") == 0)
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    else if (strcmp(kind, "huge") == 0)
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+    else if (strcmp(kind, "memfd") == 0)
+        region->fd = memfd_create("endpoint", MFD_CLOEXEC);
+    else
+        region->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (region->fd >= 0 && ftruncate(region->fd, (off_t)region->bytes) != 0)
+        return false;
+    region->memory = mmap(NULL, region->bytes, protection, flags, region->fd, 0);
+    return region->memory != MAP_FAILED;
+}
+
+static void command_mr(void)
+{
+    struct region *region = regions;
+    while (region->name[0] != '\0')
+        region++;
+    region->bytes = number(3);
+    if (!map(region, word(2), word_count > 5 ? word(5) : NULL)) {
+        answer_code(errno);
+        return;
+    }
+    region->mr = ibv_reg_mr(pd, region->memory, region->bytes, (int)number(4));
+    if (region->mr == NULL) {
+        answer_code(errno);
+        return;
+    }
+    snprintf(region->name, sizeof region->name, "%s", word(1));
+    printf("ok addr=%llu lkey=%u rkey=%u\n", (unsigned long long)(uintptr_t)region->memory, region->mr->lkey,
+           region->mr->rkey);
+}
+
+static uint8_t pattern(uint64_t offset, uint64_t seed)
+{
+    uint64_t mixed = (offset + 1) * 0x9e3779b97f4a7c15u ^ (seed + 1) * 0xbf58476d1ce4e5b9u;
+    return (uint8_t)(mixed >> 29);
+}
+
+static void fill(uint8_t *memory, uint64_t offset, uint64_t bytes, uint64_t seed)
+{
+    for (uint64_t i = offset; i < offset + bytes; i++)
+        memory[i] = pattern(i, seed);
+}
+
+static uint64_t differences(const uint8_t *memory, uint64_t offset, uint64_t bytes, uint64_t seed)
+{
+    uint64_t count = 0;
+    for (uint64_t i = offset; i < offset + bytes; i++)
+        count += memory[i] != pattern(i, seed);
+    return count;
+}
+
+static void command_fill(void)
+{
+    fill(region_named(1)->memory, number(2), number(3), number(4));
+    puts("ok");
+}
+
+static void command_check(void)
+{
+    printf("ok differ=%llu\n", (unsigned long long)differences(region_named(1)->memory, number(2), number(3), number(4)));
+}
+
+static void command_unmap(void)
+{
+    answer_code(munmap(region_named(1)->memory + number(2), number(3)) == 0 ? 0 : errno);
+}
+
+static void command_protect(void)
+{
+    answer_code(mprotect(region_named(1)->memory + number(2), number(3), (int)number(4)) == 0 ? 0 : errno);
+}
+
+static void command_truncate(void)
+{
+    answer_code(ftruncate(region_named(1)->fd, (off_t)number(2)) == 0 ? 0 : errno);
+}
+
+static void command_dereg(void)
+{
+    struct region *region = region_named(1);
+    int code = ibv_dereg_mr(region->mr);
+    if (code == 0)
+        region->name[0] = '\0';
+    answer_code(code);
+}
+
+/* ---- queue pairs ------------------------------------------------------------------------------------------------ */
+
+static void command_qp(void)
+{
+    struct connection *made = connections;
+    while (made->name[0] != '\0')
+        made++;
+    bool datagram = strcmp(word(2), "ud") == 0;
+    made->channel = ibv_create_comp_channel(context);
+    made->cq = made->channel == NULL ? NULL : ibv_create_cq(context, 1024, NULL, made->channel, 0);
+    struct ibv_qp_init_attr init = {
+        .send_cq = made->cq,
+        .recv_cq = made->cq,
+        .cap = {.max_send_wr = 256, .max_recv_wr = 256, .max_send_sge = 1, .max_recv_sge = 1},
+        .qp_type = datagram ? IBV_QPT_UD : strcmp(word(2), "uc") == 0 ? IBV_QPT_UC : IBV_QPT_RC,
+        .sq_sig_all = 1,
+    };
+    made->qp = made->cq == NULL ? NULL : ibv_create_qp(pd, &init);
+    if (made->qp == NULL) {
+        answer_code(errno);
+        return;
+    }
+    snprintf(made->name, sizeof made->name, "%s", word(1));
+    printf("ok qpn=%u\n", made->qp->qp_num);
+}
+
+static union ibv_gid gid_of(const char *address)
+{
+    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
+    if (inet_pton(AF_INET, address, gid.raw + 12) != 1 && inet_pton(AF_INET6, address, gid.raw) != 1)
+        die("%s is no address", address);
+    return gid;
+}
+
+static void command_connect(void)
+{
+    struct ibv_qp *qp = connection_named(1)->qp;
+    struct ibv_qp_attr attr = {
+        .path_mtu = (enum ibv_mtu)option("mtu", IBV_MTU_1024),
+        .qkey = LAB_QKEY,
+        .rq_psn = (uint32_t)option("rq_psn", LAB_PSN),
+        .sq_psn = (uint32_t)option("sq_psn", LAB_PSN),
+        .dest_qp_num = (uint32_t)number(3),
+        .qp_access_flags = (unsigned)option("access", LAB_ACCESS & ~IBV_ACCESS_MW_BIND),
+        .ah_attr = {.is_global = 1, .port_num = LAB_PORT, .grh = {.dgid = gid_of(word(2)), .hop_limit = 64}},
+        .max_rd_atomic = 16,
+        .max_dest_rd_atomic = 16,
+        .min_rnr_timer = 1,
+        .port_num = LAB_PORT,
+        .timeout = (uint8_t)option("timeout", 14),
+        .retry_cnt = (uint8_t)option("retry", 7),
+        .rnr_retry = (uint8_t)option("rnr", 7),
+    };
+    int code = 0;
+    for (attr.qp_state = IBV_QPS_INIT; code == 0 && attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
+        code = ibv_modify_qp(qp, &attr, lab_mask(qp->qp_type, attr.qp_state));
+    answer_code(code);
+}
+
+static void command_recv(void)
+{
+    struct region *region = region_named(3);
+    struct ibv_sge sge = {.addr = (uintptr_t)region->memory + number(4), .length = (uint32_t)number(5), .lkey = region->mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = number(2), .sg_list = &sge, .num_sge = 1}, *bad;
+    answer_code(ibv_post_recv(connection_named(1)->qp, &wr, &bad));
+}
+
+static enum ibv_wr_opcode opcode_of(const char *name)
+{
+    return strcmp(name, "send") == 0    ? IBV_WR_SEND
+           : strcmp(name, "write") == 0 ? IBV_WR_RDMA_WRITE
+           : strcmp(name, "read") == 0  ? IBV_WR_RDMA_READ
+                                        : IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t id, const struct region *region, uint64_t offset,
+                uint32_t bytes, uint64_t remote, uint32_t rkey)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)region->memory + offset, .length = bytes, .lkey = region->mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = opcode}, *bad;
+    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+        wr.wr.atomic.remote_addr = remote, wr.wr.atomic.rkey = rkey, wr.wr.atomic.compare_add = 1;
+    else
+        wr.wr.rdma.remote_addr = remote, wr.wr.rdma.rkey = rkey;
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+static void command_post(void)
+{
+    answer_code(post(connection_named(1)->qp, opcode_of(word(2)), number(3), region_named(4), number(5),
+                     (uint32_t)number(6), number(7), (uint32_t)number(8)));
+}
+
+static void command_poll(void)
+{
+    struct ibv_cq *cq = connection_named(1)->cq;
+    uint64_t wanted = number(2);
+    double patience = strtod(word(3), NULL);
+    struct ibv_wc wc;
+    printf("ok");
+    for (uint64_t got = 0; got < wanted && lab_poll_within(cq, &wc, patience); got++)
+        printf(" %llu:%d:%d:%u", (unsigned long long)wc.wr_id, wc.status, wc.opcode, wc.byte_len);
+    puts("");
+}
+
+static void command_arm(void)
+{
+    answer_code(ibv_req_notify_cq(connection_named(1)->cq, 0));
+}
+
+static void command_wait(void)
+{
+    struct connection *connection = connection_named(1);
+    struct pollfd waiting = {.fd = connection->channel->fd, .events = POLLIN};
+    if (poll(&waiting, 1, (int)(strtod(word(2), NULL) * 1000)) != 1) {
+        answer_code(ETIMEDOUT);
+        return;
+    }
+    struct ibv_cq *cq;
+    void *nothing;
+    int code = ibv_get_cq_event(connection->channel, &cq, &nothing) == 0 ? 0 : errno;
+    if (code == 0)
+        ibv_ack_cq_events(cq, 1);
+    answer_code(code);
+}
+
+static void command_state(void)
+{
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    int code = ibv_query_qp(connection_named(1)->qp, &attr, IBV_QP_STATE, &init);
+    if (code != 0)
+        answer_code(code);
+    else
+        printf("ok state=%d\n", attr.qp_state);
+}
+
+static void command_error(void)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    answer_code(ibv_modify_qp(connection_named(1)->qp, &attr, IBV_QP_STATE));
+}
+
+static void command_destroy(void)
+{
+    struct connection *connection = connection_named(1);
+    int code = ibv_destroy_qp(connection->qp);
+    code = code != 0 ? code : ibv_destroy_cq(connection->cq);
+    code = code != 0 ? code : ibv_destroy_comp_channel(connection->channel);
+    if (code == 0)
+        connection->name[0] = '\0';
+    answer_code(code);
+}
+
+/* ---- a stream that checks itself -------------------------------------------------------------------------------- */
+
+/* One message to the peer's memory and back: the first half of the region goes out, the second is what comes back. */
+static bool round_trip(struct connection *connection)
+{
+    struct region *region = connection->stream_region;
+    uint8_t *sent = region->memory, *back = region->memory + STREAM_BYTES;
+    fill(sent, 0, STREAM_BYTES, connection->rounds);
+    memset(back, 0, STREAM_BYTES);
+    const enum ibv_wr_opcode steps[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
+    for (int i = 0; i < 2; i++) {
+        struct ibv_wc wc;
+        if (post(connection->qp, steps[i], 1, region, i == 0 ? 0 : STREAM_BYTES, STREAM_BYTES, connection->stream_remote,
+                 connection->stream_rkey) != 0)
+            return false;
+        while (!lab_poll_within(connection->cq, &wc, 0.2))
+            if (!connection->streaming)
+                return false;
+        connection->stream_status = wc.status;
+        if (wc.status != IBV_WC_SUCCESS)
+            return false;
+    }
+    connection->wrong += differences(back, 0, STREAM_BYTES, connection->rounds);
+    connection->rounds++;
+    return true;
+}
+
+static void *stream(void *argument)
+{
+    struct connection *connection = argument;
+    while (connection->streaming && round_trip(connection))
+        ;
+    return NULL;
+}
+
+static void command_stream(void)
+{
+    struct connection *connection = connection_named(1);
+    connection->stream_region = region_named(2);
+    connection->stream_remote = number(3), connection->stream_rkey = (uint32_t)number(4);
+    connection->rounds = connection->wrong = 0, connection->stream_status = IBV_WC_SUCCESS;
+    connection->streaming = true;
+    answer_code(pthread_create(&connection->thread, NULL, stream, connection));
+}
+
+static void command_rest(void)
+{
+    struct connection *connection = connection_named(1);
+    connection->streaming = false;
+    pthread_join(connection->thread, NULL);
+    printf("ok rounds=%lu wrong=%lu status=%d\n", connection->rounds, connection->wrong, connection->stream_status);
+}
+
+/* ---- processes -------------------------------------------------------------------------------------------------- */
+
+/* The child changes its copy of a region and ends; with `daemon` it is the parent that ends and the child that goes on. */
+static void command_fork(void)
+{
+    const char *how = word(1);
+    struct region *region = word_count > 2 ? region_named(2) : NULL;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child < 0) {
+        answer_code(errno);
+    } else if (strcmp(how, "daemon") == 0) {
+        if (child > 0)
+            exit(0);
+        setsid();
+        printf("ok pid=%d\n", getpid());
+    } else if (child == 0) {
+        if (region != NULL)
+            memset(region->memory, 0xee, region->bytes);
+        if (strcmp(how, "exec") == 0)
+            execlp("true", "true", NULL);
+        if (strcmp(how, "exit") == 0) {
+            usleep(200000); /* packets arrive meanwhile, and are the parent's */
+            exit(0);
+        }
+        _exit(0);
+    } else {
+        printf("ok pid=%d\n", child);
+    }
+}
+
+static void command_reap(void)
+{
+    int status;
+    answer_code(waitpid((pid_t)number(1), &status, 0) < 0 ? errno : status);
+}
+
+static void command_open(void)
+{
+    struct ibv_device **list = ibv_get_device_list(NULL);
+    context = ibv_open_device(list[0]);
+    pd = context == NULL ? NULL : ibv_alloc_pd(context);
+    answer_code(pd == NULL ? errno : 0);
+    ibv_free_device_list(list);
+}
+
+static const struct command {
+    const char *name;
+    void (*run)(void);
+} COMMANDS[] = {
+    {"open", command_open},       {"mr", command_mr},           {"fill", command_fill},         {"check", command_check},
+    {"unmap", command_unmap},     {"protect", command_protect}, {"truncate", command_truncate}, {"dereg", command_dereg},
+    {"qp", command_qp},           {"connect", command_connect}, {"recv", command_recv},         {"post", command_post},
+    {"poll", command_poll},       {"arm", command_arm},         {"wait", command_wait},         {"state", command_state},
+    {"error", command_error},     {"destroy", command_destroy}, {"stream", command_stream},     {"rest", command_rest},
+    {"fork", command_fork},       {"reap", command_reap},
+};
+
+static void run(char *line)
+{
+    word_count = 0;
+    for (char *next = strtok(line, " \n"); next != NULL && word_count < WORDS_MAX; next = strtok(NULL, " \n"))
+        words[word_count++] = next;
+    for (size_t i = 0; word_count > 0 && i < sizeof COMMANDS / sizeof COMMANDS[0]; i++)
+        if (strcmp(COMMANDS[i].name, words[0]) == 0) {
+            COMMANDS[i].run();
+            fflush(stdout);
+            return;
+        }
+    die("what does this mean?");
+}
+
+int main(void)
+{
+    char line[1024];
+    setvbuf(stdin, NULL, _IONBF, 0); /* a forked child must find the next line where it is */
+    if (ibv_fork_init() != 0)
+        die("no fork safety");
+    while (fgets(line, sizeof line, stdin) != NULL)
+        run(line);
+    return 0;
+}

@@ -1,0 +1,227 @@
+/*
+ * verbs_memory: regions, windows and advice that make no sense.
+ */
+#include "check.h"
+#include "lab.h"
+
+#include <sys/mman.h>
+
+static const size_t PAGE = 4096;
+
+static uint8_t *map(size_t length)
+{
+    uint8_t *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        die("no memory");
+    return memory;
+}
+
+static void regions(const struct lab *lab)
+{
+    struct ibv_pd *pd = lab->pd;
+    uint8_t *memory = map(3 * PAGE);
+    REFUSED(EINVAL, ibv_reg_mr(NULL, memory, PAGE, 0));
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, 0, 0));
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, SIZE_MAX, 0));
+    REFUSED(EINVAL, ibv_reg_mr(pd, (void *)(UINTPTR_MAX - PAGE), 2 * PAGE, 0));
+    REFUSED(EINVAL, ibv_reg_mr_iova(pd, memory, 2 * PAGE, UINT64_MAX - PAGE, 0));
+
+    /* What peers may change must be writable here as well. */
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE));
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_REMOTE_READ));
+    /* Unknown flags, unless they are in the optional range. */
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, 1 << 10));
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, 1 << 19));
+    REFUSED(EINVAL, ibv_reg_mr_iova2(pd, memory, PAGE, 0, 1u << 31));
+    struct ibv_mr *mr = ibv_reg_mr_iova2(pd, memory, PAGE, 0, IBV_ACCESS_OPTIONAL_RANGE);
+    CHECK(mr != NULL);
+    RETURNS(0, ibv_dereg_mr(mr));
+
+    /* Memory that is not there, or not all of it. */
+    REFUSED(EFAULT, ibv_reg_mr(pd, NULL, PAGE, 0));
+    munmap(memory + PAGE, PAGE);
+    REFUSED(EFAULT, ibv_reg_mr(pd, memory + PAGE, 1, 0));
+    REFUSED(EFAULT, ibv_reg_mr(pd, memory, PAGE + 1, 0));
+    REFUSED(EFAULT, ibv_reg_mr(pd, memory, 3 * PAGE, IBV_ACCESS_LOCAL_WRITE));
+    REFUSED(EFAULT, ibv_reg_mr(pd, memory, (size_t)1 << 46, 0));
+    mr = ibv_reg_mr(pd, memory, 3 * PAGE, IBV_ACCESS_ON_DEMAND);
+    CHECK(mr != NULL);
+    RETURNS(0, ibv_dereg_mr(mr));
+
+    /* The whole address space goes by on-demand paging only. */
+    REFUSED(EINVAL, ibv_reg_mr(pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND));
+    mr = ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
+    CHECK(mr != NULL);
+    RETURNS(0, ibv_dereg_mr(mr));
+    RETURNS(EINVAL, ibv_dereg_mr(NULL));
+    munmap(memory, 3 * PAGE);
+}
+
+/* A refused change leaves the region as it was: same keys, same place, still usable. */
+static void changed_regions(const struct lab *lab)
+{
+    enum { PD = IBV_REREG_MR_CHANGE_PD, PLACE = IBV_REREG_MR_CHANGE_TRANSLATION, ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
+    uint8_t *memory = map(3 * PAGE);
+    munmap(memory + 2 * PAGE, PAGE);
+    struct ibv_mr *mr = ibv_reg_mr(lab->pd, memory, PAGE, LAB_ACCESS);
+    struct ibv_mr before = *mr;
+    MINUS_ONE(EINVAL, ibv_rereg_mr(NULL, PLACE, NULL, memory, PAGE, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, 8, lab->pd, memory, PAGE, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PD, NULL, NULL, 0, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PLACE, NULL, NULL, PAGE, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PLACE, NULL, memory, 0, 0));
+    MINUS_ONE(EFAULT, ibv_rereg_mr(mr, PLACE, NULL, memory, 3 * PAGE, 0));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PLACE, NULL, memory, PAGE, IBV_ACCESS_LOCAL_WRITE));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE));
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, ACCESS, NULL, NULL, 0, 1 << 10));
+    struct ibv_context *other = ibv_open_device(lab->context->device);
+    struct ibv_pd *foreign = ibv_alloc_pd(other);
+    MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PD, foreign, NULL, 0, 0));
+    RETURNS(0, ibv_dealloc_pd(foreign));
+    CHECK(ibv_close_device(other) == 0);
+    CHECK(memcmp(&before, mr, sizeof before) == 0);
+
+    struct ibv_qp *left = lab_qp(lab, IBV_QPT_RC), *right = lab_qp(lab, IBV_QPT_RC);
+    lab_connect(lab, left, right);
+    struct ibv_sge sge = {.addr = (uintptr_t)lab->buffer, .length = 64, .lkey = lab->mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE}, *bad;
+    wr.wr.rdma.remote_addr = (uintptr_t)memory, wr.wr.rdma.rkey = mr->rkey;
+    RETURNS(0, ibv_post_send(left, &wr, &bad));
+    CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    RETURNS(0, ibv_destroy_qp(left));
+    RETURNS(0, ibv_destroy_qp(right));
+    RETURNS(0, ibv_dereg_mr(mr));
+    munmap(memory, 3 * PAGE);
+}
+
+static int advise(const struct lab *lab, enum ibv_advise_mr_advice advice, uint32_t flags, uint32_t lkey, void *addr,
+                  uint32_t length)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)addr, .length = length, .lkey = lkey};
+    return ibv_advise_mr(lab->pd, advice, flags, &sge, 1);
+}
+
+static void advice(const struct lab *lab)
+{
+    const enum ibv_advise_mr_advice READ = IBV_ADVISE_MR_ADVICE_PREFETCH;
+    const enum ibv_advise_mr_advice WRITE = IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+    uint8_t *memory = map(2 * PAGE);
+    struct ibv_mr *mr = ibv_reg_mr(lab->pd, memory, 2 * PAGE, IBV_ACCESS_ON_DEMAND);
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_mr *foreign = ibv_reg_mr(pd, memory, 2 * PAGE, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
+    RETURNS(0, advise(lab, READ, IBV_ADVISE_MR_FLAG_FLUSH, mr->lkey, memory, 2 * PAGE));
+    RETURNS(EOPNOTSUPP, advise(lab, (enum ibv_advise_mr_advice)7, 0, mr->lkey, memory, PAGE));
+    RETURNS(EINVAL, advise(lab, READ, 2, mr->lkey, memory, PAGE));
+    RETURNS(ENOENT, advise(lab, READ, 0, ~mr->lkey, memory, PAGE));
+    RETURNS(EPERM, advise(lab, READ, 0, foreign->lkey, memory, PAGE));
+    RETURNS(EPERM, advise(lab, WRITE, 0, mr->lkey, memory, PAGE));
+    RETURNS(EFAULT, advise(lab, READ, 0, mr->lkey, memory, 2 * PAGE + 1));
+    RETURNS(EFAULT, advise(lab, READ, 0, mr->lkey, memory - 1, PAGE));
+    RETURNS(EINVAL, ibv_advise_mr(lab->pd, READ, 0, NULL, 1));
+    struct ibv_sge sge = {0};
+    RETURNS(EINVAL, ibv_advise_mr(lab->pd, READ, 0, &sge, 0));
+    munmap(memory + PAGE, PAGE);
+    RETURNS(EFAULT, advise(lab, READ, IBV_ADVISE_MR_FLAG_FLUSH, mr->lkey, memory, 2 * PAGE));
+    RETURNS(0, ibv_dereg_mr(mr));
+    RETURNS(0, ibv_dereg_mr(foreign));
+    RETURNS(0, ibv_dealloc_pd(pd));
+    munmap(memory, PAGE);
+}
+
+static struct ibv_mw_bind bind_of(struct ibv_mr *mr, uint64_t addr, uint64_t length, unsigned access)
+{
+    return (struct ibv_mw_bind){
+        .wr_id = 7,
+        .send_flags = IBV_SEND_SIGNALED,
+        .bind_info = {.mr = mr, .addr = addr, .length = length, .mw_access_flags = access},
+    };
+}
+
+/* Binds a window of type 1 and returns how the bind ended. */
+static enum ibv_wc_status outcome(const struct lab *lab, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+    struct ibv_qp *left = lab_qp(lab, IBV_QPT_RC), *right = lab_qp(lab, IBV_QPT_RC);
+    lab_connect(lab, left, right);
+    int code = ibv_bind_mw(left, mw, bind);
+    if (code != 0)
+        die("the bind is not posted: %s", strerror(code));
+    struct ibv_wc wc = lab_poll(lab->cq);
+    CHECK(wc.wr_id == 7 && (wc.status != IBV_WC_SUCCESS || wc.opcode == IBV_WC_BIND_MW));
+    RETURNS(0, ibv_destroy_qp(left));
+    RETURNS(0, ibv_destroy_qp(right));
+    return wc.status;
+}
+
+static void windows_refused(const struct lab *lab)
+{
+    REFUSED(EINVAL, ibv_alloc_mw(lab->pd, (enum ibv_mw_type)0));
+    REFUSED(EINVAL, ibv_alloc_mw(lab->pd, (enum ibv_mw_type)3));
+
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_mr *foreign = ibv_reg_mr(pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mr *unbindable = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS & ~IBV_ACCESS_MW_BIND);
+    struct ibv_mw *first = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_1), *second = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_2);
+    struct ibv_mw *strange = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+    struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *datagram = lab_qp(lab, IBV_QPT_UD);
+    lab_advance(lab, qp, qp->qp_num, IBV_QPS_RTS);
+    lab_advance(lab, datagram, 0, IBV_QPS_RTS);
+    struct ibv_qp *reset = lab_qp(lab, IBV_QPT_RC);
+    uint64_t addr = (uintptr_t)lab->buffer;
+
+    struct ibv_mw_bind bind = bind_of(lab->mr, addr, PAGE, IBV_ACCESS_REMOTE_READ);
+    RETURNS(EINVAL, ibv_bind_mw(qp, second, &bind));
+    RETURNS(EINVAL, ibv_bind_mw(reset, first, &bind));
+    RETURNS(EINVAL, ibv_bind_mw(datagram, first, &bind));
+    RETURNS(EPERM, ibv_bind_mw(qp, strange, &bind));
+    bind = bind_of(foreign, addr, PAGE, IBV_ACCESS_REMOTE_READ);
+    RETURNS(EPERM, ibv_bind_mw(qp, first, &bind));
+    RETURNS(EINVAL, ibv_bind_mw(qp, strange, &bind));
+    bind = bind_of(NULL, addr, PAGE, IBV_ACCESS_REMOTE_READ);
+    RETURNS(EINVAL, ibv_bind_mw(qp, first, &bind));
+    CHECK(ibv_poll_cq(lab->cq, 1, &(struct ibv_wc){0}) == 0);
+
+    /* These are found out when the bind is executed. */
+    bind = bind_of(unbindable, addr, PAGE, IBV_ACCESS_REMOTE_READ);
+    CHECK(outcome(lab, first, &bind) == IBV_WC_MW_BIND_ERR);
+    bind = bind_of(lab->mr, addr + LAB_BYTES - PAGE, PAGE + 1, IBV_ACCESS_REMOTE_READ);
+    CHECK(outcome(lab, first, &bind) == IBV_WC_MW_BIND_ERR);
+    bind = bind_of(lab->mr, UINT64_MAX - 8, PAGE, IBV_ACCESS_REMOTE_READ);
+    CHECK(outcome(lab, first, &bind) == IBV_WC_MW_BIND_ERR);
+    bind = bind_of(lab->mr, addr, PAGE, 1u << 11);
+    CHECK(outcome(lab, first, &bind) == IBV_WC_MW_BIND_ERR);
+
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(datagram));
+    RETURNS(0, ibv_destroy_qp(reset));
+    RETURNS(0, ibv_dealloc_mw(first));
+    RETURNS(0, ibv_dealloc_mw(second));
+    RETURNS(0, ibv_dealloc_mw(strange));
+    RETURNS(0, ibv_dereg_mr(foreign));
+    RETURNS(0, ibv_dereg_mr(unbindable));
+    RETURNS(0, ibv_dealloc_pd(pd));
+}
+
+/* A region stays while a window is bound to it, and cannot be changed. */
+static void windows_in_use(const struct lab *lab)
+{
+    struct ibv_mr *mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mw *mw = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_1);
+    struct ibv_mw_bind bind = bind_of(mr, (uintptr_t)lab->buffer, PAGE, IBV_ACCESS_REMOTE_READ);
+    CHECK(outcome(lab, mw, &bind) == IBV_WC_SUCCESS);
+    RETURNS(EBUSY, ibv_dereg_mr(mr));
+    MINUS_ONE(EBUSY, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
+    RETURNS(0, ibv_dealloc_mw(mw));
+    RETURNS(0, ibv_dereg_mr(mr));
+}
+
+int main(void)
+{
+    struct lab lab = lab_open();
+    regions(&lab);
+    changed_regions(&lab);
+    advice(&lab);
+    windows_refused(&lab);
+    windows_in_use(&lab);
+    lab_close(&lab);
+    return check_end();
+}

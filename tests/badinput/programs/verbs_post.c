@@ -1,0 +1,443 @@
+/*
+ * verbs_post: work requests that cannot be posted, and those that can but fail.
+ */
+#include "check.h"
+#include "lab.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+static struct ibv_sge sge_of(const struct lab *lab, uint32_t length)
+{
+    return (struct ibv_sge){.addr = (uintptr_t)lab->buffer, .length = length, .lkey = lab->mr->lkey};
+}
+
+/* A request to the upper half of the same buffer. */
+static struct ibv_send_wr request(const struct lab *lab, enum ibv_wr_opcode opcode, struct ibv_sge *sge)
+{
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = sge, .num_sge = 1, .opcode = opcode};
+    uint64_t remote = (uintptr_t)lab->buffer + LAB_BYTES / 2;
+    if (opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+        wr.wr.atomic.remote_addr = remote, wr.wr.atomic.rkey = lab->mr->rkey;
+    else
+        wr.wr.rdma.remote_addr = remote, wr.wr.rdma.rkey = lab->mr->rkey;
+    return wr;
+}
+
+/* A post that must be refused, and must name the request that is to blame. */
+static void refused(int wanted, struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr *culprit, int line)
+{
+    struct ibv_send_wr *bad = NULL;
+    check_code(ibv_post_send(qp, wr, &bad), wanted, __FILE__, line, "ibv_post_send");
+    if (!check_note(bad == culprit, __FILE__, line, "bad_wr"))
+        puts("is another work request");
+}
+
+#define POST_REFUSED(wanted, qp, change)                          \
+    do {                                                          \
+        struct ibv_sge sge = sge_of(lab, 8);                      \
+        struct ibv_send_wr wr = request(lab, IBV_WR_SEND, &sge);  \
+        change;                                                   \
+        refused((wanted), (qp), &wr, &wr, __LINE__);              \
+    } while (0)
+
+static void states(const struct lab *lab)
+{
+    const enum ibv_qp_type types[] = {IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD};
+    struct ibv_recv_wr receive = {.wr_id = 1}, *bad;
+    struct ibv_wc wc;
+    for (int i = 0; i < 3; i++) {
+        struct ibv_qp *qp = lab_qp(lab, types[i]);
+        struct ibv_qp_attr attr = lab_attr(lab, qp->qp_num);
+        struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr.ah_attr);
+        POST_REFUSED(EINVAL, qp, wr.wr.ud.ah = ah);
+        RETURNS(EINVAL, ibv_post_recv(qp, &receive, &bad));
+        CHECK(bad == &receive);
+        lab_advance(lab, qp, qp->qp_num, IBV_QPS_INIT);
+        POST_REFUSED(EINVAL, qp, wr.wr.ud.ah = ah);
+        RETURNS(0, ibv_post_recv(qp, &receive, &bad));
+        attr.qp_state = IBV_QPS_RTR;
+        RETURNS(0, ibv_modify_qp(qp, &attr, lab_mask(types[i], IBV_QPS_RTR)));
+        POST_REFUSED(EINVAL, qp, wr.wr.ud.ah = ah);
+
+        /* In the error state everything is taken, and comes back as flushed. */
+        attr.qp_state = IBV_QPS_ERR;
+        RETURNS(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+        CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
+        struct ibv_sge sge = sge_of(lab, 8);
+        struct ibv_send_wr wr = request(lab, IBV_WR_SEND, &sge), *bad_send;
+        wr.wr.ud.ah = ah;
+        RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+        RETURNS(0, ibv_post_recv(qp, &receive, &bad));
+        CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
+        CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
+        RETURNS(0, ibv_destroy_ah(ah));
+        RETURNS(0, ibv_destroy_qp(qp));
+        CHECK(ibv_poll_cq(lab->cq, 1, &wc) == 0);
+    }
+}
+
+static void sends(const struct lab *lab)
+{
+    struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
+    lab_connect(lab, qp, peer);
+    struct ibv_sge list[LAB_SGES + 1];
+    for (int i = 0; i <= LAB_SGES; i++)
+        list[i] = sge_of(lab, 8);
+    struct ibv_send_wr *bad;
+    RETURNS(0, ibv_post_send(qp, NULL, &bad)); /* an empty list */
+
+    POST_REFUSED(EINVAL, qp, wr.sg_list = list; wr.num_sge = LAB_SGES + 1);
+    POST_REFUSED(EINVAL, qp, wr.num_sge = INT_MAX);
+    POST_REFUSED(EINVAL, qp, wr.num_sge = -1);
+    POST_REFUSED(EINVAL, qp, wr.num_sge = INT_MIN);
+    POST_REFUSED(EINVAL, qp, wr.sg_list = NULL);
+    POST_REFUSED(EINVAL, qp, wr.opcode = (enum ibv_wr_opcode)99);
+    POST_REFUSED(EINVAL, qp, wr.opcode = (enum ibv_wr_opcode)-1);
+    POST_REFUSED(EINVAL, qp, wr.opcode = IBV_WR_TSO);
+    POST_REFUSED(EINVAL, qp, wr.opcode = IBV_WR_DRIVER1);
+    POST_REFUSED(EINVAL, qp, wr.send_flags = IBV_SEND_IP_CSUM);
+    POST_REFUSED(EINVAL, qp, wr.send_flags = IBV_SEND_INLINE; sge.length = LAB_BYTES);
+    POST_REFUSED(EINVAL, qp, wr.send_flags = IBV_SEND_INLINE; sge.length = UINT32_MAX);
+    POST_REFUSED(EINVAL, qp, wr.send_flags = IBV_SEND_INLINE; wr.sg_list = list; wr.num_sge = LAB_SGES;
+                 list[0].length = UINT32_MAX; list[1].length = UINT32_MAX);
+    POST_REFUSED(EINVAL, qp, sge.length = (1u << 31) + 1);
+    /* Nothing can be received into what was copied when it was posted, and an atomic needs 8 bytes. */
+    POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_RDMA_READ, &sge); wr.send_flags = IBV_SEND_INLINE);
+    POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge); sge.length = 7);
+    POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_ATOMIC_CMP_AND_SWP, &sge); wr.num_sge = 0);
+    POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_ATOMIC_WRITE, &sge); sge.length = 4);
+    POST_REFUSED(EINVAL, qp, wr.opcode = IBV_WR_BIND_MW; wr.bind_mw.mw = NULL);
+
+    RETURNS(EINVAL, ibv_post_send(qp, &(struct ibv_send_wr){.num_sge = -1}, &bad));
+    struct ibv_wc wc;
+    CHECK(ibv_poll_cq(lab->cq, 1, &wc) == 0);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+}
+
+/* Those before the bad one are posted, those behind it are not. */
+static void lists(const struct lab *lab)
+{
+    struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
+    lab_connect(lab, qp, peer);
+    struct ibv_sge sge = sge_of(lab, 8);
+    struct ibv_send_wr wr[3];
+    for (int i = 2; i >= 0; i--) {
+        wr[i] = request(lab, IBV_WR_RDMA_WRITE, &sge);
+        wr[i].wr_id = (uint64_t)i, wr[i].next = i == 2 ? NULL : &wr[i + 1];
+    }
+    wr[1].opcode = (enum ibv_wr_opcode)77;
+    refused(EINVAL, qp, &wr[0], &wr[1], __LINE__);
+    struct ibv_wc wc = lab_poll(lab->cq);
+    CHECK(wc.wr_id == 0 && wc.status == IBV_WC_SUCCESS);
+    CHECK(!lab_poll_within(lab->cq, &wc, 0.05));
+
+    struct ibv_recv_wr third = {.wr_id = 3}, second = {.wr_id = 2, .next = &third, .num_sge = LAB_SGES + 1, .sg_list = &sge};
+    struct ibv_recv_wr first = {.wr_id = 1, .next = &second}, *bad = NULL;
+    RETURNS(EINVAL, ibv_post_recv(qp, &first, &bad));
+    CHECK(bad == &second);
+    second.num_sge = INT_MIN;
+    RETURNS(EINVAL, ibv_post_recv(qp, &second, &bad));
+    CHECK(bad == &second);
+    second.num_sge = 1, second.sg_list = NULL;
+    RETURNS(EINVAL, ibv_post_recv(qp, &second, &bad));
+    CHECK(bad == &second);
+    RETURNS(0, ibv_post_recv(qp, NULL, &bad));
+    for (int i = 1; i < LAB_DEPTH; i++)
+        RETURNS(0, ibv_post_recv(qp, &third, &bad));
+    RETURNS(ENOMEM, ibv_post_recv(qp, &third, &bad));
+    CHECK(bad == &third);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+}
+
+/* The queue is full while nobody answers, and has room again afterwards. */
+static void full_queue(const struct lab *lab)
+{
+    struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
+    lab_advance(lab, qp, peer->qp_num, IBV_QPS_RTS);
+    struct ibv_sge sge = sge_of(lab, 8);
+    struct ibv_send_wr wr = request(lab, IBV_WR_RDMA_WRITE, &sge), *bad;
+    for (int i = 0; i < LAB_DEPTH; i++)
+        RETURNS(0, ibv_post_send(qp, &wr, &bad));
+    refused(ENOMEM, qp, &wr, &wr, __LINE__);
+    lab_advance(lab, peer, qp->qp_num, IBV_QPS_RTS);
+    for (int i = 0; i < LAB_DEPTH; i++)
+        CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    RETURNS(0, ibv_post_send(qp, &wr, &bad));
+    CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+}
+
+static void other_services(const struct lab *lab)
+{
+    struct ibv_qp *uc = lab_qp(lab, IBV_QPT_UC), *ud = lab_qp(lab, IBV_QPT_UD);
+    lab_advance(lab, uc, uc->qp_num, IBV_QPS_RTS);
+    lab_advance(lab, ud, 0, IBV_QPS_RTS);
+    struct ibv_qp_attr attr = lab_attr(lab, ud->qp_num);
+    struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr.ah_attr);
+    const enum ibv_wr_opcode not_on_uc[] = {IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                            IBV_WR_ATOMIC_WRITE};
+    for (int i = 0; i < 4; i++) {
+        POST_REFUSED(EINVAL, uc, wr = request(lab, not_on_uc[i], &sge));
+        POST_REFUSED(EINVAL, ud, wr.opcode = not_on_uc[i]; wr.wr.ud.ah = ah);
+    }
+    POST_REFUSED(EINVAL, ud, wr.opcode = IBV_WR_RDMA_WRITE; wr.wr.ud.ah = ah);
+    POST_REFUSED(EINVAL, ud, wr.opcode = IBV_WR_SEND_WITH_INV; wr.wr.ud.ah = ah);
+    POST_REFUSED(EINVAL, ud, wr.wr.ud.ah = NULL);
+    /* One packet is all that a datagram has. */
+    POST_REFUSED(EINVAL, ud, wr.wr.ud.ah = ah; sge.length = (128u << lab->port.active_mtu) + 1);
+    struct ibv_wc wc;
+    CHECK(ibv_poll_cq(lab->cq, 1, &wc) == 0);
+    RETURNS(0, ibv_destroy_ah(ah));
+    RETURNS(0, ibv_destroy_qp(uc));
+    RETURNS(0, ibv_destroy_qp(ud));
+}
+
+/* ---- what is found out when a request is executed --------------------------------------------------------------- */
+
+/* Posts to a fresh pair and returns how the request ended. The one behind it must be flushed, or succeed likewise. */
+static enum ibv_wc_status outcome(const struct lab *lab, struct ibv_send_wr *wr)
+{
+    struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
+    lab_connect(lab, qp, peer);
+    struct ibv_send_wr behind = {.wr_id = 2, .opcode = IBV_WR_RDMA_WRITE}, *bad;
+    wr->next = &behind;
+    RETURNS(0, ibv_post_send(qp, wr, &bad));
+    struct ibv_wc first = lab_poll(lab->cq), second = lab_poll(lab->cq);
+    CHECK(first.wr_id == 1 && first.qp_num == qp->qp_num && second.wr_id == 2);
+    CHECK(second.status == (first.status == IBV_WC_SUCCESS ? IBV_WC_SUCCESS : IBV_WC_WR_FLUSH_ERR));
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+    struct ibv_async_event event;
+    if (first.status != IBV_WC_SUCCESS && first.status != IBV_WC_LOC_PROT_ERR) {
+        CHECK(ibv_get_async_event(lab->context, &event) != 0); /* withdrawn with the queue pair */
+    }
+    return first.status;
+}
+
+#define ENDS_WITH(wanted, op, change)                                                    \
+    do {                                                                                 \
+        struct ibv_sge sge = sge_of(lab, 8);                                             \
+        struct ibv_send_wr wr = request(lab, (op), &sge);                                \
+        change;                                                                          \
+        enum ibv_wc_status got = outcome(lab, &wr);                                      \
+        if (!check_note(got == (wanted), __FILE__, __LINE__, #op " " #change))           \
+            printf("%s instead of %s\n", ibv_wc_status_str(got), ibv_wc_status_str(wanted)); \
+    } while (0)
+
+static void local_memory(const struct lab *lab)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_mr *foreign = ibv_reg_mr(pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mr *constant = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, IBV_ACCESS_REMOTE_READ);
+    struct ibv_mr *gone = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    uint32_t gone_key = gone->lkey;
+    RETURNS(0, ibv_dereg_mr(gone));
+
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.lkey = 0);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.lkey = UINT32_MAX);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.lkey ^= 1);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.lkey = gone_key);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.lkey = foreign->lkey);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.addr -= 1);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.addr += LAB_BYTES - 7);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.addr = UINT64_MAX - 3);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_WRITE, sge.length = LAB_BYTES + 1);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_READ, sge.lkey = constant->lkey);
+    ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, sge.lkey = constant->lkey);
+    ENDS_WITH(IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, sge.lkey = constant->lkey);
+    /* Nothing at all may be anywhere. */
+    ENDS_WITH(IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, sge.length = 0; sge.lkey = 0; sge.addr = 0);
+
+    RETURNS(0, ibv_dereg_mr(foreign));
+    RETURNS(0, ibv_dereg_mr(constant));
+    RETURNS(0, ibv_dealloc_pd(pd));
+}
+
+static void remote_memory(const struct lab *lab)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_mr *foreign = ibv_reg_mr(pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mr *closed = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, IBV_ACCESS_LOCAL_WRITE);
+    const enum ibv_wc_status ACCESS = IBV_WC_REM_ACCESS_ERR, REQUEST = IBV_WC_REM_INV_REQ_ERR;
+
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_WRITE, wr.wr.rdma.rkey ^= 1);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_READ, wr.wr.rdma.rkey = 0);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_READ, wr.wr.rdma.rkey = foreign->rkey);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_READ, wr.wr.rdma.rkey = closed->rkey);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_WRITE, wr.wr.rdma.rkey = closed->rkey);
+    ENDS_WITH(ACCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, wr.wr.atomic.rkey = closed->rkey);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_READ, wr.wr.rdma.remote_addr = (uintptr_t)lab->buffer - 1);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_WRITE, wr.wr.rdma.remote_addr = (uintptr_t)lab->buffer + LAB_BYTES - 7);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_WRITE, wr.wr.rdma.remote_addr = UINT64_MAX);
+    ENDS_WITH(ACCESS, IBV_WR_RDMA_READ, wr.wr.rdma.remote_addr = UINT64_MAX - 6);
+    ENDS_WITH(REQUEST, IBV_WR_ATOMIC_FETCH_AND_ADD, wr.wr.atomic.remote_addr += 4);
+    ENDS_WITH(REQUEST, IBV_WR_ATOMIC_WRITE, wr.wr.rdma.remote_addr += 1);
+    ENDS_WITH(IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, (void)wr);
+
+    RETURNS(0, ibv_dereg_mr(foreign));
+    RETURNS(0, ibv_dereg_mr(closed));
+    RETURNS(0, ibv_dealloc_pd(pd));
+}
+
+/* ---- ibv_wr_* --------------------------------------------------------------------------------------------------- */
+
+static struct ibv_qp *builder_qp(const struct lab *lab, enum ibv_qp_type type, uint64_t operations)
+{
+    struct ibv_qp_init_attr plain = lab_init(lab, type);
+    struct ibv_qp_init_attr_ex init = {
+        .send_cq = plain.send_cq,
+        .recv_cq = plain.recv_cq,
+        .cap = plain.cap,
+        .qp_type = type,
+        .sq_sig_all = 1,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .pd = lab->pd,
+        .send_ops_flags = operations,
+    };
+    struct ibv_qp *qp = ibv_create_qp_ex(lab->context, &init);
+    if (qp == NULL)
+        die("no queue pair with a builder");
+    return qp;
+}
+
+#define BUILD(wanted, steps)                                                      \
+    do {                                                                          \
+        ibv_wr_start(qpx);                                                        \
+        steps;                                                                    \
+        check_code(ibv_wr_complete(qpx), (wanted), __FILE__, __LINE__, #steps);   \
+    } while (0)
+
+static void builder(const struct lab *lab)
+{
+    struct ibv_qp *qp = builder_qp(lab, IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_BIND_MW);
+    struct ibv_qp *peer = lab_qp(lab, IBV_QPT_RC);
+    struct ibv_qp_ex *qpx = ibv_qp_to_qp_ex(qp);
+    struct ibv_sge list[LAB_SGES + 1];
+    for (int i = 0; i <= LAB_SGES; i++)
+        list[i] = sge_of(lab, 8);
+    uint64_t remote = (uintptr_t)lab->buffer + LAB_BYTES / 2;
+    uint32_t rkey = lab->mr->rkey;
+
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote)); /* in RESET */
+    lab_connect(lab, qp, peer);
+    RETURNS(EINVAL, ibv_wr_complete(qpx)); /* without a start */
+    ibv_wr_abort(qpx);
+    BUILD(0, (void)0);
+    BUILD(EINVAL, ibv_wr_send(qpx)); /* not asked for at creation */
+    BUILD(EINVAL, ibv_wr_rdma_read(qpx, rkey, remote));
+    BUILD(EINVAL, ibv_wr_send_tso(qpx, NULL, 0, 0));
+    BUILD(EINVAL, ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8)); /* of nothing */
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, LAB_SGES + 1, list));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, SIZE_MAX, list));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, 1, NULL));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_inline_data(qpx, lab->buffer, LAB_BYTES));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_inline_data(qpx, lab->buffer, SIZE_MAX));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_inline_data(qpx, NULL, 8));
+    struct ibv_data_buf parts[2] = {{.addr = lab->buffer, .length = SIZE_MAX}, {.addr = lab->buffer, .length = SIZE_MAX}};
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_inline_data_list(qpx, 2, parts));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_inline_data_list(qpx, SIZE_MAX, parts));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_xrc_srqn(qpx, 1));
+    BUILD(EINVAL, ibv_wr_bind_mw(qpx, NULL, 1, &(struct ibv_mw_bind_info){.mr = lab->mr}));
+
+    /* A bad one takes all of the list with it. */
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8);
+          ibv_wr_send(qpx));
+    BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8);
+          ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, UINT32_MAX));
+    BUILD(ENOMEM, for (int i = 0; i <= LAB_DEPTH; i++) ibv_wr_rdma_write(qpx, rkey, remote));
+    struct ibv_wc wc;
+    CHECK(!lab_poll_within(lab->cq, &wc, 0.05));
+    BUILD(0, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8));
+    CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+
+    qp = builder_qp(lab, IBV_QPT_UD, IBV_QP_EX_WITH_SEND), qpx = ibv_qp_to_qp_ex(qp);
+    lab_advance(lab, qp, 0, IBV_QPS_RTS);
+    BUILD(EINVAL, ibv_wr_send(qpx)); /* to nobody */
+    BUILD(EINVAL, ibv_wr_send(qpx); ibv_wr_set_ud_addr(qpx, NULL, qp->qp_num, LAB_QKEY));
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
+/* A batch that does not fit into what is left of the queue is not posted at all. */
+static void builder_without_room(const struct lab *lab)
+{
+    struct ibv_qp *qp = builder_qp(lab, IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE), *peer = lab_qp(lab, IBV_QPT_RC);
+    struct ibv_qp_ex *qpx = ibv_qp_to_qp_ex(qp);
+    uint64_t remote = (uintptr_t)lab->buffer + LAB_BYTES / 2;
+    lab_advance(lab, qp, peer->qp_num, IBV_QPS_RTS);
+    BUILD(0, for (int i = 0; i < LAB_DEPTH - 1; i++) ibv_wr_rdma_write(qpx, lab->mr->rkey, remote));
+    BUILD(ENOMEM, for (int i = 0; i < 2; i++) ibv_wr_rdma_write(qpx, lab->mr->rkey, remote));
+    lab_advance(lab, peer, qp->qp_num, IBV_QPS_RTS);
+    for (int i = 0; i < LAB_DEPTH - 1; i++)
+        CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    struct ibv_wc wc;
+    CHECK(!lab_poll_within(lab->cq, &wc, 0.05));
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_qp(peer));
+}
+
+/* Whatever the numbers are: an errno or a completion. Pointers are right, as no library can check them. */
+static void noise(const struct lab *lab)
+{
+    srand(20);
+    for (int round = 0; round < 300; round++) {
+        enum ibv_qp_type type = (enum ibv_qp_type[]){IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD}[rand() % 3];
+        struct ibv_qp *qp = lab_qp(lab, type), *peer = lab_qp(lab, type);
+        lab_connect(lab, qp, peer);
+        struct ibv_qp_attr attr = lab_attr(lab, peer->qp_num);
+        struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr.ah_attr);
+        for (int step = 0; step < 20; step++) {
+            struct ibv_sge list[LAB_SGES];
+            for (int i = 0; i < LAB_SGES; i++) {
+                list[i] = sge_of(lab, (uint32_t)rand() % 64);
+                if (rand() % 4 == 0)
+                    list[i].lkey = (uint32_t)rand();
+                if (rand() % 4 == 0)
+                    list[i].addr += (uint64_t)rand() << rand() % 40;
+            }
+            struct ibv_send_wr wr = {.wr_id = 1, .sg_list = list, .num_sge = rand() % 5 - 1, .opcode = (enum ibv_wr_opcode)(rand() % 20)}, *bad;
+            wr.send_flags = (unsigned)rand() % 64 & ~IBV_SEND_INLINE; /* inline data is the caller's to have */
+            wr.imm_data = (uint32_t)rand();
+            wr.wr.rdma.remote_addr = (uintptr_t)lab->buffer + (uint32_t)rand() % LAB_BYTES;
+            wr.wr.rdma.rkey = rand() % 4 == 0 ? (uint32_t)rand() : lab->mr->rkey;
+            if (type == IBV_QPT_UD)
+                wr.wr.ud.ah = ah, wr.wr.ud.remote_qpn = rand() % 2 ? peer->qp_num : (uint32_t)rand();
+            if (wr.opcode == IBV_WR_BIND_MW)
+                wr.bind_mw.mw = NULL;
+            int code = ibv_post_send(qp, &wr, &bad);
+            CHECK(code == 0 || ((code == EINVAL || code == ENOMEM) && bad == &wr));
+            struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = list, .num_sge = rand() % 5 - 1}, *bad_receive;
+            code = ibv_post_recv(peer, &receive, &bad_receive);
+            CHECK(code == 0 || ((code == EINVAL || code == ENOMEM) && bad_receive == &receive));
+            struct ibv_wc wc[4];
+            CHECK(ibv_poll_cq(lab->cq, 4, wc) >= 0);
+        }
+        RETURNS(0, ibv_destroy_ah(ah));
+        RETURNS(0, ibv_destroy_qp(qp));
+        RETURNS(0, ibv_destroy_qp(peer));
+    }
+}
+
+int main(void)
+{
+    struct lab lab = lab_open();
+    lab_nonblocking(lab.context->async_fd);
+    states(&lab);
+    sends(&lab);
+    lists(&lab);
+    full_queue(&lab);
+    other_services(&lab);
+    local_memory(&lab);
+    remote_memory(&lab);
+    builder(&lab);
+    builder_without_room(&lab);
+    noise(&lab);
+    lab_close(&lab);
+    return check_end();
+}

@@ -1,0 +1,41 @@
+"""Every verb with attributes that make no sense: the errno that the man page says, and never a crash."""
+
+import re
+import subprocess
+import unittest
+
+from support import PROGRAMS, BadInput, fresh_address, procs
+
+
+class Verbs(BadInput):
+    def check(self, name, *options, least):
+        """Runs a program that checks many calls; it says which went wrong."""
+        outcome = subprocess.run(procs.under_terrace([str(PROGRAMS / name)], *options, addr=fresh_address()),
+                                 capture_output=True, text=True, timeout=60)
+        said = (outcome.stdout + outcome.stderr).strip()
+        self.assertEqual(outcome.returncode, 0, said)
+        checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", said).groups())
+        self.assertEqual(failed, 0, said)
+        self.assertGreaterEqual(checks, least, "the program did less than it should")
+
+    def test_device_port_and_tables(self):
+        self.check("verbs_device", least=300)
+
+    def test_regions_windows_and_advice(self):
+        self.check("verbs_memory", least=90)
+
+    def test_completion_queues_channels_shared_receives_and_addresses(self):
+        self.check("verbs_queues", least=1000)
+
+    def test_queue_pairs_and_their_transitions(self):
+        self.check("verbs_qp", least=5000)
+
+    def test_queue_pairs_where_the_path_mtu_is_limited(self):
+        self.check("verbs_qp", "--mtu", "1024", least=5000)
+
+    def test_work_requests(self):
+        self.check("verbs_post", least=1000)
+
+
+if __name__ == "__main__":
+    unittest.main()
