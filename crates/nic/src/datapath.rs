@@ -34,7 +34,7 @@ impl Device {
         let mut rx = self.rx.try_lock();
         let received = rx.as_mut().map_or(0, |rx| self.port.receive(rx));
         let due = now.is_some_and(|now| self.timers.is_due(now));
-        if received == 0 && !due && self.pending.is_empty() {
+        if received == 0 && !due && !self.wants_look() {
             return false;
         }
         let now = now.unwrap_or_else(|| self.clock.now());
