@@ -37,11 +37,18 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     pointer(alloc())
 }
 
-fn map(size: usize) -> Result<*mut c_void> {
+/// Pages that are zero and not touched yet.
+pub fn map(size: usize) -> Result<*mut c_void> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at a place that the kernel chooses.
     let addr = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
     if addr == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(addr) }
+}
+
+/// Gives pages of [`map`] back.
+pub fn unmap(addr: *mut c_void, size: usize) {
+    // SAFETY: a mapping of `map`, whose owner is going.
+    unsafe { libc::munmap(addr, size) };
 }
 
 /// `ibv_free_buf(3)`.
@@ -55,8 +62,7 @@ pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     }
     // SAFETY: made by `ibv_alloc_buf`.
     let buffer = unsafe { Box::from_raw(buf.cast::<Buffer>()) };
-    // SAFETY: the mapping of this buffer.
-    unsafe { libc::munmap(buffer.c.addr, buffer.c.size) };
+    unmap(buffer.c.addr, buffer.c.size);
 }
 
 /// `ibv_reg_buf_mr(3)`.

@@ -4,14 +4,14 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use terrace_nic::Device;
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use crate::object::{self, CPart};
-use crate::{cq, cq_ex, device_list, fork, identity, mr, mw, pd, qp, query, srq};
+use crate::{cq, cq_ex, device_list, dm, fork, identity, mr, mw, pd, qp, query, srq};
 
 /// Completion vectors: all completions of a device come from one engine.
 pub const COMP_VECTORS: c_int = 1;
@@ -29,6 +29,8 @@ pub struct Context {
     command: OwnedFd,
     /// For the objects' `handle` fields.
     next_handle: AtomicU32,
+    /// Device memory given out, in bytes.
+    device_memory: AtomicU64,
 }
 
 const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
@@ -44,6 +46,7 @@ impl Context {
             device,
             command,
             next_handle: AtomicU32::new(1),
+            device_memory: AtomicU64::new(0),
         });
         let verbs = context.verbs.get();
         // SAFETY: nobody else has it before it is handed out.
@@ -98,6 +101,17 @@ impl Context {
     pub fn new_handle(&self) -> u32 {
         self.next_handle.fetch_add(1, Relaxed)
     }
+
+    /// Takes so many bytes of device memory; false if there are no more than `limit` of all.
+    pub fn take_device_memory(&self, bytes: u64, limit: u64) -> bool {
+        let more = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= limit);
+        self.device_memory.fetch_update(Relaxed, Relaxed, more).is_ok()
+    }
+
+    /// The opposite.
+    pub fn give_back_device_memory(&self, bytes: u64) {
+        self.device_memory.fetch_sub(bytes, Relaxed);
+    }
 }
 
 /// Where `Context::open` put the whole of which C knows the middle.
@@ -129,6 +143,9 @@ fn verbs_template() -> verbs_context {
     verbs.query_device_ex = Some(query::query_device_ex);
     verbs.query_rt_values = Some(query::query_rt_values);
     verbs.advise_mr = Some(mr::advise_mr);
+    verbs.alloc_dm = Some(dm::alloc_dm);
+    verbs.free_dm = Some(dm::free_dm);
+    verbs.reg_dm_mr = Some(dm::reg_dm_mr);
     verbs.alloc_td = Some(pd::alloc_td);
     verbs.dealloc_td = Some(pd::dealloc_td);
     verbs.alloc_parent_domain = Some(pd::alloc_parent_domain);

@@ -5,7 +5,7 @@
 //! | `abi` | C's types: written by bindgen from the header, and what newer headers add |
 //! | `object`, `errno` | how objects and failures cross the border |
 //! | `device_list`, `context`, `identity`, `query` | finding, opening and describing the device |
-//! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `ah`, `events`, `buffer` | one module per object |
+//! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `ah`, `events`, `buffer`, `dm` | one module per object |
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the rest of the public symbols |
 //! | `private_nodes`, `compat` | what providers and programs of 2005 bind |
 //! | `fork`, `shim`, `log` | living inside somebody else's process |
@@ -27,6 +27,7 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device_list;
+mod dm;
 mod errno;
 mod events;
 mod fork;

@@ -29,6 +29,7 @@ pub struct MrObject {
     context: Arc<Context>,
     mr: Arc<Mr>,
     pd: Mutex<Use>,
+    device_memory: Option<Use>,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -43,31 +44,46 @@ impl MrObject {
     }
 }
 
+/// What C sees of a region's place, and what keeps it.
+pub struct Place {
+    /// First byte; null in device memory.
+    pub addr: *mut c_void,
+    /// Bytes.
+    pub length: usize,
+    /// For a region in device memory.
+    pub device_memory: Option<Use>,
+}
+
+/// Registers a region and makes its object.
+///
 /// # Safety
 /// `pd` is null or a protection domain.
-unsafe fn register(
+pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, place: Place) -> Result<*mut ibv_mr> {
+    // SAFETY: the caller's.
+    let object = unsafe { borrow::<PdObject>(pd)? };
+    let request = MrRequest { access: request.access & !OPTIONAL_ACCESS, ..request };
+    let mr = object.pd().reg_mr(request)?;
+    let context = object.context().clone();
+    let Place { addr, length, device_memory } = place;
+    let (handle, lkey, rkey) = (context.new_handle(), mr.lkey(), mr.rkey());
+    let c = CPart::new(ibv_mr { context: context.as_c(), pd, addr, length, handle, lkey, rkey });
+    Ok(MrObject { c, context, mr, pd: Mutex::new(object.in_use()), device_memory }.publish())
+}
+
+/// The same for memory of the program.
+///
+/// # Safety
+/// As for [`register`].
+unsafe fn register_range(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
-    // SAFETY: the caller's.
-    let object = unsafe { borrow::<PdObject>(pd)? };
-    let access = access & !OPTIONAL_ACCESS;
     let request = MrRequest { addr: addr as u64, length: length as u64, iova, access };
-    let mr = object.pd().reg_mr(request)?;
-    let context = object.context().clone();
-    let c = ibv_mr {
-        context: context.as_c(),
-        pd,
-        addr,
-        length,
-        handle: context.new_handle(),
-        lkey: mr.lkey(),
-        rkey: mr.rkey(),
-    };
-    Ok(MrObject { c: CPart::new(c), context, mr, pd: Mutex::new(object.in_use()) }.publish())
+    // SAFETY: the caller's.
+    unsafe { register(pd, request, Place { addr, length, device_memory: None }) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -82,7 +98,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    pointer(unsafe { register(pd, addr, length, addr as u64, access as c_uint) })
+    pointer(unsafe { register_range(pd, addr, length, addr as u64, access as c_uint) })
 }
 
 /// `ibv_reg_mr_iova`: peers address the region from `iova` on.
@@ -98,7 +114,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    pointer(unsafe { register(pd, addr, length, iova, access as c_uint) })
+    pointer(unsafe { register_range(pd, addr, length, iova, access as c_uint) })
 }
 
 /// What the macros of `verbs.h` call when `access` may hold optional flags.
@@ -114,7 +130,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's.
-    pointer(unsafe { register(pd, addr, length, iova, access) })
+    pointer(unsafe { register_range(pd, addr, length, iova, access) })
 }
 
 /// `ibv_reg_mr_ex` (rdma-core 60): by address, with or without another base for peers.
@@ -138,7 +154,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
         }
         let iova = if attr.comp_mask & mr_init::IOVA != 0 { attr.iova } else { attr.addr as u64 };
         // SAFETY: the caller's.
-        unsafe { register(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
+        unsafe { register_range(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
     };
     pointer(register())
 }
@@ -189,6 +205,9 @@ unsafe fn reregister(
     }
     // SAFETY: the caller's.
     let object = unsafe { borrow::<MrObject>(mr)? };
+    if object.device_memory.is_some() {
+        return Err(EINVAL);
+    }
     // SAFETY: the caller's.
     let domain = if new_pd { Some(unsafe { borrow::<PdObject>(pd)? }) } else { None };
     if domain.is_some_and(|domain| !Arc::ptr_eq(domain.context(), &object.context)) {

@@ -8,10 +8,10 @@ use terrace_nic::Device;
 
 use crate::abi::newer::{IBV_ODP_SUPPORT_ATOMIC_WRITE, IBV_ODP_SUPPORT_FLUSH};
 use crate::abi::*;
-use crate::ah;
 use crate::context::Context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, minus_one, status};
 use crate::object;
+use crate::{ah, dm};
 
 /// The one port.
 pub const PORT: u32 = 1;
@@ -158,6 +158,7 @@ pub unsafe extern "C" fn query_device_ex(
         answer.completion_timestamp_mask = u64::MAX;
         answer.hca_core_clock = CLOCK_KHZ;
         answer.device_cap_flags_ex = u64::from(CAPABILITIES);
+        answer.max_dm_size = dm::MAX_BYTES;
         answer.phys_port_cnt_ex = PORT;
         // SAFETY: the caller's.
         unsafe { write_sized(attr, size, &answer) }
@@ -185,11 +186,11 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
 /// The `ibv_mtu` of a size in bytes.
 pub fn mtu_code(bytes: u32) -> ibv_mtu {
     match bytes {
-        ..512 => IBV_MTU_256,
-        ..1024 => IBV_MTU_512,
-        ..2048 => IBV_MTU_1024,
-        ..4096 => IBV_MTU_2048,
-        _ => IBV_MTU_4096,
+        0..512 => IBV_MTU_256,
+        512..1024 => IBV_MTU_512,
+        1024..2048 => IBV_MTU_1024,
+        2048..4096 => IBV_MTU_2048,
+        4096.. => IBV_MTU_4096,
     }
 }
 

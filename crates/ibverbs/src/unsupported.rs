@@ -1,5 +1,5 @@
-//! Verbs of things that this device has not: other processes' objects, DMA handles, device memory, DMA-bufs, completion
-//! counters, multicast groups. They answer EOPNOTSUPP, as providers without them do.
+//! Verbs of things that this device has not: other processes' objects, DMA handles, DMA-bufs, completion counters,
+//! multicast groups. They answer EOPNOTSUPP, as providers without them do.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -6,6 +6,10 @@ use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType};
 
 use super::QpObject;
 use super::create::c_cap;
+use crate::abi::newer::{
+    IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES, IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY,
+    IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS, IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG,
+};
 use crate::abi::{
     IBV_MIG_MIGRATED, IBV_MTU_256, IBV_MTU_4096, ibv_ah_attr, ibv_ece, ibv_mig_state, ibv_qp, ibv_qp_attr,
     ibv_qp_init_attr, ibv_qp_state, ibv_wr_opcode,
@@ -214,11 +218,21 @@ pub unsafe extern "C" fn ibv_query_qp(
     status(query())
 }
 
-/// `ibv_query_qp_data_in_order(3)`: no promise. Long copies use string instructions whose stores other processors may
-/// see out of order; only the last byte of a packet is certain to come last.
+/// Whether other processors see the bytes of a message in the order of their addresses: where `memory` copies with
+/// ordinary stores and the processor keeps their order.
+const IN_ORDER: bool = cfg!(target_arch = "x86_64");
+
+/// `ibv_query_qp_data_in_order(3)`: whole messages, of every kind. Packets are handled in sequence and never twice.
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
-    0
+pub extern "C" fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, _op: ibv_wr_opcode, flags: u32) -> c_int {
+    let known = IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS | IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY;
+    if qp.is_null() || flags & !known != 0 || !IN_ORDER {
+        return 0;
+    }
+    if flags & IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS != 0 {
+        return IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG | IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES;
+    }
+    1
 }
 
 /// `ibv_set_ece(3)`: there are no enhanced connection options.

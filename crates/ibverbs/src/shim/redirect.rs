@@ -60,7 +60,7 @@ fn ours(path: &CStr) -> Option<CString> {
     let inside = |directory: &&[u8]| {
         bytes.strip_prefix(*directory).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     };
-    if !DIRECTORIES.iter().any(|directory| inside(directory)) {
+    if !DIRECTORIES.iter().any(inside) {
         return None;
     }
     if is_device(bytes) {

@@ -1,0 +1,110 @@
+//! Work that goes through: one queue pair of the device connected to itself, as a C program would use it.
+
+mod common;
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use common::*;
+use terrace_ibverbs::abi::newer::{IBV_ACCESS_FLUSH_GLOBAL, IBV_QP_EX_WITH_FLUSH, IBV_WC_FLUSH, QpEx};
+use terrace_ibverbs::abi::*;
+
+/// Waits for one completion.
+fn completion(context: *mut ibv_context, cq: *mut ibv_cq) -> ibv_wc {
+    let poll = ops(context).poll_cq.unwrap();
+    let mut wc: ibv_wc = zero();
+    let end = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < end {
+        // SAFETY: a completion queue and room for one entry.
+        if unsafe { poll(cq, 1, &raw mut wc) } > 0 {
+            return wc;
+        }
+    }
+    panic!("no completion");
+}
+
+#[test]
+fn atomic_write_and_flush_go_through_the_builder() {
+    let context = open();
+    let mut word = [0_u64; 512];
+    // SAFETY: objects of this device, and memory that outlives them.
+    unsafe {
+        let pd = ibv_alloc_pd(context);
+        let cq = ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_FLUSH_GLOBAL;
+        let mr = ibv_reg_mr(pd, word.as_mut_ptr().cast(), 4096, access as c_int);
+        assert!(!mr.is_null(), "errno {}", errno());
+        let mut init: ibv_qp_init_attr_ex = zero();
+        let plain = qp_init(cq, IBV_QPT_RC);
+        (init.send_cq, init.recv_cq, init.cap) = (cq, cq, plain.cap);
+        (init.qp_type, init.pd) = (IBV_QPT_RC, pd);
+        init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.send_ops_flags = u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) | IBV_QP_EX_WITH_FLUSH;
+        let qp = verbs(context).create_qp_ex.unwrap()(context, &raw mut init);
+        assert!(!qp.is_null(), "errno {}", errno());
+        connect(qp, (*qp).qp_num);
+        let mut attr: ibv_qp_attr = zero();
+        attr.qp_access_flags = access;
+        assert_eq!(ibv_modify_qp(qp, &raw mut attr, IBV_QP_ACCESS_FLAGS as c_int), 0);
+
+        let ex = ibv_qp_to_qp_ex(qp);
+        let value = 0x1122_3344_5566_7788_u64;
+        let remote = word.as_ptr() as u64 + 64;
+        (*ex).wr_start.unwrap()(ex);
+        ((*ex).wr_id, (*ex).wr_flags) = (1, IBV_SEND_SIGNALED);
+        (*ex).wr_atomic_write.unwrap()(ex, (*mr).rkey, remote, (&raw const value).cast());
+        ((*ex).wr_id, (*ex).wr_flags) = (2, IBV_SEND_SIGNALED);
+        (*ex.cast::<QpEx>()).wr_flush.unwrap()(ex, (*mr).rkey, remote, 8, 1, 0);
+        assert_eq!((*ex).wr_complete.unwrap()(ex), 0);
+
+        for (wr_id, opcode) in [(1, IBV_WC_ATOMIC_WRITE), (2, IBV_WC_FLUSH)] {
+            let wc = completion(context, cq);
+            assert_eq!((wc.wr_id, wc.status, wc.opcode), (wr_id, IBV_WC_SUCCESS, opcode));
+        }
+        assert_eq!((&raw const word[8]).read_volatile(), value);
+
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert_eq!(ibv_dereg_mr(mr), 0);
+        assert_eq!(ibv_destroy_cq(cq), 0);
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn extended_and_plain_polls_share_a_queue() {
+    let context = open();
+    // SAFETY: objects of this device.
+    unsafe {
+        let pd = ibv_alloc_pd(context);
+        let mut init: ibv_cq_init_attr_ex = zero();
+        (init.cqe, init.wc_flags) = (64, u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP));
+        let cq = verbs(context).create_cq_ex.unwrap()(context, &raw mut init);
+        assert!(!cq.is_null());
+        let mut qp_attr = qp_init(cq.cast(), IBV_QPT_RC);
+        let qp = ibv_create_qp(pd, &raw mut qp_attr);
+        connect(qp, (*qp).qp_num);
+        let mut wr: ibv_send_wr = zero();
+        wr.opcode = IBV_WR_RDMA_WRITE;
+        for wr_id in 0..3 {
+            wr.wr_id = wr_id;
+            assert_eq!(ops(context).post_send.unwrap()(qp, &raw mut wr, &mut null_mut()), 0);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let mut attr: ibv_poll_cq_attr = zero();
+        while (*cq).start_poll.unwrap()(cq, &raw mut attr) != 0 {}
+        assert_eq!(((*cq).wr_id, (*cq).status), (0, IBV_WC_SUCCESS));
+        assert_eq!((*cq).read_opcode.unwrap()(cq), IBV_WC_RDMA_WRITE);
+        assert!((*cq).read_completion_ts.unwrap()(cq) > 0);
+        (*cq).end_poll.unwrap()(cq);
+        // What the extended poll took ahead is not lost.
+        assert_eq!(completion(context, cq.cast()).wr_id, 1);
+        // And goes away with its queue pair.
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert_eq!((*cq).start_poll.unwrap()(cq, null_mut()), libc::ENOENT);
+        assert_eq!(ibv_destroy_cq(cq.cast()), 0);
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
