@@ -6,6 +6,7 @@ PYTHON ?= python3
 SEEDS ?= 100000
 FUZZ_RUNS ?= 10000000
 ONLY ?=
+SEED ?=
 
 # A shell that was open while rustup was installed does not have cargo in its PATH yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -73,9 +74,9 @@ conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, 
 	@$(MAKE) --no-print-directory build/examples/file_region
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 
-soak: ## Run the simulation with SEEDS=n seeds
+soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build
-	TERRACE_SEEDS=$(SEEDS) cargo test --release --locked --package terrace-nic --test simulation -- --nocapture
+	cargo run --release --locked --package terrace-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
 	@scripts/setup.sh fuzz
