@@ -1,0 +1,419 @@
+//! Completions: exactly one for each work request that asks for it, in the order of posting, and what it says is
+//! true.
+
+use terrace_nic::{Cq, Error, QpType, Wc, WcFlags, WcOpcode, WcStatus};
+
+use crate::end::{Message, Outcome, Receive, Request};
+use crate::memory::Place;
+use crate::plan::Waiting;
+use crate::window::Stage;
+use crate::world::{Checked, Failure, World, ensure, trace};
+
+/// Entries that are polled at a time, at most.
+const POLL_MAX: usize = 16;
+
+/// Length of the routing header in front of a datagram.
+const GRH_BYTES: usize = 40;
+
+impl World {
+    /// What the program does about its completion queues when it looks. Returns whether there was anything.
+    pub fn poll_node(&mut self, node: usize) -> Checked<bool> {
+        let mut found = false;
+        for which in 0..2 {
+            found |= match self.nodes[node].completions[which].waiting {
+                Waiting::Polls => {
+                    let count = 1 + self.dice.index(POLL_MAX);
+                    !self.poll(node, which, count)?.is_empty()
+                }
+                Waiting::Events => self.poll_after_event(node, which)?,
+                Waiting::Solicited => self.poll_with_solicited_events(node, which)?,
+            };
+        }
+        Ok(found)
+    }
+
+    /// Takes up to `count` completions and checks them.
+    fn poll(&mut self, node: usize, which: usize, count: usize) -> Checked<Vec<Wc>> {
+        let completions = poll(&self.nodes[node].completions[which].cq, count)?;
+        for wc in &completions {
+            self.note_completion(which, wc)?;
+        }
+        Ok(completions)
+    }
+
+    /// Takes all that there are.
+    pub fn poll_all(&mut self, node: usize, which: usize) -> Checked<Vec<Wc>> {
+        let mut all = Vec::new();
+        loop {
+            let some = self.poll(node, which, POLL_MAX)?;
+            if some.is_empty() {
+                return Ok(all);
+            }
+            all.extend(some);
+        }
+    }
+
+    /// The program sleeps until there is an event, arms the queue again and then takes what is there.
+    fn poll_after_event(&mut self, node: usize, which: usize) -> Checked<bool> {
+        if !self.nodes[node].completions[which].take_event()? {
+            return Ok(false);
+        }
+        self.tally.add("completion events", 1);
+        self.nodes[node].completions[which].arm()?;
+        self.poll_all(node, which)?;
+        Ok(true)
+    }
+
+    /// One event if, and only if, a completion since the last one was solicited or an error.
+    fn poll_with_solicited_events(&mut self, node: usize, which: usize) -> Checked<bool> {
+        let completions = self.poll_all(node, which)?;
+        let wanted = completions.iter().any(|wc| wc.solicited || wc.status != WcStatus::Success);
+        let came = self.nodes[node].completions[which].take_event()?;
+        ensure!(wanted == came, "node {node}: solicited completions: {wanted}; an event: {came}");
+        if came {
+            self.tally.add("solicited events", 1);
+            self.nodes[node].completions[which].arm()?;
+        }
+        Ok(!completions.is_empty())
+    }
+
+    fn note_completion(&mut self, which: usize, wc: &Wc) -> Checked {
+        let found = self.ends.iter().position(|end| end.qp.qpn() == wc.qpn);
+        let Some(index) = found else {
+            return Err(Failure(format!("a completion for a queue pair that does not exist: {wc:?}")));
+        };
+        trace!(self, "end {index} completes {} {:?} {:?}", wc.wr_id, wc.opcode, wc.status);
+        let checked = match which {
+            0 => self.note_send_completion(index, wc),
+            _ => self.note_receive_completion(index, wc),
+        };
+        checked.map_err(|Failure(why)| Failure(format!("end {index}: {why}, at {wc:x?}")))
+    }
+
+    fn note_send_completion(&mut self, index: usize, wc: &Wc) -> Checked {
+        self.tally.add(format!("completed {:?} {:?}", wc.opcode, wc.status), 1);
+        ensure!(wc.opcode as u32 & 128 == 0, "a receive completed in the queue of the sends");
+        loop {
+            let Some(request) = self.ends[index].posted.pop_front() else {
+                return Err(Failure("a send completed that was not posted, or completed before".into()));
+            };
+            if request.wr_id == wc.wr_id {
+                return self.finish(index, request, wc);
+            }
+            // Errors complete every request; so those that nothing was heard of have succeeded.
+            ensure!(!request.signaled, "request {} has no completion of its own", request.wr_id);
+            ensure!(
+                !self.ends[index].send_failed,
+                "request {} was not flushed, but those around it were",
+                request.wr_id
+            );
+            self.succeed(index, request)?;
+        }
+    }
+
+    fn finish(&mut self, index: usize, request: Request, wc: &Wc) -> Checked {
+        ensure!(wc.opcode == request.opcode, "the opcode should be {:?}", request.opcode);
+        if wc.status == WcStatus::Success {
+            ensure!(request.signaled, "nobody has asked for this completion");
+            ensure!(!self.ends[index].send_failed, "success after an error");
+            if let Some(byte_len) = request.byte_len {
+                ensure!(wc.byte_len == byte_len, "the byte count should be {byte_len}");
+            }
+            return self.succeed(index, request);
+        }
+        self.check_error(index, &request, wc.status)?;
+        self.ends[index].send_failed = true;
+        self.note_broken(index, wc.status)?;
+        self.accept_leftovers(index, request)
+    }
+
+    /// Whether a request may fail like that.
+    fn check_error(&self, index: usize, request: &Request, status: WcStatus) -> Checked {
+        if status == WcStatus::Flushed {
+            return Ok(());
+        }
+        ensure!(!self.ends[index].send_failed, "a second error that is not a flush");
+        let tired = matches!(status, WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded);
+        let mistaken =
+            matches!(request.outcome, Outcome::Mistaken { status: expected } if expected == status);
+        ensure!(tired || mistaken, "this request cannot fail like that");
+        Ok(())
+    }
+
+    /// A request is known to have succeeded.
+    pub fn succeed(&mut self, index: usize, request: Request) -> Checked {
+        let end = &mut self.ends[index];
+        ensure!(
+            request.number == end.succeeded,
+            "request {} succeeded after {} others",
+            request.number,
+            end.succeeded
+        );
+        end.succeeded += 1;
+        let (here, there) = (index & 1, 1 - (index & 1));
+        match request.outcome {
+            Outcome::Nothing => {}
+            Outcome::Mistaken { .. } => return Err(Failure("what cannot succeed has succeeded".into())),
+            Outcome::Stored => self.check_stored(index, request.number as usize)?,
+            Outcome::Fetched { landing, expected, racers, .. } => {
+                self.check_fetched(index, &landing, &expected, &racers)?;
+            }
+            Outcome::Swapped { landing, before } => {
+                let landed = self.land(here, &landing);
+                ensure!(
+                    landed == before.to_ne_bytes(),
+                    "the atomic returned {landed:x?} instead of {:x?}",
+                    before.to_ne_bytes()
+                );
+            }
+            Outcome::Counted { counter, add, landing } => {
+                let landed = self.land(here, &landing);
+                let value = u64::from_ne_bytes(landed.try_into().expect("8 bytes"));
+                self.counters[there][counter].returned.push((value, add));
+            }
+            Outcome::Bound { window } => self.window_stage(window, Stage::Open),
+            Outcome::Unbound { window } => self.window_stage(window, Stage::Unbound),
+        }
+        Ok(())
+    }
+
+    /// When a WRITE completes, its data is in the peer's memory, unless something later has gone over it.
+    fn check_stored(&self, index: usize, number: usize) -> Checked {
+        let end = &self.ends[index];
+        let Some(effect) = &end.steps[number].effect else { return Ok(()) };
+        let later = end.steps[number + 1..].iter().filter_map(|step| step.effect.as_ref());
+        if later.into_iter().any(|later| later.place.overlap(effect.place).is_some()) {
+            return Ok(());
+        }
+        let actual = self.nodes[1 - (index & 1)].memory.actual(effect.place);
+        ensure!(actual == effect.after, "request {number} has completed, but its data is not there");
+        Ok(())
+    }
+
+    /// What has landed in these places is right: the model takes it over.
+    fn land(&mut self, node: usize, landing: &[Place]) -> Vec<u8> {
+        let memory = &mut self.nodes[node].memory;
+        landing.iter().for_each(|place| memory.accept(*place));
+        landing.iter().flat_map(|place| memory.model(*place).to_vec()).collect()
+    }
+
+    fn check_fetched(
+        &mut self,
+        index: usize,
+        landing: &[Place],
+        expected: &[u8],
+        racers: &[(usize, Vec<u8>)],
+    ) -> Checked {
+        let landed = self.land(index & 1, landing);
+        let wrong = (0..expected.len()).find(|at| {
+            let raced = |(start, bytes): &(usize, Vec<u8>)| {
+                at.checked_sub(*start).and_then(|offset| bytes.get(offset)) == Some(&landed[*at])
+            };
+            landed[*at] != expected[*at] && !racers.iter().any(raced)
+        });
+        match wrong {
+            None => Ok(()),
+            Some(at) => Err(Failure(format!(
+                "the READ brought wrong data from byte {at} of {} on: {:x?} instead of {:x?}",
+                expected.len(),
+                &landed[at..(at + 8).min(landed.len())],
+                &expected[at..(at + 8).min(expected.len())]
+            ))),
+        }
+    }
+
+    /// A request failed: what has landed of it must be right as far as it goes.
+    fn accept_leftovers(&mut self, index: usize, request: Request) -> Checked {
+        let node = index & 1;
+        match request.outcome {
+            Outcome::Fetched { landing, expected, racers, .. } => {
+                let mut offset = 0;
+                for place in landing {
+                    let memory = &self.nodes[node].memory;
+                    let (actual, noise) = (memory.actual(place), memory.model(place));
+                    for (at, byte) in actual.iter().enumerate() {
+                        let position = offset + at;
+                        let raced = racers.iter().any(|(start, bytes)| {
+                            position.checked_sub(*start).and_then(|skip| bytes.get(skip)) == Some(byte)
+                        });
+                        ensure!(
+                            *byte == noise[at] || *byte == expected[position] || raced,
+                            "the failed READ left wrong data"
+                        );
+                    }
+                    offset += place.len();
+                    self.nodes[node].memory.accept(place);
+                }
+            }
+            Outcome::Swapped { landing, .. } => {
+                // The result may have arrived in the moment in which everything was flushed.
+                landing.iter().for_each(|place| self.nodes[node].memory.accept(*place));
+            }
+            Outcome::Counted { counter, landing, .. } => {
+                self.counters[1 - node][counter].unclear = true;
+                landing.iter().for_each(|place| self.nodes[node].memory.accept(*place));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn note_receive_completion(&mut self, index: usize, wc: &Wc) -> Checked {
+        self.tally.add(format!("received {:?} {:?} {:?}", self.ends[index].kind, wc.opcode, wc.status), 1);
+        let receive = self.take_receive(index, wc)?;
+        if wc.status != WcStatus::Success {
+            return self.note_failed_receive(index, receive, wc.status);
+        }
+        ensure!(self.ends[index].receives_failed == 0, "a receive succeeded after an error");
+        self.ends[index].received += 1;
+        match self.ends[index].kind {
+            QpType::Rc => {
+                let Some(message) = self.ends[index].inbound.pop_front() else {
+                    return Err(Failure("received what nobody has sent".into()));
+                };
+                self.check_message(index, &receive, &message, wc).map_err(Failure)?;
+                self.accept_message(index, &receive, &message)
+            }
+            QpType::Uc | QpType::Ud => self.match_message(index, &receive, wc),
+        }
+    }
+
+    /// Own receives complete in the order of posting; shared ones are any of those posted.
+    fn take_receive(&mut self, index: usize, wc: &Wc) -> Checked<Receive> {
+        let taken = match self.ends[index].plan.uses_srq {
+            true => self.nodes[index & 1].shared.posted.remove(&wc.wr_id),
+            false => self.ends[index].receives.pop_front(),
+        };
+        match taken {
+            Some(receive) if receive.wr_id == wc.wr_id => Ok(receive),
+            Some(receive) => Err(Failure(format!("receive {} should complete first", receive.wr_id))),
+            None => Err(Failure("a receive completed that was not posted, or completed before".into())),
+        }
+    }
+
+    /// A receive that was flushed may have got the beginning of a message.
+    fn note_failed_receive(&mut self, index: usize, receive: Receive, status: WcStatus) -> Checked {
+        let begun = self.ends[index].inbound.front().cloned();
+        if status == WcStatus::LocalLength {
+            ensure!(begun.as_ref().is_some_and(|message| message.too_long), "the message was not too long");
+        } else {
+            ensure!(status == WcStatus::Flushed, "a receive cannot fail like that");
+        }
+        // Only the oldest receive can have been under way; of a shared queue no other can be touched at all.
+        let is_first = self.ends[index].receives_failed == 0;
+        self.ends[index].receives_failed += 1;
+        ensure!(is_first || !self.ends[index].plan.uses_srq, "several shared receives were flushed");
+        let begun = begun.filter(|_| is_first);
+        self.note_broken(index, status)?;
+        let node = index & 1;
+        let mut offset = 0;
+        for place in receive.places {
+            let memory = &self.nodes[node].memory;
+            let (actual, noise) = (memory.actual(place), memory.model(place));
+            for (at, byte) in actual.iter().enumerate() {
+                let sent = begun.as_ref().and_then(|message| message.payload.get(offset + at));
+                // A receive of an unreliable connection may have served several broken messages.
+                let explained = *byte == noise[at] || Some(byte) == sent || !self.ends[index].is_reliable();
+                ensure!(explained, "the flushed receive holds data that nobody has sent");
+            }
+            offset += place.len();
+            self.nodes[node].memory.accept(place);
+        }
+        Ok(())
+    }
+
+    /// Whether a completion and what its receive holds are this message. Says why not.
+    fn check_message(
+        &self,
+        index: usize,
+        receive: &Receive,
+        message: &Message,
+        wc: &Wc,
+    ) -> Result<(), String> {
+        let is_datagram = self.ends[index].kind == QpType::Ud;
+        let header_bytes = if is_datagram { GRH_BYTES } else { 0 };
+        let mut flags = if is_datagram { WcFlags::GRH } else { WcFlags::empty() };
+        flags.set(WcFlags::WITH_IMM, message.imm.is_some());
+        flags.set(WcFlags::WITH_INV, message.invalidates.is_some());
+        let opcode = if message.written_to.is_some() { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        let peer = self.ends[index ^ 1].qp.qpn();
+        let claims = [
+            ("opcode", wc.opcode as u64, opcode as u64),
+            ("byte count", wc.byte_len.into(), (header_bytes + message.payload.len()) as u64),
+            ("flags", wc.flags.bits().into(), flags.bits().into()),
+            ("immediate", wc.imm.into(), message.imm.or(message.invalidates).unwrap_or(0).into()),
+            ("solicited", wc.solicited.into(), message.solicited.into()),
+            ("source", wc.src_qp.into(), peer.into()),
+        ];
+        if let Some((what, is, should)) = claims.into_iter().find(|(_, is, should)| is != should) {
+            return Err(format!("the {what} is {is:#x} instead of {should:#x}"));
+        }
+        let (node, places) = match message.written_to {
+            Some(place) => (index & 1, vec![place]),
+            None => (index & 1, receive.places.clone()),
+        };
+        let memory = &self.nodes[node].memory;
+        let actual: Vec<u8> = places.iter().flat_map(|place| memory.actual(*place)).collect();
+        // A WRITE's place may have been written to again; the model knows.
+        let is_same = match message.written_to {
+            Some(place) if self.ends[index].is_reliable() => {
+                let whole = memory.model(place);
+                whole != message.payload || actual == message.payload
+            }
+            Some(_) => actual == message.payload,
+            None => actual[header_bytes..header_bytes + message.payload.len()] == message.payload,
+        };
+        if is_same { Ok(()) } else { Err("the data is not what was sent".to_string()) }
+    }
+
+    /// The message has been checked: the model knows now where it is.
+    fn accept_message(&mut self, index: usize, receive: &Receive, message: &Message) -> Checked {
+        let memory = &mut self.nodes[index & 1].memory;
+        if !self.ends[index].is_reliable() {
+            // Messages that broke off may have left something in the receive.
+            receive.places.iter().chain(&message.written_to).for_each(|place| memory.accept(*place));
+        } else if message.written_to.is_none() {
+            // Not a byte beyond the message has changed.
+            let mut rest = &message.payload[..];
+            for place in &receive.places {
+                let (piece, after) = rest.split_at(rest.len().min(place.len()));
+                memory.expect(place.part(0, piece.len()), piece);
+                rest = after;
+            }
+        }
+        if let Some(rkey) = message.invalidates {
+            self.note_invalidated(index, rkey)?;
+        }
+        Ok(())
+    }
+
+    /// Without reliability, messages get lost; they come in order if the network keeps it, and once if it does not
+    /// double packets. But those that come are whole.
+    fn match_message(&mut self, index: usize, receive: &Receive, wc: &Wc) -> Checked {
+        let weather = &self.plan.weather.bad;
+        let (reorders, doubles) = (weather.reorder > 0.0, weather.duplicate > 0.0);
+        let mut why = "nobody has sent anything".to_string();
+        for at in 0..self.ends[index].inbound.len() {
+            let message = self.ends[index].inbound[at].clone();
+            match self.check_message(index, receive, &message, wc) {
+                Err(reason) => why = reason,
+                Ok(()) => {
+                    self.accept_message(index, receive, &message)?;
+                    if !doubles && !reorders {
+                        self.ends[index].inbound.drain(..=at);
+                    } else if !doubles {
+                        self.ends[index].inbound.remove(at);
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        Err(Failure(format!("received what was never sent; the last candidate: {why}")))
+    }
+}
+
+fn poll(cq: &Cq, count: usize) -> Result<Vec<Wc>, Error> {
+    let mut completions = Vec::new();
+    cq.poll(count, &mut |wc| completions.push(wc))?;
+    Ok(completions)
+}

@@ -1,0 +1,320 @@
+//! Drawing work requests: what a program does next.
+
+use terrace_nic::{Payload, QpType, SendFlags, SendOp, SendWr, Sge, SgeList, WcStatus};
+
+use crate::end::{Draft, Intent};
+use crate::memory::{Place, Purpose};
+use crate::world::{ADD_MAX, COUNTERS, Checked, World};
+
+/// Elements of a scatter/gather list are at most this many, whatever the queue takes.
+const SGES_MAX: usize = 6;
+
+/// A work request without data.
+pub(crate) fn plain_wr(op: SendOp, signaled: bool) -> SendWr {
+    SendWr {
+        wr_id: 0,
+        op,
+        payload: Payload::Sges(SgeList::new()),
+        flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
+        datagram: None,
+    }
+}
+
+/// A part of the peer's memory, and how it is named on the wire.
+#[derive(Clone, Copy)]
+struct Target {
+    place: Place,
+    va: u64,
+    rkey: u32,
+    window: Option<usize>,
+}
+
+impl World {
+    /// Draws what the program posts next; sometimes two things that belong together.
+    pub fn draw(&mut self, index: usize) -> Checked {
+        self.ends[index].budget -= 1;
+        let kind = self.ends[index].kind;
+        let sabotage = self.ends[index].plan.sabotage;
+        if kind == QpType::Rc && self.dice.chance(sabotage) {
+            return self.draw_mistake(index);
+        }
+        let mix = self.ends[index].plan.mix;
+        let reliable_only = |weight: u32| if kind == QpType::Rc { weight } else { 0 };
+        let writes = if kind == QpType::Ud { 0 } else { mix.write };
+        let weights =
+            [mix.send, writes, reliable_only(mix.read), reliable_only(mix.atomic), reliable_only(mix.flush)];
+        let total: u32 = weights.iter().sum();
+        let mut drawn = self.dice.index(total as usize) as u32;
+        let choice = weights.iter().position(|weight| {
+            let here = drawn < *weight;
+            drawn = drawn.saturating_sub(*weight);
+            here
+        });
+        match choice {
+            Some(1) => self.draw_write(index),
+            Some(2) => self.draw_read(index),
+            Some(3) => self.draw_atomic(index),
+            Some(4) => self.draw_flush(index),
+            _ => self.draw_send(index),
+        }
+    }
+
+    /// A length up to the end's longest, most often one at which something happens.
+    fn draw_len(&mut self, index: usize) -> usize {
+        let (mtu, longest) = (self.ends[index].mtu, self.ends[index].plan.message_bytes_max);
+        let around_packets = mtu * (1 + self.dice.index(4)) + self.dice.index(3) - 1;
+        let dice = &mut self.dice;
+        let small = dice.index(9);
+        let any = dice.index(longest + 1);
+        let up_to_a_packet = dice.index(mtu + 1);
+        dice.pick(&[small, around_packets, around_packets, up_to_a_packet, any, longest]).min(longest)
+    }
+
+    fn flags(&mut self, index: usize) -> SendFlags {
+        let mix = self.ends[index].plan.mix;
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, self.dice.chance(mix.signaled));
+        flags.set(SendFlags::FENCE, self.dice.chance(mix.fenced));
+        flags.set(SendFlags::SOLICITED, self.dice.chance(0.3));
+        flags
+    }
+
+    /// Cuts a length into the pieces of a scatter/gather list, some of them empty.
+    fn cut(&mut self, len: usize, pieces_max: u32) -> Vec<usize> {
+        let count = 1 + self.dice.index((pieces_max as usize).min(SGES_MAX));
+        if len == 0 && self.dice.chance(0.5) {
+            return Vec::new();
+        }
+        let mut cuts: Vec<usize> = (1..count).map(|_| self.dice.index(len + 1)).collect();
+        cuts.extend([0, len]);
+        cuts.sort_unstable();
+        cuts.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    /// Fresh private memory in pieces.
+    pub fn private_places(&mut self, node: usize, len: usize, pieces_max: u32) -> Checked<Vec<Place>> {
+        let pieces = self.cut(len, pieces_max);
+        let memory = &mut self.nodes[node].memory;
+        Ok(pieces
+            .into_iter()
+            .map(|len| memory.take(Purpose::Private, len, false))
+            .collect::<Result<_, _>>()?)
+    }
+
+    fn sges(&self, node: usize, places: &[Place]) -> SgeList {
+        places.iter().map(|place| self.nodes[node].memory.sge(*place)).collect()
+    }
+
+    /// Puts bytes where a work request finds them: into memory, or into the request itself.
+    fn payload(&mut self, index: usize, bytes: &[u8]) -> Checked<Payload> {
+        let plan = &self.ends[index].plan;
+        let (pieces_max, inline) = (plan.max_sge, plan.mix.inline);
+        if bytes.len() <= plan.max_inline as usize && self.dice.chance(inline) {
+            return Ok(Payload::Inline(bytes.into()));
+        }
+        let places = self.private_places(index & 1, bytes.len(), pieces_max)?;
+        let mut rest = bytes;
+        for place in &places {
+            let (piece, after) = rest.split_at(place.len());
+            self.nodes[index & 1].memory.store(*place, piece);
+            rest = after;
+        }
+        Ok(Payload::Sges(self.sges(index & 1, &places)))
+    }
+
+    /// Where results land.
+    fn landing(&mut self, index: usize, len: usize) -> Checked<(Vec<Place>, Payload)> {
+        let pieces_max = self.ends[index].plan.max_sge;
+        let mut places = self.private_places(index & 1, len, pieces_max)?;
+        if places.is_empty() && len > 0 {
+            places = vec![self.nodes[index & 1].memory.take(Purpose::Private, len, false)?];
+        }
+        let payload = Payload::Sges(self.sges(index & 1, &places));
+        Ok((places, payload))
+    }
+
+    /// A part of the peer's memory that belongs to this end, `len` bytes or fewer.
+    fn target(&mut self, index: usize, len: usize, aligned: bool) -> Target {
+        let windows = self.open_windows(index);
+        let through = !windows.is_empty() && self.dice.chance(0.4);
+        let (whole, base, rkey, window) = if through {
+            let window = self.dice.pick(&windows);
+            let open = &self.windows[window];
+            (open.bound, open.base, open.rkey, Some(window))
+        } else {
+            let whole = self.ends[index].target;
+            let memory = &self.nodes[1 - (index & 1)].memory;
+            (whole, memory.address(whole), memory.key(whole), None)
+        };
+        let len = len.min(whole.len());
+        let mut offset = self.dice.index(whole.len() - len + 1);
+        if aligned {
+            offset &= !7;
+        }
+        Target { place: whole.part(offset, len), va: base + offset as u64, rkey, window }
+    }
+
+    fn push(&mut self, index: usize, wr: SendWr, intent: Intent, window: Option<usize>) {
+        self.ends[index].drafts.push_back(Draft { wr, intent, window });
+    }
+
+    fn draw_send(&mut self, index: usize) -> Checked {
+        let len = self.draw_len(index);
+        let bytes = self.dice.bytes(len);
+        let imm = self.dice.chance(0.4).then(|| self.dice.word() as u32);
+        let op = imm.map_or(SendOp::Send, SendOp::SendImm);
+        let (flags, payload) = (self.flags(index), self.payload(index, &bytes)?);
+        let peer = self.ends[index ^ 1].qp.qpn();
+        let end = &self.ends[index];
+        let datagram = end.ah.as_ref().map(|ah| ah.datagram(peer, end.qkey));
+        let wr = SendWr { wr_id: 0, op, payload, flags, datagram };
+        self.push(index, wr, Intent::Send { payload: Some(bytes), imm, invalidates: None }, None);
+        Ok(())
+    }
+
+    /// A SEND that ends a window. It waits for READs through the window, which must not be repeated afterwards.
+    pub fn draft_send_invalidate(&mut self, index: usize, rkey: u32) {
+        let mut wr = plain_wr(SendOp::SendInvalidate(rkey), self.dice.chance(0.5));
+        wr.flags |= SendFlags::FENCE;
+        let intent = Intent::Send { payload: Some(Vec::new()), imm: None, invalidates: Some(rkey) };
+        self.push(index, wr, intent, None);
+    }
+
+    fn draw_write(&mut self, index: usize) -> Checked {
+        let len = self.draw_len(index);
+        let imm = self.dice.chance(0.3).then(|| self.dice.word() as u32);
+        let target = if self.ends[index].kind == QpType::Uc {
+            // A message that lost a packet may have been written in part: no two share a place.
+            let memory = &mut self.nodes[1 - (index & 1)].memory;
+            let place = memory.take(Purpose::Open, len, false)?;
+            Target { place, va: memory.address(place), rkey: memory.key(place), window: None }
+        } else {
+            self.target(index, len, false)
+        };
+        let bytes = self.dice.bytes(target.place.len());
+        let Target { place, va, rkey, window } = target;
+        let op = match imm {
+            Some(imm) => SendOp::WriteImm { va, rkey, imm },
+            None => SendOp::Write { va, rkey },
+        };
+        let (flags, payload) = (self.flags(index), self.payload(index, &bytes)?);
+        let wr = SendWr { wr_id: 0, op, payload, flags, datagram: None };
+        self.push(index, wr, Intent::Write { place, payload: bytes, imm }, window);
+        Ok(())
+    }
+
+    /// A READ; sometimes followed by a SEND of what it has brought, which needs the fence.
+    fn draw_read(&mut self, index: usize) -> Checked {
+        let len = self.draw_len(index);
+        let target = self.target(index, len, false);
+        let len = target.place.len();
+        let (landing, payload) = self.landing(index, len)?;
+        let Target { place, va, rkey, window } = target;
+        let op = SendOp::Read { va, rkey };
+        let wr = SendWr { wr_id: 0, op, payload: payload.clone(), flags: self.flags(index), datagram: None };
+        let relays = len > 0 && len <= self.ends[index].plan.message_bytes_max && self.dice.chance(0.2);
+        self.push(index, wr, Intent::Read { place, landing }, window);
+        if relays {
+            let flags = self.flags(index) | SendFlags::FENCE;
+            let wr = SendWr { wr_id: 0, op: SendOp::Send, payload, flags, datagram: None };
+            self.push(index, wr, Intent::Send { payload: None, imm: None, invalidates: None }, None);
+        }
+        Ok(())
+    }
+
+    fn draw_atomic(&mut self, index: usize) -> Checked {
+        let flags = self.flags(index);
+        if self.dice.chance(0.3) {
+            let value = self.dice.word();
+            let Target { place, va, rkey, window } = self.target(index, 8, true);
+            let payload = self.payload(index, &value.to_ne_bytes())?;
+            let wr =
+                SendWr { wr_id: 0, op: SendOp::AtomicWrite { va, rkey }, payload, flags, datagram: None };
+            self.push(index, wr, Intent::AtomicWrite { place, value }, window);
+            return Ok(());
+        }
+        let (landing, payload) = self.landing(index, 8)?;
+        let (op, intent, window) = if self.dice.chance(0.3) {
+            self.draw_count(index, landing)
+        } else {
+            self.draw_private_atomic(index, landing)
+        };
+        let wr = SendWr { wr_id: 0, op, payload, flags, datagram: None };
+        self.push(index, wr, intent, window);
+        Ok(())
+    }
+
+    /// Adds to a counter that all connections share.
+    fn draw_count(&mut self, index: usize, landing: Vec<Place>) -> (SendOp, Intent, Option<usize>) {
+        let counter = self.dice.index(COUNTERS);
+        let add = self.dice.within(1..=ADD_MAX);
+        let place = self.counters[1 - (index & 1)][counter].place;
+        let memory = &self.nodes[1 - (index & 1)].memory;
+        let op = SendOp::FetchAdd { va: memory.address(place), rkey: memory.key(place), add };
+        (op, Intent::Count { counter, add, landing }, None)
+    }
+
+    fn draw_private_atomic(&mut self, index: usize, landing: Vec<Place>) -> (SendOp, Intent, Option<usize>) {
+        let Target { place, va, rkey, window } = self.target(index, 8, true);
+        let there = self.nodes[1 - (index & 1)].memory.model(place);
+        let there = u64::from_ne_bytes(there.try_into().expect("8 bytes"));
+        if self.dice.chance(0.5) {
+            let add = self.dice.word();
+            let op = SendOp::FetchAdd { va, rkey, add };
+            return (op, Intent::FetchAdd { place, add, landing }, window);
+        }
+        let compare = if self.dice.chance(0.7) { there } else { self.dice.word() };
+        let swap = self.dice.word();
+        let op = SendOp::CompareSwap { va, rkey, compare, swap };
+        (op, Intent::CompareSwap { place, compare, swap, landing }, window)
+    }
+
+    fn draw_flush(&mut self, index: usize) -> Checked {
+        let len = self.draw_len(index).max(1);
+        let place = self.ends[index].target;
+        let memory = &self.nodes[1 - (index & 1)].memory;
+        let (va, rkey) = (memory.address(place), memory.key(place));
+        let (placement, selectivity) = (self.dice.pick(&[1, 2, 3]), self.dice.pick(&[0, 0, 1]));
+        let op = SendOp::Flush { va, rkey, length: len.min(place.len()) as u32, placement, selectivity };
+        let mut wr = plain_wr(op, false);
+        wr.flags = self.flags(index);
+        self.push(index, wr, Intent::Flush, None);
+        Ok(())
+    }
+
+    /// Something that must fail.
+    fn draw_mistake(&mut self, index: usize) -> Checked {
+        let place = self.ends[index].target;
+        let memory = &self.nodes[1 - (index & 1)].memory;
+        let (va, rkey, end) = (memory.address(place), memory.key(place), memory.region_end(place));
+        let wrong = rkey ^ 0x0055_5500;
+        let (_, good) = self.landing(index, 8)?;
+        let nowhere = Payload::Sges(SgeList::from_slice(&[Sge { addr: va, length: 8, lkey: 0x00ab_cd00 }]));
+        let too_long = self.ends[index].plan.message_bytes_max + 1;
+        let long = self.dice.bytes(too_long);
+        let long_payload = Payload::Sges(SgeList::from_slice(&[self.long_sge(index, &long)?]));
+        let (denied, invalid, local) =
+            (WcStatus::RemoteAccess, WcStatus::RemoteInvalidRequest, WcStatus::LocalProtection);
+        let choices = if self.ends[index ^ 1].plan.uses_srq { 7 } else { 8 };
+        let (op, payload, status, message) = match self.dice.index(choices) {
+            0 => (SendOp::Write { va, rkey: wrong }, good, denied, None),
+            1 => (SendOp::Read { va: end - 4, rkey }, good, denied, None),
+            2 => (SendOp::CompareSwap { va: va + 4, rkey, compare: 0, swap: 1 }, good, invalid, None),
+            3 => (SendOp::Send, nowhere, local, None),
+            4 => (SendOp::Read { va, rkey }, nowhere, local, None),
+            5 => (SendOp::FetchAdd { va: end, rkey, add: 1 }, good, denied, None),
+            6 => (SendOp::Write { va: va.wrapping_sub(1 << 40), rkey }, good, denied, None),
+            _ => (SendOp::Send, long_payload, invalid, Some(long)),
+        };
+        let wr = SendWr { wr_id: 0, op, payload, flags: self.flags(index), datagram: None };
+        self.push(index, wr, Intent::Mistake { status, message }, None);
+        Ok(())
+    }
+
+    fn long_sge(&mut self, index: usize, bytes: &[u8]) -> Checked<Sge> {
+        let memory = &mut self.nodes[index & 1].memory;
+        let place = memory.take(Purpose::Private, bytes.len(), false)?;
+        memory.store(place, bytes);
+        Ok(memory.sge(place))
+    }
+}

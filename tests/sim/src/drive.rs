@@ -1,0 +1,285 @@
+//! What happens when: virtual time, devices that look, programs that act, weather that changes.
+
+use terrace_nic::{AsyncEvent, QpState, WcStatus};
+
+use crate::end::Phase;
+use crate::plan::Temper;
+use crate::world::{Checked, Failure, World, ensure, trace};
+
+/// Virtual time by which everything must have come to an end, in nanoseconds.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+/// Rounds of the main loop by which everything must have come to an end.
+const ROUNDS_MAX: u64 = 3_000_000;
+
+/// Rounds that may pass without the time moving.
+const ROUNDS_AT_ONE_TIME_MAX: u32 = 10_000;
+
+/// Probabilities, at each tick, that an end's program does something.
+const CONNECTS: f64 = 0.5;
+const POSTS: f64 = 0.6;
+
+impl World {
+    /// Runs all epochs.
+    pub fn run(&mut self) -> Checked {
+        for epoch in 0..self.plan.epochs {
+            self.epoch = epoch;
+            self.begin_epoch()?;
+            self.run_until_quiet()?;
+            self.check_quiet()?;
+            self.closing = true;
+            self.end_connections()?;
+            self.closing = false;
+            self.check_epoch()?;
+        }
+        self.tally.add("virtual milliseconds", self.now() / 1_000_000);
+        self.check_end()
+    }
+
+    fn begin_epoch(&mut self) -> Checked {
+        for index in 0..self.ends.len() {
+            self.ends[index].begin_epoch();
+            if self.is_calm() {
+                self.connect(index)?;
+            }
+        }
+        let now = self.now();
+        self.nodes.iter_mut().for_each(|node| node.ticks_at = now);
+        self.weather_is_bad = false;
+        self.weather_until = (self.plan.temper == Temper::Rough).then_some(now);
+        if self.plan.temper != Temper::Rough {
+            self.net.set_config(self.plan.weather.bad.clone());
+        }
+        Ok(())
+    }
+
+    fn run_until_quiet(&mut self) -> Checked {
+        let gives_up_at = self.now() + PATIENCE_NS;
+        let (mut rounds, mut rounds_here) = (0, 0);
+        loop {
+            let before = self.now();
+            self.run_devices()?;
+            self.run_programs()?;
+            let Some(next) = self.next_time() else { return Ok(()) };
+            self.advance(next);
+            rounds += 1;
+            rounds_here = if self.now() == before { rounds_here + 1 } else { 0 };
+            if rounds > ROUNDS_MAX || rounds_here > ROUNDS_AT_ONE_TIME_MAX || self.now() > gives_up_at {
+                return Err(Failure(format!("no end in sight at {} ns; {}", self.now(), self.unfinished())));
+            }
+        }
+    }
+
+    fn unfinished(&self) -> String {
+        let waits = |index: &usize| self.end_is_busy(*index);
+        let ends: Vec<String> = (0..self.ends.len())
+            .filter(waits)
+            .map(|index| {
+                let end = &self.ends[index];
+                let (posted, inbound) = (end.posted.len(), end.inbound.len());
+                format!(
+                    "end {index} ({:?}, budget {}, drafts {}, posted {posted}, inbound {inbound})",
+                    end.qp.state(),
+                    end.budget,
+                    end.drafts.len()
+                )
+            })
+            .collect();
+        format!("waiting: {}", ends.join(", "))
+    }
+
+    /// Devices look some time after there is something to see.
+    fn run_devices(&mut self) -> Checked {
+        let now = self.now();
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].wakes_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            self.nodes[node].wakes_at = None;
+            self.nodes[node].device.step(self.time());
+        }
+        Ok(())
+    }
+
+    /// Lets the device look soon.
+    fn wake(&mut self, node: usize) {
+        let lag_ns = match self.nodes[node].plan.lag_ns_max {
+            0 => 0,
+            lag_ns_max => self.dice.within(0..=lag_ns_max),
+        };
+        let at = self.now() + lag_ns;
+        self.nodes[node].wakes_at.get_or_insert(at);
+    }
+
+    fn run_programs(&mut self) -> Checked {
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].ticks_at <= self.now() {
+                self.tick(node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The program of a node acts: looks for completions, posts this and that.
+    fn tick(&mut self, node: usize) -> Checked {
+        let mut acted = self.poll_node(node)?;
+        self.take_async_events(node)?;
+        for index in self.ends_of(node) {
+            acted |= self.act(index)?;
+        }
+        let (shortest_ns, longest_ns) = self.nodes[node].plan.tick_ns;
+        let patience_ns = self.nodes[node].patience_ns;
+        let patience_ns = if acted { shortest_ns } else { (patience_ns * 2).min(longest_ns) };
+        self.nodes[node].patience_ns = patience_ns;
+        self.nodes[node].ticks_at = self.now() + 1 + self.dice.within(0..=patience_ns);
+        Ok(())
+    }
+
+    /// What the program of one end does at a tick. Returns whether it did anything.
+    fn act(&mut self, index: usize) -> Checked<bool> {
+        if !self.ends[index].connected {
+            if !self.dice.chance(CONNECTS) {
+                return Ok(false);
+            }
+            self.connect(index)?;
+        }
+        if self.ends[index].qp.state() == QpState::Err {
+            self.note_broken(index, WcStatus::Flushed)?;
+        }
+        if !self.ends[index].is_open() {
+            return Ok(false);
+        }
+        self.receive_some(index)?;
+        self.tend_windows(index)?;
+        self.drain_or_resume(index)?;
+        if !self.ends[index].has_plans() || !self.dice.chance(POSTS) {
+            return Ok(false);
+        }
+        self.post_sends(index)
+    }
+
+    /// Posts a few receives, sometimes before they are needed and sometimes after.
+    fn receive_some(&mut self, index: usize) -> Checked {
+        let zeal = self.ends[index].plan.receive_zeal;
+        let expects = !self.ends[index].inbound.is_empty() || self.ends[index ^ 1].has_plans();
+        for _ in 0..4 {
+            if !expects || !self.dice.chance(zeal) {
+                continue;
+            }
+            match self.ends[index].plan.uses_srq {
+                true => self.post_shared_receive(index & 1)?,
+                false => self.post_receive(index)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn take_async_events(&mut self, node: usize) -> Checked {
+        while let Some(event) = self.nodes[node].async_event()? {
+            trace!(self, "node {node}: asynchronous event {}", event.code());
+            self.tally.add(format!("asynchronous event {}", event.code()), 1);
+            match event {
+                AsyncEvent::CommunicationEstablished(_) => {}
+                AsyncEvent::SqDrained(qp) => {
+                    self.drained.insert(qp.qpn());
+                }
+                AsyncEvent::QpRequestError(_)
+                | AsyncEvent::QpAccessError(_)
+                | AsyncEvent::QpFatal(_)
+                | AsyncEvent::LastWqeReached(_)
+                    if self.is_harsh() || self.closing => {}
+                other => return Err(Failure(format!("node {node}: asynchronous event {}", other.code()))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the program of an end has anything left to do or to wait for.
+    fn end_is_busy(&self, index: usize) -> bool {
+        let (end, peer) = (&self.ends[index], &self.ends[index ^ 1]);
+        if !end.is_open() {
+            return false;
+        }
+        let awaits_message = end.is_reliable() && peer.is_open() && !end.inbound.is_empty();
+        end.has_plans() || end.awaits_completion() || awaits_message || end.phase == Phase::Draining
+    }
+
+    /// The next time at which anything happens; `None` if nothing ever will.
+    fn next_time(&mut self) -> Option<u64> {
+        let now = self.now();
+        let busy = (0..self.ends.len()).any(|index| self.end_is_busy(index));
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].device.next_deadline().is_some_and(|at| at.0 <= now) {
+                self.wake(node);
+            }
+        }
+        let nodes = self.nodes.iter().flat_map(|node| {
+            let deadline = node.device.next_deadline().map(|at| at.0).filter(|at| *at > now);
+            [node.wakes_at, deadline, node.opens_at(), busy.then_some(node.ticks_at)]
+        });
+        let next = nodes.flatten().chain(self.net.next_delivery()).min()?;
+        // The weather changes while something happens, and is no event of its own.
+        Some(self.weather_until.map_or(next, |until| until.min(next)))
+    }
+
+    fn advance(&mut self, next: u64) {
+        let arrives = self.net.next_delivery().is_some_and(|at| at <= next);
+        self.net.advance_to(next);
+        self.clock.set(self.time());
+        for node in 0..self.nodes.len() {
+            if arrives {
+                self.wake(node);
+            }
+            if self.nodes[node].opens_at().is_some_and(|at| at <= next) {
+                self.nodes[node].gate.store(0, std::sync::atomic::Ordering::Relaxed);
+                self.wake(node);
+            }
+        }
+        if self.weather_until.is_some_and(|until| until <= next) {
+            self.change_weather();
+        }
+    }
+
+    fn change_weather(&mut self) {
+        self.weather_is_bad = !self.weather_is_bad;
+        let weather = &self.plan.weather;
+        let (config, lasts_ns) = match self.weather_is_bad {
+            true => (&weather.bad, self.dice.spread(50_000..=weather.bad_ns_max.unwrap_or(50_000))),
+            false => (&weather.good, weather.good_ns),
+        };
+        self.net.set_config(config.clone());
+        self.weather_until = Some(self.now() + lasts_ns);
+        trace!(self, "the weather is {}", if self.weather_is_bad { "bad" } else { "good" });
+    }
+
+    /// Brings all queue pairs into the error state, in which everything that is left must be flushed, and then to
+    /// RESET.
+    fn end_connections(&mut self) -> Checked {
+        let connected: Vec<usize> =
+            (0..self.ends.len()).filter(|index| self.ends[*index].connected).collect();
+        connected.iter().try_for_each(|index| self.modify_state(*index, QpState::Err))?;
+        for node in 0..self.nodes.len() {
+            self.nodes[node].device.step(self.time());
+            for which in 0..2 {
+                self.poll_all(node, which)?;
+                if self.nodes[node].completions[which].take_event()? {
+                    self.nodes[node].completions[which].arm()?;
+                }
+            }
+            self.take_async_events(node)?;
+        }
+        for index in 0..self.ends.len() {
+            self.succeed_unheard(index)?;
+            let end = &self.ends[index];
+            ensure!(end.receives.is_empty(), "end {index}: {} receives were not flushed", end.receives.len());
+        }
+        // What the error state still had to say must not be heard in the next epoch.
+        while let Some(next) = self.net.next_delivery() {
+            self.advance(next);
+            for node in 0..self.nodes.len() {
+                self.nodes[node].device.step(self.time());
+            }
+        }
+        (0..self.ends.len()).try_for_each(|index| self.modify_state(index, QpState::Reset))
+    }
+}

@@ -1,0 +1,177 @@
+//! A node: a device in the simulated network, its memory, its completion queues and its shared receive queue.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use rustix::fs::{OFlags, fcntl_setfl};
+use terrace_fabric::sim::SimNet;
+use terrace_nic::{
+    AddressVector, AsyncEvent, CompChannel, Cq, CqInit, Device, DeviceConfig, Error, ManualClock, Pd, Srq,
+    SrqInit,
+};
+
+use crate::dice::{Dice, Stream, stream_seed};
+use crate::end::Receive;
+use crate::memory::Memory;
+use crate::plan::{NodePlan, Plan, Waiting};
+use crate::port::{Gate, MoodyPort};
+
+/// Entries of each completion queue: more than a run can leave unpolled.
+const CQ_DEPTH: u32 = 1 << 16;
+
+/// Work requests of a shared receive queue, and elements of each.
+pub(crate) const SRQ_DEPTH: u32 = 64;
+pub(crate) const SRQ_SGES: u32 = 4;
+
+/// A completion queue and how the program waits for it.
+pub(crate) struct Completions {
+    pub cq: Arc<Cq>,
+    pub channel: Option<Arc<CompChannel>>,
+    pub waiting: Waiting,
+}
+
+/// A shared receive queue and what is posted to it, in order.
+pub(crate) struct Shared {
+    pub srq: Arc<Srq>,
+    pub posted: BTreeMap<u64, Receive>,
+}
+
+pub(crate) struct Node {
+    pub plan: NodePlan,
+    pub device: Arc<Device>,
+    pub pd: Arc<Pd>,
+    pub memory: Memory,
+    /// For sends, and for receives.
+    pub completions: [Completions; 2],
+    pub shared: Shared,
+    pub gate: Gate,
+    /// When the device looks next, in nanoseconds; `None` while nothing is there for it.
+    pub wakes_at: Option<u64>,
+    /// When the program acts next, in nanoseconds.
+    pub ticks_at: u64,
+    /// How long the program waits until it acts again if it finds nothing to do, in nanoseconds.
+    pub patience_ns: u64,
+}
+
+impl Node {
+    pub fn open(
+        plan: &Plan,
+        seed: u64,
+        index: u8,
+        net: &SimNet,
+        clock: &Arc<ManualClock>,
+    ) -> Result<Node, Error> {
+        let node = &plan.nodes[usize::from(index)];
+        let gate = Gate::default();
+        let port = MoodyPort {
+            inner: net.port(node.address),
+            receive_buffer_bytes: node.receive_buffer_bytes,
+            clock: clock.clone(),
+            block: node.block,
+            dice: Mutex::new(Dice::new(seed, Stream::Port(index))),
+            gate: gate.clone(),
+        };
+        let device_seed = stream_seed(seed, Stream::Device(index));
+        let device = Device::open(DeviceConfig::simulated(Box::new(port), clock.clone(), device_seed))?;
+        fcntl_setfl(device.async_fd(), OFlags::NONBLOCK)
+            .map_err(|errno| Error::System(errno.raw_os_error()))?;
+        let pd = device.alloc_pd()?;
+        let srq = pd.create_srq(SrqInit { max_wr: SRQ_DEPTH, max_sge: SRQ_SGES, limit: 0, cookie: 0 })?;
+        let [sends, receives] = node.waiting;
+        Ok(Node {
+            plan: node.clone(),
+            memory: Memory::new(&pd, seed, index),
+            completions: [Completions::new(&device, sends)?, Completions::new(&device, receives)?],
+            shared: Shared { srq, posted: BTreeMap::new() },
+            device,
+            pd,
+            gate,
+            wakes_at: None,
+            ticks_at: 0,
+            patience_ns: node.tick_ns.0,
+        })
+    }
+
+    /// The node's address, as its peers need it.
+    pub fn address_vector(&self) -> AddressVector {
+        AddressVector {
+            is_global: true,
+            dgid: self.device.gids()[0].raw,
+            port_num: 1,
+            traffic_class: 2,
+            hop_limit: 64,
+            ..AddressVector::default()
+        }
+    }
+
+    /// When the port takes packets again, if it does not now.
+    pub fn opens_at(&self) -> Option<u64> {
+        Some(self.gate.load(Ordering::Relaxed)).filter(|opens_ns| *opens_ns != 0)
+    }
+
+    /// The oldest asynchronous event, already acknowledged.
+    pub fn async_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        match self.device.get_async_event() {
+            Ok(event) => {
+                event.ack();
+                Ok(Some(event))
+            }
+            Err(Error::Again) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Destroys everything but the device, which must find itself empty. The queue pairs are gone already.
+    pub fn close(&mut self) -> Result<(), Error> {
+        self.shared.srq.destroy()?;
+        for completions in &self.completions {
+            completions.cq.destroy()?;
+            if let Some(channel) = &completions.channel {
+                channel.destroy()?;
+            }
+        }
+        self.memory.close()?;
+        self.pd.dealloc()
+    }
+}
+
+impl Completions {
+    fn new(device: &Arc<Device>, waiting: Waiting) -> Result<Completions, Error> {
+        let channel = match waiting {
+            Waiting::Polls => None,
+            Waiting::Events | Waiting::Solicited => Some(device.create_channel()?),
+        };
+        if let Some(channel) = &channel {
+            let nonblocking = fcntl_setfl(channel.fd(), OFlags::NONBLOCK);
+            nonblocking.map_err(|errno| Error::System(errno.raw_os_error()))?;
+        }
+        let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: channel.clone(), cookie: 0 })?;
+        let completions = Completions { cq, channel, waiting };
+        completions.arm()?;
+        Ok(completions)
+    }
+
+    /// Asks for the next event, if the program wants any.
+    pub fn arm(&self) -> Result<(), Error> {
+        match self.waiting {
+            Waiting::Polls => Ok(()),
+            Waiting::Events => self.cq.request_notify(false),
+            Waiting::Solicited => self.cq.request_notify(true),
+        }
+    }
+
+    /// Takes the event that waits, if there is one.
+    pub fn take_event(&self) -> Result<bool, Error> {
+        let Some(channel) = &self.channel else { return Ok(false) };
+        match channel.get_event() {
+            Ok(cq) => {
+                cq.ack_events(1);
+                Ok(true)
+            }
+            Err(Error::Again) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Posting: the device gets the work request, the model carries it out at once. That is the reference: a plain
+//! execution in the order of posting.
+
+use terrace_nic::{Error, QpType, RecvWr, SendFlags, SendOp, SendWr, WcOpcode};
+
+use crate::end::{Draft, Effect, Intent, Message, Outcome, Phase, Receive, Request, Step};
+use crate::memory::Place;
+use crate::node::{SRQ_DEPTH, SRQ_SGES};
+use crate::window::Stage;
+use crate::world::{Checked, World, ensure, trace};
+
+/// Work requests that a program posts at once, at most.
+const BATCH_MAX: usize = 6;
+
+/// Probability at each tick that a program drains its send queue, if it is ever going to.
+const DRAINS: f64 = 0.05;
+
+impl World {
+    pub fn new_wr_id(&mut self) -> u64 {
+        self.next_wr_id += 1;
+        self.next_wr_id
+    }
+
+    /// Posts a few send work requests. Returns whether there was room for any.
+    pub fn post_sends(&mut self, index: usize) -> Checked<bool> {
+        let before_count = self.ends[index].steps.len();
+        let count = 1 + self.dice.index(BATCH_MAX);
+        while self.ends[index].drafts.len() < count && self.ends[index].budget > 0 {
+            self.draw(index)?;
+        }
+        let count = count.min(self.ends[index].drafts.len());
+        let room = (self.ends[index].plan.max_send_wr as usize).saturating_sub(self.ends[index].posted.len());
+        if room >= count {
+            self.post_batch(index, count)?
+        } else {
+            self.post_singly(index, count)?
+        }
+        Ok(self.ends[index].steps.len() > before_count)
+    }
+
+    /// Takes the next draft, unless it has to wait for a receive.
+    fn next_draft(&mut self, index: usize) -> Checked<Option<Draft>> {
+        let Some(draft) = self.ends[index].drafts.front() else { return Ok(None) };
+        let consumes = consumes_receive(&draft.intent);
+        if consumes && self.is_calm() && !self.receive_is_ready(index ^ 1)? {
+            return Ok(None);
+        }
+        let mut draft = self.ends[index].drafts.pop_front();
+        if let Some(draft) = &mut draft {
+            draft.wr.wr_id = self.new_wr_id();
+        }
+        Ok(draft)
+    }
+
+    /// A list of work requests that the queue must have room for.
+    fn post_batch(&mut self, index: usize, count: usize) -> Checked {
+        let mut wrs = Vec::new();
+        for _ in 0..count {
+            let Some(draft) = self.next_draft(index)? else { break };
+            wrs.push(draft.wr.clone());
+            self.note_posted(index, draft)?;
+        }
+        let posted = self.ends[index].qp.post_send(wrs.into_iter().map(Ok));
+        posted.map_err(|(at, error)| {
+            crate::world::Failure(format!("end {index}: work request {at} of a list was refused: {error}"))
+        })
+    }
+
+    /// One after the other until the queue is full, which it must not claim to be before it is.
+    fn post_singly(&mut self, index: usize, count: usize) -> Checked {
+        for _ in 0..count {
+            let Some(draft) = self.next_draft(index)? else { break };
+            match self.ends[index].qp.post_send([Ok(draft.wr.clone())]) {
+                Ok(()) => self.note_posted(index, draft)?,
+                Err((_, Error::NoMemory(_))) => {
+                    let end = &mut self.ends[index];
+                    ensure!(
+                        end.posted.len() >= end.plan.max_send_wr as usize,
+                        "end {index}: the send queue says that it is full, with {} of {} in it",
+                        end.posted.len(),
+                        end.plan.max_send_wr
+                    );
+                    end.drafts.push_front(draft);
+                    self.tally.add("send queue full", 1);
+                    return Ok(());
+                }
+                Err((_, error)) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries a work request out on the model.
+    pub fn note_posted(&mut self, index: usize, draft: Draft) -> Checked {
+        let Draft { wr, intent, window } = draft;
+        trace!(self, "end {index} posts {} {} {:?}", wr.wr_id, describe(&wr), wr.flags);
+        if wr.flags.contains(SendFlags::FENCE) {
+            self.ends[index].fences += 1;
+        }
+        let consumes = consumes_receive(&intent);
+        let solicited = wr.flags.contains(SendFlags::SOLICITED);
+        let (outcome, effect) = self.carry_out(index, intent, solicited);
+        let end = &mut self.ends[index];
+        if let Some(effect) = &effect {
+            note_race(end.posted.iter_mut(), end.fences, effect);
+        }
+        let signaled = end.plan.sig_all || wr.flags.contains(SendFlags::SIGNALED);
+        let (opcode, byte_len) = completion_of(&wr);
+        let number = end.steps.len() as u64;
+        end.steps.push(Step { consumes, effect });
+        let request = Request { number, wr_id: wr.wr_id, opcode, signaled, byte_len, window, outcome };
+        self.tally.add(format!("posted {:?} {opcode:?}", end.kind), 1);
+        end.posted.push_back(request);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, index: usize, intent: Intent, solicited: bool) -> (Outcome, Option<Effect>) {
+        let message = |payload, written_to, imm, invalidates| Message {
+            payload,
+            written_to,
+            imm,
+            invalidates,
+            solicited,
+            too_long: false,
+        };
+        match intent {
+            Intent::Send { payload, imm, invalidates } => {
+                let payload = payload.unwrap_or_else(|| self.ends[index].last_read.clone());
+                self.ends[index ^ 1].inbound.push_back(message(payload, None, imm, invalidates));
+                (Outcome::Nothing, None)
+            }
+            Intent::Write { place, payload, imm } => {
+                if imm.is_some() {
+                    let message = message(payload.clone(), Some(place), imm, None);
+                    self.ends[index ^ 1].inbound.push_back(message);
+                }
+                if self.ends[index].kind == QpType::Uc {
+                    self.ends[index].uncertain.push((place, payload));
+                    return (Outcome::Nothing, None);
+                }
+                (Outcome::Stored, Some(self.change(index, place, payload)))
+            }
+            Intent::Read { place, landing } => {
+                let expected = self.peer_model(index, place);
+                self.ends[index].last_read.clone_from(&expected);
+                let fences = self.ends[index].fences;
+                (Outcome::Fetched { place, fences, landing, expected, racers: Vec::new() }, None)
+            }
+            Intent::CompareSwap { place, compare, swap, landing } => {
+                let before = self.peer_word(index, place);
+                let after = if before == compare { swap } else { before };
+                let effect = self.change(index, place, after.to_ne_bytes().to_vec());
+                (Outcome::Swapped { landing, before }, Some(effect))
+            }
+            Intent::FetchAdd { place, add, landing } => {
+                let before = self.peer_word(index, place);
+                let after = before.wrapping_add(add);
+                let effect = self.change(index, place, after.to_ne_bytes().to_vec());
+                (Outcome::Swapped { landing, before }, Some(effect))
+            }
+            Intent::AtomicWrite { place, value } => {
+                (Outcome::Stored, Some(self.change(index, place, value.to_ne_bytes().to_vec())))
+            }
+            Intent::Count { counter, add, landing } => (Outcome::Counted { counter, add, landing }, None),
+            Intent::Flush => (Outcome::Nothing, None),
+            Intent::Bind { window } => (Outcome::Bound { window }, None),
+            Intent::Unbind { window } => (Outcome::Unbound { window }, None),
+            Intent::Mistake { status, message: long } => {
+                if let Some(payload) = long {
+                    let too_long = Message { too_long: true, ..message(payload, None, None, None) };
+                    self.ends[index ^ 1].inbound.push_back(too_long);
+                }
+                (Outcome::Mistaken { status }, None)
+            }
+        }
+    }
+
+    fn peer_model(&self, index: usize, place: Place) -> Vec<u8> {
+        self.nodes[1 - (index & 1)].memory.model(place).to_vec()
+    }
+
+    fn peer_word(&self, index: usize, place: Place) -> u64 {
+        u64::from_ne_bytes(self.peer_model(index, place).try_into().expect("8 bytes"))
+    }
+
+    /// Changes the model of the peer's memory.
+    fn change(&mut self, index: usize, place: Place, after: Vec<u8>) -> Effect {
+        let before = self.peer_model(index, place);
+        self.nodes[1 - (index & 1)].memory.expect(place, &after);
+        Effect { place, before, after }
+    }
+
+    /// In calm weather nobody sends what the peer has no receive for. Posts one if need be; false if there is no room.
+    fn receive_is_ready(&mut self, index: usize) -> Checked<bool> {
+        if !self.ends[index].connected {
+            return Ok(false);
+        }
+        if self.ends[index].plan.uses_srq {
+            let sharing: Vec<usize> =
+                self.ends_of(index & 1).filter(|end| self.ends[*end].plan.uses_srq).collect();
+            let promised: usize = sharing.iter().map(|end| self.ends[*end].inbound.len()).sum();
+            if self.nodes[index & 1].shared.posted.len() <= promised {
+                self.post_shared_receive(index & 1)?;
+            }
+            return Ok(self.nodes[index & 1].shared.posted.len() > promised);
+        }
+        let promised = self.ends[index].inbound.len();
+        if self.ends[index].receives.len() <= promised {
+            self.post_receive(index)?;
+        }
+        Ok(self.ends[index].receives.len() > promised)
+    }
+
+    /// Posts a receive to the end's own queue, if there is room.
+    pub fn post_receive(&mut self, index: usize) -> Checked {
+        let waiting = self.ends[index].receives.len();
+        if waiting >= self.ends[index].plan.max_recv_wr as usize {
+            return Ok(());
+        }
+        let mut capacity = self.receive_bytes(index);
+        // A reliable connection takes receives in order: this one is for that message, so it need not be longer.
+        if self.ends[index].is_reliable()
+            && let Some(message) = self.ends[index].inbound.get(waiting)
+            && !message.too_long
+            && self.dice.chance(0.5)
+        {
+            capacity = if message.written_to.is_some() { 0 } else { message.payload.len() };
+        }
+        let pieces_max = self.ends[index].plan.max_sge;
+        let (receive, wr) = self.draw_receive(index & 1, capacity, pieces_max)?;
+        trace!(self, "end {index} posts receive {} of {capacity} bytes: {:x?}", receive.wr_id, wr.sges);
+        self.ends[index].qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)?;
+        self.ends[index].receives.push_back(receive);
+        Ok(())
+    }
+
+    /// Posts a receive to the node's shared queue, if there is room and somebody uses it.
+    pub fn post_shared_receive(&mut self, node: usize) -> Checked {
+        let users = self.ends_of(node).filter(|end| self.ends[*end].plan.uses_srq);
+        let Some(capacity) = users.map(|end| self.receive_bytes(end)).max() else { return Ok(()) };
+        if self.nodes[node].shared.posted.len() >= SRQ_DEPTH as usize {
+            return Ok(());
+        }
+        let (receive, wr) = self.draw_receive(node, capacity, SRQ_SGES)?;
+        trace!(
+            self,
+            "node {node} posts shared receive {} of {capacity} bytes: {:x?}", receive.wr_id, wr.sges
+        );
+        self.nodes[node].shared.srq.post([Ok(wr)]).map_err(|(_, error)| error)?;
+        self.nodes[node].shared.posted.insert(receive.wr_id, receive);
+        Ok(())
+    }
+
+    fn draw_receive(&mut self, node: usize, capacity: usize, pieces_max: u32) -> Checked<(Receive, RecvWr)> {
+        let places = self.private_places(node, capacity, pieces_max)?;
+        let wr_id = self.new_wr_id();
+        let sges = places.iter().map(|place| self.nodes[node].memory.sge(*place)).collect();
+        Ok((Receive { wr_id, places }, RecvWr { wr_id, sges }))
+    }
+
+    /// Notes what becomes of windows as soon as their requests are posted: the device may not look before that.
+    pub fn window_stage(&mut self, window: usize, stage: Stage) {
+        if self.windows[window].stage != Stage::Lost {
+            self.windows[window].stage = stage;
+        }
+    }
+
+    /// Drains the send queue now and then.
+    pub fn drain_or_resume(&mut self, index: usize) -> Checked {
+        let qpn = self.ends[index].qp.qpn();
+        match self.ends[index].phase {
+            Phase::Running if self.ends[index].drains > 0 && self.dice.chance(DRAINS) => {
+                self.ends[index].drains -= 1;
+                self.drained.remove(&qpn);
+                self.modify_state(index, terrace_nic::QpState::Sqd)?;
+                self.ends[index].phase = Phase::Draining;
+                self.tally.add("send queue drains begun", 1);
+            }
+            Phase::Draining if self.drained.contains(&qpn) => {
+                self.modify_state(index, terrace_nic::QpState::Rts)?;
+                self.ends[index].phase = Phase::Running;
+                self.tally.add("send queue drains finished", 1);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn consumes_receive(intent: &Intent) -> bool {
+    matches!(intent, Intent::Send { .. } | Intent::Write { imm: Some(_), .. })
+}
+
+/// READs that are under way may be repeated, and then see what comes after them; a fence in between prevents it.
+fn note_race<'a>(posted: impl Iterator<Item = &'a mut Request>, fences_now: u64, effect: &Effect) {
+    for request in posted {
+        if let Outcome::Fetched { place, fences, racers, .. } = &mut request.outcome
+            && *fences == fences_now
+            && let Some(range) = place.overlap(effect.place)
+        {
+            let skipped = effect.place.overlap(*place).map_or(0, |there| there.start);
+            racers.push((range.start, effect.after[skipped..skipped + range.len()].to_vec()));
+        }
+    }
+}
+
+/// Opcode and byte count of the completion.
+fn completion_of(wr: &SendWr) -> (WcOpcode, Option<u32>) {
+    match wr.op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => (WcOpcode::Send, None),
+        SendOp::Write { .. } | SendOp::WriteImm { .. } => (WcOpcode::RdmaWrite, None),
+        SendOp::Read { .. } => (WcOpcode::RdmaRead, Some(wr.payload.len() as u32)),
+        SendOp::CompareSwap { .. } => (WcOpcode::CompSwap, Some(8)),
+        SendOp::FetchAdd { .. } => (WcOpcode::FetchAdd, Some(8)),
+        SendOp::AtomicWrite { .. } => (WcOpcode::AtomicWrite, None),
+        SendOp::Flush { .. } => (WcOpcode::Flush, None),
+        SendOp::LocalInvalidate(_) => (WcOpcode::LocalInv, None),
+        SendOp::BindWindow(_) => (WcOpcode::BindMw, None),
+    }
+}
+
+fn describe(wr: &SendWr) -> String {
+    format!("{:x?} of {} bytes, {:x?}", wr.op, wr.payload.len(), wr.payload)
+}

@@ -1,0 +1,250 @@
+//! Memory windows: the owner binds one on its queue pair, the peer uses it, one of the two ends it, and again.
+
+use std::sync::Arc;
+
+use terrace_nic::{BindWindow, Mw, MwBind, MwKind, SendFlags, SendOp};
+
+use crate::draw::plain_wr;
+use crate::end::{Draft, Intent};
+use crate::memory::{Place, Purpose, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+use crate::world::{Checked, Failure, World, ensure, trace};
+
+/// `IBV_ACCESS_ZERO_BASED`.
+const ZERO_BASED: u32 = 1 << 5;
+
+/// Bytes of memory that a window can be bound to.
+const WINDOW_BYTES: usize = 4096;
+
+/// How often a window is bound, at most.
+const LIVES: u32 = 8;
+
+/// Probability at each tick that something is done about a window.
+const RESTLESSNESS: f64 = 0.15;
+
+/// Where a window is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Unbound,
+    /// The bind is posted.
+    Binding,
+    /// The peer may use it.
+    Open,
+    /// The peer may not use it any more; the owner waits until what it has posted is done.
+    Closing,
+    /// What ends it is posted.
+    Ending,
+    /// Nobody knows what became of it.
+    Lost,
+}
+
+pub(crate) struct Window {
+    pub owner: usize,
+    pub mw: Arc<Mw>,
+    /// Memory that it can be bound to, and the part that it is bound to.
+    pub room: Place,
+    pub bound: Place,
+    pub rkey: u32,
+    /// The address by which the peer names the first byte.
+    pub base: u64,
+    pub stage: Stage,
+    /// How often it is going to be bound.
+    pub lives: u32,
+}
+
+impl World {
+    /// One window of each type for each end.
+    pub fn make_windows(&mut self) -> Checked {
+        for owner in [self.ends.len() - 2, self.ends.len() - 1] {
+            if self.ends[owner ^ 1].plan.mix.window == 0 {
+                continue;
+            }
+            for kind in [MwKind::Type1, MwKind::Type2] {
+                let node = &mut self.nodes[owner & 1];
+                let mw = node.pd.alloc_mw(kind)?;
+                let room = node.memory.take(Purpose::Windowed, WINDOW_BYTES, true)?;
+                let rkey = mw.rkey();
+                self.windows.push(Window {
+                    owner,
+                    mw,
+                    room,
+                    bound: room,
+                    rkey,
+                    base: 0,
+                    stage: Stage::Unbound,
+                    lives: LIVES,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The windows that this end may go through to its peer's memory.
+    pub fn open_windows(&self, user: usize) -> Vec<usize> {
+        let open = |window: &Window| window.owner == user ^ 1 && window.stage == Stage::Open;
+        (0..self.windows.len()).filter(|index| open(&self.windows[*index])).collect()
+    }
+
+    /// What owners do about their windows now and then.
+    pub fn tend_windows(&mut self, owner: usize) -> Checked {
+        for index in 0..self.windows.len() {
+            if self.windows[index].owner != owner || !self.ends[owner].is_open() {
+                continue;
+            }
+            if !self.ends[owner ^ 1].is_open() {
+                continue;
+            }
+            match self.windows[index].stage {
+                Stage::Unbound
+                    if self.windows[index].lives > 0
+                        && self.ends[owner ^ 1].budget > 0
+                        && self.dice.chance(RESTLESSNESS) =>
+                {
+                    self.bind(index)?;
+                }
+                Stage::Open if self.dice.chance(RESTLESSNESS) => self.begin_closing(index),
+                Stage::Closing if !self.is_in_use(index) => self.unbind(index)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn bind(&mut self, index: usize) -> Checked {
+        let window = &self.windows[index];
+        let owner = window.owner;
+        let start = self.dice.index(WINDOW_BYTES / 16) * 8;
+        let len = (1 + self.dice.index((WINDOW_BYTES - start) / 8)) * 8;
+        let bound = window.room.part(start, len);
+        let zero_based = window.mw.kind() == MwKind::Type2 && self.dice.chance(0.5);
+        let memory = &self.nodes[owner & 1].memory;
+        let (address, key) = (memory.address(bound), memory.key(bound));
+        let mut access = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
+        if zero_based {
+            access |= ZERO_BASED;
+        }
+        let new_rkey = next_key(window.rkey);
+        if window.mw.kind() == MwKind::Type1 {
+            if !self.post_type_1(index, key, address, len as u64, access, Intent::Bind { window: index })? {
+                return Ok(());
+            }
+        } else {
+            let op = SendOp::BindWindow(BindWindow {
+                window_rkey: window.rkey,
+                new_rkey,
+                region_lkey: key,
+                addr: address,
+                length: len as u64,
+                access,
+            });
+            let draft =
+                Draft { wr: plain_wr(op, true), intent: Intent::Bind { window: index }, window: None };
+            self.ends[owner].drafts.push_back(draft);
+        }
+        let window = &mut self.windows[index];
+        window.rkey = new_rkey;
+        window.bound = bound;
+        window.base = if zero_based { 0 } else { address };
+        window.stage = Stage::Binding;
+        window.lives -= 1;
+        Ok(())
+    }
+
+    /// `ibv_bind_mw`. False when the send queue may be full.
+    fn post_type_1(
+        &mut self,
+        index: usize,
+        region_lkey: u32,
+        addr: u64,
+        length: u64,
+        access: u32,
+        intent: Intent,
+    ) -> Checked<bool> {
+        let window = &self.windows[index];
+        let owner = window.owner;
+        if self.ends[owner].posted.len() >= self.ends[owner].plan.max_send_wr as usize {
+            return Ok(false);
+        }
+        let wr_id = self.new_wr_id();
+        let window = &self.windows[index];
+        let bind = MwBind { wr_id, flags: SendFlags::SIGNALED, region_lkey, addr, length, access };
+        let expected = next_key(window.rkey);
+        let mw = window.mw.clone();
+        let mut wr = plain_wr(SendOp::LocalInvalidate(0), true);
+        wr.wr_id = wr_id;
+        self.note_posted(owner, Draft { wr, intent, window: None })?;
+        if let Some(request) = self.ends[owner].posted.back_mut() {
+            request.opcode = terrace_nic::WcOpcode::BindMw;
+        }
+        let rkey = self.ends[owner].qp.bind_mw(&mw, &bind)?;
+        ensure!(rkey == expected, "bind_mw answered the key {rkey:#x} instead of {expected:#x}");
+        Ok(true)
+    }
+
+    /// Either the peer ends it with its next SEND, or the owner does it once the peer is done.
+    fn begin_closing(&mut self, index: usize) {
+        let window = &mut self.windows[index];
+        let user = window.owner ^ 1;
+        let by_peer = window.mw.kind() == MwKind::Type2 && self.dice.chance(0.5);
+        window.stage = if by_peer { Stage::Ending } else { Stage::Closing };
+        if by_peer {
+            let rkey = window.rkey;
+            self.draft_send_invalidate(user, rkey);
+        }
+    }
+
+    fn is_in_use(&self, index: usize) -> bool {
+        let user = &self.ends[self.windows[index].owner ^ 1];
+        user.posted.iter().any(|request| request.window == Some(index))
+            || user.drafts.iter().any(|draft| draft.window == Some(index))
+    }
+
+    fn unbind(&mut self, index: usize) -> Checked {
+        let window = &self.windows[index];
+        let (owner, rkey) = (window.owner, window.rkey);
+        if window.mw.kind() == MwKind::Type1 {
+            let (key, address) = {
+                let memory = &self.nodes[owner & 1].memory;
+                (memory.key(window.room), memory.address(window.room))
+            };
+            if !self.post_type_1(index, key, address, 0, 0, Intent::Unbind { window: index })? {
+                return Ok(());
+            }
+            self.windows[index].rkey = next_key(rkey);
+        } else {
+            let wr = plain_wr(SendOp::LocalInvalidate(rkey), true);
+            let draft = Draft { wr, intent: Intent::Unbind { window: index }, window: None };
+            self.ends[owner].drafts.push_back(draft);
+        }
+        self.windows[index].stage = Stage::Ending;
+        Ok(())
+    }
+
+    /// The owner has received a SEND that invalidated this key.
+    pub fn note_invalidated(&mut self, owner: usize, rkey: u32) -> Checked {
+        let ended = self.windows.iter_mut().find(|window| window.owner == owner && window.rkey == rkey);
+        let Some(window) = ended else {
+            return Err(Failure(format!("no window has the invalidated key {rkey:#x}")));
+        };
+        match window.stage {
+            Stage::Ending => window.stage = Stage::Unbound,
+            // The program knows already that the connection broke after this.
+            Stage::Lost => {}
+            stage => return Err(Failure(format!("a window was invalidated that was {stage:?}"))),
+        }
+        trace!(self, "window {rkey:#x} was invalidated by the peer");
+        Ok(())
+    }
+
+    /// The connection is over: what was posted to a window may or may not have happened.
+    pub fn lose_windows(&mut self, end: usize) {
+        let either = |window: &&mut Window| window.owner == end || window.owner == end ^ 1;
+        for window in self.windows.iter_mut().filter(either) {
+            window.stage = Stage::Lost;
+        }
+    }
+}
+
+/// `ibv_inc_rkey`.
+fn next_key(rkey: u32) -> u32 {
+    rkey & !0xff | (rkey + 1) & 0xff
+}

@@ -1,0 +1,63 @@
+//! The simulation that every `cargo test` runs. `make soak` runs more.
+
+use terrace_sim::Batch;
+
+const SEEDS: u64 = 2000;
+
+/// What the seeds must have gone through, or they have tested nothing.
+const GONE_THROUGH: &[&str] = &[
+    "CNPs",
+    "RNR NAKs",
+    "completed AtomicWrite Success",
+    "completed BindMw Success",
+    "completed CompSwap RemoteInvalidRequest",
+    "completed CompSwap Success",
+    "completed FetchAdd RemoteAccess",
+    "completed FetchAdd Success",
+    "completed Flush Success",
+    "completed LocalInv Success",
+    "completed RdmaRead LocalProtection",
+    "completed RdmaRead Success",
+    "completed RdmaWrite Flushed",
+    "completed RdmaWrite Success",
+    "completed Send RetryExceeded",
+    "completed Send RnrRetryExceeded",
+    "completed Send Success",
+    "completion events",
+    "connections that broke",
+    "duplicates",
+    "error NAKs",
+    "packets with a bad ICRC",
+    "received Rc Recv LocalLength",
+    "received Rc RecvRdmaWithImm Success",
+    "received Uc Recv Success",
+    "received Uc RecvRdmaWithImm Success",
+    "received Ud Recv Success",
+    "retransmits",
+    "send queue drains finished",
+    "send queue full",
+    "sequence NAKs",
+    "solicited events",
+    "timeouts",
+];
+
+#[test]
+fn devices_agree_with_the_reference_model() {
+    let batch = Batch { first: 0, count: SEEDS, threads: None };
+    let tally = match batch.run(|_| {}) {
+        Ok(tally) => tally,
+        Err(failed) => panic!("{failed}"),
+    };
+    print!("{tally}");
+    for what in GONE_THROUGH {
+        assert!(tally.get(what) > 0, "{SEEDS} seeds without: {what}");
+    }
+}
+
+#[test]
+fn a_seed_takes_the_same_path_each_time() {
+    for seed in 0..20 {
+        let once = terrace_sim::run(seed, false).expect("no failure");
+        assert_eq!(once, terrace_sim::run(seed, false).expect("no failure"), "seed {seed}");
+    }
+}
