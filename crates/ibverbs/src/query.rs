@@ -93,7 +93,8 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (rd_atomic, rd_atomic);
     attr.max_res_rd_atom = rd_atomic.saturating_mul(attr.max_qp);
     // The processor's own instructions do the atomics, so they are atomic with the program's.
-    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    // They are atomic towards the processor too (GLOB), but programs compare with HCA: UCX turns atomics on for nothing else.
+    attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_ah = limits.max_ah as c_int;
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) =
         (limits.max_srq as c_int, limits.max_srq_wr as c_int, limits.max_srq_sge as c_int);
