@@ -47,7 +47,7 @@ ld -r --whole-archive "$library" -o "$work/all.o"
 objcopy --redefine-syms="$work/rename" --keep-global-symbols="$work/keep" "$work/all.o" "$work/renamed.o"
 gcc -shared -o "$work/libibverbs.so.1" "$work/renamed.o" \
     -Wl,--version-script="$here/exports.map" -Wl,-soname,libibverbs.so.1 \
-    -Wl,--gc-sections -Wl,-z,relro,-z,now -Wl,--no-undefined -lgcc_s -lpthread -ldl -lm -lc
+    -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,relro,-z,now -Wl,--no-undefined -lgcc_s -lpthread -ldl -lm -lc
 
 # A name that exports.map promises and no implementation bears would only fail in the program that needs it.
 readelf --dyn-syms -W "$work/libibverbs.so.1" | awk '$7 != "UND" { print $8 }' | sed 's/@@/@/' | sort >"$work/have"

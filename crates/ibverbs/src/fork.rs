@@ -33,7 +33,7 @@ pub fn install() -> Result<()> {
     if *installed {
         return Ok(());
     }
-    // SAFETY: functions without preconditions. The C library forgets them if this library is ever unloaded.
+    // SAFETY: functions without preconditions, in a library that is never unloaded (link.sh).
     let failure = unsafe {
         match libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) {
             0 if libc::atexit(at_exit) != 0 => libc::ENOMEM,

@@ -92,8 +92,8 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
         (limits.max_mr as c_int, limits.max_mw as c_int, limits.max_pd as c_int);
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (rd_atomic, rd_atomic);
     attr.max_res_rd_atom = rd_atomic.saturating_mul(attr.max_qp);
-    // The processor's own instructions do the atomics, so they are atomic with the program's.
-    // They are atomic towards the processor too (GLOB), but programs compare with HCA: UCX turns atomics on for nothing else.
+    // The processor's own instructions do the atomics, so they are atomic with the program's, which would be GLOB; but
+    // programs compare with HCA (UCX turns atomics on for nothing else).
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_ah = limits.max_ah as c_int;
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) =

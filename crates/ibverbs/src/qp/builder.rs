@@ -68,11 +68,6 @@ impl Builder {
         }
         Ok(Builder { session: RawMutex::INIT, allowed: wanted, list: UnsafeCell::default() })
     }
-
-    /// Whether atomic writes are among the operations.
-    pub fn writes_atomically(&self) -> bool {
-        self.allowed & u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) != 0
-    }
 }
 
 /// Puts the functions into C's structure.
@@ -256,7 +251,7 @@ unsafe extern "C" fn wr_atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, va: u64,
 }
 
 /// Bytes of an atomic write.
-pub const ATOMIC_BYTES: u32 = 8;
+const ATOMIC_BYTES: u32 = 8;
 
 unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, va: u64, value: *const c_void) {
     // SAFETY: as above; the value is 8 bytes in the program's memory.

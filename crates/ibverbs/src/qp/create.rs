@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use terrace_nic::{QpCap, QpInit, QpType, QueuePair};
 
-use super::builder::{ATOMIC_BYTES, Builder};
+use super::builder::Builder;
 use super::modify::Remembered;
 use super::{PostLimits, QpObject};
 use crate::abi::newer::QpEx;
@@ -44,14 +44,6 @@ fn cap(cap: &ibv_qp_cap) -> QpCap {
     }
 }
 
-/// An atomic write of the builder carries its value inline, whatever the program asked for.
-fn with_room_for(builder: Option<&Builder>, mut cap: QpCap) -> QpCap {
-    if builder.is_some_and(Builder::writes_atomically) {
-        cap.max_inline_data = cap.max_inline_data.max(ATOMIC_BYTES);
-    }
-    cap
-}
-
 /// Our sizes as C's.
 pub fn c_cap(cap: QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
@@ -79,7 +71,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
         recv_cq: unsafe { cq::named(init.recv_cq)? }.cq().clone(),
         // SAFETY: the caller's; null means none.
         srq: unsafe { borrow::<SrqObject>(init.srq) }.ok().map(|srq| srq.srq().clone()),
-        cap: with_room_for(builder.as_ref(), cap(&init.cap)),
+        cap: cap(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         cookie: slot.as_c() as u64,
     };

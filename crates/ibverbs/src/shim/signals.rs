@@ -52,7 +52,7 @@ pub unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mu
     unsafe { sigaction(signal, new, old) }
 }
 
-/// What the simple functions do, by way of `sigaction`: the handler before, or `SIG_ERR`.
+/// What the simple functions do for SIGSEGV and SIGBUS, by way of `sigaction`: the handler before, or `SIG_ERR`.
 fn install(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: integers, and an optional function.
     let (mut new, mut old): (Action, Action) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
@@ -63,9 +63,10 @@ fn install(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     if failed { libc::SIG_ERR } else { old.sa_sigaction }
 }
 
-/// Defines functions that install a handler with fixed flags.
+/// Defines functions that install a handler: for faults with those flags, for other signals as the C library's
+/// function of the second name does.
 macro_rules! simple {
-    ($($name:ident: $flags:expr;)*) => {
+    ($($name:ident: $flags:expr, $real:ident;)*) => {
         $(
             /// Installs a handler as the function of that name does.
             ///
@@ -73,6 +74,9 @@ macro_rules! simple {
             /// As for the C library's.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
+                if !matches!(signal, libc::SIGSEGV | libc::SIGBUS) {
+                    return call_real!($real: fn(c_int, sighandler_t) -> sighandler_t, signal, handler);
+                }
                 if handler == libc::SIG_ERR {
                     Errno(libc::EINVAL).set();
                     return libc::SIG_ERR;
@@ -84,11 +88,11 @@ macro_rules! simple {
 }
 
 simple! {
-    signal: libc::SA_RESTART;
-    bsd_signal: libc::SA_RESTART;
-    ssignal: libc::SA_RESTART;
-    sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER;
-    __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER;
+    signal: libc::SA_RESTART, signal;
+    bsd_signal: libc::SA_RESTART, signal;
+    ssignal: libc::SA_RESTART, signal;
+    sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
+    __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
 }
 
 /// A mask that is about to be set or added, without the signals that must get through.
