@@ -40,7 +40,9 @@ impl Device {
         let now = now.unwrap_or_else(|| self.clock.now());
         let mut unit = self.tx.take();
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
-        self.pending.take_into(&mut unit.work);
+        if self.wants_look() {
+            self.pending.take_into(&mut unit.work);
+        }
         let older_count = unit.work.len();
         if received > 0
             && let Some(rx) = rx.as_mut()

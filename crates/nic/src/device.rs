@@ -245,13 +245,17 @@ impl Device {
     /// something, the program is likely to post next, and acknowledgements wait for that to travel along.
     pub(crate) fn progress_for(&self, cq: &Cq, polls: u32) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
-        self.advance(now, || {
+        let active = self.advance(now, || {
             if cq.is_empty() || !self.engine.looks_after_held_acks() {
                 AckPolicy::Now
             } else {
                 AckPolicy::Hold
             }
         });
+        // The engine may have stopped looking after them just then.
+        if active && !self.engine.looks_after_held_acks() && !self.pending.is_empty() {
+            self.engine.wake();
+        }
     }
 
     /// The time by the device's clock, which completion times are of.

@@ -22,6 +22,9 @@ const TICK_NS: u64 = 1_000_000;
 /// alone. Meanwhile the engine sleeps: the program's thread may need this processor.
 const ANSWER_NS: u64 = 60_000;
 
+/// A program that polls at least this often polls busily.
+const BUSY_POLL_NS: u64 = 125_000;
+
 /// A program that has polled within this time may well answer at once.
 const ACTIVE_NS: u64 = 100_000_000;
 
@@ -42,6 +45,7 @@ pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>
         bell: &bell,
         stat,
         polls_seen,
+        looked_at: device.clock.now(),
         polled_at: None,
         budget: SpinBudget::default(),
     };
@@ -55,7 +59,9 @@ struct Driver<'a> {
     stat: Option<StatServer>,
     /// The count of polls when it was last looked at.
     polls_seen: u32,
-    /// When the program was last seen to poll.
+    /// When that was.
+    looked_at: Time,
+    /// When the program was last seen to poll busily.
     polled_at: Option<Time>,
     budget: SpinBudget,
 }
@@ -183,12 +189,18 @@ impl Driver<'_> {
         self.engine.parked.store(false, Ordering::SeqCst);
     }
 
-    /// Whether the program has polled since this was last asked, and does so busily.
+    /// Whether, since this was last asked, the program has polled so busily that the engine had better keep out of its
+    /// way: a program that merely looks in now and then is served better by the engine. Programs that wait for events
+    /// do not poll busily.
     fn program_polls(&mut self) -> bool {
-        let polls = self.engine.program_polls(self.polls_seen);
-        self.polls_seen = self.engine.polls.load(Ordering::Relaxed);
+        let (polls, now) = (self.engine.polls.load(Ordering::Relaxed), self.now());
+        let polled = polls.wrapping_sub(self.polls_seen);
+        let elapsed_ns = now.0 - self.looked_at.0;
+        (self.polls_seen, self.looked_at) = (polls, now);
+        let busily = elapsed_ns <= u64::from(polled) * BUSY_POLL_NS;
+        let polls = polled > 0 && busily && self.engine.armed_cqs.load(Ordering::SeqCst) <= 0;
         if polls {
-            self.polled_at = Some(self.now());
+            self.polled_at = Some(now);
         }
         polls
     }

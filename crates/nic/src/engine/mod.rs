@@ -106,7 +106,7 @@ impl Engine {
 
     /// Whether acknowledgements may be held back, because somebody will look after them if the program does not.
     pub fn looks_after_held_acks(&self) -> bool {
-        !self.wanted || self.mode.load(Ordering::Relaxed) == Mode::Standby as u8
+        !self.wanted || self.mode.load(Ordering::SeqCst) == Mode::Standby as u8
     }
 
     /// Ends the thread and waits for it.
@@ -141,11 +141,6 @@ impl Engine {
         if armed && self.armed_cqs.load(Ordering::Relaxed) <= 0 {
             self.wake();
         }
-    }
-
-    /// Whether a thread of the program polls busily: only then there is something to gain from staying out of it.
-    fn program_polls(&self, polls_before: u32) -> bool {
-        self.armed_cqs.load(Ordering::SeqCst) <= 0 && self.polls.load(Ordering::Relaxed) != polls_before
     }
 }
 

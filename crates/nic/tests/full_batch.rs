@@ -1,0 +1,32 @@
+//! A queue pair that has more to send than one batch holds goes on when the batch has left, though nothing comes in.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet};
+use terrace_nic::*;
+
+/// More than the 128 KiB of a batch.
+const LEN: usize = 200_000;
+
+fn nodes(net: &SimNet, clock: &Arc<ManualClock>) -> [Node; 2] {
+    [1, 2].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last)), 1 << 19)
+    })
+}
+
+#[test]
+fn a_long_unreliable_message_leaves_whole() {
+    let net = SimNet::new(1, SimConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let [a, b] = nodes(&net, &clock);
+    let (qa, _qb) = pair_on(&a, &b, QpType::Uc, &Tuning::default());
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    qa.post_send([Ok(a.wr(1, write, 0, LEN as u32))]).expect("posted");
+    a.device.step(Time(net.now()));
+    assert_eq!(a.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(1));
+}
