@@ -77,9 +77,7 @@ fn resume(how: fn(ForkPause)) {
 /// Sends what the devices have held back. A thread that is in the middle of a verb keeps what it is at.
 extern "C" fn at_exit() {
     let Some(devices) = DEVICES.try_lock() else { return };
-    devices.iter().filter_map(Weak::upgrade).for_each(|device| {
-        device.progress();
-    });
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
 }
 
 /// `ibv_fork_init(3)`: there is nothing to prepare.

@@ -171,7 +171,7 @@ impl Device {
 
     /// Sends what the queue pairs on the work list have to send, until there is nothing more or the network does
     /// not take it.
-    fn flush(&self, mut unit: TxUnit, now: Time) {
+    pub(crate) fn flush(&self, mut unit: TxUnit, now: Time) {
         loop {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.pending.add(&qp));

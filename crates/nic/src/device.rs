@@ -236,6 +236,16 @@ impl Device {
         self.advance(Some(self.clock.now()), || AckPolicy::Now)
     }
 
+    /// Sends what was held back, and receives nothing: for a process that ends. In a forked child that has not used
+    /// the device all of that is the parent's.
+    pub fn send_held_back(&self) {
+        if !self.engine.is_missing() && !self.pending.is_empty() {
+            let mut unit = self.tx.take();
+            self.pending.take_into(&mut unit.work);
+            self.flush(unit, self.clock.now());
+        }
+    }
+
     /// The queue pair of that number.
     pub fn query_qp_by_number(&self, qpn: u32) -> Option<Arc<QueuePair>> {
         self.table.read().get(qpn).cloned()

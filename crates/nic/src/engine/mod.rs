@@ -109,6 +109,11 @@ impl Engine {
         !self.wanted || self.mode.load(Ordering::SeqCst) == Mode::Standby as u8
     }
 
+    /// Whether this process is a forked child that has not used the device.
+    pub fn is_missing(&self) -> bool {
+        self.missing.load(Ordering::Relaxed)
+    }
+
     /// Ends the thread and waits for it.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
