@@ -41,7 +41,7 @@ impl Device {
         let mut unit = self.tx.take();
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
         if self.wants_look() {
-            self.pending.take_into(&mut unit.work);
+            self.pending.take_into(&mut unit.work, None);
         }
         let older_count = unit.work.len();
         if received > 0
@@ -165,7 +165,7 @@ impl Device {
         if outcome == Transmit::SinkFull {
             unit.work.push_back((qp.clone(), acks));
         }
-        self.pending.take_into(&mut unit.work);
+        self.pending.take_into(&mut unit.work, Some(qp));
         self.flush(unit, now);
     }
 
@@ -200,8 +200,7 @@ impl Device {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
             // A queue pair that is on the list twice has been looked at when its mark is gone.
-            let again = acks == AckPolicy::Hold && !core.touched;
-            if core.dead || again || unit.just_filled(&qp) {
+            if core.dead || (acks == AckPolicy::Hold && !core.touched) {
                 continue;
             }
             let outcome = self.fill(&qp, &mut core, now, acks, unit);

@@ -15,9 +15,6 @@ use crate::qp::QueuePair;
 /// Room of one batch: two full GSO sends.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// In a batch of more queue pairs than this, asking one again is cheaper than searching.
-const OWNERS_SEARCHED_MAX: usize = 4;
-
 /// Batches that are kept for the next sender.
 const SPARE_UNITS_MAX: usize = 4;
 
@@ -59,13 +56,6 @@ pub(crate) struct TxUnit {
 impl TxUnit {
     fn new() -> TxUnit {
         TxUnit { batch: TxBatch::new(BATCH_BYTES), owners: SmallVec::new(), work: VecDeque::new() }
-    }
-}
-
-impl TxUnit {
-    /// Whether what that queue pair had to send is in the batch. May miss it in a large batch.
-    pub fn just_filled(&self, qp: &Arc<QueuePair>) -> bool {
-        self.owners.len() <= OWNERS_SEARCHED_MAX && self.owners.iter().any(|owner| Arc::ptr_eq(owner, qp))
     }
 }
 
@@ -137,8 +127,8 @@ impl Pending {
         !self.any.load(Ordering::SeqCst)
     }
 
-    /// Moves all of them to the work list.
-    pub fn take_into(&self, work: &mut WorkList) {
+    /// Moves all of them to the work list, but for the one that has just been looked at.
+    pub fn take_into(&self, work: &mut WorkList, looked_at: Option<&Arc<QueuePair>>) {
         if self.is_empty() {
             return;
         }
@@ -146,7 +136,9 @@ impl Pending {
         self.any.store(false, Ordering::SeqCst);
         for qp in list.drain(..) {
             qp.listed.store(false, Ordering::Release);
-            work.push_back((qp, AckPolicy::Now));
+            if !looked_at.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
+                work.push_back((qp, AckPolicy::Now));
+            }
         }
     }
 }
