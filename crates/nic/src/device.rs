@@ -241,7 +241,7 @@ impl Device {
     pub fn send_held_back(&self) {
         if !self.engine.is_missing() && !self.pending.is_empty() {
             let mut unit = self.tx.take();
-            self.pending.take_into(&mut unit.work);
+            self.pending.take_into(&mut unit.work, None);
             self.flush(unit, self.clock.now());
         }
     }
