@@ -1,0 +1,143 @@
+//! A network that takes no packets for a while: receiving goes on, nothing is lost, nothing is sent out of order, and
+//! nobody spins.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
+use terrace_fabric::{PortCounters, RxBatch, TxBatch};
+use terrace_nic::*;
+
+/// A port whose way out can be shut.
+struct GatedPort {
+    inner: SimPort,
+    shut: Arc<AtomicBool>,
+}
+
+impl Port for GatedPort {
+    fn gids(&self) -> &[Gid] {
+        self.inner.gids()
+    }
+    fn slot(&self) -> u8 {
+        self.inner.slot()
+    }
+    fn mtu_limit(&self) -> u32 {
+        self.inner.mtu_limit()
+    }
+    fn receive_buffer_bytes(&self) -> usize {
+        self.inner.receive_buffer_bytes()
+    }
+    fn counters(&self) -> &PortCounters {
+        self.inner.counters()
+    }
+    fn transmit(&self, tx: &mut TxBatch) -> bool {
+        !self.shut.load(Ordering::SeqCst) && self.inner.transmit(tx)
+    }
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        self.inner.receive(rx)
+    }
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.descriptors()
+    }
+    fn activate(&self, gid_index: u8) {
+        self.inner.activate(gid_index);
+    }
+}
+
+struct World {
+    net: SimNet,
+    clock: Arc<ManualClock>,
+    a: Node,
+    b: Node,
+    /// Shuts the way out of `a`.
+    shut: Arc<AtomicBool>,
+}
+
+fn world() -> World {
+    let net = SimNet::new(1, SimConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let shut = Arc::new(AtomicBool::new(false));
+    let port = |last| net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+    let gated = GatedPort { inner: port(1), shut: shut.clone() };
+    let a = Node::with(DeviceConfig::simulated(Box::new(gated), clock.clone(), 1), 1 << 18);
+    let b = Node::with(DeviceConfig::simulated(Box::new(port(2)), clock.clone(), 2), 1 << 18);
+    World { net, clock, a, b, shut }
+}
+
+impl World {
+    /// Lets a millisecond go by, far less than an ACK timeout.
+    fn run(&self) {
+        for _ in 0..1000 {
+            let now = self.net.now() + 1000;
+            self.net.advance_to(now);
+            self.clock.set(Time(now));
+            self.a.device.step(Time(now));
+            self.b.device.step(Time(now));
+        }
+    }
+}
+
+#[test]
+fn what_the_network_did_not_take_leaves_later_and_in_order() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let (qa, qb) = rc_pair(a, b);
+    world.shut.store(true, Ordering::SeqCst);
+    for index in 0..20u8 {
+        a.memory.fill(usize::from(index) * 8, &[index; 8]);
+        qb.post_recv([b.recv(index.into(), u64::from(index) * 8, 8)]).expect("posted");
+        qa.post_send([Ok(a.wr(index.into(), SendOp::Send, u64::from(index) * 8, 8))]).expect("posted");
+    }
+    world.run();
+    assert_eq!(b.cq.poll(64, &mut |_| ()), Ok(0), "nothing has left");
+    assert!(!a.device.progress(), "there is nothing to do while the network takes nothing");
+
+    world.shut.store(false, Ordering::SeqCst);
+    world.run();
+    let mut received = Vec::new();
+    b.cq.poll(64, &mut |wc| received.push((wc.wr_id, wc.status))).expect("healthy");
+    let expected: Vec<_> = (0..20).map(|index| (index, WcStatus::Success)).collect();
+    assert_eq!(received, expected);
+    assert_eq!(a.cq.poll(64, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(20));
+    assert_eq!((qa.counters().retransmits, qb.counters().sequence_naks_sent), (0, 0));
+}
+
+#[test]
+fn receiving_never_waits_for_sending() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let (_qa, qb) = rc_pair(a, b);
+    world.shut.store(true, Ordering::SeqCst);
+    b.memory.fill(0, b"arrives!");
+    let write = SendOp::Write { va: a.memory.addr() + 100, rkey: a.mr.rkey() };
+    qb.post_send([Ok(b.wr(1, write, 0, 8))]).expect("posted");
+    world.run();
+    assert_eq!(a.memory.bytes(100, 8), b"arrives!");
+    assert_eq!(b.cq.poll(1, &mut |_| ()), Ok(0), "the acknowledgement has not left");
+    world.shut.store(false, Ordering::SeqCst);
+    world.run();
+    assert_eq!(b.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(1));
+}
+
+#[test]
+fn a_queue_pair_is_destroyed_while_its_packets_wait() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let (qa, _qb) = rc_pair(a, b);
+    let (other, _other_b) = rc_pair(a, b);
+    world.shut.store(true, Ordering::SeqCst);
+    let write = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+    qa.post_send([Ok(a.wr(1, write, 0, 8))]).expect("posted");
+    other.post_send([Ok(a.wr(2, write, 0, 8))]).expect("posted");
+    qa.destroy().expect("destroyed");
+    world.shut.store(false, Ordering::SeqCst);
+    world.run();
+    let mut done = Vec::new();
+    a.cq.poll(8, &mut |wc| done.push(wc.wr_id)).expect("healthy");
+    assert_eq!(done, [2]);
+}
