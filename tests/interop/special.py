@@ -1,6 +1,7 @@
 """Cases that are more than one command line per end."""
 
 import filecmp
+import json
 import random
 import shutil
 import subprocess
@@ -118,15 +119,22 @@ def statistics(log_dir):
         if server.wait(0.02) is not None:
             return f"the server did not start: {last_line(server.outcome())}"
     client = procs.Program(procs.under_terrace([*program, procs.HOST]), log_dir, "client")
+    pid = str(client.process.pid)
     try:
-        time.sleep(1.5)
-        stat = [str(procs.terrace_binary()), "stat"]
-        listing = procs.run_one(stat, log_dir, "stat-list", timeout_s=10)
-        one = procs.run_one([*stat, str(client.process.pid), "--json"], log_dir, "stat-one", timeout_s=10)
-        if listing.status != 0 or str(client.process.pid) not in listing.out:
-            return f"`terrace stat` does not list process {client.process.pid}: {last_line(listing)}"
-        if one.status != 0 or "packets" not in one.out:
-            return f"`terrace stat {client.process.pid} --json`: {last_line(one)}"
+        # The client has its device a moment after it has started, and keeps it for three seconds.
+        deadline = time.monotonic() + 3
+        while True:
+            listing = procs.run_one([str(procs.terrace_binary()), "stat"], log_dir, "stat-list", timeout_s=10)
+            if listing.status != 0:
+                return f"`terrace stat`: {last_line(listing)}"
+            if any(line.split()[0] == pid for line in listing.out.splitlines()):
+                break
+            if time.monotonic() > deadline:
+                return f"`terrace stat` does not list process {pid}: {last_line(listing)}"
+            time.sleep(0.1)
+        one = procs.run_one([str(procs.terrace_binary()), "stat", pid, "--json"], log_dir, "stat-one", timeout_s=10)
+        if one.status != 0 or "tx_packets" not in json.loads(one.out)[0]["port"]:
+            return f"`terrace stat {pid} --json`: {last_line(one)}"
         return None
     finally:
         client.wait(20)
