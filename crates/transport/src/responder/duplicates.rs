@@ -1,11 +1,11 @@
 //! Requests that were seen before (IBTA volume 1, 9.7.5.2): SENDs and WRITEs are acknowledged again and not carried
 //! out, READs are carried out again, atomics are answered from memory.
 
-use terrace_wire::{Operation, Packet, Psn};
+use terrace_wire::{Operation, Packet, Psn, Syndrome};
 
-use super::{Kept, Owed, Refusal, Remembered, Responder};
+use super::{Kept, Owed, Remembered, Responder};
 use crate::common::{Common, Verdict};
-use crate::host::{Host, RemoteAccess};
+use crate::host::{Host, RemoteAccess, RemoteError};
 
 impl Responder {
     pub(super) fn handle_duplicate(
@@ -19,9 +19,9 @@ impl Responder {
         match operation {
             Operation::Send | Operation::Write => self.owe_ack(self.last_to_acknowledge(psn)),
             Operation::ReadRequest => {
-                if let Err(refusal) = self.repeat_read(common, packet, host) {
-                    // A later PSN would acknowledge what the peer may still miss.
-                    return self.refuse(common, psn, refusal);
+                if let Err(error) = self.repeat_read(common, packet, host) {
+                    let nak = refuse_repetition(common, psn, self.msn, error);
+                    self.owed.push_back(nak);
                 }
             }
             _ => self.repeat_result(common, psn, operation),
@@ -60,7 +60,7 @@ impl Responder {
         common: &mut Common,
         packet: &Packet<'_>,
         host: &impl Host,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RemoteError> {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
         let length = u64::from(reth.length);
         let packets = length.div_ceil(common.mtu()).max(1) as u32;
@@ -88,6 +88,15 @@ impl Responder {
         self.owed.push_back(Owed::Read { psn, va, rkey, length, packets, sent: 0, msn, repeat: true });
         Ok(())
     }
+}
+
+/// The NAK for a READ that cannot be repeated because its memory is gone. Here the connection goes on: a peer that has
+/// had the first answer may have told the program that the memory can go, before a copy of its request came late,
+/// and does not heed this NAK. A peer that does need the data fails by it. It carries the PSN of the repeated
+/// request: a later one would acknowledge what the peer may still miss.
+pub(super) fn refuse_repetition(common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Owed {
+    common.counters.error_naks_sent += 1;
+    Owed::Ack { psn, syndrome: Syndrome::Nak(error.into()), msn }
 }
 
 impl Remembered {

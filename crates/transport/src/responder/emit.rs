@@ -1,8 +1,9 @@
 //! Sending what is owed: acknowledgements, READ responses, atomic results, in the order they came to be owed.
 
-use terrace_wire::{Aeth, Extensions, NakCode, Opcode, Operation, Position, Psn, Service, Syndrome, Trailer};
+use terrace_wire::{Aeth, Extensions, Opcode, Operation, Position, Psn, Service, Syndrome, Trailer};
 
-use super::{Owed, Responder};
+use super::duplicates::refuse_repetition;
+use super::{Owed, Responder, event_of};
 use crate::common::{Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
 use crate::types::QpEvent;
@@ -58,7 +59,8 @@ impl Responder {
 
     /// One packet of a READ's data. Memory that is gone by now turns the rest into a NAK.
     fn emit_read(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
-        let Some(Owed::Read { psn, va, rkey, length, packets, sent, msn, .. }) = self.owed.front_mut() else {
+        let Some(Owed::Read { psn, va, rkey, length, packets, sent, msn, repeat }) = self.owed.front_mut()
+        else {
             return Answered::Nothing;
         };
         let offset = u64::from(*sent) * common.mtu();
@@ -88,23 +90,23 @@ impl Responder {
                 Answered::Sent
             }
             Err(error) => {
-                let msn = *msn;
+                let (msn, repeat) = (*msn, *repeat);
+                if repeat {
+                    self.owed[0] = refuse_repetition(common, here, msn, error);
+                    return self.emit(common, host, sink);
+                }
                 self.fail_read(common, here, msn, error)
             }
         }
     }
 
     fn fail_read(&mut self, common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Answered {
-        let (code, event) = match error {
-            RemoteError::Access => (NakCode::RemoteAccess, QpEvent::AccessError),
-            RemoteError::Invalid => (NakCode::InvalidRequest, QpEvent::RequestError),
-            RemoteError::Operation => (NakCode::RemoteOperation, QpEvent::Fatal),
-        };
+        let code = error.into();
         common.counters.error_naks_sent += 1;
         // Nothing that was owed after this READ may be answered: the connection ends here.
         self.owed.clear();
         self.owed.push_back(Owed::Ack { psn, syndrome: Syndrome::Nak(code), msn });
-        Answered::Broken(event)
+        Answered::Broken(event_of(code))
     }
 }
 

@@ -117,11 +117,26 @@ pub(crate) enum Refusal {
 
 impl From<RemoteError> for Refusal {
     fn from(error: RemoteError) -> Refusal {
+        Refusal::Nak(error.into())
+    }
+}
+
+impl From<RemoteError> for NakCode {
+    fn from(error: RemoteError) -> NakCode {
         match error {
-            RemoteError::Access => Refusal::Nak(NakCode::RemoteAccess),
-            RemoteError::Invalid => Refusal::Nak(NakCode::InvalidRequest),
-            RemoteError::Operation => Refusal::Nak(NakCode::RemoteOperation),
+            RemoteError::Access => NakCode::RemoteAccess,
+            RemoteError::Invalid => NakCode::InvalidRequest,
+            RemoteError::Operation => NakCode::RemoteOperation,
         }
+    }
+}
+
+/// What the program is told when a NAK with this code ends the connection.
+fn event_of(code: NakCode) -> QpEvent {
+    match code {
+        NakCode::RemoteAccess => QpEvent::AccessError,
+        NakCode::RemoteOperation => QpEvent::Fatal,
+        _ => QpEvent::RequestError,
     }
 }
 
@@ -189,7 +204,7 @@ impl Responder {
             if !self.nak_out {
                 common.counters.sequence_naks_sent += 1;
                 self.nak_out = true;
-                self.owe_nak(self.expected, Syndrome::Nak(NakCode::PsnSequence));
+                self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
             }
             return Verdict::Fine;
         }
@@ -200,21 +215,21 @@ impl Responder {
         self.nak_out = false;
         match self.carry_out(common, packet, host) {
             Ok(()) => Verdict::Fine,
-            Err(refusal) => self.refuse(common, self.expected, refusal),
+            Err(refusal) => self.refuse(common, refusal),
         }
     }
 
-    fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.owed.push_back(Owed::Ack { psn, syndrome, msn: self.msn });
+    fn owe_nak(&mut self, syndrome: Syndrome) {
+        self.owed.push_back(Owed::Ack { psn: self.expected, syndrome, msn: self.msn });
     }
 
-    /// Refuses the request at `psn`.
-    fn refuse(&mut self, common: &mut Common, psn: Psn, refusal: Refusal) -> Verdict {
+    /// Refuses the request at the expected PSN.
+    fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
         let code = match refusal {
             Refusal::NotReady => {
                 common.counters.rnr_naks_sent += 1;
                 self.nak_out = true;
-                self.owe_nak(psn, Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
+                self.owe_nak(Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
                 return Verdict::Fine;
             }
             Refusal::Nak(code) => code,
@@ -228,12 +243,8 @@ impl Responder {
             }
         };
         common.counters.error_naks_sent += 1;
-        self.owe_nak(psn, Syndrome::Nak(code));
-        Verdict::ResponderBroken(match code {
-            NakCode::RemoteAccess => QpEvent::AccessError,
-            NakCode::RemoteOperation => QpEvent::Fatal,
-            _ => QpEvent::RequestError,
-        })
+        self.owe_nak(Syndrome::Nak(code));
+        Verdict::ResponderBroken(event_of(code))
     }
 
     fn fail_receive(&mut self, common: &mut Common, status: WcStatus) {
