@@ -36,7 +36,7 @@ impl World {
     fn poll(&mut self, node: usize, which: usize, count: usize) -> Checked<Vec<Wc>> {
         let completions = poll(&self.nodes[node].completions[which].cq, count)?;
         for wc in &completions {
-            self.note_completion(which, wc)?;
+            self.note_completion(node, which, wc)?;
         }
         Ok(completions)
     }
@@ -77,8 +77,9 @@ impl World {
         Ok(!completions.is_empty())
     }
 
-    fn note_completion(&mut self, which: usize, wc: &Wc) -> Checked {
-        let found = self.ends.iter().position(|end| end.qp.qpn() == wc.qpn);
+    fn note_completion(&mut self, node: usize, which: usize, wc: &Wc) -> Checked {
+        // Devices on different hosts may use the same numbers.
+        let found = self.ends_of(node).find(|index| self.ends[*index].qp.qpn() == wc.qpn);
         let Some(index) = found else {
             return Err(Failure(format!("a completion for a queue pair that does not exist: {wc:?}")));
         };

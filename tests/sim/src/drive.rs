@@ -181,7 +181,7 @@ impl World {
             match event {
                 AsyncEvent::CommunicationEstablished(_) => {}
                 AsyncEvent::SqDrained(qp) => {
-                    self.drained.insert(qp.qpn());
+                    self.drained.insert((node, qp.qpn()));
                 }
                 AsyncEvent::QpRequestError(_)
                 | AsyncEvent::QpAccessError(_)

@@ -62,6 +62,7 @@ impl Node {
         index: u8,
         net: &SimNet,
         clock: &Arc<ManualClock>,
+        trace: bool,
     ) -> Result<Node, Error> {
         let node = &plan.nodes[usize::from(index)];
         let gate = Gate::default();
@@ -72,6 +73,7 @@ impl Node {
             block: node.block,
             dice: Mutex::new(Dice::new(seed, Stream::Port(index))),
             gate: gate.clone(),
+            trace,
         };
         let device_seed = stream_seed(seed, Stream::Device(index));
         let device = Device::open(DeviceConfig::simulated(Box::new(port), clock.clone(), device_seed))?;

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use terrace_fabric::sim::SimPort;
 use terrace_fabric::{Gid, Port, PortCounters, RxBatch, TxBatch};
 use terrace_nic::{Clock, ManualClock};
+use terrace_wire::Packet;
 
 use crate::dice::Dice;
 
@@ -26,9 +27,21 @@ pub(crate) struct MoodyPort {
     pub block: f64,
     pub dice: Mutex<Dice>,
     pub gate: Gate,
+    /// Whether to print what is sent.
+    pub trace: bool,
 }
 
 impl MoodyPort {
+    fn print(&self, tx: &TxBatch) {
+        for sent in tx.packets() {
+            let (now, from, to) = (self.clock.now().0, self.inner.gids()[0].addr, sent.path.remote);
+            match Packet::parse(sent.bytes) {
+                Ok(packet) => println!("{now:>12} {from} to {to}: {}", describe(&packet)),
+                Err(error) => println!("{now:>12} {from} to {to}: {error}"),
+            }
+        }
+    }
+
     /// Lets a random number of packets out and closes the gate for a while.
     fn send_some(&self, tx: &mut TxBatch, dice: &mut Dice) {
         let packets: Vec<_> = tx.packets().map(|packet| (packet.path, packet.bytes.to_vec())).collect();
@@ -40,6 +53,20 @@ impl MoodyPort {
         let opens_ns = self.clock.now().0 + dice.within(1..=BLOCKED_NS_MAX);
         self.gate.store(opens_ns, Ordering::Relaxed);
     }
+}
+
+fn describe(packet: &Packet<'_>) -> String {
+    let Packet { bth, ext, payload } = packet;
+    let mut line = format!("{:?} to {:#x} PSN {}", bth.opcode, bth.qpn, bth.psn.get());
+    if bth.ack_request {
+        line += " asks for an ACK";
+    }
+    let extensions = format!("{ext:x?}");
+    // Only what is there.
+    for part in extensions.trim_end_matches('}').split("Some(").skip(1) {
+        line += &format!(" {}", part.trim_end_matches(", ").trim_end_matches(')'));
+    }
+    format!("{line}, {} bytes", payload.len())
 }
 
 fn copy_to(tx: &mut TxBatch, packets: &[(terrace_wire::Path, Vec<u8>)]) {
@@ -77,6 +104,9 @@ impl Port for MoodyPort {
             return false;
         }
         self.gate.store(0, Ordering::Relaxed);
+        if self.trace {
+            self.print(tx);
+        }
         let mut dice = self.dice.lock();
         if dice.chance(self.block) {
             self.send_some(tx, &mut dice);

@@ -267,16 +267,16 @@ impl World {
 
     /// Drains the send queue now and then.
     pub fn drain_or_resume(&mut self, index: usize) -> Checked {
-        let qpn = self.ends[index].qp.qpn();
+        let qp = (index & 1, self.ends[index].qp.qpn());
         match self.ends[index].phase {
             Phase::Running if self.ends[index].drains > 0 && self.dice.chance(DRAINS) => {
                 self.ends[index].drains -= 1;
-                self.drained.remove(&qpn);
+                self.drained.remove(&qp);
                 self.modify_state(index, terrace_nic::QpState::Sqd)?;
                 self.ends[index].phase = Phase::Draining;
                 self.tally.add("send queue drains begun", 1);
             }
-            Phase::Draining if self.drained.contains(&qpn) => {
+            Phase::Draining if self.drained.contains(&qp) => {
                 self.modify_state(index, terrace_nic::QpState::Rts)?;
                 self.ends[index].phase = Phase::Running;
                 self.tally.add("send queue drains finished", 1);

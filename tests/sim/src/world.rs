@@ -76,8 +76,8 @@ pub(crate) struct World {
     /// When the weather changes, in nanoseconds, and whether it is bad now.
     pub weather_until: Option<u64>,
     pub weather_is_bad: bool,
-    /// QPs whose send queue has drained.
-    pub drained: BTreeSet<u32>,
+    /// Queue pairs whose send queue has drained, by node and number.
+    pub drained: BTreeSet<(usize, u32)>,
     /// Whether the queue pairs are being brought into the error state on purpose.
     pub closing: bool,
     pub tally: Tally,
@@ -99,8 +99,10 @@ impl World {
         let plan = Plan::draw(seed);
         let net = SimNet::new(stream_seed(seed, Stream::Network), plan.weather.bad.clone());
         let clock = Arc::new(ManualClock::new());
-        let mut nodes =
-            [Node::open(&plan, seed, 0, &net, &clock)?, Node::open(&plan, seed, 1, &net, &clock)?];
+        let mut nodes = [
+            Node::open(&plan, seed, 0, &net, &clock, trace)?,
+            Node::open(&plan, seed, 1, &net, &clock, trace)?,
+        ];
         let mut counters = [Vec::new(), Vec::new()];
         for (node, counters) in nodes.iter_mut().zip(&mut counters) {
             for index in 0..COUNTERS {
