@@ -155,18 +155,27 @@ impl Device {
 
     fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: MutexGuard<'_, QpCore>, acks: AckPolicy) {
         if self.tx.is_blocked() {
-            self.pending.add(qp);
+            self.set_aside(qp);
             return;
         }
         let now = self.clock.now();
         let mut unit = self.tx.take();
         let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
+        // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
+        self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
         if outcome == Transmit::SinkFull {
-            unit.work.push_back((qp.clone(), acks));
+            unit.work.push_front((qp.clone(), acks));
         }
-        self.pending.take_into(&mut unit.work, Some(qp));
         self.flush(unit, now);
+    }
+
+    /// Leaves a queue pair to whoever finds that the network takes packets again. That may have been just now.
+    fn set_aside(&self, qp: &Arc<QueuePair>) {
+        self.pending.add(qp);
+        if !self.tx.is_blocked() {
+            self.engine.wake();
+        }
     }
 
     /// Sends what the queue pairs on the work list have to send, until there is nothing more or the network does
@@ -174,7 +183,7 @@ impl Device {
     pub(crate) fn flush(&self, mut unit: TxUnit, now: Time) {
         loop {
             if self.tx.is_blocked() {
-                unit.work.drain(..).for_each(|(qp, _)| self.pending.add(&qp));
+                unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
             }
             self.fill_from_work(&mut unit, now);
             if !self.port.transmit(&mut unit.batch) {
@@ -246,9 +255,10 @@ impl Device {
         while self.tx.is_blocked() {
             let Some(mut unit) = self.tx.take_blocked() else { return };
             if !self.port.transmit(&mut unit.batch) {
-                self.tx.block(unit);
+                self.tx.put_back(unit);
                 return;
             }
+            self.tx.note_unblocked();
             self.flush(unit, now);
         }
     }
@@ -256,22 +266,21 @@ impl Device {
     /// Brings what the transport says to the completion queues and the queue of asynchronous events.
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         while let Some(event) = core.qp.poll_event() {
-            let qp = || qp.clone();
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {
-                    qp().send_cq().push(wc);
+                    qp.send_cq().push(wc);
                     continue;
                 }
                 QpEvent::RecvComplete(wc) => {
-                    qp().recv_cq().push(wc);
+                    qp.recv_cq().push(wc);
                     continue;
                 }
-                QpEvent::Fatal => AsyncEvent::QpFatal(qp()),
-                QpEvent::RequestError => AsyncEvent::QpRequestError(qp()),
-                QpEvent::AccessError => AsyncEvent::QpAccessError(qp()),
-                QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp()),
-                QpEvent::SqDrained => AsyncEvent::SqDrained(qp()),
-                QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp()),
+                QpEvent::Fatal => AsyncEvent::QpFatal(qp.clone()),
+                QpEvent::RequestError => AsyncEvent::QpRequestError(qp.clone()),
+                QpEvent::AccessError => AsyncEvent::QpAccessError(qp.clone()),
+                QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp.clone()),
+                QpEvent::SqDrained => AsyncEvent::SqDrained(qp.clone()),
+                QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp.clone()),
             });
         }
     }

@@ -165,7 +165,10 @@ impl Device {
             self.table.remove(qp.qpn());
             qp.silence();
         }
+        // What refers to queue pairs would keep them, and through them the device and its sockets, for ever.
         self.timers.clear();
+        self.pending.clear();
+        self.tx.clear();
         self.events.close();
     }
 

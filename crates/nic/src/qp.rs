@@ -344,6 +344,8 @@ impl QueuePair {
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);
+        // Its entry in the timers is no longer live, and goes with the next sweep.
+        self.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();
     }
 

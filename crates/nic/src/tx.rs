@@ -63,8 +63,16 @@ impl TxUnit {
 #[derive(Default)]
 pub(crate) struct TxPool {
     spare: Mutex<Vec<TxUnit>>,
-    blocked: Mutex<VecDeque<TxUnit>>,
+    blocked: Mutex<Blocked>,
     is_blocked: AtomicBool,
+}
+
+#[derive(Default)]
+struct Blocked {
+    units: VecDeque<TxUnit>,
+    /// Units that somebody is trying to send again. They count as blocked meanwhile: an engine that went to sleep just
+    /// then would not wait for the network.
+    retried_count: usize,
 }
 
 impl TxPool {
@@ -84,7 +92,7 @@ impl TxPool {
     /// Puts a unit aside until the network takes packets again.
     pub fn block(&self, unit: TxUnit) {
         let mut blocked = self.blocked.lock();
-        blocked.push_back(unit);
+        blocked.units.push_back(unit);
         self.is_blocked.store(true, Ordering::SeqCst);
     }
 
@@ -93,14 +101,34 @@ impl TxPool {
         self.is_blocked.load(Ordering::SeqCst)
     }
 
-    /// The unit that has waited longest.
+    /// The unit that has waited longest, to be tried again; then comes `put_back` or `note_unblocked`.
     pub fn take_blocked(&self) -> Option<TxUnit> {
         let mut blocked = self.blocked.lock();
-        let unit = blocked.pop_front();
-        if blocked.is_empty() {
+        let unit = blocked.units.pop_front()?;
+        blocked.retried_count += 1;
+        Some(unit)
+    }
+
+    /// The network still does not take it.
+    pub fn put_back(&self, unit: TxUnit) {
+        let mut blocked = self.blocked.lock();
+        blocked.retried_count -= 1;
+        blocked.units.push_front(unit);
+    }
+
+    /// The network has taken it.
+    pub fn note_unblocked(&self) {
+        let mut blocked = self.blocked.lock();
+        blocked.retried_count -= 1;
+        if blocked.units.is_empty() && blocked.retried_count == 0 {
             self.is_blocked.store(false, Ordering::SeqCst);
         }
-        unit
+    }
+
+    /// Forgets what could not be sent, when the device closes.
+    pub fn clear(&self) {
+        let units = std::mem::take(&mut self.blocked.lock().units);
+        drop(units);
     }
 }
 
@@ -120,6 +148,12 @@ impl Pending {
             list.push(qp.clone());
             self.any.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Forgets everything, when the device closes.
+    pub fn clear(&self) {
+        let list = std::mem::take(&mut *self.list.lock());
+        drop(list);
     }
 
     /// A look without the lock.
