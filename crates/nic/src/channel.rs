@@ -52,7 +52,9 @@ impl CompChannel {
     }
 
     fn take_waiting(&self) -> Option<Arc<Cq>> {
-        let cq = self.waiting.lock().pop_front()?;
+        let mut waiting = self.waiting.lock();
+        let cq = waiting.pop_front()?;
+        // Before the lock goes: destroying the queue must either withdraw the event or wait for its acknowledgement.
         cq.completion_account.hand_out();
         Some(cq)
     }

@@ -182,11 +182,14 @@ impl Driver<'_> {
 
     /// Waits, without locks, until the fork is over.
     fn park(&self) {
-        self.engine.parked.store(true, Ordering::SeqCst);
+        // A fork that begins while this one ends may have seen the engine parked: then it has to be so again.
         while self.engine.pauses.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(PAUSE);
+            self.engine.parked.store(true, Ordering::SeqCst);
+            while self.engine.pauses.load(Ordering::SeqCst) > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            self.engine.parked.store(false, Ordering::SeqCst);
         }
-        self.engine.parked.store(false, Ordering::SeqCst);
     }
 
     /// Whether, since this was last asked, the program has polled so busily that the engine had better keep out of its
