@@ -96,6 +96,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller's.
     if let Ok(object) = unsafe { borrow::<CqObject>(cq.cast()) } {
-        object.cq().ack_events(count);
+        // A share: a thread that destroys the queue may go on, and free the object, before this call returns.
+        let cq = object.cq().clone();
+        cq.ack_events(count);
     }
 }
