@@ -286,6 +286,7 @@ fn values_out_of_range_are_refused() {
     assert_eq!(field(try_value(S::Init, |attr| attr.port_num = 0)), "port_num");
     assert_eq!(field(try_value(S::Init, |attr| attr.port_num = 2)), "port_num");
     assert_eq!(field(try_value(S::Init, |attr| attr.pkey_index = 1)), "pkey_index");
+    assert_eq!(field(try_value(S::Init, |attr| attr.access = 1 << 10)), "qp_access_flags");
     for mtu in [0, 1, 255, 300, 1500, 4096, u32::MAX] {
         assert_eq!(field(try_value(S::Rtr, |attr| attr.path_mtu = mtu)), "path_mtu", "{mtu}");
     }
