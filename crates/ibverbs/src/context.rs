@@ -38,8 +38,9 @@ const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_cont
 impl Context {
     fn open() -> Result<*mut ibv_context> {
         fork::install()?;
-        let device = identity::open_device()?;
+        // First what may fail: a device that is open has a thread, which only `close` ends.
         let command = command_descriptor()?;
+        let device = identity::open_device()?;
         fork::track(&device);
         let context = Arc::new(Context {
             verbs: CPart::new(verbs_template()),
