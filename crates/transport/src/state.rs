@@ -1,4 +1,4 @@
-//! The queue pair's state machine as a table (IBTA volume 1, 10.3.1 and table 97): which transitions exist, and
+//! The queue pair's state machine as a table (IBTA volume 1, 10.3): which transitions exist, and
 //! which attributes each needs and allows, by kind of queue pair.
 //!
 //! ```text

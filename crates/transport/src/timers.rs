@@ -1,6 +1,6 @@
 //! The two time encodings of the protocol.
 
-/// RNR NAK timer values in units of 10 µs, by the five-bit code of the syndrome (IBTA volume 1, table 45).
+/// RNR NAK timer values in units of 10 µs, by the five-bit code of the syndrome (IBTA volume 1, 9.7.5).
 const RNR_TIMER_10US: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
@@ -16,7 +16,7 @@ pub fn rnr_timer_ns(code: u8) -> u64 {
 const ACK_TIMEOUT_FLOOR_NS: u64 = 8_000_000;
 
 /// The local ACK timeout in nanoseconds: 4.096 µs * 2^exponent but at least 8 ms, or `None` for exponent 0, which
-/// means never (IBTA volume 1, 9.9.2.1.1, which lets a NIC wait up to four times as long as asked).
+/// means never (IBTA volume 1, 9.9, which lets a NIC wait up to four times as long as asked).
 pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     match exponent & 0x1f {
         0 => None,

@@ -54,7 +54,7 @@ impl Payload {
     }
 }
 
-/// What a bind asks for (IBTA volume 1, 10.6.7.2).
+/// What a bind asks for (IBTA volume 1, 10.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindWindow {
     /// The window's current key.

@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::timers::rnr_timer_ns;
 use crate::types::{Payload, SendOp, Time, WcStatus};
 
-/// An RNR retry count of 7 means for ever (IBTA volume 1, 9.7.5.2.8).
+/// An RNR retry count of 7 means for ever (IBTA volume 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;
 
 impl Requester {
@@ -41,7 +41,7 @@ impl Requester {
     }
 
     /// An ACK stands for everything up to its PSN, except that it cannot stand for data: a READ response or an
-    /// atomic result that it passes by was lost (IBTA volume 1, 9.7.5.1.1).
+    /// atomic result that it passes by was lost (IBTA volume 1, 9.7.5).
     fn handle_ack(&mut self, now: Time, common: &mut Common, psn: Psn) -> Verdict {
         let Some(sequence) = self.in_flight(psn) else {
             common.counters.duplicates += 1;
@@ -154,6 +154,10 @@ impl Requester {
         let verdict = self.retire(common);
         if verdict != Verdict::Fine {
             return verdict;
+        }
+        if code == NakCode::PsnSequence && self.rnr_until.is_some() {
+            // After an RNR NAK some responders refuse what follows, too. All of it is sent again when the wait is over.
+            return Verdict::Fine;
         }
         if response_lost || code == NakCode::PsnSequence {
             return self.repair_gap(now, common);

@@ -40,9 +40,9 @@ impl Requester {
         wqe.is_local() || self.room_for(common, wqe).is_some()
     }
 
-    /// Whether a request has to wait for others. A fence waits for READs and atomics (IBTA volume 1, 10.8.3). A local
-    /// invalidate waits for everything before it, fence or not, because that may have to be sent again from the memory
-    /// whose key it takes away.
+    /// Whether a request has to wait for others. A fence waits for READs and atomics (IBTA volume 1, 10.8.3.3). A
+    /// local invalidate waits for everything before it (10.6.5.1), fence or not, because that may have to be sent
+    /// again from the memory whose key it takes away.
     fn is_fenced(&self, wqe: &Wqe) -> bool {
         match wqe.wr.op {
             SendOp::LocalInvalidate(_) => self.index > 0,
@@ -69,7 +69,8 @@ impl Requester {
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
             return (common.config.qp_type != QpType::Rc || admitted).then_some(1);
         }
-        let left = self.cuts.iter().find(|cut| **cut > from).map_or(left, |cut| left.min(cut - from));
+        let next_cut = self.cuts.get(self.cuts.partition_point(|cut| *cut <= from));
+        let left = next_cut.map_or(left, |cut| left.min(cut - from));
         let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
         let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
         let whole = self.window.bytes() / packet_cost;

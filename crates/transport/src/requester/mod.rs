@@ -26,7 +26,7 @@ use wqe::Wqe;
 
 pub(crate) use emit::Emitted;
 
-/// Longest message of a connected queue pair, in bytes (IBTA volume 1, 9.7.7.1.1).
+/// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
 const MESSAGE_LEN_MAX: u64 = 1 << 31;
 
 #[derive(Debug)]

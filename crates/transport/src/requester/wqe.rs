@@ -95,7 +95,7 @@ pub(crate) fn trailer(op: &SendOp) -> Trailer {
     }
 }
 
-/// Which operations each kind of queue pair offers (IBTA volume 1, table 36).
+/// Which operations each kind of queue pair offers (IBTA volume 1, 9.4).
 pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
     match qp_type {
         QpType::Rc => true,

@@ -1,4 +1,4 @@
-//! Requests that were seen before (IBTA volume 1, 9.7.5.2): SENDs and WRITEs are acknowledged again and not carried
+//! Requests that were seen before (IBTA volume 1, C9-105): SENDs and WRITEs are acknowledged again and not carried
 //! out, READs are carried out again, atomics are answered from memory.
 
 use terrace_wire::{Operation, Packet, Psn, Syndrome};

@@ -9,7 +9,9 @@
 //!    v expected
 //!   order of opcodes, length rules ---- broken ----> NAK invalid request
 //!    v
-//!   queue pair's access flags, rkey, range ---- no --> NAK remote access error
+//!   queue pair's access flags, resources ---- no --> NAK invalid request
+//!    v
+//!   rkey, range, rights ---- no --> NAK remote access error
 //!    v
 //!   receive there? ---- no --> RNR NAK
 //!    v
@@ -32,7 +34,7 @@ use crate::common::{Common, Verdict};
 use crate::host::{Host, RemoteAccess, RemoteError};
 use crate::types::{QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// Longest RDMA message in bytes (IBTA volume 1, 9.7.7.1.1).
+/// Longest RDMA message in bytes (IBTA volume 1, C9-94).
 const MESSAGE_LEN_MAX: u32 = 1 << 31;
 
 /// A message of several packets that has begun to arrive.
@@ -416,6 +418,7 @@ impl Responder {
         if reth.length > MESSAGE_LEN_MAX {
             return Err(INVALID_REQUEST);
         }
+        // Without data, address and key need mean nothing (IBTA volume 1, C9-88).
         if reth.length > 0 {
             host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write)?;
         }
@@ -428,7 +431,7 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
     if common.attr.access & flag == flag { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-/// First and middle packets are full, a last one is not empty (IBTA volume 1, 9.6).
+/// First and middle packets are full, a last one is not empty (IBTA volume 1, C9-92).
 fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) -> Result<(), Refusal> {
     let (len, mtu) = (packet.payload.len() as u64, common.mtu());
     let good = match (info.position.is_first(), info.position.is_last()) {

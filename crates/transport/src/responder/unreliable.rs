@@ -1,5 +1,5 @@
 //! The responder of unreliable connections: no answers, and a message that lost a packet is dropped whole
-//! (IBTA volume 1, 9.8.2).
+//! (IBTA volume 1, 9.8).
 
 use terrace_wire::{Operation, Packet};
 
