@@ -78,7 +78,56 @@ fn main() {
         true => Err("tests/packets is empty".into()),
         false => Ok(()),
     }));
+    trials.extend(MUST_FAIL.iter().map(|(name, script, complaint)| {
+        Trial::test(format!("a_script_fails_that_{name}"), move || must_fail(script, complaint))
+    }));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+/// Scripts that are wrong, and what the runner must say of them: a runner that lets everything pass proves nothing.
+const MUST_FAIL: &[(&str, &str, &str)] = &[
+    ("is_empty", "# nothing", "empty"),
+    ("has_no_queue_pair", "silence", "begins with its qp"),
+    ("has_an_unknown_verb", "qp rc\nsing", "no verb"),
+    ("has_an_unknown_field", "qp rc\npost send id=1 colour=3", "colour= means nothing"),
+    ("expects_too_much", "qp rc\n< ACK psn=1", "got: nothing"),
+    ("leaves_a_packet", "qp rc\npost send id=1", "at the end: unexpected: < SEND_ONLY"),
+    (
+        "acts_before_it_expects",
+        "qp rc\npost send id=1\nwait 1ms\n< SEND_ONLY psn=0 ack",
+        "unexpected: < SEND_ONLY",
+    ),
+    ("leaves_a_completion", "qp uc\npost send id=1\n< SEND_ONLY psn=0", "at the end: unexpected: done 1 ok"),
+    ("has_a_wrong_psn", "qp rc\npost send id=1\n< SEND_ONLY psn=1 ack", "psn: expected 0x1, got 0x0"),
+    ("forgets_a_flag", "qp rc\npost send id=1\n< SEND_ONLY psn=0", "flags: expected [], got [\"ack\"]"),
+    (
+        "forgets_the_payload",
+        "qp rc\npost send id=1 inline=x:01\n< SEND_ONLY psn=0 ack",
+        "payload: expected 0, got 1",
+    ),
+    (
+        "has_other_data",
+        "qp rc\npost send id=1 inline=x:01\n< SEND_ONLY psn=0 ack data=x:02",
+        "byte 0 should be 0x02",
+    ),
+    ("has_another_timer", "qp rc\npost send id=1\n< SEND_ONLY psn=0 ack\ntimer 1ms", "got: 67108864 ns"),
+    ("has_other_memory", "qp rc\nput 0 x:01\nmemory 0:1 untouched", "byte 0 at 0x0"),
+    ("has_another_status", "qp uc\npost send id=1\n< SEND_ONLY psn=0\ndone 1 Flushed", "got: done 1 ok"),
+    ("expects_no_refusal", "qp rc state=init\npost send id=1", "refused: expected None"),
+];
+
+fn must_fail(script: &str, complaint: &str) -> Result<(), Failed> {
+    match play("the script", script, &Variables::new()) {
+        Ok(()) => Err("it passes".into()),
+        Err(failed) => {
+            let text = failed.message().unwrap_or_default().to_owned();
+            if text.contains(complaint) {
+                Ok(())
+            } else {
+                Err(format!("{complaint:?} is not in:\n{text}").into())
+            }
+        }
+    }
 }
 
 /// The tests that a file stands for: one for each set of variables.
