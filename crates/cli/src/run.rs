@@ -56,7 +56,7 @@ pub struct Options {
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -95,6 +95,11 @@ pub enum RunError {
     /// The capture could not be written.
     #[error("--pcap {}: {error}", path.display())]
     Pcap { path: PathBuf, error: std::io::Error },
+    /// The program is there, and what it needs to be executed is not.
+    #[error(
+        "{0}: the interpreter that it names does not exist (the `#!` line of a script, the loader of an executable)"
+    )]
+    Interpreter(String),
     /// The kernel refused to execute the program.
     #[error("{program}: {error}")]
     Exec { program: String, error: std::io::Error },
@@ -105,7 +110,7 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Program(program::ProgramError::NotFound(..)) => 127,
-            RunError::Program(_) | RunError::Exec { .. } => 126,
+            RunError::Program(_) | RunError::Interpreter(_) | RunError::Exec { .. } => 126,
             _ => 125,
         }
     }
@@ -120,7 +125,12 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
     command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD").as_deref()));
     let error = command.exec();
-    Err(RunError::Exec { program: name.to_string_lossy().into_owned(), error })
+    let program = name.to_string_lossy().into_owned();
+    // The file itself was found above.
+    Err(match error.kind() {
+        std::io::ErrorKind::NotFound => RunError::Interpreter(program),
+        _ => RunError::Exec { program, error },
+    })
 }
 
 /// The variables that tell the NIC in the program what the options said. Each option is tried first.
