@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use terrace_nic::CompChannel;
+use terrace_nic::{CompChannel, Error};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::context::Context;
@@ -77,6 +77,10 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     let get = || -> Result<()> {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<ChannelObject>(channel)? };
+        if cq.is_null() || cq_context.is_null() {
+            // Before an event is taken: nobody could acknowledge it.
+            return Err(Error::Invalid("nowhere to put the event"));
+        }
         let event = object.channel.get_event()?;
         let source = event.cookie() as *mut ibv_cq;
         // SAFETY: the cookie is the C structure, and destroying it waits for this event's acknowledgement.

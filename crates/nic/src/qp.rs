@@ -88,6 +88,10 @@ const BUSY_PACKETS: u32 = 8;
 /// ... unless this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
 
+/// How often somebody who ends a queue pair looks whether its held acknowledgement has left. Another thread that is
+/// sending for the queue pair takes microseconds; a network that takes nothing is not waited for.
+const HELD_ACK_TRIES_MAX: u32 = 64;
+
 /// Most bytes of one queue pair on their way at a time, however large the receive buffers are.
 const WINDOW_BYTES_MAX: usize = 512 << 10;
 /// How many queue pairs may send at full speed before a receive buffer overflows.
@@ -331,9 +335,14 @@ impl QueuePair {
     /// Sends an acknowledgement that waits for the program: the program has had the message, and after this there is
     /// nobody to answer the peer's repetitions.
     pub(crate) fn send_held_ack(self: &Arc<Self>) {
-        let core = self.lock();
-        if !core.dead && core.qp.holds_ack() {
+        for _ in 0..HELD_ACK_TRIES_MAX {
+            let core = self.lock();
+            if core.dead || !core.qp.holds_ack() {
+                return;
+            }
             self.device().after_change(self, core, AckPolicy::Now);
+            // Another thread may be sending for this queue pair. It takes the acknowledgement along as its last act.
+            std::thread::yield_now();
         }
     }
 

@@ -1,6 +1,8 @@
 //! The server side of `terrace stat`.
 
-use std::io::Write;
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -17,13 +19,16 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Answers each connection with a snapshot of the device, if it comes from the same user or from root.
 pub(super) struct StatServer {
     listener: UnixListener,
+    /// A descriptor to give up when the process has no other left: a connection that could not be accepted would keep
+    /// the listener readable, and the engine awake, for ever.
+    spare: Cell<Option<File>>,
 }
 
 impl StatServer {
     /// Listens on the process's socket. Failure costs the statistics and nothing else.
     pub fn open() -> Option<StatServer> {
         match stat::listen() {
-            Ok(listener) => Some(StatServer { listener }),
+            Ok(listener) => Some(StatServer { listener, spare: Cell::new(open_spare()) }),
             Err(error) => {
                 tracing::debug!(%error, "no status socket");
                 None
@@ -37,15 +42,31 @@ impl StatServer {
 
     /// Answers whoever waits. The writing is done by a thread of its own, because a reader may be slow.
     pub fn serve(&self, device: &Arc<Device>) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if may_ask(&stream) {
-                let snapshot = device.snapshot();
-                let thread = std::thread::Builder::new().name("terrace-stat".into());
-                // Without a thread there is no answer, and the other side sees the end of the stream.
-                let _ = thread.spawn(move || answer(stream, &snapshot));
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) if may_ask(&stream) => {
+                    let snapshot = device.snapshot();
+                    let thread = std::thread::Builder::new().name("terrace-stat".into());
+                    // Without a thread there is no answer, and the other side sees the end of the stream.
+                    let _ = thread.spawn(move || answer(stream, &snapshot));
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => return self.turn_away(),
             }
         }
     }
+
+    /// Takes one connection and closes it, with the spare descriptor.
+    fn turn_away(&self) {
+        drop(self.spare.take());
+        drop(self.listener.accept());
+        self.spare.set(open_spare());
+    }
+}
+
+fn open_spare() -> Option<File> {
+    File::open("/dev/null").ok()
 }
 
 fn may_ask(stream: &UnixStream) -> bool {
