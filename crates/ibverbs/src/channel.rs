@@ -79,7 +79,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         let object = unsafe { borrow::<ChannelObject>(channel)? };
         if cq.is_null() || cq_context.is_null() {
             // Before an event is taken: nobody could acknowledge it.
-            return Err(Error::Invalid("nowhere to put the event"));
+            return Err(Error::Invalid("nowhere to put the event").into());
         }
         let event = object.channel.get_event()?;
         let source = event.cookie() as *mut ibv_cq;
