@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use terrace_nic::{AddressVector, Ah, Device};
+use terrace_nic::{AddressVector, Ah, Device, Gid};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
 use crate::context::Context;
@@ -35,8 +35,8 @@ impl AhObject {
 
 /// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has none, but some programs (qperf) know
 /// of nothing else; within an IPv4 network of 16 bits this one leads to the peer. See `docs/decisions`.
-pub fn lid(device: &Device) -> u16 {
-    match device.gids().first().map(|gid| gid.addr) {
+pub fn lid(gids: &[Gid]) -> u16 {
+    match gids.first().map(|gid| gid.addr) {
         Some(IpAddr::V4(own)) => u32::from(own) as u16,
         _ => 0,
     }

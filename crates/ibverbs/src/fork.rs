@@ -5,9 +5,8 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
-use parking_lot::Mutex;
 use terrace_nic::{Device, ForkPause};
 
 use crate::errno::{Errno, Result};
@@ -15,12 +14,25 @@ use crate::errno::{Errno, Result};
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
 
-/// The devices of this process, to be paused around a fork.
-static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+type Devices = Vec<Weak<Device>>;
+
+/// The devices of this process, to be paused around a fork. Not a lock of parking_lot: that keeps its waiters in a table
+/// of the process, and a child would hand the lock to a thread that it does not have.
+static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
+
+/// What the forking thread holds still.
+struct Paused {
+    pauses: Vec<ForkPause>,
+    _devices: MutexGuard<'static, Devices>,
+}
 
 thread_local! {
-    /// What the forking thread has paused.
-    static PAUSED: RefCell<Vec<ForkPause>> = const { RefCell::new(Vec::new()) };
+    static PAUSED: RefCell<Option<Paused>> = const { RefCell::new(None) };
+}
+
+fn devices() -> MutexGuard<'static, Devices> {
+    // Nothing panics while it holds the list; if something did, the list would still be one.
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Installs the hooks, once per process.
@@ -29,7 +41,7 @@ thread_local! {
 /// ENOMEM when the C library has no room for them.
 pub fn install() -> Result<()> {
     static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut installed = INSTALLED.lock();
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if *installed {
         return Ok(());
     }
@@ -46,17 +58,16 @@ pub fn install() -> Result<()> {
 
 /// Adds a device to those that forks pause.
 pub fn track(device: &Arc<Device>) {
-    let mut devices = DEVICES.lock();
+    let mut devices = devices();
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
 
-/// Every device stands still, its locks held, while the process is copied. The list stays locked as well.
+/// Every device stands still while the process is copied, and the list of them is locked.
 extern "C" fn before() {
-    let devices = DEVICES.lock();
-    let paused = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
-    PAUSED.with(|slot| slot.replace(paused));
-    std::mem::forget(devices);
+    let devices = devices();
+    let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
+    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, _devices: devices })));
 }
 
 extern "C" fn in_parent() {
@@ -68,16 +79,21 @@ extern "C" fn in_child() {
 }
 
 fn resume(how: fn(ForkPause)) {
-    let paused = PAUSED.with(RefCell::take);
-    // SAFETY: this thread locked it in `before` and forgot the guard; in the child it is the only thread.
-    unsafe { DEVICES.force_unlock() };
-    paused.into_iter().rev().for_each(how);
+    if let Some(paused) = PAUSED.with(RefCell::take) {
+        paused.pauses.into_iter().rev().for_each(how);
+    }
 }
 
 /// Sends what the devices have held back. A thread that is in the middle of a verb keeps what it is at.
 extern "C" fn at_exit() {
-    let Some(devices) = DEVICES.try_lock() else { return };
-    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
+    let devices = match DEVICES.try_lock() {
+        Ok(devices) => devices,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| {
+        device.progress();
+    });
 }
 
 /// `ibv_fork_init(3)`: there is nothing to prepare.

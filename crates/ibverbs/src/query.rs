@@ -205,7 +205,7 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
     attr.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     attr.max_msg_sz = port.max_message_bytes;
     attr.pkey_tbl_len = port.pkey_count;
-    attr.lid = ah::lid(device);
+    attr.lid = ah::lid(device.gids());
     attr.max_vl_num = 1;
     (attr.active_width, attr.active_speed) = (WIDTH_4X, SPEED_EDR);
     attr.phys_state = LINK_UP;

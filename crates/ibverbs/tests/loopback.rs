@@ -108,3 +108,80 @@ fn extended_and_plain_polls_share_a_queue() {
         assert_eq!(ibv_close_device(context), 0);
     }
 }
+
+/// A queue pair that writes to itself.
+struct Loop {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+}
+
+impl Loop {
+    fn open() -> Loop {
+        let context = open();
+        // SAFETY: objects of this device.
+        unsafe {
+            let pd = ibv_alloc_pd(context);
+            let cq = ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
+            let mut init = qp_init(cq, IBV_QPT_RC);
+            let qp = ibv_create_qp(pd, &raw mut init);
+            assert!(!qp.is_null(), "errno {}", errno());
+            connect(qp, (*qp).qp_num);
+            Loop { context, pd, cq, qp }
+        }
+    }
+
+    /// Whether a WRITE of 4 KiB arrives.
+    fn writes(&self) -> bool {
+        let source = [7_u8; 4096];
+        let mut target = [0_u8; 4096];
+        let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+        // SAFETY: objects of this device, and memory that outlives the work request.
+        unsafe {
+            let from = ibv_reg_mr(self.pd, source.as_ptr().cast_mut().cast(), 4096, 0);
+            let to = ibv_reg_mr(self.pd, target.as_mut_ptr().cast(), 4096, access);
+            let mut sge = ibv_sge { addr: source.as_ptr() as u64, length: 4096, lkey: (*from).lkey };
+            let mut wr: ibv_send_wr = zero();
+            (wr.opcode, wr.sg_list, wr.num_sge) = (IBV_WR_RDMA_WRITE, &raw mut sge, 1);
+            (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) = (target.as_mut_ptr() as u64, (*to).rkey);
+            assert_eq!(ops(self.context).post_send.unwrap()(self.qp, &raw mut wr, &mut null_mut()), 0);
+            let wc = completion(self.context, self.cq);
+            assert_eq!((ibv_dereg_mr(from), ibv_dereg_mr(to)), (0, 0));
+            wc.status == IBV_WC_SUCCESS && target == source
+        }
+    }
+
+    fn close(self) {
+        // SAFETY: objects of this device.
+        unsafe {
+            assert_eq!(ibv_destroy_qp(self.qp), 0);
+            assert_eq!(ibv_destroy_cq(self.cq), 0);
+            assert_eq!(ibv_dealloc_pd(self.pd), 0);
+            assert_eq!(ibv_close_device(self.context), 0);
+        }
+    }
+}
+
+#[test]
+fn a_forked_child_has_a_device_of_its_own() {
+    let parents = Loop::open();
+    assert!(parents.writes());
+    // SAFETY: the child opens what it uses and leaves without running the harness's exit handlers.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let own = Loop::open();
+            let works = own.writes();
+            own.close();
+            libc::_exit(if works { 0 } else { 1 });
+        }
+        // The parent goes on meanwhile.
+        assert!(parents.writes());
+        let mut status = -1;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!(status, 0, "the child failed");
+    }
+    assert!(parents.writes());
+    parents.close();
+}

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::ah;
 use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::identity::{self, Identity};
 use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
@@ -158,9 +159,10 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
     line(port, "link_layer", "Ethernet")?;
     line(port, "rate", "100 Gb/sec (4X EDR)")?;
     line(port, "cap_mask", "0x04010000")?;
-    for name in ["lid", "sm_lid", "lid_mask_count", "sm_sl"] {
-        line(port, name, if name.ends_with("lid") { "0x0" } else { "0" })?;
-    }
+    line(port, "lid", format_args!("{:#x}", ah::lid(&identity.gids)))?;
+    line(port, "sm_lid", "0x0")?;
+    line(port, "lid_mask_count", 0)?;
+    line(port, "sm_sl", 0)?;
     line(&directory(port, "pkeys")?, "0", format_args!("{PKEY:#06x}"))?;
     let (gids, types, interfaces) =
         (directory(port, "gids")?, directory(port, "gid_attrs/types")?, directory(port, "gid_attrs/ndevs")?);
