@@ -80,7 +80,13 @@ def _stop_all():
 
 def end_cleanly_when_asked():
     """Makes SIGTERM end this process as an exit does, so that what it started is stopped."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+    def end(number, _frame):
+        # Asked twice (a whole process group is, when timeout(1) ends it), it must not leave off stopping the others.
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 class Program:
