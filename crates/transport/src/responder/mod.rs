@@ -101,8 +101,6 @@ pub(crate) struct Responder {
     nak_out: bool,
     owed: VecDeque<Owed>,
     history: VecDeque<Remembered>,
-    /// UC: the rest of a broken message is being skipped.
-    skipping: bool,
 }
 
 /// A request that cannot be carried out.

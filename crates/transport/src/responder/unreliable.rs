@@ -20,8 +20,7 @@ impl Responder {
         self.expected = packet.bth.psn.next();
         if info.position.is_first() {
             self.abandon();
-            self.skipping = false;
-        } else if self.skipping || !in_sequence {
+        } else if !in_sequence {
             return self.skip(common);
         }
         let result = match info.operation {
@@ -46,11 +45,10 @@ impl Responder {
         }
     }
 
-    /// Drops this packet and the rest of its message.
+    /// Drops this packet and what came of its message; the rest will lack its beginning, and be dropped in turn.
     fn skip(&mut self, common: &mut Common) -> Verdict {
         common.counters.dropped += 1;
         self.abandon();
-        self.skipping = true;
         Verdict::Fine
     }
 
