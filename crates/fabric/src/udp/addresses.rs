@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use nix::sys::socket::SockaddrStorage;
@@ -23,17 +24,21 @@ pub(super) struct LocalAddress {
 }
 
 /// Every address of every interface that is up, in the system's order.
-pub(super) fn list() -> Vec<LocalAddress> {
-    let Ok(interfaces) = getifaddrs() else { return Vec::new() };
-    interfaces
-        .filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP))
-        .filter_map(|interface| {
-            let addr = ip_of(interface.address.as_ref()?)?;
-            let ifindex = if_nametoindex(interface.interface_name.as_str()).ok()?;
-            let loopback = interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-            Some(LocalAddress { gid: Gid::new(addr, interface.interface_name, ifindex), loopback })
-        })
-        .collect()
+pub(super) fn list() -> Result<Vec<LocalAddress>, OpenError> {
+    let mut addresses = Vec::new();
+    for interface in getifaddrs().map_err(OpenError::unlisted)? {
+        let addr = interface.address.as_ref().and_then(ip_of);
+        let (true, Some(addr)) = (interface.flags.contains(InterfaceFlags::IFF_UP), addr) else { continue };
+        let ifindex = match if_nametoindex(interface.interface_name.as_str()) {
+            Ok(ifindex) => ifindex,
+            // It has vanished since.
+            Err(Errno::ENODEV | Errno::ENXIO) => continue,
+            Err(error) => return Err(OpenError::unlisted(error)),
+        };
+        let loopback = interface.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        addresses.push(LocalAddress { gid: Gid::new(addr, interface.interface_name, ifindex), loopback });
+    }
+    Ok(addresses)
 }
 
 fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {

@@ -3,6 +3,8 @@
 use std::io;
 use std::net::IpAddr;
 
+use nix::errno::Errno;
+
 /// Why a [`UdpPort`](super::UdpPort) did not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -58,6 +60,9 @@ pub enum OpenError {
     /// The process or the system has no descriptor left.
     #[error("out of file descriptors while opening a UDP socket; raise the limit with `ulimit -n`")]
     OutOfDescriptors,
+    /// The system does not say which addresses there are.
+    #[error("cannot list the addresses of this machine: {0}")]
+    Unlisted(#[source] io::Error),
     /// Anything else that the system refused.
     #[error("cannot {action} on {addr}: {source}")]
     Io {
@@ -77,6 +82,14 @@ impl OpenError {
         match source.raw_os_error() {
             Some(nix::libc::EMFILE | nix::libc::ENFILE) => OpenError::OutOfDescriptors,
             _ => OpenError::Io { action, addr, source },
+        }
+    }
+
+    /// The same for the list of addresses.
+    pub(super) fn unlisted(errno: Errno) -> OpenError {
+        match errno {
+            Errno::EMFILE | Errno::ENFILE => OpenError::OutOfDescriptors,
+            other => OpenError::Unlisted(other.into()),
         }
     }
 }

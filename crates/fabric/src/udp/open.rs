@@ -17,7 +17,7 @@ use crate::{Gid, PortCounters};
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
-    let mut gids = addresses::choose(config.addr, &addresses::list())?;
+    let mut gids = addresses::choose(config.addr, &addresses::list()?)?;
     let mtu_limit = addresses::mtu_limit(config.mtu, &gids[0].interface)?;
     let (slot, first) = claim_slot(&gids[0], config)?;
     let mut sockets = vec![first];
