@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
+use crate::room;
 
 /// `ibv_ah`.
 #[repr(C)]
@@ -77,6 +78,7 @@ pub fn vector(device: &Device, attr: &ibv_ah_attr) -> AddressVector {
 unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: the caller's.
     let domain = unsafe { borrow::<PdObject>(pd)? };
+    room::for_object()?;
     let ah = domain.pd().create_ah(&vector(domain.context().device(), attr))?;
     let context = domain.context().clone();
     let c = ibv_ah { context: context.as_c(), pd, handle: context.new_handle() };

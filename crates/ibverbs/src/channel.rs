@@ -11,6 +11,7 @@ use crate::context::Context;
 use crate::cq::CqObject;
 use crate::errno::{Result, minus_one, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
+use crate::room;
 
 /// `ibv_comp_channel`.
 #[repr(C)]
@@ -41,6 +42,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     let create = || {
         // SAFETY: the caller's.
         let context = unsafe { Context::share(context)? };
+        room::for_object()?;
         let channel = context.device().create_channel()?;
         let c = ibv_comp_channel { context: context.as_c(), fd: channel.fd().as_raw_fd(), refcnt: 0 };
         Ok(ChannelObject { c: CPart::new(c), _context: context, channel }.publish())

@@ -11,7 +11,7 @@ use terrace_nic::Device;
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use crate::object::{self, CPart};
-use crate::{cq, cq_ex, device_list, dm, fork, identity, mr, mw, pd, qp, query, srq};
+use crate::{cq, cq_ex, device_list, dm, fork, identity, mr, mw, pd, qp, query, room, srq};
 
 /// Completion vectors: all completions of a device come from one engine.
 pub const COMP_VECTORS: c_int = 1;
@@ -37,6 +37,7 @@ const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_cont
 
 impl Context {
     fn open() -> Result<*mut ibv_context> {
+        room::for_device()?;
         fork::install()?;
         // First what may fail: a device that is open has a thread, which only `close` ends.
         let command = command_descriptor()?;

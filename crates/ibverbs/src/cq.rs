@@ -12,6 +12,7 @@ use crate::cq_ex::ExtendedPoll;
 use crate::errno::{EINVAL, Result, pointer, status};
 use crate::object::{self, CPart, Object, Slot, borrow, retire};
 use crate::pd::Use;
+use crate::room;
 
 /// `ibv_cq_ex`, of which `ibv_cq` is the beginning. Plain completion queues are the same object.
 #[repr(C)]
@@ -65,6 +66,7 @@ impl CqObject {
             // SAFETY: the caller's.
             Some(unsafe { borrow::<ChannelObject>(channel)? }.channel().clone())
         };
+        room::for_object()?;
         // The NIC wants the cookie, C's pointer, before there is one.
         let slot = Slot::<CqObject>::new();
         let init = CqInit { depth: entries, channel: events, cookie: slot.as_c() as u64 };

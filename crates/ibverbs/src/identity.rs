@@ -56,7 +56,13 @@ fn open(port: PortConfig, adjust: impl FnOnce(&mut DeviceConfig)) -> Result<Arc<
     let port = port.open().map_err(unopened)?;
     let mut config = DeviceConfig::new(port);
     adjust(&mut config);
-    Device::open(config).map_err(|error| complain(&error, error.errno()))
+    Device::open(config).map_err(|error| {
+        let advice = match error.errno() {
+            libc::EMFILE => "; raise the limit with `ulimit -n`",
+            _ => "",
+        };
+        complain(&format_args!("cannot open the device: {error}{advice}"), error.errno())
+    })
 }
 
 fn unopened(error: OpenError) -> Errno {

@@ -44,6 +44,7 @@ mod private_nodes;
 mod qp;
 #[allow(non_snake_case)]
 mod query;
+mod room;
 mod shim;
 mod srq;
 #[allow(non_snake_case)]

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
+use crate::room;
 
 /// Access flags that a device may ignore when it has no use for them (relaxed ordering and its like).
 const OPTIONAL_ACCESS: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
@@ -61,6 +62,7 @@ pub struct Place {
 pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, place: Place) -> Result<*mut ibv_mr> {
     // SAFETY: the caller's.
     let object = unsafe { borrow::<PdObject>(pd)? };
+    room::for_object()?;
     let request = MrRequest { access: request.access & !OPTIONAL_ACCESS, ..request };
     let mr = object.pd().reg_mr(request)?;
     let context = object.context().clone();

@@ -14,6 +14,7 @@ use crate::mr::MrObject;
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::qp::QpObject;
+use crate::room;
 
 /// `ibv_mw`.
 #[repr(C)]
@@ -44,6 +45,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
     let alloc = || {
         // SAFETY: the caller's.
         let domain = unsafe { borrow::<PdObject>(pd)? };
+        room::for_object()?;
         let mw = domain.pd().alloc_mw(match kind {
             IBV_MW_TYPE_1 => MwKind::Type1,
             IBV_MW_TYPE_2 => MwKind::Type2,

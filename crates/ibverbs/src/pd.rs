@@ -13,6 +13,7 @@ use crate::abi::{
 use crate::context::Context;
 use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
+use crate::room;
 
 /// `ibv_pd`, or a parent domain, which is another name for the protection domain inside it.
 #[repr(C)]
@@ -93,6 +94,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     let alloc = || {
         // SAFETY: the caller's.
         let context = unsafe { Context::share(context)? };
+        room::for_object()?;
         let pd = context.device().alloc_pd()?;
         Ok(PdObject::publish_new(context, pd, None))
     };

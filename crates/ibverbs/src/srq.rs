@@ -14,6 +14,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, Slot, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::qp::post;
+use crate::room;
 
 /// `ibv_srq`.
 #[repr(C)]
@@ -42,6 +43,7 @@ impl SrqObject {
 unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq> {
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
+    room::for_object()?;
     let slot = Slot::<SrqObject>::new();
     // The limit is armed by ibv_modify_srq only.
     let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);

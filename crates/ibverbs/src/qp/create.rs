@@ -21,6 +21,7 @@ use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Slot, borrow, retire};
 use crate::pd::PdObject;
+use crate::room;
 use crate::srq::SrqObject;
 
 fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
@@ -62,6 +63,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     let qp_type = kind(init.qp_type)?;
     let builder = send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
+    room::for_object()?;
     let slot = Slot::<QpObject>::new();
     let request = QpInit {
         qp_type,

@@ -1,0 +1,94 @@
+//! Room for what a verb allocates.
+//!
+//! Rust's collections end the process when there is no memory, and so does the C library in places; a verb has to answer
+//! ENOMEM. So where the process has a limit (`ulimit -v` or `-d`), the verbs that make something look first whether more is
+//! left than they need. They count, instead of trying: what a try takes for a moment is missing to another thread.
+
+use std::fs::File;
+use std::io::Read;
+
+use crate::errno::{ENOMEM, Result};
+
+/// What opening a device takes at most: buffers, and the engine's thread with its stack.
+const DEVICE_BYTES: u64 = 8 << 20;
+/// What any other object takes, and some for what happens to it later on.
+const OBJECT_BYTES: u64 = 2 << 20;
+
+/// The process's sizes in pages; see proc(5).
+const SIZES: &str = "/proc/self/statm";
+/// Fields of it, and the limits that hold for them.
+const COUNTED: [(usize, libc::__rlimit_resource_t); 2] = [(0, libc::RLIMIT_AS), (5, libc::RLIMIT_DATA)];
+
+/// Looks for room for a device.
+///
+/// # Errors
+/// ENOMEM, which the user is told as well.
+pub fn for_device() -> Result<()> {
+    look_for(DEVICE_BYTES).inspect_err(|_| {
+        let line = "terrace: not enough memory to open the device; raise the limit with `ulimit -v`\n";
+        // SAFETY: bytes of that length. Rust's own way to standard error may allocate.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    })
+}
+
+/// Looks for room for an object of a device.
+///
+/// # Errors
+/// ENOMEM.
+pub fn for_object() -> Result<()> {
+    look_for(OBJECT_BYTES)
+}
+
+fn look_for(bytes: u64) -> Result<()> {
+    let limits = COUNTED.map(|(_, resource)| limit(resource));
+    if limits.iter().all(|&limit| limit == libc::RLIM_INFINITY) {
+        return Ok(());
+    }
+    let mut text = [0; 128];
+    // Without an answer (no descriptor is left, say) the best is to go on.
+    let Ok(length) = File::open(SIZES).and_then(|mut file| file.read(&mut text)) else { return Ok(()) };
+    let left = std::iter::zip(COUNTED, limits)
+        .filter_map(|((field, _), limit)| Some(limit.saturating_sub(used(&text[..length], field)?)));
+    let left = left.min().unwrap_or(u64::MAX);
+    if left >= bytes || left + free_in_the_heap() >= bytes { Ok(()) } else { Err(ENOMEM) }
+}
+
+fn limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a structure to be written to.
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit.rlim_cur
+}
+
+/// Bytes of one of the sizes.
+fn used(sizes: &[u8], field: usize) -> Option<u64> {
+    let text = sizes.split(|&byte| byte == b' ').nth(field)?;
+    let pages = text.iter().try_fold(0_u64, |sum, &digit| match digit {
+        b'0'..=b'9' => sum.checked_mul(10)?.checked_add(u64::from(digit - b'0')),
+        _ => None,
+    })?;
+    // SAFETY: no preconditions.
+    pages.checked_mul(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
+}
+
+/// What was freed and not given back to the kernel. Takes a while to count.
+#[cold]
+fn free_in_the_heap() -> u64 {
+    // SAFETY: no preconditions.
+    unsafe { libc::mallinfo2() }.fordblks as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_counted_in_pages() {
+        // SAFETY: no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+        assert_eq!(used(b"12 3 4 5 0 7 0\n", 0), Some(12 * page));
+        assert_eq!(used(b"12 3 4 5 0 7 0\n", 5), Some(7 * page));
+        assert_eq!(used(b"12 3\n", 5), None);
+        assert_eq!(used(b"x 3", 0), None);
+    }
+}
