@@ -8,15 +8,16 @@ from support import PROGRAMS, BadInput, fresh_address, procs
 
 
 class Verbs(BadInput):
-    def check(self, name, *options, least):
-        """Runs a program that checks many calls; it says which went wrong."""
-        outcome = subprocess.run(procs.under_terrace([str(PROGRAMS / name)], *options, addr=fresh_address()),
-                                 capture_output=True, text=True, timeout=60)
+    def check(self, name, *arguments, options=(), least):
+        """Runs a program that checks many calls; it says which went wrong. Returns what else it said."""
+        command = procs.under_terrace([str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
         said = (outcome.stdout + outcome.stderr).strip()
         self.assertEqual(outcome.returncode, 0, said)
         checks, failed = map(int, re.search(r"(\d+) checks, (\d+) failed", said).groups())
         self.assertEqual(failed, 0, said)
         self.assertGreaterEqual(checks, least, "the program did less than it should")
+        return outcome.stderr
 
     def test_device_port_and_tables(self):
         self.check("verbs_device", least=300)
@@ -31,10 +32,18 @@ class Verbs(BadInput):
         self.check("verbs_qp", least=5000)
 
     def test_queue_pairs_where_the_path_mtu_is_limited(self):
-        self.check("verbs_qp", "--mtu", "1024", least=5000)
+        self.check("verbs_qp", options=["--mtu", "1024"], least=5000)
 
     def test_work_requests(self):
         self.check("verbs_post", least=1000)
+
+    def test_no_descriptors_left(self):
+        said = self.check("exhaustion", "descriptors", least=20)
+        self.assertIn("raise the limit with `ulimit -n`", said)
+
+    def test_no_address_space_left(self):
+        said = self.check("exhaustion", "memory", least=100)
+        self.assertIn("raise the limit with `ulimit -v`", said)
 
 
 if __name__ == "__main__":
