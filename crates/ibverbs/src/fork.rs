@@ -91,9 +91,7 @@ extern "C" fn at_exit() {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return,
     };
-    devices.iter().filter_map(Weak::upgrade).for_each(|device| {
-        device.progress();
-    });
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
 }
 
 /// `ibv_fork_init(3)`: there is nothing to prepare.
