@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::limits::{Limits, Quotas};
+use crate::pace::Pace;
 use crate::pd::Pd;
 use crate::qp::QueuePair;
 use crate::table::QpTable;
@@ -92,6 +93,7 @@ pub struct Device {
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
+    pub(crate) pace: Pace,
     pub(crate) events: AsyncQueue,
     pub(crate) overrun: Overrun,
     pub(crate) quotas: Quotas,
@@ -137,6 +139,7 @@ impl Device {
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
+            pace: Pace::default(),
             events: AsyncQueue::new()?,
             overrun: Overrun::default(),
             quotas: Quotas::new(&config.limits),

@@ -3,8 +3,11 @@
 use terrace_memory::{
     Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry, WindowBind,
 };
-use terrace_transport::{AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge};
+use terrace_transport::{
+    AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+};
 
+use crate::pace::Pace;
 use crate::srq::Srq;
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
@@ -13,6 +16,7 @@ pub(crate) struct QpHost<'a> {
     pub pd: u32,
     pub qpn: u32,
     pub srq: Option<&'a Srq>,
+    pub pace: &'a Pace,
 }
 
 impl QpHost<'_> {
@@ -114,6 +118,10 @@ impl Host for QpHost<'_> {
 
     fn take_shared_receive(&self) -> Option<RecvWr> {
         self.srq?.take()
+    }
+
+    fn pace(&self, now: Time, len: usize) -> Option<Time> {
+        self.pace.book(now, len)
     }
 }
 

@@ -30,6 +30,7 @@ mod events;
 mod host;
 mod limits;
 mod mr;
+mod pace;
 mod pd;
 mod qp;
 mod semaphore;

@@ -388,6 +388,7 @@ impl QueuePair {
             pd: self.pd.handle(),
             qpn: self.qpn,
             srq: self.init.srq.as_deref(),
+            pace: &self.device().pace,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use terrace_wire::Path;
 
-use crate::types::{BindWindow, RecvWr, Sge};
+use crate::types::{BindWindow, RecvWr, Sge, Time};
 
 /// Why a local scatter or gather failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,6 +83,11 @@ pub trait Host {
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError>;
     /// The oldest receive of the shared receive queue.
     fn take_shared_receive(&self) -> Option<RecvWr>;
+    /// Books a packet of `len` bytes of an unreliable service, and returns until when the queue pair shall rest if the
+    /// port has got too far ahead. Nobody acknowledges these packets, so no window holds their sender back.
+    fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
+        None
+    }
 }
 
 /// Room for outgoing packets. Whoever drains it adds the ICRC.

@@ -101,7 +101,7 @@ impl Requester {
             self.in_flight_bytes = 0;
         }
         self.gap_repaired_at = None;
-        self.rnr_until = None;
+        self.quiet_until = None;
         self.reset_retries(common);
         self.restart_ack_timer(now, common);
     }
@@ -127,7 +127,7 @@ impl Requester {
         if response_lost {
             return self.repair_gap(now, common);
         }
-        if self.rnr_until.is_some() {
+        if self.quiet_until.is_some() {
             // The attempt that this refuses has been refused already: the network brought the NAK, or the packet, twice.
             return Verdict::Fine;
         }
@@ -138,7 +138,7 @@ impl Requester {
             self.rnr_retries_left -= 1;
         }
         self.go_back();
-        self.rnr_until = Some(now.after_ns(rnr_timer_ns(timer)));
+        self.quiet_until = Some(now.after_ns(rnr_timer_ns(timer)));
         self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), common);
         Verdict::Fine
     }
@@ -155,7 +155,7 @@ impl Requester {
         if verdict != Verdict::Fine {
             return verdict;
         }
-        if code == NakCode::PsnSequence && self.rnr_until.is_some() {
+        if code == NakCode::PsnSequence && self.quiet_until.is_some() {
             // After an RNR NAK some responders refuse what follows, too. All of it is sent again when the wait is over.
             return Verdict::Fine;
         }

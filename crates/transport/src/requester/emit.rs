@@ -27,7 +27,7 @@ pub(crate) enum Emitted {
 impl Requester {
     /// Whether `emit` would do something.
     pub(crate) fn wants_to_emit(&self, common: &Common) -> bool {
-        if self.rnr_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
+        if self.quiet_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
         let Some(wqe) = self.queue.get(self.index) else { return false };
@@ -122,7 +122,7 @@ impl Requester {
                 if asks {
                     self.asked_until = self.next + room;
                 }
-                self.sent(now, common, room, len)
+                self.sent(now, common, host, room, len)
             }
             Err(LocalError::Protection) => self.give_up(common, WcStatus::LocalProtection),
         }
@@ -138,7 +138,7 @@ impl Requester {
     }
 
     /// Books a packet that went out and stood for `taken` sequence numbers.
-    fn sent(&mut self, now: Time, common: &mut Common, taken: u64, len: usize) -> Emitted {
+    fn sent(&mut self, now: Time, common: &mut Common, host: &impl Host, taken: u64, len: usize) -> Emitted {
         let wqe = &self.queue[self.index];
         let to = self.next + taken;
         if self.next < self.highest {
@@ -164,6 +164,7 @@ impl Requester {
         if !common.is(QpType::Rc) {
             // Nobody acknowledges: a request is done when its last packet has gone.
             self.acknowledged = to;
+            self.quiet_until = host.pace(now, len);
             return match self.retire(common) {
                 Verdict::Fine => Emitted::Sent,
                 _ => Emitted::Broken,

@@ -57,8 +57,8 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Option<Time>,
-    /// Until when the peer asked not to be bothered.
-    rnr_until: Option<Time>,
+    /// Until when nothing is sent: the peer asked not to be bothered (RNR), or an unreliable service keeps its pace.
+    quiet_until: Option<Time>,
     /// The mark for which a gap has already sent us back: one gap is repaired once, the rest is the timer's.
     gap_repaired_at: Option<u64>,
 }
@@ -81,7 +81,7 @@ impl Requester {
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
-            rnr_until: None,
+            quiet_until: None,
             gap_repaired_at: None,
         }
     }
@@ -163,15 +163,15 @@ impl Requester {
 
     /// The time at which `handle_timeout` has something to do.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        self.rnr_until.or(self.ack_deadline)
+        self.quiet_until.or(self.ack_deadline)
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, common: &mut Common) -> Verdict {
-        if self.rnr_until.is_some_and(|until| until <= now) {
-            self.rnr_until = None;
+        if self.quiet_until.is_some_and(|until| until <= now) {
+            self.quiet_until = None;
             return Verdict::Fine;
         }
-        if self.rnr_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
+        if self.quiet_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
             return Verdict::Fine;
         }
         common.counters.timeouts += 1;
@@ -252,7 +252,7 @@ impl Requester {
         self.go_back();
         self.cuts.clear();
         self.ack_deadline = None;
-        self.rnr_until = None;
+        self.quiet_until = None;
         self.gap_repaired_at = None;
     }
 
