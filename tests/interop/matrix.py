@@ -76,7 +76,6 @@ PINGPONGS = {
         ("validate", ["-c"]),
         ("events", ["-e", "-c"]),
         ("timestamp", ["-t"]),
-        ("timestamp-events", ["-t", "-e"]),
         ("odp", ["-o", "-c"]),
         ("implicit-odp", ["-o", "-O", "-c"]),
         ("prefetch", ["-o", "-P", "-c"]),
