@@ -14,18 +14,31 @@ from harness import perftest, procs
 FILE_REGION = procs.ROOT / "build/examples/file_region"
 FILE_LEN = 16 << 20
 
+# How often the validating pingpong may end with a lost last answer.
+TRIES = 3
+
 
 def validated_under_faults(log_dir):
     """The validating pingpong with a server that drops, doubles, reorders and corrupts what it sends.
 
     Only the server: the client ends as soon as it has its last message, so an acknowledgement of that message which got lost
-    could not be sent again by anybody.
+    could not be sent again by anybody. Where it is the server that ends first, the same can happen to the client's last
+    message, about once in a hundred runs; that ending, and no other, is tried again.
     """
+    for attempt in range(TRIES):
+        pair = _validated_pair(log_dir / f"try-{attempt}")
+        last_answer_lost = pair.server.status == 0 and "transport retry counter exceeded" in pair.client.text
+        if not last_answer_lost:
+            break
+    return _complaint(pair) or ("invalid data" if "invalid data" in pair.client.text + pair.server.text else None)
+
+
+def _validated_pair(log_dir):
+    log_dir.mkdir()
     port = str(procs.free_port())
     program = ["ibv_rc_pingpong", "-g", "0", "-p", port, "-c", "-s", "20000", "-n", "300"]
     server = procs.under_terrace(program, "--fault-plan", LOSSY_PLAN)
-    pair = procs.run_pair(server, procs.under_terrace([*program, procs.HOST]), int(port), log_dir, timeout_s=90)
-    return _complaint(pair) or ("invalid data" if "invalid data" in pair.client.text + pair.server.text else None)
+    return procs.run_pair(server, procs.under_terrace([*program, procs.HOST]), int(port), log_dir, timeout_s=90)
 
 
 def file_under_faults(log_dir):
