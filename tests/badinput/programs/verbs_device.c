@@ -185,8 +185,12 @@ static void not_there(const struct lab *lab)
     struct ibv_context *context = lab->context;
     struct ibv_xrcd_init_attr xrcd = {.comp_mask = 3, .fd = -1, .oflags = O_CREAT};
     REFUSED(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
-    struct ibv_alloc_dm_attr dm = {.length = 64};
-    REFUSED(EOPNOTSUPP, ibv_alloc_dm(context, &dm));
+    struct ibv_alloc_dm_attr no_length = {.length = 0};
+    REFUSED(EINVAL, ibv_alloc_dm(context, &no_length));
+    struct ibv_alloc_dm_attr unknown_field = {.length = 64, .comp_mask = 1};
+    REFUSED(EINVAL, ibv_alloc_dm(context, &unknown_field));
+    struct ibv_alloc_dm_attr too_much = {.length = (size_t)1 << 60};
+    REFUSED(ENOMEM, ibv_alloc_dm(context, &too_much));
     struct ibv_counters_init_attr counters = {0};
     REFUSED(EOPNOTSUPP, ibv_create_counters(context, &counters));
     struct ibv_wq_init_attr wq = {.wq_type = IBV_WQT_RQ, .max_wr = 1, .max_sge = 1, .pd = lab->pd, .cq = lab->cq};
