@@ -26,6 +26,7 @@
 //!                                 of the fields those that are given. psn=1..9 stands for nine packets
 //! wait 67ms                       time passes, and timers go off; `wait timer`: until the next one
 //! acks hold                       acknowledgements are held from now on;  `acks now`
+//! rest 10us                       an unreliable service rests that long after each packet;  `rest 0ns`
 //! room 2                          the way out has room for two more packets;  `room any`
 //!
 //! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive

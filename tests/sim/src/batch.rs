@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -55,8 +55,8 @@ struct Shared {
     batch: Batch,
     next: AtomicU64,
     done: AtomicU64,
-    /// What each thread runs, and since when.
-    running: Vec<Mutex<Option<(u64, Instant)>>>,
+    /// What each thread runs, and how many reports were made meanwhile.
+    running: Vec<Mutex<Option<(u64, u32)>>>,
     tally: Mutex<Tally>,
     failed: Mutex<Option<FailedSeed>>,
 }
@@ -64,9 +64,9 @@ struct Shared {
 /// How often the progress is reported.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a seed may take, in the machine's time: it should take milliseconds. A device that never comes to an end
-/// cannot be stopped, only left behind.
-const SEED_TIME_MAX: Duration = Duration::from_secs(60);
+/// How many reports may be made while a seed runs; it should take milliseconds. A device that never comes to an end
+/// cannot be stopped, only left behind. Reports and not seconds, because a machine or a process can be suspended.
+const SEED_REPORTS_MAX: u32 = 600;
 
 thread_local! {
     /// The seed that this thread runs, for a panic to name.
@@ -99,7 +99,8 @@ impl Batch {
             thread::sleep(REPORT_INTERVAL);
             report(&Progress { done: shared.done.load(Ordering::Relaxed), total: self.count });
             if let Some(seed) = shared.stuck_seed() {
-                return Err(FailedSeed { seed, why: format!("has not ended after {SEED_TIME_MAX:?}") });
+                let limit = REPORT_INTERVAL * SEED_REPORTS_MAX;
+                return Err(FailedSeed { seed, why: format!("has not ended after {limit:?}") });
             }
         }
         let failed = shared.failed.lock().take();
@@ -118,7 +119,7 @@ impl Shared {
             if seed - self.batch.first >= self.batch.count || self.failed.lock().is_some() {
                 break;
             }
-            *self.running[index].lock() = Some((seed, Instant::now()));
+            *self.running[index].lock() = Some((seed, 0));
             match run_caught(seed) {
                 Ok(counts) => tally.merge(&counts),
                 Err(why) => {
@@ -134,9 +135,15 @@ impl Shared {
         self.tally.lock().merge(&tally);
     }
 
+    /// Called with each report.
     fn stuck_seed(&self) -> Option<u64> {
-        let running = self.running.iter().filter_map(|running| *running.lock());
-        running.filter(|(_, since)| since.elapsed() > SEED_TIME_MAX).map(|(seed, _)| seed).min()
+        let stuck = |running: &Mutex<Option<(u64, u32)>>| {
+            let mut running = running.lock();
+            let (seed, reports) = running.as_mut()?;
+            *reports += 1;
+            (*reports > SEED_REPORTS_MAX).then_some(*seed)
+        };
+        self.running.iter().filter_map(stuck).min()
     }
 }
 

@@ -4,6 +4,7 @@ use terrace_nic::{Payload, QpType, SendFlags, SendOp, SendWr, Sge, SgeList, WcSt
 
 use crate::end::{Draft, Intent};
 use crate::memory::{Place, Purpose};
+use crate::window::{Stage, Window};
 use crate::world::{ADD_MAX, COUNTERS, Checked, World};
 
 /// Elements of a scatter/gather list are at most this many, whatever the queue takes.
@@ -165,10 +166,17 @@ impl World {
         let op = imm.map_or(SendOp::Send, SendOp::SendImm);
         let (flags, payload) = (self.flags(index), self.payload(index, &bytes)?);
         let peer = self.ends[index ^ 1].qp.qpn();
+        // Datagrams with a wrong Q_Key vanish.
+        let is_stray = self.ends[index].ah.is_some() && !self.is_calm() && self.dice.chance(0.1);
         let end = &self.ends[index];
-        let datagram = end.ah.as_ref().map(|ah| ah.datagram(peer, end.qkey));
+        let qkey = if is_stray { end.qkey + 1 } else { end.qkey };
+        let datagram = end.ah.as_ref().map(|ah| ah.datagram(peer, qkey));
         let wr = SendWr { wr_id: 0, op, payload, flags, datagram };
-        self.push(index, wr, Intent::Send { payload: Some(bytes), imm, invalidates: None }, None);
+        let intent = match is_stray {
+            true => Intent::Nothing,
+            false => Intent::Send { payload: Some(bytes), imm, invalidates: None },
+        };
+        self.push(index, wr, intent, None);
         Ok(())
     }
 
@@ -278,7 +286,7 @@ impl World {
         let op = SendOp::Flush { va, rkey, length: len.min(place.len()) as u32, placement, selectivity };
         let mut wr = plain_wr(op, false);
         wr.flags = self.flags(index);
-        self.push(index, wr, Intent::Flush, None);
+        self.push(index, wr, Intent::Nothing, None);
         Ok(())
     }
 
@@ -287,7 +295,7 @@ impl World {
         let place = self.ends[index].target;
         let memory = &self.nodes[1 - (index & 1)].memory;
         let (va, rkey, end) = (memory.address(place), memory.key(place), memory.region_end(place));
-        let wrong = rkey ^ 0x0055_5500;
+        let wrong = self.closed_window(index).unwrap_or(rkey ^ 0x0055_5500);
         let (_, good) = self.landing(index, 8)?;
         let nowhere = Payload::Sges(SgeList::from_slice(&[Sge { addr: va, length: 8, lkey: 0x00ab_cd00 }]));
         let too_long = self.ends[index].plan.message_bytes_max + 1;
@@ -309,6 +317,13 @@ impl World {
         let wr = SendWr { wr_id: 0, op, payload, flags: self.flags(index), datagram: None };
         self.push(index, wr, Intent::Mistake { status, message }, None);
         Ok(())
+    }
+
+    /// The key of a window that nothing is bound to now. Binding changes the key, so this one stays closed.
+    fn closed_window(&mut self, index: usize) -> Option<u32> {
+        let closed = |window: &&Window| window.owner == index ^ 1 && window.stage == Stage::Unbound;
+        let keys: Vec<u32> = self.windows.iter().filter(closed).map(|window| window.rkey).collect();
+        (!keys.is_empty()).then(|| self.dice.pick(&keys))
     }
 
     fn long_sge(&mut self, index: usize, bytes: &[u8]) -> Checked<Sge> {

@@ -174,7 +174,7 @@ impl World {
         Ok(())
     }
 
-    fn take_async_events(&mut self, node: usize) -> Checked {
+    pub fn take_async_events(&mut self, node: usize) -> Checked {
         while let Some(event) = self.nodes[node].async_event()? {
             trace!(self, "node {node}: asynchronous event {}", event.code());
             self.tally.add(format!("asynchronous event {}", event.code()), 1);
@@ -182,6 +182,13 @@ impl World {
                 AsyncEvent::CommunicationEstablished(_) => {}
                 AsyncEvent::SqDrained(qp) => {
                     self.drained.insert((node, qp.qpn()));
+                }
+                AsyncEvent::SrqLimitReached(_) => {
+                    let armed = self.nodes[node].shared.limit.take();
+                    ensure!(
+                        armed.is_some(),
+                        "node {node}: the limit of a shared receive queue was not armed"
+                    );
                 }
                 AsyncEvent::QpRequestError(_)
                 | AsyncEvent::QpAccessError(_)

@@ -57,7 +57,8 @@ pub(crate) enum Intent {
         place: Place,
         value: u64,
     },
-    Flush,
+    /// FLUSH, or a datagram that nobody takes.
+    Nothing,
     Bind {
         window: usize,
     },

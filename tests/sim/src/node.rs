@@ -36,6 +36,8 @@ pub(crate) struct Completions {
 pub(crate) struct Shared {
     pub srq: Arc<Srq>,
     pub posted: BTreeMap<u64, Receive>,
+    /// The limit that is armed.
+    pub limit: Option<u32>,
 }
 
 pub(crate) struct Node {
@@ -86,7 +88,7 @@ impl Node {
             plan: node.clone(),
             memory: Memory::new(&pd, seed, index),
             completions: [Completions::new(&device, sends)?, Completions::new(&device, receives)?],
-            shared: Shared { srq, posted: BTreeMap::new() },
+            shared: Shared { srq, posted: BTreeMap::new(), limit: None },
             device,
             pd,
             gate,

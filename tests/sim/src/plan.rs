@@ -238,7 +238,7 @@ impl EndPlan {
             QpType::Ud => mtu as usize,
             _ => dice.pick(&[64, mtu as usize, 3 * mtu as usize, 8 << 10, 8 << 10, 40 << 10]),
         };
-        let few = if longest > 8 << 10 { 12 } else { 50 };
+        let few = if longest > 8 << 10 { 15 } else { 100 };
         let psn = if dice.chance(0.3) { 0xff_ffff - dice.within(0..=40) } else { dice.within(0..=0xff_ffff) };
         EndPlan {
             budget: if dice.chance(0.15) { 0 } else { dice.within(1..=few) as u32 },

@@ -162,7 +162,7 @@ impl World {
                 (Outcome::Stored, Some(self.change(index, place, value.to_ne_bytes().to_vec())))
             }
             Intent::Count { counter, add, landing } => (Outcome::Counted { counter, add, landing }, None),
-            Intent::Flush => (Outcome::Nothing, None),
+            Intent::Nothing => (Outcome::Nothing, None),
             Intent::Bind { window } => (Outcome::Bound { window }, None),
             Intent::Unbind { window } => (Outcome::Unbound { window }, None),
             Intent::Mistake { status, message: long } => {
@@ -247,7 +247,14 @@ impl World {
             "node {node} posts shared receive {} of {capacity} bytes: {:x?}", receive.wr_id, wr.sges
         );
         self.nodes[node].shared.srq.post([Ok(wr)]).map_err(|(_, error)| error)?;
-        self.nodes[node].shared.posted.insert(receive.wr_id, receive);
+        let shared = &mut self.nodes[node].shared;
+        shared.posted.insert(receive.wr_id, receive);
+        if shared.limit.is_none() && self.dice.chance(0.1) {
+            // All that are posted may be waiting still, so the limit is not reached yet.
+            let limit = self.dice.within(1..=shared.posted.len() as u64) as u32;
+            shared.srq.modify(None, Some(limit))?;
+            shared.limit = Some(limit);
+        }
         Ok(())
     }
 

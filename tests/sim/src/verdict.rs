@@ -40,6 +40,7 @@ impl World {
     /// Programs that wait for events have been told of everything.
     fn check_nothing_unheard(&mut self) -> Checked {
         for node in 0..self.nodes.len() {
+            self.take_async_events(node)?;
             self.poll_node(node)?;
             for which in 0..2 {
                 let left = self.poll_all(node, which)?;
@@ -50,6 +51,9 @@ impl World {
                     left.len()
                 );
             }
+            let shared = &self.nodes[node].shared;
+            let is_low = shared.limit.is_some_and(|limit| shared.posted.len() < limit as usize);
+            ensure!(!is_low, "node {node}: a shared receive queue fell below its limit in silence");
         }
         Ok(())
     }

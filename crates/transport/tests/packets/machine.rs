@@ -142,6 +142,10 @@ impl Machine {
                 };
                 self.run()?;
             }
+            "rest" => {
+                let rest = duration_ns(&line.word("the time")?)?;
+                self.host.rest_ns.set((rest > 0).then_some(rest));
+            }
             "room" => {
                 let word = line.word("the number of packets")?;
                 self.room = if word == "any" { None } else { Some(line.evaluate(&word)? as usize) };

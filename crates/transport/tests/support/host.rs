@@ -4,7 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
-use terrace_transport::{AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge};
+use terrace_transport::{
+    AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+};
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
 /// visibility, flush to `p`ersistence, and `m` for what is a memory window, which the peer may invalidate.
@@ -37,6 +39,8 @@ pub struct Memory {
     pub log: RefCell<VecDeque<String>>,
     /// Bytes that the queue pair has moved through memory.
     pub moved_bytes: Cell<u64>,
+    /// How long an unreliable service rests after each packet, in nanoseconds.
+    pub rest_ns: Cell<Option<u64>>,
 }
 
 /// What a byte holds before anybody has written it: no two neighbouring pages look alike.
@@ -213,5 +217,9 @@ impl Host for Memory {
 
     fn take_shared_receive(&self) -> Option<RecvWr> {
         self.shared_receives.borrow_mut().pop_front()
+    }
+
+    fn pace(&self, now: Time, _len: usize) -> Option<Time> {
+        self.rest_ns.get().map(|rest_ns| now.after_ns(rest_ns))
     }
 }

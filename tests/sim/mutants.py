@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Plants faults into a copy of Terrace, one at a time, and shows that the simulation finds each of them.
+
+    tests/sim/mutants.py [--seeds N] [--work DIRECTORY] [PATTERN]
+
+A fault is a replacement of text that occurs exactly once. Takes half a minute for each, most of it to compile.
+"""
+
+import argparse
+import fnmatch
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESPONDER = "crates/transport/src/responder/"
+REQUESTER = "crates/transport/src/requester/"
+
+# Name, file, text, what takes its place.
+MUTANTS = [
+    # What the brief of the simulation names.
+    ("duplicates-are-carried-out-again", RESPONDER + "mod.rs",
+     "        if distance < 0 {\n", "        if distance < 0 && packet.payload.is_empty() {\n"),
+    ("atomics-are-replayed-by-executing-them", RESPONDER + "duplicates.rs",
+     "            _ => self.repeat_result(common, psn, operation),",
+     "            _ => {\n"
+     "                if let Some(atomic) = packet.ext.atomic {\n"
+     "                    let op = crate::host::AtomicOp::FetchAdd { add: atomic.swap_or_add };\n"
+     "                    let _ = host.remote_atomic(atomic.rkey, atomic.va, op);\n"
+     "                }\n"
+     "                self.repeat_result(common, psn, operation)\n"
+     "            }"),
+    ("nobody-goes-back", REQUESTER + "mod.rs",
+     "        self.retries_left -= 1;\n        self.go_back();\n", "        self.retries_left -= 1;\n"),
+    # The responder.
+    ("gaps-are-not-noticed", RESPONDER + "mod.rs", "        if distance > 0 {\n", "        if distance > 1 {\n"),
+    ("naks-are-repeated-for-every-packet", RESPONDER + "mod.rs", "if !self.nak_out {", "if true {"),
+    ("acks-cover-one-packet-too-many", RESPONDER + "mod.rs",
+     "self.owe_ack(self.expected.minus(1));", "self.owe_ack(self.expected);"),
+    ("immediate-data-is-lost", RESPONDER + "mod.rs",
+     "(packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM)", "(0, WcFlags::WITH_IMM)"),
+    ("receive-is-used-before-write-with-immediate-is-whole", RESPONDER + "mod.rs",
+     "let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {",
+     "let receive = if info.trailer == Trailer::Immediate && packet.payload.len() != 1 {"),
+    ("solicited-is-forgotten", RESPONDER + "mod.rs", "        solicited: packet.bth.solicited,", "        solicited: false,"),
+    ("too-few-results-are-remembered", RESPONDER + "one_sided.rs",
+     "usize::from(common.attr.max_dest_rd_atomic.max(1))", "1"),
+    ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if repeat {", "                if false {"),
+    ("unreliable-messages-may-have-holes", RESPONDER + "unreliable.rs",
+     "let in_sequence = packet.bth.psn == self.expected;", "let in_sequence = true;"),
+    ("flushed-receives-are-forgotten", RESPONDER + "mod.rs",
+     "        while let Some(receive) = self.receives.pop_front() {\n            let wc = common.flushed_receive",
+     "        while let Some(receive) = self.receives.pop_front().filter(|_| self.receives.len() != 1) {\n"
+     "            let wc = common.flushed_receive"),
+    # The requester.
+    ("acks-stand-for-data", REQUESTER + "answers.rs",
+     "self.advance(now, common, unanswered.unwrap_or(end));", "self.advance(now, common, end);"),
+    ("gaps-in-responses-are-ignored", REQUESTER + "answers.rs",
+     "if response_lost || sequence != self.acknowledged {", "if response_lost {"),
+    ("read-data-lands-in-the-wrong-place", REQUESTER + "answers.rs",
+     "let offset = (sequence - wqe.first) * common.mtu();", "let offset = (sequence - wqe.first).min(2) * common.mtu();"),
+    ("fences-are-ignored", REQUESTER + "emit.rs",
+     "wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty()", "false"),
+    ("rnr-waits-for-ever", REQUESTER + "mod.rs",
+     "        if self.rnr_until.is_some_and(|until| until <= now) {\n            self.rnr_until = None;\n",
+     "        if self.rnr_until.is_some_and(|until| until <= now) {\n"),
+    ("cuts-of-reads-are-forgotten", REQUESTER + "emit.rs",
+     "let left = next_cut.map_or(left, |cut| left.min(cut - from));", "let _ = next_cut;"),
+    ("too-many-reads-are-under-way", REQUESTER + "emit.rs",
+     "self.responses_due.len() >= usize::from(common.attr.max_rd_atomic)",
+     "self.responses_due.len() > usize::from(common.attr.max_rd_atomic) + 5"),
+    ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
+     "SendOp::LocalInvalidate(_) => self.index > 0,", "SendOp::LocalInvalidate(_) => false,"),
+    ("everything-is-signaled", REQUESTER + "mod.rs",
+     "if status == WcStatus::Success && !signaled {", "if status == WcStatus::Success && !signaled && wqe.length != 8 {"),
+    ("binds-are-repeated", REQUESTER + "emit.rs", "        if wqe.executed {\n", "        if false {\n"),
+    ("numbers-do-not-wrap", "crates/wire/src/psn.rs", None, None),
+    # The NIC, the fabric, memory.
+    ("timers-are-armed-once", "crates/nic/src/timers.rs",
+     "entry.qp.timer_at.store(NEVER.0, Ordering::Relaxed);", ""),
+    ("work-that-waits-is-forgotten", "crates/nic/src/datapath.rs",
+     "                    unit.work.push_back((owner, AckPolicy::Now));", "                    drop(owner);"),
+    ("blocked-packets-stay-blocked", "crates/nic/src/datapath.rs",
+     "        while self.tx.is_blocked() {", "        while self.tx.is_blocked() && now.0 == u64::MAX {"),
+    ("solicited-events-come-for-everything", "crates/nic/src/cq.rs",
+     "Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,", "Armed::Solicited => true,"),
+    ("shared-limits-are-not-told", "crates/nic/src/srq.rs",
+     "let reached = queue.waiting.len() < queue.attr.limit as usize;", "let reached = queue.waiting.len() + 1 < queue.attr.limit as usize;"),
+    ("icrc-is-not-checked", "crates/fabric/src/rx.rs",
+     "if !too_short && let Verdict::Good { ip_id }", "if !too_short { return Some(0); }\n    if let Verdict::Good { ip_id }"),
+    ("windows-stay-open", "crates/memory/src/window.rs",
+     "        check_invalidate(&entry, who, key)?;\n        self.unbind(&mut entry);",
+     "        check_invalidate(&entry, who, key)?;\n        entry.bound = true;"),
+    ("fetch-and-add-adds-one-more", "crates/memory/src/registry.rs",
+     "fault::fetch_add(host, add)", "fault::fetch_add(host, add | 1)"),
+]
+
+PSN_SINCE = re.compile(r"(pub const fn since\(self, earlier: Psn\) -> i32 \{\n)(.*?)(\n    \})", re.S)
+
+
+def copy_tree(work):
+    """The sources as they are now, whether committed or not."""
+    listed = subprocess.run(["git", "ls-files", "-z", "Cargo.toml", "Cargo.lock", "crates", "tests/sim"],
+                            cwd=ROOT, check=True, capture_output=True)
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, work / name)
+
+
+def mutate(source, name, old, new):
+    if old is None:
+        return PSN_SINCE.sub(r"\1        self.0 as i32 - earlier.0 as i32\3", source)
+    if source.count(old) != 1:
+        sys.exit(f"{name}: the text occurs {source.count(old)} times; mend the table in {__file__}")
+    return source.replace(old, new)
+
+
+def cargo(work, arguments, **options):
+    environment = os.environ | {"CARGO_TARGET_DIR": str(work / "target"), "RUST_BACKTRACE": "0"}
+    return subprocess.run(["cargo", *arguments], cwd=work, env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+
+
+def run(work, seeds):
+    """What the simulation says, in one line; `None` when it finds nothing."""
+    built = cargo(work, ["build", "--quiet", "--package", "terrace-sim"])
+    if built.returncode != 0:
+        sys.exit(f"does not compile:\n{built.stdout}")
+    ran = cargo(work, ["run", "--quiet", "--package", "terrace-sim", "--", "--seeds", str(seeds)])
+    if ran.returncode == 0:
+        return None
+    lines = [line for line in ran.stdout.splitlines() if re.match(r"seed \d+:", line)]
+    return lines[0] if lines else ran.stdout[-200:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2000)
+    parser.add_argument("--work", help="a directory that is kept, with what was compiled")
+    parser.add_argument("pattern", nargs="?", default="*")
+    arguments = parser.parse_args()
+    work = pathlib.Path(arguments.work or tempfile.mkdtemp(prefix="terrace-mutants-"))
+    survivors = []
+    try:
+        copy_tree(work)
+        for name, path, old, new in MUTANTS:
+            if not fnmatch.fnmatch(name, arguments.pattern):
+                continue
+            started = time.monotonic()
+            file = work / path
+            original = file.read_text()
+            mutated = mutate(original, name, old, new)
+            if mutated == original:
+                sys.exit(f"{name}: the text was not found; mend the table in {__file__}")
+            file.write_text(mutated)
+            found = run(work, arguments.seeds)
+            file.write_text(original)
+            survivors += [] if found else [name]
+            print(f"{name}: {(found or 'NOT FOUND')[:150]} ({time.monotonic() - started:.0f} s)", flush=True)
+    finally:
+        if not arguments.work:
+            shutil.rmtree(work, ignore_errors=True)
+    print(f"{len(survivors)} not found" if survivors else "all found")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
