@@ -151,6 +151,7 @@ impl World {
                     assert!(next.is_none_or(|next| next > self.now), "a timer that went off is still due");
                 }
             }
+            Step::Rest { ns } => self.host.rest_ns.set((*ns > 0).then_some(u64::from(*ns))),
             Step::Region { key, present: true } => add_region(&self.host, *key),
             Step::Region { key, present: false } => {
                 self.host.regions.borrow_mut().remove(&(u32::from(*key) % input::KEYS));
@@ -262,6 +263,7 @@ impl World {
 
     /// Whatever is left to do comes to an end.
     fn finish(&mut self) {
+        self.host.rest_ns.set(None);
         let mut left = self.transmit(None, AckPolicy::Now);
         assert!(left < BACKLOG_MAX, "{left} packets waited");
         // Without answers, retries run out; for ever only where the program asked for that.
