@@ -52,6 +52,15 @@ impl<T> PinLock<T> {
         Pinned { lock: self }
     }
 
+    /// Shared access, unless a writer has the content or waits for it.
+    pub(crate) fn try_pin(&self) -> Option<Pinned<'_, T>> {
+        if self.state.fetch_add(1, Ordering::Acquire) & CLOSED != 0 {
+            self.unpin();
+            return None;
+        }
+        Some(Pinned { lock: self })
+    }
+
     /// Takes a premature pin back and waits for the writer to finish.
     #[cold]
     fn pin_when_open(&self) {
@@ -96,7 +105,8 @@ impl<T> PinLock<T> {
         }
     }
 
-    fn sleep_while_closed(&self) {
+    /// Waits while a writer has the content; another may have it when this returns.
+    pub(crate) fn sleep_while_closed(&self) {
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if state & CLOSED == 0 {

@@ -55,6 +55,18 @@ impl RegionSpec {
         self.addr == 0 && self.len == u64::MAX && self.access.contains(Access::ON_DEMAND)
     }
 
+    /// Checks everything and makes an entry. Whether the range is mapped, where it has to be, can be outdated when the
+    /// answer arrives: what counts is what a copy finds.
+    fn checked(&self) -> Result<Entry, RegisterError> {
+        let mut entry = Entry::free(0);
+        self.apply(&mut entry)?;
+        let range = HostRange { addr: self.addr, len: self.len };
+        if self.access.contains(Access::ON_DEMAND) || is_mapped(range) {
+            return Ok(entry);
+        }
+        Err(RegisterError::NotMapped)
+    }
+
     /// Checks the arguments and makes the entry's part that depends on them.
     fn apply(&self, entry: &mut Entry) -> Result<(), RegisterError> {
         if !self.access.writable_if_remotely_writable() {
@@ -66,11 +78,6 @@ impl RegionSpec {
         let start = if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova };
         if self.addr.checked_add(self.len).is_none() || start.checked_add(self.len).is_none() {
             return Err(RegisterError::Invalid("the range's end overflows"));
-        }
-        if !self.access.contains(Access::ON_DEMAND)
-            && !is_mapped(HostRange { addr: self.addr, len: self.len })
-        {
-            return Err(RegisterError::NotMapped);
         }
         if self.is_implicit() && start != 0 {
             return Err(RegisterError::Invalid("implicit on-demand paging does not translate addresses"));
@@ -118,6 +125,29 @@ pub struct RegionChange {
     pub pd: Option<u32>,
     /// New permissions.
     pub access: Option<Access>,
+}
+
+impl RegionChange {
+    /// What the region that `key` names becomes.
+    fn of(&self, entry: &Entry, key: u32) -> Result<RegionSpec, RegisterError> {
+        if entry.kind != Kind::Region || entry.tag != tag_of(key) {
+            return Err(RegisterError::UnknownKey);
+        }
+        if entry.windows.load(Ordering::Relaxed) != 0 {
+            return Err(RegisterError::Busy);
+        }
+        let old_addr = entry.start.wrapping_add(entry.to_host);
+        let old = NewRange { addr: old_addr, len: entry.len, iova: entry.start };
+        let NewRange { addr, len, iova } = self.range.unwrap_or(old);
+        Ok(RegionSpec {
+            pd: self.pd.unwrap_or(entry.pd),
+            addr,
+            len,
+            iova,
+            access: self.access.unwrap_or(entry.access),
+            flush: if self.range.is_some() { None } else { entry.flush.clone() },
+        })
+    }
 }
 
 /// An atomic operation on 8 aligned bytes, which hold an integer in the host's byte order.
@@ -184,8 +214,7 @@ impl Registry {
     /// range is not mapped and `ON_DEMAND` is not given; `NoRoom`.
     pub fn register(&self, spec: &RegionSpec) -> Result<Region, RegisterError> {
         // Checked before a slot is taken, so that a refusal leaves no trace.
-        let mut checked = Entry::free(0);
-        spec.apply(&mut checked)?;
+        let mut checked = spec.checked()?;
         let _changing = self.changes.pin();
         let (key, slot) = self.table.allocate(false).ok_or(RegisterError::NoRoom)?;
         checked.tag = tag_of(key);
@@ -201,25 +230,12 @@ impl Registry {
     /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`.
     pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
         let _changing = self.changes.pin();
-        let mut entry = self.region_slot(key)?.entry.close();
-        if entry.kind != Kind::Region || entry.tag != tag_of(key) {
-            return Err(RegisterError::UnknownKey);
-        }
-        if entry.windows.load(Ordering::Relaxed) != 0 {
-            return Err(RegisterError::Busy);
-        }
-        let old_addr = entry.start.wrapping_add(entry.to_host);
-        let old = NewRange { addr: old_addr, len: entry.len, iova: entry.start };
-        let NewRange { addr, len, iova } = change.range.unwrap_or(old);
-        let spec = RegionSpec {
-            pd: change.pd.unwrap_or(entry.pd),
-            addr,
-            len,
-            iova,
-            access: change.access.unwrap_or(entry.access),
-            flush: if change.range.is_some() { None } else { entry.flush.clone() },
-        };
-        spec.apply(&mut entry)?;
+        let slot = self.region_slot(key)?;
+        // Walks the mappings before anybody is kept out.
+        let spec = change.of(&slot.entry.pin(), key)?;
+        spec.checked()?;
+        let mut entry = slot.entry.close();
+        change.of(&entry, key)?.apply(&mut entry)?;
         Ok(Region { key, start: entry.start, len: entry.len })
     }
 

@@ -126,27 +126,39 @@ impl Registry {
         }
         let _changing = self.changes.pin();
         let slot = self.table.slot_of(bind.window_key).ok_or(BindError::UnknownWindow)?;
-        let mut window = slot.entry.close();
-        check_window(&window, bind)?;
-        if bind.len == 0 {
-            self.unbind(&mut window);
-        } else {
-            self.bind_to_region(&mut window, bind)?;
+        loop {
+            let mut window = slot.entry.close();
+            check_window(&window, bind)?;
+            if bind.len == 0 {
+                self.unbind(&mut window);
+                window.tag = tag_of(bind.new_key);
+                return Ok(());
+            }
+            // Its own slot would be found closed for ever.
+            let other = bind.region_key >> 8 != bind.window_key >> 8;
+            let region = self.table.slot_of(bind.region_key).filter(|_| other);
+            let region = region.ok_or(BindError::UnknownRegion)?;
+            if let Some(pinned) = region.entry.try_pin() {
+                self.bind_to_region(&mut window, &pinned, bind)?;
+                window.tag = tag_of(bind.new_key);
+                return Ok(());
+            }
+            // Waiting with the window closed could be waiting for each other: the key of the region may be forged, and
+            // name a window that is just now being bound to this one.
+            drop(window);
+            region.entry.sleep_while_closed();
         }
-        window.tag = tag_of(bind.new_key);
-        Ok(())
     }
 
     /// Checks the region and moves the window to it. The window is closed, the region pinned: a region that is being
     /// deregistered waits for this pin before it counts its windows.
-    fn bind_to_region(&self, window: &mut Closed<'_, Entry>, bind: &WindowBind) -> Result<(), BindError> {
-        let region_slot = self.table.slot_of(bind.region_key).ok_or(BindError::UnknownRegion)?;
-        // Pinning the slot that is closed here would wait for ever.
-        if bind.region_key >> 8 == bind.window_key >> 8 {
-            return Err(BindError::UnknownRegion);
-        }
-        let region = region_slot.entry.pin();
-        let host = check_region(&region, bind)?;
+    fn bind_to_region(
+        &self,
+        window: &mut Closed<'_, Entry>,
+        region: &Entry,
+        bind: &WindowBind,
+    ) -> Result<(), BindError> {
+        let host = check_region(region, bind)?;
         region.windows.fetch_add(1, Ordering::Relaxed);
         self.unbind(window);
         window.bound = true;
@@ -213,7 +225,10 @@ impl Registry {
 
 /// What can be said without looking at the region.
 fn check_window(window: &Entry, bind: &WindowBind) -> Result<(), BindError> {
-    if !window.is_window() || window.tag != tag_of(bind.window_key) {
+    // A type 1 window is named by its handle, and its owner counts the key on with each bind that is posted: after one
+    // that failed, the owner's key is ahead of the one in effect.
+    let current = window.kind == Kind::WindowType1 || window.tag == tag_of(bind.window_key);
+    if !window.is_window() || !current {
         return Err(BindError::UnknownWindow);
     }
     if window.pd != bind.pd {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::slow_page::SlowPage;
 use common::*;
 use terrace_memory::{
-    Access, AccessError, AtomicOp, NewRange, RegionChange, RegisterError, WindowBind, WindowKind,
+    Access, AccessError, AtomicOp, BindError, NewRange, RegionChange, RegisterError, WindowBind, WindowKind,
 };
 
 /// How long each stress runs.
@@ -352,4 +352,31 @@ fn deregistering_waits_for_a_copy_that_waits_for_its_page() {
         assert!(slow.served.load(Ordering::SeqCst), "deregistered while a copy was running");
     });
     assert_eq!(registry.read(peer(), key, slow.memory.addr, &mut [0; 8]), Err(AccessError::UnknownKey));
+}
+
+#[test]
+fn windows_that_are_bound_to_each_other_by_forged_keys_are_both_refused() {
+    let registry = registry();
+    let windows = [(); 2].map(|()| registry.alloc_window(PD, WindowKind::Type1).unwrap());
+    thread::scope(|scope| {
+        for (mine, other) in [(windows[0], windows[1]), (windows[1], windows[0])] {
+            let registry = &registry;
+            scope.spawn(move || {
+                let bind = WindowBind {
+                    window_key: mine,
+                    new_key: mine,
+                    region_key: other,
+                    addr: 0,
+                    len: 1,
+                    access: Access::REMOTE_READ,
+                    pd: PD,
+                    qpn: QPN,
+                };
+                let end = Instant::now() + STRESS;
+                while Instant::now() < end {
+                    assert_eq!(registry.bind_window(&bind), Err(BindError::UnknownRegion));
+                }
+            });
+        }
+    });
 }

@@ -110,6 +110,11 @@ impl Model {
         self.keys.iter().rev().nth(which).copied().unwrap_or_default()
     }
 
+    /// The newest key of the same slot: a type 1 window is bound whatever the low 8 bits say.
+    fn newest(&self, key: u32) -> u32 {
+        self.keys.iter().rev().copied().find(|other| other >> 8 == key >> 8).unwrap_or(key)
+    }
+
     fn count(&self, windows: bool) -> usize {
         self.objects.values().filter(|object| matches!(object.what, What::Window(_)) == windows).count()
     }
@@ -343,7 +348,7 @@ impl Model {
             Step::Deregister { which } => self.deregister(self.pick(which)),
             Step::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Step::Bind { window, region, start, len, access, pd, qpn } => {
-                let (window_key, region_key) = (self.pick(window), self.pick(region));
+                let (window_key, region_key) = (self.newest(self.pick(window)), self.pick(region));
                 // The key stays: what a changed tag does, the tests of windows say.
                 self.bind(WindowBind {
                     window_key,
