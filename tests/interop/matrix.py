@@ -55,7 +55,8 @@ def perftest_cases():
             for variant, options, rows, applies in PERFTEST_VARIANTS:
                 if applies(tool, service):
                     rows = rows or (SIZES_ALL_UD if service == "UD" else SIZES_ALL)
-                    yield perftest_case(f"perftest/{tool}/{service}/{variant}", tool, ["-c", service, *options], rows)
+                    loses = {} if service == "RC" else {"tries": 3, "timeout_s": 30}
+                    yield perftest_case(f"perftest/{tool}/{service}/{variant}", tool, ["-c", service, *options], rows, **loses)
     for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"):
         yield perftest_case(f"perftest/{tool}/RC/lossy", tool, ["-n", "500"], 1, run_options=("--fault-plan", LOSSY_PLAN))
     yield perftest_case("perftest/ib_write_bw/RC/ipv6", "ib_write_bw", ["--ipv6"], 1, addr="::1")
@@ -63,9 +64,9 @@ def perftest_cases():
     yield perftest_case("perftest/ib_send_bw/RC/terrace-mtu-1024", "ib_send_bw", [], 1, run_options=("--mtu", "1024"))
 
 
-def perftest_case(name, tool, options, rows, **more):
+def perftest_case(name, tool, options, rows, timeout_s=90, **more):
     server = (tool, "-F", "-p", "{port}", *options)
-    return Case(name, server, (*server, "{host}"), check=table_rows(rows), timeout_s=90, **more)
+    return Case(name, server, (*server, "{host}"), check=table_rows(rows), timeout_s=timeout_s, **more)
 
 
 # ---- pingpongs -----------------------------------------------------------------------------------------------------------
