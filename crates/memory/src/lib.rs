@@ -14,6 +14,7 @@
 //! | `access` | permissions, who asks, what can go wrong |
 //! | `registry` | registering, and the data path: check, read, write, atomic |
 //! | `window` | memory windows: bind, invalidate, free |
+//! | `paging` | regions whose bytes need not be in memory: what is present, and who fetches the rest |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | what a slot holds and the checks on it |
 //! | `table` | from key to slot, and which slots are free |
@@ -26,6 +27,7 @@ mod access;
 mod entry;
 pub mod fault;
 mod flush;
+mod paging;
 mod pin;
 mod registry;
 mod sync;
@@ -34,5 +36,6 @@ mod window;
 
 pub use access::{Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use flush::{Advice, FlushHook, FlushScope, HostRange};
+pub use paging::{PAGE_BYTES, Pager, Presence, Transfer, UNIT_BYTES, Waker};
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use window::{BindError, WindowBind, WindowKind};

@@ -1,0 +1,249 @@
+//! Regions whose bytes need not all be in memory.
+//!
+//! A [`Pager`] knows where the bytes are instead, and keeps a [`Presence`]: which units of the region are resident, that
+//! is, locked into memory, so that a copy does not fault. The data path copies what is present, at once, and leaves the
+//! rest to the pager, which carries the access out meanwhile ([`Transfer`]). Whoever makes copies holds the presence
+//! while it does; whoever takes a unit away first marks it absent and then waits until nobody holds what was seen before.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::access::AccessError;
+use crate::flush::HostRange;
+use crate::pin::{PinLock, Pinned};
+use crate::registry::AtomicOp;
+
+/// The page of the version table and of the access protocol, in bytes; not necessarily the processor's.
+pub const PAGE_BYTES: u64 = 4096;
+/// The unit of residency, in bytes.
+pub const UNIT_BYTES: u64 = 1 << 20;
+const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
+
+/// What of a range of memory is resident. Unit 0 begins at the range's first byte; the last unit may be shorter.
+///
+/// Two tables are laid out for others to read, also over RDMA: the residency bitmap (one bit per unit, unit `n` is bit
+/// `n % 64` of word `n / 64`) and the version table (one 32-bit number per page; odd: present; it moves on with each
+/// change).
+pub struct Presence {
+    range: HostRange,
+    bitmap: Box<[AtomicU64]>,
+    versions: Box<[AtomicU32]>,
+    /// Accesses per unit since they were last taken.
+    counts: Box<[AtomicU32]>,
+    /// Pinned while a copy runs that saw its units present.
+    copies: PinLock<()>,
+}
+
+impl Debug for Presence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let present = (0..self.unit_count()).filter(|&unit| self.is_present(unit)).count();
+        f.debug_struct("Presence").field("range", &self.range).field("units_present", &present).finish()
+    }
+}
+
+impl Presence {
+    /// Nothing is present. The range starts at a page.
+    pub fn new(range: HostRange) -> Presence {
+        let unit_count = range.len.div_ceil(UNIT_BYTES) as usize;
+        let page_count = range.len.div_ceil(PAGE_BYTES) as usize;
+        Presence {
+            range,
+            bitmap: (0..unit_count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            versions: (0..page_count).map(|_| AtomicU32::new(0)).collect(),
+            counts: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
+            copies: PinLock::new(()),
+        }
+    }
+
+    /// The program's addresses that this is about.
+    pub fn range(&self) -> HostRange {
+        self.range
+    }
+
+    /// How many units there are.
+    pub fn unit_count(&self) -> usize {
+        self.counts.len()
+    }
+
+    /// The residency bitmap.
+    pub fn bitmap(&self) -> &[AtomicU64] {
+        &self.bitmap
+    }
+
+    /// The version table.
+    pub fn versions(&self) -> &[AtomicU32] {
+        &self.versions
+    }
+
+    /// The memory of a unit.
+    pub fn unit_range(&self, unit: usize) -> HostRange {
+        let offset = unit as u64 * UNIT_BYTES;
+        HostRange { addr: self.range.addr + offset, len: UNIT_BYTES.min(self.range.len - offset) }
+    }
+
+    /// The units that a range within this one touches.
+    pub fn units_of(&self, part: HostRange) -> std::ops::Range<usize> {
+        if part.len == 0 {
+            return 0..0;
+        }
+        let first = part.addr - self.range.addr;
+        (first / UNIT_BYTES) as usize..((first + part.len - 1) / UNIT_BYTES) as usize + 1
+    }
+
+    /// Whether a unit is present at this moment.
+    #[inline]
+    pub fn is_present(&self, unit: usize) -> bool {
+        self.bitmap[unit / 64].load(Ordering::Acquire) & (1 << (unit % 64)) != 0
+    }
+
+    /// Whether a range lies within this one.
+    #[inline]
+    pub fn covers(&self, part: HostRange) -> bool {
+        part.addr >= self.range.addr
+            && part.len <= self.range.len
+            && part.addr - self.range.addr <= self.range.len - part.len
+    }
+
+    /// Marks a unit present. Its memory is resident, and nobody writes to what is behind it any more but through memory.
+    pub fn admit(&self, unit: usize) {
+        self.step_versions(unit);
+        self.bitmap[unit / 64].fetch_or(1 << (unit % 64), Ordering::Release);
+    }
+
+    /// Marks a unit absent, and returns when no copy is running any more that saw it present.
+    pub fn expel(&self, unit: usize) {
+        self.bitmap[unit / 64].fetch_and(!(1 << (unit % 64)), Ordering::AcqRel);
+        self.step_versions(unit);
+        drop(self.copies.close());
+    }
+
+    /// Moves the versions of a unit's pages on.
+    fn step_versions(&self, unit: usize) {
+        let first = unit * UNIT_PAGES;
+        let end = (first + UNIT_PAGES).min(self.versions.len());
+        for version in &self.versions[first..end] {
+            version.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The right to copy a range, which the caller has found covered; `None` when part of it is absent.
+    #[inline]
+    pub(crate) fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
+        let held = self.copies.pin();
+        self.units_of(part).all(|unit| self.is_present(unit)).then_some(held)
+    }
+
+    /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.
+    #[inline]
+    pub fn note_access(&self, part: HostRange) {
+        for unit in self.units_of(part) {
+            let count = &self.counts[unit];
+            count.store(count.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
+        }
+    }
+
+    /// The accesses of a unit since this was last asked.
+    pub fn take_count(&self, unit: usize) -> u32 {
+        self.counts[unit].swap(0, Ordering::Relaxed)
+    }
+}
+
+/// Called when a transfer has an outcome, or when a pager that had no room has some: from any thread, and without locks
+/// of the pager held.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
+
+/// An access that the pager carries out while the caller does something else. Dropping it does not take it back.
+pub trait Transfer: Send + Sync + Debug {
+    /// How it ended; `None` while it is under way.
+    fn outcome(&self) -> Option<Result<(), AccessError>>;
+
+    /// Copies what a finished read brought, from `offset` within the range that was asked for; of an atomic, the 8 bytes
+    /// before it.
+    ///
+    /// # Errors
+    /// The outcome's; `OutOfRange` beyond what was asked for.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError>;
+}
+
+/// Where the bytes of a region are that are not in memory, and how to get at them.
+///
+/// Every method returns at once. Accesses that overlap take effect in the order of these calls, whether or not
+/// the units become present meanwhile: a read sees the writes that were asked for before. A pager without room
+/// answers `NotReady` and calls the waker when there is some; such a call had no effect.
+///
+/// Ranges lie within [`Presence::range`]; a pager may rely on that.
+pub trait Pager: Send + Sync + Debug {
+    /// What is resident.
+    fn presence(&self) -> &Presence;
+
+    /// Reads, present or not.
+    ///
+    /// # Errors
+    /// `NotReady` without room.
+    fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+
+    /// Writes; the data is copied before this returns. The outcome comes when every later read, local or remote, sees
+    /// it and it survives the process.
+    ///
+    /// # Errors
+    /// `NotReady` without room.
+    fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+
+    /// Performs an atomic operation on 8 aligned bytes.
+    ///
+    /// # Errors
+    /// `NotReady` without room.
+    fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+
+    /// Makes what was written to a range, by whatever way, durable.
+    ///
+    /// # Errors
+    /// `NotReady` without room.
+    fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANGE: HostRange = HostRange { addr: 0x10_0000_1000, len: 2 * UNIT_BYTES + 3 * PAGE_BYTES };
+
+    #[test]
+    fn units_cover_the_range_and_the_last_is_shorter() {
+        let presence = Presence::new(RANGE);
+        assert_eq!(presence.unit_count(), 3);
+        assert_eq!(presence.versions().len(), 2 * 256 + 3);
+        let last = HostRange { addr: RANGE.addr + 2 * UNIT_BYTES, len: 3 * PAGE_BYTES };
+        assert_eq!(presence.unit_range(2), last);
+        assert_eq!(presence.units_of(last), 2..3);
+        assert_eq!(presence.units_of(HostRange { addr: last.addr - 1, len: 2 }), 1..3);
+        assert!(presence.covers(last) && !presence.covers(HostRange { len: last.len + 1, ..last }));
+        assert!(!presence.covers(HostRange { addr: RANGE.addr - 1, len: 1 }));
+        assert!(!presence.covers(HostRange { addr: u64::MAX, len: u64::MAX }));
+    }
+
+    #[test]
+    fn a_range_can_be_held_while_all_of_it_is_present() {
+        let presence = Presence::new(RANGE);
+        let across = HostRange { addr: RANGE.addr + UNIT_BYTES - 1, len: 2 };
+        presence.admit(0);
+        assert!(presence.hold(across).is_none());
+        presence.admit(1);
+        assert!(presence.hold(across).is_some());
+        assert!(presence.versions()[..512].iter().all(|version| version.load(Ordering::Relaxed) == 1));
+        presence.expel(0);
+        assert!(presence.hold(across).is_none());
+        assert_eq!(presence.versions()[0].load(Ordering::Relaxed), 2);
+        assert_eq!(presence.bitmap()[0].load(Ordering::Relaxed), 0b10);
+    }
+
+    #[test]
+    fn accesses_are_counted_per_unit() {
+        let presence = Presence::new(RANGE);
+        presence.note_access(HostRange { addr: RANGE.addr + UNIT_BYTES - 1, len: 2 });
+        presence.note_access(HostRange { addr: RANGE.addr, len: 8 });
+        assert_eq!([0, 1, 2].map(|unit| presence.take_count(unit)), [2, 1, 0]);
+        assert_eq!(presence.take_count(0), 0);
+    }
+}
