@@ -6,6 +6,7 @@
 //! | `datapath` | what it does with packets, work requests and the time: pure, the time comes in |
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
+//! | `buffer` | registered memory for callers without unsafe code |
 //! | `host` | what a queue pair's transport sees of memory |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
 //! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
@@ -19,6 +20,7 @@
 #![warn(missing_docs)]
 
 mod address;
+mod buffer;
 mod channel;
 mod clock;
 mod cq;
@@ -42,6 +44,7 @@ mod timers;
 mod tx;
 
 pub use address::{AddressVector, Ah};
+pub use buffer::Buffer;
 pub use channel::CompChannel;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::{Cq, CqInit};

@@ -1,0 +1,86 @@
+//! Memory of this process that peers and queue pairs may use, for callers without unsafe code.
+
+use std::sync::Arc;
+
+use terrace_memory::{AccessError, Accessor};
+use terrace_transport::Sge;
+
+use crate::error::Error;
+use crate::mr::{Mr, MrRequest};
+use crate::pd::Pd;
+
+/// Registered memory that belongs to its region. The bytes can change at any time, by the hand of peers too; so nobody gets a
+/// reference to them, and what is read is copied out.
+pub struct Buffer {
+    mr: Arc<Mr>,
+    /// Never looked at: only its place counts.
+    memory: Box<[u8]>,
+}
+
+impl Buffer {
+    /// Registers `len` bytes of zeros with these `ibv_access_flags`. See [`MrRequest`] for the errors.
+    pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Result<Buffer, Error> {
+        let memory = vec![0; len].into_boxed_slice();
+        let addr = memory.as_ptr() as u64;
+        let request = MrRequest { addr, length: len as u64, iova: addr, access };
+        Ok(Buffer { mr: pd.reg_mr(request)?, memory })
+    }
+
+    /// First byte, as peers and work requests name it.
+    pub fn addr(&self) -> u64 {
+        self.mr.addr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// The region.
+    pub fn mr(&self) -> &Arc<Mr> {
+        &self.mr
+    }
+
+    /// A part of it, for a work request.
+    pub fn sge(&self, offset: usize, length: u32) -> Sge {
+        Sge { addr: self.addr() + offset as u64, length, lkey: self.mr.lkey() }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Errors
+    /// EINVAL for a range that is not within the buffer.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
+        let (pd, va) = (self.mr.pd(), self.addr().wrapping_add(offset as u64));
+        let who = Accessor::local(pd.handle(), 0);
+        pd.device().memory.read(who, self.mr.lkey(), va, out).map_err(not_within)
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// EINVAL for a range that is not within the buffer, and for one that was registered without local write access.
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
+        let (pd, va) = (self.mr.pd(), self.addr().wrapping_add(offset as u64));
+        let who = Accessor::local(pd.handle(), 0);
+        pd.device().memory.write(who, self.mr.lkey(), va, data).map_err(not_within)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Memory that somebody could still write to must not go back to the allocator.
+        if self.mr.dereg().is_err() {
+            std::mem::forget(std::mem::take(&mut self.memory));
+        }
+    }
+}
+
+fn not_within(_: AccessError) -> Error {
+    Error::Invalid("not within the buffer, or not permitted")
+}
