@@ -62,7 +62,7 @@ pub use stat::{DeviceSnapshot, QpSnapshot};
 
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_transport::{
-    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpCounters, QpState, QpType, RecvWr, SendFlags,
-    SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,
+    BindWindow, ByteSource, Datagram, Payload, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState,
+    QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,
 };
 pub use terrace_wire::Path;

@@ -1,6 +1,8 @@
 //! The vocabulary of the verbs: work requests, completions, attributes. Numeric values are those of
 //! `infiniband/verbs.h`, so that the C ABI converts them without tables.
 
+use std::sync::Arc;
+
 use bitflags::bitflags;
 use smallvec::SmallVec;
 use terrace_wire::Path;
@@ -30,6 +32,39 @@ pub struct Sge {
 /// A scatter/gather list; most have one or two elements.
 pub type SgeList = SmallVec<[Sge; 2]>;
 
+/// Bytes that a service within the process sends without registering them first.
+pub trait ByteSource: Send + Sync + std::fmt::Debug {
+    /// Copies `out.len()` bytes from `offset` on; false when they are not to be had, which fails the work request. The same
+    /// bytes may be asked for again.
+    fn copy(&self, offset: u64, out: &mut [u8]) -> bool;
+}
+
+impl ByteSource for Vec<u8> {
+    fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
+        let part = usize::try_from(offset).ok().and_then(|start| self.get(start..)?.get(..out.len()));
+        part.map(|part| out.copy_from_slice(part)).is_some()
+    }
+}
+
+/// A part of a [`ByteSource`].
+#[derive(Clone, Debug)]
+pub struct Provided {
+    /// Where the bytes are.
+    pub source: Arc<dyn ByteSource>,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+impl PartialEq for Provided {
+    fn eq(&self, other: &Provided) -> bool {
+        Arc::ptr_eq(&self.source, &other.source) && (self.offset, self.len) == (other.offset, other.len)
+    }
+}
+
+impl Eq for Provided {}
+
 /// What a send work request carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
@@ -37,6 +72,8 @@ pub enum Payload {
     Sges(SgeList),
     /// Copied when posted.
     Inline(SmallVec<[u8; 64]>),
+    /// Copied when a packet is built, and again when it is sent again.
+    Provided(Provided),
 }
 
 impl Payload {
@@ -45,6 +82,7 @@ impl Payload {
         match self {
             Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
             Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Provided(provided) => provided.len.into(),
         }
     }
 

@@ -338,5 +338,9 @@ fn gather(host: &impl Host, payload: &Payload, offset: u64, out: &mut [u8]) -> R
             out.copy_from_slice(&bytes[start..start + out.len()]);
             Ok(())
         }
+        Payload::Provided(provided) => match provided.source.copy(provided.offset + offset, out) {
+            true => Ok(()),
+            false => Err(LocalError::Protection),
+        },
     }
 }

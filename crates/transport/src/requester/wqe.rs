@@ -115,10 +115,10 @@ pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
 /// Whether the operation can do with the memory that it is given. What only receives has nothing to be copied when it
 /// is posted; an atomic's result takes 8 bytes, and so does what an ATOMIC WRITE carries.
 pub(crate) fn payload_fits(wr: &SendWr) -> bool {
-    let is_inline = matches!(wr.payload, Payload::Inline(_));
+    let can_receive = matches!(wr.payload, Payload::Sges(_));
     match wr.op {
-        SendOp::Read { .. } => !is_inline,
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => !is_inline && wr.payload.len() >= ATOMIC_LEN,
+        SendOp::Read { .. } => can_receive,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => can_receive && wr.payload.len() >= ATOMIC_LEN,
         SendOp::AtomicWrite { .. } => wr.payload.len() == ATOMIC_LEN,
         _ => true,
     }

@@ -1,9 +1,12 @@
 //! What must come of a plan: work requests with memory of their own, and what a plain execution in order leaves behind.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use smallvec::smallvec;
-use terrace_transport::{BindWindow, Payload, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode};
+use terrace_transport::{
+    BindWindow, Payload, Provided, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, WcOpcode,
+};
 
 use crate::plan::{Op, Plan};
 use crate::random::Random;
@@ -191,7 +194,15 @@ impl Model {
 
     fn add_send(&mut self, side: usize, addr: u64, len: u32, imm: bool, inline: bool, flags: SendFlags) {
         let (data, sges) = (self.get(side, addr, len), self.pieces(addr, len));
-        let payload = if inline { Payload::Inline(data.clone().into()) } else { Payload::Sges(sges) };
+        let payload = match (inline, imm) {
+            (true, false) => Payload::Inline(data.clone().into()),
+            // A service's own bytes, behind others that do not belong to the message.
+            (true, true) => {
+                let source = Arc::new([b"other".as_slice(), &data].concat());
+                Payload::Provided(Provided { source, offset: 5, len })
+            }
+            (false, _) => Payload::Sges(sges),
+        };
         let imm = imm.then(|| self.random.next() as u32 | 1);
         let op = imm.map_or(SendOp::Send, SendOp::SendImm);
         self.expect_receive(1 - side, Some(&data), len, WcOpcode::Recv, imm.unwrap_or(0));
