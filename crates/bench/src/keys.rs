@@ -1,0 +1,189 @@
+//! Which part of the region an access goes to.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use rand_distr::{Distribution as _, Zipf};
+use serde::{Deserialize, Serialize};
+
+use crate::permutation::Permutation;
+
+/// How popular the keys are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Distribution {
+    /// All alike.
+    Uniform,
+    /// The key of rank `r` is met in proportion to `1 / r^theta`; ranks are scattered over the region.
+    #[default]
+    Zipf,
+    /// One after the other; each thread has its own part of the region to begin in.
+    Sequential,
+}
+
+/// The scattering is the same for all threads and points of a run, so that what is hot stays hot.
+const SCATTER_SEED: u64 = 0x7e44_ace0;
+
+/// One thread's endless stream of keys out of `0..count`.
+#[derive(Debug)]
+pub struct Keys {
+    count: u64,
+    source: Source,
+    rng: SmallRng,
+}
+
+#[derive(Debug)]
+enum Source {
+    Uniform,
+    Zipf { ranks: Zipf<f64>, scatter: Permutation },
+    Sequential { next: u64 },
+}
+
+impl Keys {
+    /// The stream of thread `thread` of `threads`. `count` is at least 1; `theta` only matters to [`Distribution::Zipf`] and is
+    /// finite and not negative (0 is uniform).
+    pub fn new(distribution: Distribution, theta: f64, count: u64, thread: u64, threads: u64) -> Keys {
+        assert!(count > 0 && threads > thread, "no keys, or thread {thread} of {threads}");
+        let source = match distribution {
+            Distribution::Uniform => Source::Uniform,
+            Distribution::Zipf => Source::Zipf {
+                ranks: Zipf::new(count as f64, theta).expect("checked by whoever read theta"),
+                scatter: Permutation::new(count, SCATTER_SEED),
+            },
+            Distribution::Sequential => Source::Sequential { next: count / threads * thread },
+        };
+        Keys { count, source, rng: SmallRng::seed_from_u64(0x5eed + thread) }
+    }
+
+    /// The next key. After the hotspot has switched, what was the hottest key is the coldest, and so on (as in TeRM's figure 11).
+    pub fn next(&mut self, is_switched: bool) -> u64 {
+        match &mut self.source {
+            Source::Uniform => self.rng.random_range(0..self.count),
+            Source::Zipf { ranks, scatter } => {
+                let rank = (ranks.sample(&mut self.rng) as u64 - 1).min(self.count - 1);
+                scatter.apply(if is_switched { self.count - 1 - rank } else { rank })
+            }
+            Source::Sequential { next } => {
+                let key = *next;
+                *next = (key + 1) % self.count;
+                key
+            }
+        }
+    }
+
+    /// True in `percent` of all calls.
+    pub fn chance(&mut self, percent: u32) -> bool {
+        // The ends need no draw, so that a workload of READs only costs nothing more.
+        percent >= 100 || percent > 0 && self.rng.random_range(0..100) < percent
+    }
+}
+
+/// The key that thread `thread` writes to when it drew `key`: the one of the same group of `threads` neighbours that it owns.
+/// Each key has one writer, whose versions therefore have an order.
+pub fn owned(key: u64, thread: u64, threads: u64, count: u64) -> u64 {
+    let group = key - key % threads;
+    match group + thread {
+        own if own < count => own,
+        // The last group may be short; a region of fewer keys than threads is refused before.
+        _ => group - threads + thread,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frequencies(keys: &mut Keys, count: u64, draws: u64, is_switched: bool) -> Vec<u64> {
+        let mut met = vec![0; count as usize];
+        for _ in 0..draws {
+            met[keys.next(is_switched) as usize] += 1;
+        }
+        met
+    }
+
+    /// Pearson's statistic over bins of enough expected draws each, and the number of bins.
+    fn chi_square(met: &[u64], expected: &[f64]) -> (f64, usize) {
+        let (mut statistic, mut bins, mut seen, mut due) = (0.0, 0, 0, 0.0);
+        for (&met, &expected) in met.iter().zip(expected) {
+            (seen, due) = (seen + met, due + expected);
+            if due >= 50.0 {
+                statistic += (seen as f64 - due).powi(2) / due;
+                (bins, seen, due) = (bins + 1, 0, 0.0);
+            }
+        }
+        (statistic, bins)
+    }
+
+    fn zipf_expected(count: u64, theta: f64, draws: u64) -> Vec<f64> {
+        let weights: Vec<f64> = (1..=count).map(|rank| (rank as f64).powf(-theta)).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum * draws as f64).collect()
+    }
+
+    #[test]
+    fn zipf_frequencies_are_those_of_theory() {
+        let (count, draws) = (10_000, 1_000_000);
+        for theta in [0.0, 0.4, 0.8, 0.99, 1.2] {
+            for is_switched in [false, true] {
+                let mut keys = Keys::new(Distribution::Zipf, theta, count, 0, 1);
+                let met = frequencies(&mut keys, count, draws, is_switched);
+                let scatter = Permutation::new(count, SCATTER_SEED);
+                let by_rank: Vec<u64> = (0..count)
+                    .map(|rank| if is_switched { count - 1 - rank } else { rank })
+                    .map(|rank| met[scatter.apply(rank) as usize])
+                    .collect();
+                let (statistic, bins) = chi_square(&by_rank, &zipf_expected(count, theta, draws));
+                // Mean `bins`, standard deviation sqrt(2 bins): six of them are never met by a right generator.
+                let limit = bins as f64 + 6.0 * (2.0 * bins as f64).sqrt();
+                assert!(statistic < limit, "theta {theta}: {statistic:.0} over {bins} bins");
+                // A generator that was this wrong would be caught, also where the frequencies are flat.
+                let wrong = zipf_expected(count, theta + 0.05, draws);
+                assert!(chi_square(&by_rank, &wrong).0 > limit, "theta {theta}: the test sees nothing");
+            }
+        }
+    }
+
+    #[test]
+    fn every_page_of_the_region_can_be_touched() {
+        // Every key is the image of a rank, so a workload of 4 KiB accesses can reach each of the 524,288 pages of 2 GiB.
+        let count = 524_288;
+        let scatter = Permutation::new(count, SCATTER_SEED);
+        let met: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
+        assert_eq!(met.len() as u64, count);
+    }
+
+    #[test]
+    fn uniform_keys_meet_everything_alike() {
+        let met = frequencies(&mut Keys::new(Distribution::Uniform, 0.0, 500, 1, 2), 500, 500_000, false);
+        let (statistic, bins) = chi_square(&met, &[1000.0; 500]);
+        assert!(statistic < bins as f64 + 6.0 * (2.0 * bins as f64).sqrt(), "{statistic}");
+    }
+
+    #[test]
+    fn sequential_keys_come_in_order_and_begin_again() {
+        let mut keys = Keys::new(Distribution::Sequential, 0.0, 4, 1, 2);
+        assert_eq!((0..6).map(|_| keys.next(false)).collect::<Vec<_>>(), [2, 3, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn each_key_has_at_most_one_writer_and_none_beyond_the_end() {
+        for (count, threads) in [(16, 4), (17, 4), (19, 4), (5, 5), (7, 3)] {
+            for thread in 0..threads {
+                for key in 0..count {
+                    let own = owned(key, thread, threads, count);
+                    assert!(
+                        own < count && own % threads == thread,
+                        "{key} of {count}, {thread} of {threads}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_share_of_writes_is_what_was_asked_for() {
+        let mut keys = Keys::new(Distribution::Uniform, 0.0, 10, 0, 1);
+        let mut share = |percent| (0..100_000).filter(|_| keys.chance(percent)).count();
+        assert_eq!((share(0), share(100)), (0, 100_000));
+        assert!((24_000..26_000).contains(&share(25)));
+    }
+}

@@ -1,0 +1,214 @@
+//! What has been written: for each key the last version that was issued, and the last that was acknowledged.
+//!
+//! One table for all client threads of a run. Each key has one writer; everybody reads. A READ that was posted after version `n`
+//! was acknowledged must find `n` or later, whoever wrote it, and nothing that has not been issued.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::content::{GRANULE_BYTES, Stamp, is_mixture, stamp_of};
+use crate::keys;
+
+/// Why data that was read is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Corruption {
+    /// Not what anybody wrote at this place.
+    #[error("the 64 bytes at offset {offset} are not what anybody wrote there: {bytes}")]
+    Damaged {
+        /// Of the granule, in the region.
+        offset: u64,
+        /// Its beginning, in hexadecimal.
+        bytes: String,
+    },
+    /// Older than what had been acknowledged before the READ was posted, or not issued yet.
+    #[error(
+        "the 64 bytes at offset {offset} are version {found:?}, but it must be one of {low} to {high} of epoch {epoch}"
+    )]
+    WrongVersion {
+        /// Of the granule, in the region.
+        offset: u64,
+        /// What was read.
+        found: Stamp,
+        /// The version acknowledged when the READ was posted.
+        low: u32,
+        /// The last version issued when the READ completed.
+        high: u32,
+        /// The running measurement.
+        epoch: u16,
+    },
+}
+
+/// What a READ's data was found to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// All granules.
+    pub granules: u64,
+    /// Those that a WRITE was running into, so that they are a mixture; checked word by word where the old version is known.
+    pub mixed: u64,
+}
+
+/// Versions of all keys.
+#[derive(Debug)]
+pub struct Ledger {
+    /// Acknowledged in the upper half, issued in the lower.
+    entries: Box<[AtomicU64]>,
+    key_bytes: u64,
+    threads: u64,
+    epoch: u16,
+}
+
+impl Ledger {
+    /// Nothing written yet in this epoch. `threads` own the keys in turn.
+    pub fn new(key_count: u64, key_bytes: u64, threads: u64, epoch: u16) -> Ledger {
+        let entries = (0..key_count).map(|_| AtomicU64::new(0)).collect();
+        Ledger { entries, key_bytes, threads, epoch }
+    }
+
+    /// The number of keys.
+    pub fn key_count(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// The key that `thread` writes instead of `key`.
+    pub fn owned(&self, key: u64, thread: u64) -> u64 {
+        keys::owned(key, thread, self.threads, self.key_count())
+    }
+
+    /// The stamp of the next write to `key`. Only its owner calls this.
+    pub fn issue(&self, key: u64) -> Stamp {
+        let entry = &self.entries[key as usize];
+        let before = entry.load(Ordering::Relaxed);
+        let version = before as u32 + 1;
+        entry.store(before & !0xffff_ffff | u64::from(version), Ordering::Release);
+        self.stamp(key, version)
+    }
+
+    /// A write has been acknowledged. Only the owner calls this. Writes of one thread take effect in the order they were
+    /// posted in, so the highest acknowledged version is what everybody must see from now on.
+    pub fn acknowledge(&self, key: u64, version: u32) {
+        let entry = &self.entries[key as usize];
+        let before = entry.load(Ordering::Relaxed);
+        let acknowledged = (before >> 32).max(u64::from(version));
+        entry.store(acknowledged << 32 | before & 0xffff_ffff, Ordering::Release);
+    }
+
+    /// The oldest version that a READ may find which is posted now.
+    pub fn acknowledged(&self, key: u64) -> u32 {
+        (self.entries[key as usize].load(Ordering::Acquire) >> 32) as u32
+    }
+
+    fn issued(&self, key: u64) -> u32 {
+        self.entries[key as usize].load(Ordering::Acquire) as u32
+    }
+
+    fn stamp(&self, key: u64, version: u32) -> Stamp {
+        Stamp { epoch: self.epoch, writer: (key % self.threads) as u16, version }
+    }
+
+    /// Checks the data of a READ of `key` that was posted when `low` was acknowledged.
+    pub fn verify(&self, key: u64, low: u32, bytes: &[u8]) -> Result<Verified, Corruption> {
+        let high = self.issued(key);
+        let mut verified = Verified::default();
+        for (index, granule) in bytes.chunks_exact(GRANULE_BYTES).enumerate() {
+            let offset = key * self.key_bytes + (index * GRANULE_BYTES) as u64;
+            verified.granules += 1;
+            match stamp_of(granule, offset) {
+                Some(found) if self.may_be(key, found, low, high) => {}
+                Some(found) => {
+                    return Err(Corruption::WrongVersion { offset, found, low, high, epoch: self.epoch });
+                }
+                None if self.may_be_mixed(key, granule, offset, low, high) => verified.mixed += 1,
+                None => {
+                    let bytes = granule[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+                    return Err(Corruption::Damaged { offset, bytes });
+                }
+            }
+        }
+        Ok(verified)
+    }
+
+    fn may_be(&self, key: u64, found: Stamp, low: u32, high: u32) -> bool {
+        if found.epoch < self.epoch {
+            // What an earlier measurement left; which of its versions is not recorded any more.
+            return low == 0;
+        }
+        found == self.stamp(key, found.version) && (low.max(1)..=high).contains(&found.version)
+    }
+
+    /// A mixture is legal only while a write was running. When it ran over what an earlier measurement left, the old words are
+    /// not known.
+    fn may_be_mixed(&self, key: u64, granule: &[u8], offset: u64, low: u32, high: u32) -> bool {
+        high > low
+            && (low == 0 || is_mixture(granule, offset, (low..=high).map(|version| self.stamp(key, version))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::fill;
+
+    fn page(key: u64, stamp: Stamp) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        fill(&mut bytes, key * 4096, stamp);
+        bytes
+    }
+
+    #[test]
+    fn first_content_is_right_until_a_write_was_acknowledged() {
+        let ledger = Ledger::new(8, 4096, 2, 1);
+        assert_eq!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::FIRST)).unwrap().granules, 64);
+        let stamp = ledger.issue(3);
+        assert!(ledger.verify(3, ledger.acknowledged(3), &page(3, Stamp::FIRST)).is_ok());
+        assert!(ledger.verify(3, ledger.acknowledged(3), &page(3, stamp)).is_ok());
+        ledger.acknowledge(3, stamp.version);
+        let low = ledger.acknowledged(3);
+        assert!(matches!(
+            ledger.verify(3, low, &page(3, Stamp::FIRST)),
+            Err(Corruption::WrongVersion { low: 1, high: 1, .. })
+        ));
+        assert!(ledger.verify(3, low, &page(3, stamp)).is_ok());
+    }
+
+    #[test]
+    fn planted_corruption_is_caught() {
+        let ledger = Ledger::new(8, 4096, 2, 1);
+        let right = page(2, Stamp::FIRST);
+        for byte in [0, 7, 8, 63, 64, 2000, 4095] {
+            let mut wrong = right.clone();
+            wrong[byte] ^= 0x10;
+            let corruption = ledger.verify(2, 0, &wrong).unwrap_err();
+            // A stamp that is damaged into one of a later epoch does not agree with its words either.
+            assert!(matches!(corruption, Corruption::Damaged { .. }), "byte {byte}: {corruption}");
+        }
+        assert!(ledger.verify(3, 0, &right).is_err(), "the bytes of another page");
+        assert!(ledger.verify(2, 0, &[0; 4096]).is_err(), "zeros");
+    }
+
+    #[test]
+    fn a_version_of_the_future_or_of_another_writer_is_caught() {
+        let ledger = Ledger::new(8, 4096, 2, 1);
+        let stamp = ledger.issue(2);
+        for wrong in
+            [Stamp { version: 2, ..stamp }, Stamp { writer: 1, ..stamp }, Stamp { epoch: 2, ..stamp }]
+        {
+            assert!(ledger.verify(2, 0, &page(2, wrong)).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_mixture_is_right_only_while_a_write_runs() {
+        let ledger = Ledger::new(8, 4096, 2, 1);
+        let one = ledger.issue(2);
+        ledger.acknowledge(2, one.version);
+        let two = ledger.issue(2);
+        let mut bytes = page(2, one);
+        bytes[..1000].copy_from_slice(&page(2, two)[..1000]);
+        assert_eq!(ledger.verify(2, 1, &bytes).unwrap(), Verified { granules: 64, mixed: 1 });
+        ledger.acknowledge(2, two.version);
+        assert!(ledger.verify(2, ledger.acknowledged(2), &bytes).is_err());
+        // Words of neither version are wrong even then.
+        let mut wrong = page(2, one);
+        wrong[8] ^= 1;
+        assert!(ledger.verify(2, 1, &wrong).is_err());
+    }
+}

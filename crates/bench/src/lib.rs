@@ -1,0 +1,22 @@
+//! `terrace bench`: measures regions larger than memory, as the evaluation of TeRM (FAST'24) does.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `permutation`, `keys` | which part of the region an access goes to |
+//! | `content`, `ledger` | what its bytes must be |
+//! | `target` | what carries accesses out |
+//! | `workload`, `worker`, `measure` | client threads and what came out of them |
+//! | `plan` | figures and tables as data |
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod bytes;
+pub mod content;
+pub mod keys;
+pub mod ledger;
+pub mod measure;
+pub mod permutation;
+pub mod plan;
+pub mod target;
+pub mod worker;
+pub mod workload;

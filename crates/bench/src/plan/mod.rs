@@ -1,0 +1,369 @@
+//! A plan: one figure or table of the paper as data.
+
+mod settings;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use settings::{Axis, Mode, Settings, Storage};
+
+/// Why a plan cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The file cannot be read.
+    #[error("cannot read the plan {path}: {error}")]
+    Read {
+        /// The plan's file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// Not TOML, or not a plan.
+    #[error("the plan {path} is not right: {error}")]
+    Syntax {
+        /// The plan's file.
+        path: PathBuf,
+        /// Where and what; several lines.
+        error: toml::de::Error,
+    },
+    /// A value that makes no sense.
+    #[error("the plan {path} is not right: {problem}")]
+    Value {
+        /// The plan's file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// How a plan's results are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Throughput over the axis, a line for each mode.
+    Lines,
+    /// Throughput, a group of bars for each value of the axis, a bar for each mode.
+    Bars,
+    /// Throughput over time, a line for each mode. There is no axis.
+    Time,
+    /// Latency percentiles, a group of bars for each value of the axis, on a logarithmic scale.
+    Latency,
+}
+
+/// A number of a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// READs and WRITEs per second.
+    OpsPerS,
+    /// Median latency in microseconds.
+    P50Us,
+    /// 99th percentile.
+    P99Us,
+    /// 99.9th percentile.
+    P999Us,
+}
+
+impl Metric {
+    /// The column of that name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Metric::OpsPerS => "ops_per_s",
+            Metric::P50Us => "p50_us",
+            Metric::P99Us => "p99_us",
+            Metric::P999Us => "p999_us",
+        }
+    }
+}
+
+/// What the paper states for a point, and where that was found.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PaperValue {
+    /// The point's mode.
+    pub mode: Mode,
+    /// The point's value on the axis, as in the plan.
+    #[serde(default)]
+    pub x: String,
+    /// Which number.
+    pub metric: Metric,
+    /// In the metric's unit.
+    pub value: f64,
+    /// Where it was found.
+    pub source: String,
+}
+
+/// The axis of a plan.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct AxisPlan {
+    /// Which setting varies.
+    pub axis: Axis,
+    /// Written below the axis.
+    pub label: String,
+    /// Its values, in order.
+    pub values: Vec<String>,
+    /// Those of them that the short setting measures; all, when this is not given.
+    #[serde(default)]
+    pub short: Vec<String>,
+}
+
+/// How long a point takes, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Timing {
+    /// Before the measurement, when the server has just been started.
+    pub warm_up_s: f64,
+    /// The same, when the server is the one of the point before.
+    pub rewarm_s: f64,
+    /// The measurement.
+    pub measured_s: f64,
+    /// Measurements of each point. The median by throughput is reported, with the least and the most beside it.
+    pub repeats: u32,
+}
+
+impl Timing {
+    /// Unless a plan says otherwise, with `--short`.
+    pub const SHORT: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 1.5, repeats: 1 };
+    /// Unless a plan says otherwise, with `--full`.
+    pub const FULL: Timing = Timing { warm_up_s: 5.0, rewarm_s: 2.0, measured_s: 6.0, repeats: 1 };
+
+    fn check(&self) -> Result<(), String> {
+        let is_time = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
+        match is_time(self.warm_up_s) && is_time(self.rewarm_s) && is_time(self.measured_s) {
+            false => Err("times are 0 to 86400 seconds".to_owned()),
+            true if self.measured_s < 0.1 => Err("measured-s is less than 0.1".to_owned()),
+            true if !(1..=100).contains(&self.repeats) => Err("repeats is not 1 to 100".to_owned()),
+            true => Ok(()),
+        }
+    }
+}
+
+/// Which of a plan's two settings to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Length {
+    /// Few points, briefly.
+    #[default]
+    Short,
+    /// All points, for longer.
+    Full,
+}
+
+/// One figure or table.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Plan {
+    /// Names the results: `figure-8`.
+    pub figure: String,
+    /// Above the plot.
+    pub title: String,
+    /// What of the paper this is, and where its axes and settings were found.
+    pub source: String,
+    /// How the results are drawn.
+    pub kind: Kind,
+    /// What varies; a plan without it has one point for each mode.
+    #[serde(default)]
+    pub x: Option<AxisPlan>,
+    /// A line or bar for each.
+    pub modes: Vec<Mode>,
+    /// What does not vary.
+    #[serde(default)]
+    pub settings: Settings,
+    /// Times of the short setting.
+    #[serde(default = "short")]
+    pub short: Timing,
+    /// Times of the full setting.
+    #[serde(default = "full")]
+    pub full: Timing,
+    /// What the paper states.
+    #[serde(default)]
+    pub paper: Vec<PaperValue>,
+}
+
+fn short() -> Timing {
+    Timing::SHORT
+}
+
+fn full() -> Timing {
+    Timing::FULL
+}
+
+/// One measurement that a plan asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// How the server serves.
+    pub mode: Mode,
+    /// Its value on the axis; empty when there is none.
+    pub x: String,
+    /// What it is measured with.
+    pub settings: Settings,
+}
+
+impl Plan {
+    /// Reads a plan and checks all of its points.
+    pub fn load(path: &Path) -> Result<Plan, PlanError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
+        Plan::parse(&text, path)
+    }
+
+    /// The same from text; `path` is for messages.
+    pub fn parse(text: &str, path: &Path) -> Result<Plan, PlanError> {
+        let plan: Plan =
+            toml::from_str(text).map_err(|error| PlanError::Syntax { path: path.to_owned(), error })?;
+        plan.check().map_err(|problem| PlanError::Value { path: path.to_owned(), problem })?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let is_name = |text: &str| text.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-');
+        if self.figure.is_empty() || !is_name(&self.figure) {
+            return Err(format!("figure '{}' is not letters, digits and hyphens", self.figure));
+        }
+        if self.modes.is_empty() {
+            return Err("there are no modes".to_owned());
+        }
+        if matches!((self.kind, &self.x), (Kind::Time, Some(_)) | (Kind::Lines, None)) {
+            return Err("kind 'lines' needs an axis, kind 'time' has none".to_owned());
+        }
+        self.short.check().map_err(|problem| format!("[short]: {problem}"))?;
+        self.full.check().map_err(|problem| format!("[full]: {problem}"))?;
+        let full = self.points(Length::Full)?;
+        if let Some(x) = &self.x {
+            let unknown = x.short.iter().find(|value| !x.values.contains(value));
+            if let Some(unknown) = unknown {
+                return Err(format!("x.short has '{unknown}', which x.values has not"));
+            }
+        }
+        for stated in &self.paper {
+            if !full.iter().any(|point| point.mode == stated.mode && point.x == stated.x) {
+                return Err(format!("[[paper]]: no point has mode {} and x '{}'", stated.mode, stated.x));
+            }
+        }
+        Ok(())
+    }
+
+    /// The points of a setting, those of one mode together, so that they can share a server.
+    pub fn points(&self, length: Length) -> Result<Vec<Point>, String> {
+        let values: &[String] = match &self.x {
+            None => &[String::new()],
+            Some(x) if x.values.is_empty() => return Err("x.values is empty".to_owned()),
+            Some(x) if length == Length::Short && !x.short.is_empty() => &x.short,
+            Some(x) => &x.values,
+        };
+        let mut points = Vec::new();
+        for &mode in &self.modes {
+            for value in values {
+                let settings = match &self.x {
+                    None => self.settings.clone(),
+                    Some(x) => (self.settings.with(x.axis, value))
+                        .map_err(|problem| format!("x.values: {problem}"))?,
+                };
+                settings.check()?;
+                points.push(Point { mode, x: value.clone(), settings });
+            }
+        }
+        Ok(points)
+    }
+
+    /// The times of a setting.
+    pub fn timing(&self, length: Length) -> Timing {
+        match length {
+            Length::Short => self.short,
+            Length::Full => self.full,
+        }
+    }
+
+    /// What the paper states for a point.
+    pub fn stated(&self, point: &Point, metric: Metric) -> Option<&PaperValue> {
+        self.paper
+            .iter()
+            .find(|stated| stated.mode == point.mode && stated.x == point.x && stated.metric == metric)
+    }
+}
+
+/// Seconds of a plan as a duration.
+pub fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.max(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        figure = "figure-8"
+        title = "READ sizes"
+        source = "figure-8.py"
+        kind = "lines"
+        modes = ["pin", "rpc-tiering-promote"]
+        [x]
+        axis = "size"
+        label = "Read size"
+        values = ["64", "4K", "16K"]
+        short = ["4K"]
+        [settings]
+        region = "1G"
+        dram-percent = 25
+        [[paper]]
+        mode = "pin"
+        x = "4K"
+        metric = "p50-us"
+        value = 3.5
+        source = "somewhere"
+    "#;
+
+    fn problem(text: &str) -> String {
+        Plan::parse(text, Path::new("a.toml")).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn a_plan_becomes_points() {
+        let plan = Plan::parse(GOOD, Path::new("a.toml")).unwrap();
+        let points = plan.points(Length::Full).unwrap();
+        assert_eq!(points.len(), 6);
+        assert_eq!((points[1].mode, points[1].settings.size), (Mode::Pin, 4096));
+        assert_eq!((points[5].mode, points[5].settings.size), (Mode::RpcTieringPromote, 16384));
+        assert_eq!((points[0].settings.region, points[0].settings.dram_bytes()), (1 << 30, 256 << 20));
+        let short = plan.points(Length::Short).unwrap();
+        assert_eq!(short.iter().map(|point| point.x.as_str()).collect::<Vec<_>>(), ["4K", "4K"]);
+        assert_eq!(plan.stated(&short[0], Metric::P50Us).unwrap().value, 3.5);
+        assert!(plan.stated(&short[1], Metric::P50Us).is_none());
+        assert_eq!(plan.timing(Length::Short), Timing::SHORT);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (from, to, expected) in [
+            ("kind = \"lines\"", "kind = \"pie\"", "pie"),
+            ("kind = \"lines\"", "kind = \"time\"", "kind 'time' has none"),
+            ("\"pin\", ", "\"pinned\", ", "pinned"),
+            ("modes = [\"pin\", \"rpc-tiering-promote\"]", "modes = []", "no modes"),
+            ("\"16K\"", "\"16Q\"", "16Q"),
+            ("\"16K\"", "\"100\"", "multiple of 64"),
+            ("\"16K\"", "\"8M\"", "larger than 4M"),
+            ("short = [\"4K\"]", "short = [\"8K\"]", "x.values has not"),
+            ("dram-percent = 25", "dram-percent = 0", "dram-percent 0"),
+            ("dram-percent = 25", "dram-present = 25", "dram-present"),
+            ("region = \"1G\"", "region = \"1000\"", "region 1000"),
+            ("x = \"4K\"", "x = \"5K\"", "no point has mode pin and x '5K'"),
+            ("figure-8\"", "figure 8\"", "letters, digits and hyphens"),
+            ("axis = \"size\"", "axis = \"colour\"", "colour"),
+        ] {
+            assert!(GOOD.contains(from), "{from}");
+            let message = problem(&GOOD.replacen(from, to, 1));
+            assert!(message.contains(expected), "{to}: {message}");
+            assert!(message.contains("a.toml"), "{message}");
+        }
+        let timing = "[short]\nwarm-up-s = 1.0\nrewarm-s = 1.0\nmeasured-s = 0.0\nrepeats = 1\n";
+        assert!(problem(&format!("{GOOD}\n{timing}")).contains("measured-s"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let message = Plan::load(Path::new("/nowhere/plan.toml")).unwrap_err().to_string();
+        assert!(message.contains("/nowhere/plan.toml"), "{message}");
+    }
+}

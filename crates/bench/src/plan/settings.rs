@@ -1,0 +1,234 @@
+//! What a point of a plan is measured with, and which of it an axis varies.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes;
+use crate::content::GRANULE_BYTES;
+use crate::keys::Distribution;
+use crate::workload::Workload;
+
+/// How the server serves (`terrace serve --mode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// The whole region locked in memory: the upper bound.
+    Pin,
+    /// The model of hardware on-demand paging.
+    Odp,
+    /// All by RPC; the server copies from the mapping and takes page faults.
+    Rpc,
+    /// All by RPC; the server uses buffered IO.
+    RpcBuffer,
+    /// All by RPC; the server uses direct IO.
+    RpcDirect,
+    /// All by RPC; the server uses tiering IO.
+    RpcTiering,
+    /// The same, and hot units are promoted.
+    RpcTieringPromote,
+    /// Everything.
+    Term,
+    /// The NIC itself parks READs of absent pages.
+    Wait,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Pin => "pin",
+            Mode::Odp => "odp",
+            Mode::Rpc => "rpc",
+            Mode::RpcBuffer => "rpc-buffer",
+            Mode::RpcDirect => "rpc-direct",
+            Mode::RpcTiering => "rpc-tiering",
+            Mode::RpcTieringPromote => "rpc-tiering-promote",
+            Mode::Term => "term",
+            Mode::Wait => "wait",
+        })
+    }
+}
+
+/// Where the region's file lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Storage {
+    /// In the data directory.
+    #[default]
+    Disk,
+    /// In `/dev/shm`: the fastest device there is.
+    Tmpfs,
+    /// In the data directory, with the server's IO slowed down by a control group: a slow device.
+    Throttled,
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Storage::Disk => "disk",
+            Storage::Tmpfs => "tmpfs",
+            Storage::Throttled => "throttled",
+        })
+    }
+}
+
+/// Everything that a point is measured with but the mode and the times.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// Size of the region.
+    #[serde(with = "size")]
+    pub region: u64,
+    /// The server's memory, as a share of the region.
+    pub dram_percent: u32,
+    /// Bytes of each access.
+    #[serde(with = "size")]
+    pub size: u64,
+    /// Share of WRITEs.
+    pub write_percent: u32,
+    /// Popularity of keys.
+    pub distribution: Distribution,
+    /// For Zipf.
+    pub theta: f64,
+    /// Client threads.
+    pub threads: usize,
+    /// Accesses that each client thread keeps outstanding.
+    pub depth: usize,
+    /// Threads of the server that serve RPCs.
+    pub server_threads: usize,
+    /// Where the region's file lies.
+    pub storage: Storage,
+    /// Whether the data of READs is checked.
+    pub verify: bool,
+    /// When the hotspot switches: after this share of the measured time.
+    pub switch_at_percent: Option<u32>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            region: 2 << 30,
+            dram_percent: 50,
+            size: 4096,
+            write_percent: 0,
+            distribution: Distribution::Zipf,
+            theta: 0.99,
+            threads: 2,
+            depth: 16,
+            server_threads: 1,
+            storage: Storage::Disk,
+            verify: true,
+            switch_at_percent: None,
+        }
+    }
+}
+
+/// Sizes in TOML: `"4K"`.
+mod size {
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        crate::bytes::parse(&String::deserialize(deserializer)?).map_err(de::Error::custom)
+    }
+
+    pub fn serialize<S: Serializer>(bytes: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&crate::bytes::show(*bytes))
+    }
+}
+
+/// A setting that a plan varies from point to point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Axis {
+    /// [`Settings::size`]
+    Size,
+    /// [`Settings::theta`]
+    Theta,
+    /// [`Settings::write_percent`]
+    WritePercent,
+    /// [`Settings::threads`]
+    Threads,
+    /// [`Settings::server_threads`]
+    ServerThreads,
+    /// [`Settings::dram_percent`]
+    DramPercent,
+    /// [`Settings::storage`]
+    Storage,
+}
+
+impl Settings {
+    /// The same with another value on an axis. The error says what is wrong with the value.
+    pub fn with(&self, axis: Axis, value: &str) -> Result<Settings, String> {
+        fn number<T: std::str::FromStr>(value: &str) -> Result<T, String> {
+            value.parse().map_err(|_| format!("'{value}' is not a number that fits here"))
+        }
+        let mut settings = self.clone();
+        match axis {
+            Axis::Size => settings.size = bytes::parse(value)?,
+            Axis::Theta => settings.theta = number(value)?,
+            Axis::WritePercent => settings.write_percent = number(value)?,
+            Axis::Threads => settings.threads = number(value)?,
+            Axis::ServerThreads => settings.server_threads = number(value)?,
+            Axis::DramPercent => settings.dram_percent = number(value)?,
+            Axis::Storage => {
+                let value = toml::Value::String(value.to_owned());
+                settings.storage = Storage::deserialize(value).map_err(|error| error.message().to_owned())?;
+            }
+        }
+        Ok(settings)
+    }
+
+    /// What is wrong with these settings, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        let granule = GRANULE_BYTES as u64;
+        let wrong = if self.size == 0 || !self.size.is_multiple_of(granule) {
+            format!("size {} is not a multiple of {granule}", self.size)
+        } else if self.size > 4 << 20 {
+            format!("size {} is larger than 4M", bytes::show(self.size))
+        } else if !self.region.is_multiple_of(1 << 20) || self.region == 0 || self.region > 1 << 40 {
+            format!("region {} is not a multiple of 1M of at most 1T", bytes::show(self.region))
+        } else if !(1..=100).contains(&self.dram_percent) {
+            format!("dram-percent {} is not 1 to 100", self.dram_percent)
+        } else if self.write_percent > 100 {
+            format!("write-percent {} is more than 100", self.write_percent)
+        } else if !(self.theta.is_finite() && (0.0..=10.0).contains(&self.theta)) {
+            format!("theta {} is not 0 to 10", self.theta)
+        } else if !(1..=256).contains(&self.threads) {
+            format!("threads {} is not 1 to 256", self.threads)
+        } else if !(1..=1024).contains(&self.depth) {
+            format!("depth {} is not 1 to 1024", self.depth)
+        } else if !(1..=256).contains(&self.server_threads) {
+            format!("server-threads {} is not 1 to 256", self.server_threads)
+        } else if self.switch_at_percent.is_some_and(|percent| !(1..=99).contains(&percent)) {
+            "switch-at-percent is not 1 to 99".to_owned()
+        } else if self.region / self.size < self.threads as u64 {
+            format!("a region of {} has fewer places of {} than threads", self.region, self.size)
+        } else {
+            return Ok(());
+        };
+        Err(wrong)
+    }
+
+    /// The server's memory in bytes: whole MiB, because residency goes by units of that.
+    pub fn dram_bytes(&self) -> u64 {
+        ((self.region >> 20) * u64::from(self.dram_percent) / 100).max(1) << 20
+    }
+
+    /// The accesses of these settings.
+    pub fn workload(&self, warm_up: Duration, measured: Duration) -> Workload {
+        Workload {
+            region_bytes: self.region,
+            access_bytes: self.size as usize,
+            write_percent: self.write_percent,
+            distribution: self.distribution,
+            theta: self.theta,
+            threads: self.threads,
+            depth: self.depth,
+            verify: self.verify,
+            switch_after: self.switch_at_percent.map(|percent| measured * percent / 100),
+            warm_up,
+            measured,
+        }
+    }
+}

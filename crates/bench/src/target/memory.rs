@@ -1,0 +1,71 @@
+//! A region in this process: to try out a plan, and for tests.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Completion, Connect, Target, TargetError};
+use crate::content::{Stamp, fill};
+
+/// The region's bytes, shared by all targets.
+pub type SharedBytes = Arc<Mutex<Vec<u8>>>;
+
+/// Accesses plain memory at once and completes at the next poll.
+pub struct MemoryTarget {
+    bytes: SharedBytes,
+    buffers: Vec<Vec<u8>>,
+    done: Vec<Completion>,
+}
+
+impl MemoryTarget {
+    /// A region of `len` bytes as it is before anybody wrote.
+    pub fn region(len: usize) -> SharedBytes {
+        let mut bytes = vec![0; len];
+        fill(&mut bytes, 0, Stamp::FIRST);
+        Arc::new(Mutex::new(bytes))
+    }
+
+    /// A connection to the region.
+    pub fn new(bytes: SharedBytes, slots: usize, slot_bytes: usize) -> MemoryTarget {
+        MemoryTarget { bytes, buffers: vec![vec![0; slot_bytes]; slots], done: Vec::new() }
+    }
+
+    fn access(
+        &mut self,
+        (offset, len, tag): (u64, usize, u64),
+        copy: impl FnOnce(&mut [u8], &mut [u8]),
+        slot: usize,
+    ) -> Result<(), TargetError> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let offset = offset as usize;
+        let region = bytes
+            .get_mut(offset..offset + len)
+            .ok_or_else(|| TargetError(format!("{len} bytes at {offset} are outside of the region")))?;
+        copy(region, &mut self.buffers[slot][..len]);
+        self.done.push(Completion { tag, outcome: Ok(()) });
+        Ok(())
+    }
+}
+
+impl Target for MemoryTarget {
+    fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.access((offset, len, tag), |region, buffer| buffer.copy_from_slice(region), slot)
+    }
+
+    fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.access((offset, len, tag), |region, buffer| region.copy_from_slice(buffer), slot)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
+        done.append(&mut self.done);
+        Ok(())
+    }
+
+    fn buffer(&mut self, slot: usize) -> &mut [u8] {
+        &mut self.buffers[slot]
+    }
+}
+
+impl Connect for SharedBytes {
+    fn connect(&self, _: usize, slots: usize, slot_bytes: usize) -> Result<Box<dyn Target>, TargetError> {
+        Ok(Box::new(MemoryTarget::new(Arc::clone(self), slots, slot_bytes)))
+    }
+}

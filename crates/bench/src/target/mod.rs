@@ -1,0 +1,41 @@
+//! What a workload runs on.
+
+mod memory;
+
+pub use memory::{MemoryTarget, SharedBytes};
+
+/// One client thread's connection to one region.
+///
+/// `read` and `write` only begin an access, which uses the slot's buffer until its completion. Writes of one target to overlapping
+/// bytes take effect in the order they were begun in.
+pub trait Target {
+    /// Begins to read `len` bytes at `offset` of the region into the slot's buffer.
+    fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
+    /// Begins to write the first `len` bytes of the slot's buffer to `offset` of the region.
+    fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
+    /// Makes progress and adds what has completed. Returns soon, also when nothing has.
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError>;
+    /// The buffer of a slot that no access uses.
+    fn buffer(&mut self, slot: usize) -> &mut [u8];
+}
+
+/// An access that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// What the access was begun with.
+    pub tag: u64,
+    /// How it ended.
+    pub outcome: Result<(), TargetError>,
+}
+
+/// Why an access or a connection failed: one sentence, from whoever carries out accesses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TargetError(pub String);
+
+/// Makes each client thread's target, within that thread.
+pub trait Connect: Sync {
+    /// The target of thread `thread`, with `slots` buffers of `slot_bytes` bytes each.
+    fn connect(&self, thread: usize, slots: usize, slot_bytes: usize)
+    -> Result<Box<dyn Target>, TargetError>;
+}

@@ -1,0 +1,253 @@
+//! One client thread: keeps its accesses outstanding, takes their times and checks what they brought.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::content::fill;
+use crate::keys::Keys;
+use crate::ledger::{Corruption, Ledger};
+use crate::target::{Completion, Connect, Target, TargetError};
+use crate::workload::{Measured, STEP, Workload};
+
+/// How long accesses may be outstanding after the end before they count as lost.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why a measurement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// No connection.
+    #[error("client thread {thread} cannot connect: {error}")]
+    Connect {
+        /// Which one.
+        thread: usize,
+        /// Why.
+        error: TargetError,
+    },
+    /// An access was refused or failed.
+    #[error("{what} of {len} bytes at offset {offset}: {error}")]
+    Access {
+        /// READ or WRITE.
+        what: &'static str,
+        /// In the region.
+        offset: u64,
+        /// In bytes.
+        len: usize,
+        /// Why.
+        error: TargetError,
+    },
+    /// The connection broke.
+    #[error("polling for completions: {0}")]
+    Poll(TargetError),
+    /// Completions that never came.
+    #[error("{count} accesses had not completed {} s after they were posted; one of them: {example}", PATIENCE.as_secs())]
+    Lost {
+        /// How many.
+        count: usize,
+        /// What and where.
+        example: String,
+    },
+    /// A completion for an access that was not outstanding.
+    #[error("a completion with tag {0}, which no outstanding access has")]
+    Stray(u64),
+    /// The region held something else than what was written to it.
+    #[error("WRONG DATA: {0}")]
+    Corrupt(#[from] Corruption),
+}
+
+/// The times at which all threads of a measurement change what they do.
+#[derive(Clone, Copy, Debug)]
+pub struct Schedule {
+    /// Accesses count from here on.
+    pub begin: Instant,
+    /// And until here; nothing is begun after it.
+    pub end: Instant,
+    /// The hotspot is elsewhere from here on.
+    pub switch: Option<Instant>,
+}
+
+impl Schedule {
+    /// The schedule of a workload that starts now.
+    pub fn new(workload: &Workload, now: Instant) -> Schedule {
+        let begin = now + workload.warm_up;
+        Schedule {
+            begin,
+            end: begin + workload.measured,
+            switch: workload.switch_after.map(|after| begin + after),
+        }
+    }
+}
+
+/// What an outstanding access will be checked against.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    is_write: bool,
+    key: u64,
+    /// READ: the version acknowledged when it was posted. WRITE: the version it carries.
+    version: u32,
+    posted: Instant,
+}
+
+/// A client thread at work.
+pub struct Worker<'a> {
+    workload: &'a Workload,
+    ledger: &'a Ledger,
+    thread: usize,
+    schedule: Schedule,
+    target: Box<dyn Target>,
+    keys: Keys,
+    slots: Vec<Option<Outstanding>>,
+    free: Vec<usize>,
+    measured: Measured,
+}
+
+impl<'a> Worker<'a> {
+    /// Connects.
+    pub fn new(
+        workload: &'a Workload,
+        ledger: &'a Ledger,
+        thread: usize,
+        connect: &dyn Connect,
+    ) -> Result<Worker<'a>, WorkError> {
+        let target = connect
+            .connect(thread, workload.depth, workload.access_bytes)
+            .map_err(|error| WorkError::Connect { thread, error })?;
+        let keys = Keys::new(
+            workload.distribution,
+            workload.theta,
+            workload.key_count(),
+            thread as u64,
+            workload.threads as u64,
+        );
+        Ok(Worker {
+            workload,
+            ledger,
+            thread,
+            schedule: Schedule::new(workload, Instant::now()),
+            target,
+            keys,
+            slots: vec![None; workload.depth],
+            free: (0..workload.depth).collect(),
+            measured: Measured::empty(workload.measured),
+        })
+    }
+
+    /// Works until the end of the schedule, or until `stop` is set because another thread has failed.
+    pub fn run(mut self, schedule: Schedule, stop: &AtomicBool) -> Result<Measured, WorkError> {
+        self.schedule = schedule;
+        self.work(stop)?;
+        Ok(self.measured)
+    }
+
+    fn work(&mut self, stop: &AtomicBool) -> Result<(), WorkError> {
+        let mut done = Vec::with_capacity(self.workload.depth);
+        let mut now = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            if now < self.schedule.end {
+                while let Some(slot) = self.free.pop() {
+                    self.post(slot, now)?;
+                }
+            } else if self.free.len() == self.slots.len() {
+                break;
+            } else {
+                self.lose_patience(now)?;
+            }
+            self.target.poll(&mut done).map_err(WorkError::Poll)?;
+            now = Instant::now();
+            for completion in done.drain(..) {
+                self.complete(completion, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, slot: usize, now: Instant) -> Result<(), WorkError> {
+        let key = self.keys.next(self.schedule.switch.is_some_and(|switch| now >= switch));
+        let is_write = self.keys.chance(self.workload.write_percent);
+        let posted = Instant::now();
+        let outstanding = match is_write {
+            true => self.post_write(slot, key, posted),
+            false => {
+                let version = self.ledger.acknowledged(key);
+                let (offset, len) = self.place(key);
+                (self.target.read(offset, slot, len, slot as u64))
+                    .map(|()| Outstanding { is_write, key, version, posted })
+                    .map_err(|error| self.access_error(is_write, key, error))
+            }
+        }?;
+        self.slots[slot] = Some(outstanding);
+        Ok(())
+    }
+
+    fn post_write(&mut self, slot: usize, key: u64, posted: Instant) -> Result<Outstanding, WorkError> {
+        let key = self.ledger.owned(key, self.thread as u64);
+        let stamp = self.ledger.issue(key);
+        let (offset, len) = self.place(key);
+        fill(&mut self.target.buffer(slot)[..len], offset, stamp);
+        let written = self.target.write(offset, slot, len, slot as u64);
+        written.map_err(|error| self.access_error(true, key, error))?;
+        Ok(Outstanding { is_write: true, key, version: stamp.version, posted })
+    }
+
+    fn place(&self, key: u64) -> (u64, usize) {
+        (key * self.workload.access_bytes as u64, self.workload.access_bytes)
+    }
+
+    fn access_error(&self, is_write: bool, key: u64, error: TargetError) -> WorkError {
+        let (offset, len) = self.place(key);
+        WorkError::Access { what: if is_write { "WRITE" } else { "READ" }, offset, len, error }
+    }
+
+    fn complete(&mut self, completion: Completion, now: Instant) -> Result<(), WorkError> {
+        let slot = completion.tag as usize;
+        let Some(outstanding) = self.slots.get_mut(slot).and_then(Option::take) else {
+            return Err(WorkError::Stray(completion.tag));
+        };
+        let Outstanding { is_write, key, version, .. } = outstanding;
+        completion.outcome.map_err(|error| self.access_error(is_write, key, error))?;
+        if is_write {
+            self.ledger.acknowledge(key, version);
+        } else if self.workload.verify {
+            let len = self.workload.access_bytes;
+            let verified = self.ledger.verify(key, version, &self.target.buffer(slot)[..len])?;
+            self.measured.verified.granules += verified.granules;
+            self.measured.verified.mixed += verified.mixed;
+        }
+        self.count(&outstanding, now);
+        self.free.push(slot);
+        Ok(())
+    }
+
+    fn count(&mut self, outstanding: &Outstanding, now: Instant) {
+        let Some(since) = now.checked_duration_since(self.schedule.begin).filter(|_| now < self.schedule.end)
+        else {
+            return;
+        };
+        let nanoseconds = (now - outstanding.posted).as_nanos() as u64;
+        let (count, latencies) = match outstanding.is_write {
+            true => (&mut self.measured.writes, &mut self.measured.write_latencies),
+            false => (&mut self.measured.reads, &mut self.measured.read_latencies),
+        };
+        *count += 1;
+        latencies.saturating_record(nanoseconds.max(1));
+        let step = (since.as_nanos() / STEP.as_nanos()) as usize;
+        if let Some(in_step) = self.measured.timeline.get_mut(step) {
+            *in_step += 1;
+        }
+    }
+
+    fn lose_patience(&self, now: Instant) -> Result<(), WorkError> {
+        let lost: Vec<&Outstanding> =
+            self.slots.iter().flatten().filter(|access| now > access.posted + PATIENCE).collect();
+        match lost.first() {
+            None => Ok(()),
+            Some(access) => Err(WorkError::Lost {
+                count: lost.len(),
+                example: format!(
+                    "{} at offset {}",
+                    if access.is_write { "WRITE" } else { "READ" },
+                    self.place(access.key).0
+                ),
+            }),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What is done to the region, and what came out of it.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use crate::keys::Distribution;
+use crate::ledger::Verified;
+
+/// One measurement's accesses. Checked by whoever read the plan: sizes are multiples of a granule, nothing is zero.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    /// Of the region; the keys are its whole access-sized pieces.
+    pub region_bytes: u64,
+    /// Of each access, which lies at a multiple of it.
+    pub access_bytes: usize,
+    /// Of all accesses; the rest are READs.
+    pub write_percent: u32,
+    /// Popularity of keys.
+    pub distribution: Distribution,
+    /// For [`Distribution::Zipf`].
+    pub theta: f64,
+    /// Client threads.
+    pub threads: usize,
+    /// Accesses that each thread keeps outstanding.
+    pub depth: usize,
+    /// Whether the data of READs is compared with what must be there.
+    pub verify: bool,
+    /// When the hotspot switches, counted from the beginning of what is measured.
+    pub switch_after: Option<Duration>,
+    /// Runs before the measurement and counts for nothing.
+    pub warm_up: Duration,
+    /// Is measured.
+    pub measured: Duration,
+}
+
+impl Workload {
+    /// The number of keys.
+    pub fn key_count(&self) -> u64 {
+        self.region_bytes / self.access_bytes as u64
+    }
+}
+
+/// The length of a [`Measured::timeline`]'s steps.
+pub const STEP: Duration = Duration::from_millis(100);
+
+/// Nanoseconds, to three digits.
+pub type Latencies = Histogram<u64>;
+
+/// An empty histogram up to a minute.
+pub fn latencies() -> Latencies {
+    let mut empty = Histogram::new(3).expect("three digits are valid");
+    // A stalled access may well take longer than what was expected when the histogram was made.
+    empty.auto(true);
+    empty
+}
+
+/// What came out of a measurement, of one thread or of all.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The time in which the accesses were counted, in seconds.
+    pub seconds: f64,
+    /// READs completed in that time.
+    pub reads: u64,
+    /// WRITEs completed in that time.
+    pub writes: u64,
+    /// Latencies of those READs.
+    pub read_latencies: Latencies,
+    /// Latencies of those WRITEs.
+    pub write_latencies: Latencies,
+    /// Accesses completed in each [`STEP`].
+    pub timeline: Vec<u64>,
+    /// What was checked, warm-up included.
+    pub verified: Verified,
+}
+
+impl Measured {
+    /// Nothing yet.
+    pub fn empty(measured: Duration) -> Measured {
+        Measured {
+            seconds: measured.as_secs_f64(),
+            reads: 0,
+            writes: 0,
+            read_latencies: latencies(),
+            write_latencies: latencies(),
+            timeline: vec![0; measured.as_nanos().div_ceil(STEP.as_nanos()) as usize],
+            verified: Verified::default(),
+        }
+    }
+
+    /// Adds what another thread did in the same time.
+    pub fn add(&mut self, other: &Measured) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.read_latencies += &other.read_latencies;
+        self.write_latencies += &other.write_latencies;
+        for (sum, more) in self.timeline.iter_mut().zip(&other.timeline) {
+            *sum += more;
+        }
+        self.verified.granules += other.verified.granules;
+        self.verified.mixed += other.verified.mixed;
+    }
+
+    /// READs and WRITEs per second.
+    pub fn ops_per_s(&self) -> f64 {
+        (self.reads + self.writes) as f64 / self.seconds
+    }
+
+    /// A percentile over READs and WRITEs together, in microseconds.
+    pub fn latency_us(&self, percentile: f64) -> f64 {
+        let mut all = self.read_latencies.clone();
+        all += &self.write_latencies;
+        all.value_at_percentile(percentile) as f64 / 1e3
+    }
+}

@@ -1,0 +1,162 @@
+//! Whole measurements on memory in this process.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use terrace_bench::content::Stamp;
+use terrace_bench::keys::Distribution;
+use terrace_bench::measure::measure;
+use terrace_bench::target::{Completion, Connect, MemoryTarget, SharedBytes, Target, TargetError};
+use terrace_bench::worker::WorkError;
+use terrace_bench::workload::Workload;
+
+const REGION: usize = 1 << 20;
+
+fn workload() -> Workload {
+    Workload {
+        region_bytes: REGION as u64,
+        access_bytes: 4096,
+        write_percent: 50,
+        distribution: Distribution::Zipf,
+        theta: 0.99,
+        threads: 2,
+        depth: 4,
+        verify: true,
+        switch_after: None,
+        warm_up: Duration::from_millis(20),
+        measured: Duration::from_millis(200),
+    }
+}
+
+#[test]
+fn everything_is_counted_and_verified() {
+    let region = MemoryTarget::region(REGION);
+    let measured = measure(&workload(), 1, &region).unwrap();
+    assert!(measured.reads > 0 && measured.writes > 0);
+    assert_eq!(measured.timeline.iter().sum::<u64>(), measured.reads + measured.writes);
+    assert_eq!(measured.read_latencies.len(), measured.reads);
+    assert!(measured.verified.granules >= measured.reads * 64);
+    // The next measurement finds what this one left, and says so of nothing.
+    measure(&Workload { access_bytes: 256, ..workload() }, 2, &region).unwrap();
+}
+
+#[test]
+fn corruption_in_the_region_is_found() {
+    let region = MemoryTarget::region(REGION);
+    let middle = REGION / 2 + 17;
+    region.lock().unwrap_or_else(PoisonError::into_inner)[middle] ^= 1;
+    let read_all = Workload { write_percent: 0, distribution: Distribution::Sequential, ..workload() };
+    assert!(matches!(measure(&read_all, 1, &region), Err(WorkError::Corrupt(_))));
+    // Unless nobody looks.
+    measure(&Workload { verify: false, ..read_all }, 1, &region).unwrap();
+}
+
+/// What is wrong with a faulty target.
+#[derive(Clone, Copy)]
+enum Fault {
+    ForgetsWrites,
+    BreaksConnection,
+    StrayCompletion,
+    FailsAccesses,
+}
+
+struct Faulty {
+    inner: Box<dyn Target>,
+    fault: Fault,
+    countdown: u32,
+}
+
+impl Faulty {
+    fn is_due(&mut self) -> bool {
+        self.countdown = self.countdown.saturating_sub(1);
+        self.countdown == 0
+    }
+}
+
+impl Target for Faulty {
+    fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.inner.read(offset, slot, len, tag)
+    }
+
+    fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        match (self.fault, self.is_due()) {
+            // A write that is acknowledged but never arrives.
+            (Fault::ForgetsWrites, true) => self.inner.write(offset, slot, 0, tag),
+            _ => self.inner.write(offset, slot, len, tag),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
+        self.inner.poll(done)?;
+        match (self.fault, self.is_due()) {
+            (Fault::StrayCompletion, true) => done.push(Completion { tag: 99, outcome: Ok(()) }),
+            (Fault::FailsAccesses, true) if !done.is_empty() => {
+                done[0].outcome = Err(TargetError("remote access error".into()));
+            }
+            (Fault::BreaksConnection, true) => return Err(TargetError("the connection is gone".into())),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn buffer(&mut self, slot: usize) -> &mut [u8] {
+        self.inner.buffer(slot)
+    }
+}
+
+struct Faults(SharedBytes, Fault);
+
+impl Connect for Faults {
+    fn connect(
+        &self,
+        thread: usize,
+        slots: usize,
+        slot_bytes: usize,
+    ) -> Result<Box<dyn Target>, TargetError> {
+        let inner = self.0.connect(thread, slots, slot_bytes)?;
+        Ok(Box::new(Faulty { inner, fault: self.1, countdown: 50 }))
+    }
+}
+
+#[test]
+fn a_forgotten_write_is_found() {
+    let region = Faults(MemoryTarget::region(1 << 16), Fault::ForgetsWrites);
+    let few_keys = Workload { region_bytes: 1 << 16, ..workload() };
+    match measure(&few_keys, 1, &region) {
+        Err(WorkError::Corrupt(corruption)) => {
+            assert!(corruption.to_string().contains("must be"), "{corruption}")
+        }
+        other => panic!("{:?}", other.map(|measured| measured.reads)),
+    }
+}
+
+#[test]
+fn failures_of_the_target_are_reported_as_what_they_are() {
+    let outcome = |fault| measure(&workload(), 1, &Faults(MemoryTarget::region(REGION), fault)).map(|_| ());
+    assert!(matches!(outcome(Fault::StrayCompletion), Err(WorkError::Stray(99))));
+    assert!(matches!(outcome(Fault::BreaksConnection), Err(WorkError::Poll(_))));
+    let message = outcome(Fault::FailsAccesses).unwrap_err().to_string();
+    assert!(message.contains("4096 bytes at offset") && message.contains("remote access error"), "{message}");
+}
+
+#[test]
+fn a_thread_that_cannot_connect_ends_the_measurement() {
+    struct Nowhere;
+    impl Connect for Nowhere {
+        fn connect(&self, thread: usize, _: usize, _: usize) -> Result<Box<dyn Target>, TargetError> {
+            match thread {
+                0 => Ok(Box::new(MemoryTarget::new(MemoryTarget::region(REGION), 4, 4096))),
+                _ => Err(TargetError("nobody listens".into())),
+            }
+        }
+    }
+    let long = Workload { measured: Duration::from_secs(600), ..workload() };
+    assert!(matches!(measure(&long, 1, &Nowhere), Err(WorkError::Connect { thread: 1, .. })));
+}
+
+#[test]
+fn content_begins_with_the_first_stamp() {
+    let region = MemoryTarget::region(REGION);
+    let bytes = region.lock().unwrap();
+    assert_eq!(terrace_bench::content::stamp_of(&bytes[640..704], 640), Some(Stamp::FIRST));
+}
