@@ -1,0 +1,13 @@
+//! Optimistic one-sided access to regions that need not be in memory.
+//!
+//! A client READs such a region as if it were all in memory. The server's NIC answers for absent pages with the region's
+//! [`pattern`], at once and without asking anybody; the client notices, and has exactly those pages sent by a remote procedure
+//! call. The [`proto`] module has the messages for that. No IO, no clock, no sockets, no files: the owner of
+//! the queue pairs moves the messages, the completions and the time.
+
+#![forbid(unsafe_code)]
+
+pub mod layout;
+pub mod pages;
+pub mod pattern;
+pub mod proto;

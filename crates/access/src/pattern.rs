@@ -1,0 +1,239 @@
+//! The pattern that stands for an absent page, and how to tell it from data.
+//!
+//! Both ends derive the same 4096 bytes from a 32-byte key that the server draws at random for each registration:
+//!
+//! 1. The key is four 64-bit words `k[0..4]`, little-endian. Word `i` of the generator's state is
+//!    `mix(k[i] + (i + 1) * 0x9e3779b97f4a7c15)`, where `mix` is the finaliser of SplitMix64; should all four be zero, the first
+//!    becomes 1.
+//! 2. The generator is xoshiro256++ (Blackman and Vigna). Its first 64 outputs are thrown away.
+//! 3. The next 512 outputs, little-endian, are the pattern.
+//!
+//! This is not cryptography: whoever may read the region can see the pattern anyway. It only has to be unlike any data
+//! that an application is likely to hold.
+//!
+//! A byte of the region belongs to the pattern's byte at the same offset within its page. A NIC decides about presence
+//! packet by packet, and a page can come or go between two packets of one READ, so a page is not compared as a whole
+//! but in chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the pattern makes the page suspect. That
+//! finds every absent packet as long as packets begin at chunk boundaries, which is for whoever posts the READ to see to.
+//! Where less than a chunk was read, the part is compared. Data that equals the pattern by coincidence, or on purpose, is
+//! fetched once more for nothing: that costs a round trip and is never an error.
+
+use std::sync::Arc;
+
+/// Bytes of a page, and of the pattern.
+pub const PAGE_BYTES: usize = 4096;
+/// Bytes that are compared at a time. The smallest path MTU.
+pub const CHUNK_BYTES: usize = 256;
+/// Bytes of the key that a pattern is derived from.
+pub const KEY_BYTES: usize = 32;
+
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Outputs of the generator that are thrown away, so that keys that differ in one bit have nothing in common.
+const WARM_UP_OUTPUTS: usize = 64;
+const WORD_BYTES: usize = 8;
+
+/// The 4096 bytes that stand for an absent page.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Pattern {
+    bytes: Arc<[u8; PAGE_BYTES]>,
+}
+
+impl std::fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pattern({:02x?}...)", &self.bytes[..WORD_BYTES])
+    }
+}
+
+impl Pattern {
+    /// The pattern of a key; the module's documentation has the algorithm.
+    pub fn derive(key: &[u8; KEY_BYTES]) -> Pattern {
+        let mut generator = Xoshiro256PlusPlus::from_key(key);
+        for _ in 0..WARM_UP_OUTPUTS {
+            generator.next();
+        }
+        let mut bytes = [0; PAGE_BYTES];
+        for word in bytes.chunks_exact_mut(WORD_BYTES) {
+            word.copy_from_slice(&generator.next().to_le_bytes());
+        }
+        Pattern { bytes: Arc::new(bytes) }
+    }
+
+    /// The bytes, for a copy.
+    pub fn bytes(&self) -> &[u8; PAGE_BYTES] {
+        &self.bytes
+    }
+
+    /// The bytes, for who keeps them.
+    pub fn shared(&self) -> Arc<[u8; PAGE_BYTES]> {
+        Arc::clone(&self.bytes)
+    }
+
+    /// Whether a slice of a page, which begins `offset` bytes into the page, may have been absent: whether any chunk of it,
+    /// or the part of a chunk at either end, equals the pattern. An empty slice is never suspect.
+    ///
+    /// # Panics
+    /// If the slice reaches beyond the page.
+    #[inline]
+    pub fn suspects(&self, offset: usize, slice: &[u8]) -> bool {
+        let expected = &self.bytes[offset..offset + slice.len()];
+        let head_bytes = (offset.next_multiple_of(CHUNK_BYTES) - offset).min(slice.len());
+        let (head, body) = slice.split_at(head_bytes);
+        let (expected_head, expected_body) = expected.split_at(head_bytes);
+        (!head.is_empty() && head == expected_head)
+            || body.chunks(CHUNK_BYTES).zip(expected_body.chunks(CHUNK_BYTES)).any(|(chunk, expected)| {
+                // Nearly always the first word differs, and a call of memcmp is saved.
+                chunk.first_chunk::<WORD_BYTES>() == expected.first_chunk() && chunk == expected
+            })
+    }
+}
+
+/// The generator, as its authors publish it.
+struct Xoshiro256PlusPlus {
+    state: [u64; 4],
+}
+
+impl Xoshiro256PlusPlus {
+    fn from_key(key: &[u8; KEY_BYTES]) -> Xoshiro256PlusPlus {
+        let mut state = [0; 4];
+        let mut gamma = 0_u64;
+        for (word, bytes) in state.iter_mut().zip(key.as_chunks::<WORD_BYTES>().0) {
+            gamma = gamma.wrapping_add(GOLDEN_GAMMA);
+            *word = mix(u64::from_le_bytes(*bytes).wrapping_add(gamma));
+        }
+        if state == [0; 4] {
+            state[0] = 1;
+        }
+        Xoshiro256PlusPlus { state }
+    }
+
+    fn next(&mut self) -> u64 {
+        let [s0, s1, s2, s3] = &mut self.state;
+        let output = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
+        let shifted = *s1 << 17;
+        *s2 ^= *s0;
+        *s3 ^= *s1;
+        *s1 ^= *s2;
+        *s0 ^= *s3;
+        *s2 ^= shifted;
+        *s3 = s3.rotate_left(45);
+        output
+    }
+}
+
+/// The finaliser of SplitMix64: spreads every bit over all others, and maps no two words to one.
+fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From an implementation in another language, written after the module's documentation.
+    const VECTORS: [([u8; KEY_BYTES], &str, &str, u32); 2] = [
+        ([0; KEY_BYTES], "fc435ac7fceb45ec266abcbbd6ecbac5", "bf0211a10fd0bf038a74fa8d02b31304", 521_730),
+        (COUNTING, "0d45a55bb1c828b09725588bfb89000c", "44f00c5b9f6c3a6c1d81b6fd3b992c0e", 521_697),
+    ];
+
+    const COUNTING: [u8; KEY_BYTES] = {
+        let mut key = [0; KEY_BYTES];
+        let mut index = 0;
+        while index < KEY_BYTES {
+            key[index] = index as u8;
+            index += 1;
+        }
+        key
+    };
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn the_algorithm_is_the_documented_one() {
+        for (key, first, last, sum) in VECTORS {
+            let pattern = Pattern::derive(&key);
+            assert_eq!(hex(&pattern.bytes()[..16]), first);
+            assert_eq!(hex(&pattern.bytes()[PAGE_BYTES - 16..]), last);
+            assert_eq!(pattern.bytes().iter().map(|&byte| u32::from(byte)).sum::<u32>(), sum);
+        }
+    }
+
+    #[test]
+    fn the_one_key_whose_state_is_all_zero_gives_a_pattern_too() {
+        let mut key = [0; KEY_BYTES];
+        for (index, word) in key.chunks_exact_mut(WORD_BYTES).enumerate() {
+            word.copy_from_slice(&GOLDEN_GAMMA.wrapping_mul(index as u64 + 1).wrapping_neg().to_le_bytes());
+        }
+        let pattern = Pattern::derive(&key);
+        assert_eq!(hex(&pattern.bytes()[..16]), "7916a8306a48d123691aaa758a8d9e38");
+    }
+
+    #[test]
+    fn keys_that_differ_in_one_bit_have_nothing_in_common() {
+        let base = Pattern::derive(&COUNTING);
+        for bit in 0..KEY_BYTES * 8 {
+            let mut key = COUNTING;
+            key[bit / 8] ^= 1 << (bit % 8);
+            let other = Pattern::derive(&key);
+            let equal = base.bytes().iter().zip(other.bytes()).filter(|(a, b)| a == b).count();
+            assert!(equal < 64, "{equal} bytes are the same after flipping bit {bit}");
+        }
+    }
+
+    #[test]
+    fn any_absent_chunk_makes_a_page_suspect() {
+        let pattern = Pattern::derive(&COUNTING);
+        for chunk in 0..PAGE_BYTES / CHUNK_BYTES {
+            let mut page = [0xfd; PAGE_BYTES];
+            let range = chunk * CHUNK_BYTES..(chunk + 1) * CHUNK_BYTES;
+            page[range.clone()].copy_from_slice(&pattern.bytes()[range.clone()]);
+            assert!(pattern.suspects(0, &page));
+            for changed in range {
+                page[changed] ^= 1;
+                assert!(!pattern.suspects(0, &page), "byte {changed} was data");
+                page[changed] ^= 1;
+            }
+        }
+    }
+
+    #[test]
+    fn the_parts_of_chunks_at_both_ends_are_compared_at_their_place() {
+        let pattern = Pattern::derive(&COUNTING);
+        for offset in [0, 1, 7, 255, 256, 300, 4000, 4095] {
+            for len in [1, 2, 7, 8, 9, 200, 256, 257, 511, 600, 4096] {
+                let len = len.min(PAGE_BYTES - offset);
+                let mut slice: Vec<u8> = pattern.bytes()[offset..offset + len].to_vec();
+                assert!(pattern.suspects(offset, &slice), "all of {len} B at {offset}");
+                let boundary = (offset + 1).next_multiple_of(CHUNK_BYTES) - offset;
+                slice.iter_mut().step_by(CHUNK_BYTES).for_each(|byte| *byte ^= 0x10);
+                slice.iter_mut().skip(boundary).step_by(CHUNK_BYTES).for_each(|byte| *byte ^= 0x20);
+                assert!(!pattern.suspects(offset, &slice), "none of {len} B at {offset}");
+            }
+        }
+        assert!(!pattern.suspects(4096, &[]));
+        assert!(!pattern.suspects(1, &[]));
+    }
+
+    #[test]
+    fn a_short_part_at_an_edge_is_enough() {
+        let pattern = Pattern::derive(&COUNTING);
+        let mut slice = [0; 600];
+        slice[..6].copy_from_slice(&pattern.bytes()[250..256]);
+        assert!(pattern.suspects(250, &slice));
+        slice[0] ^= 1;
+        assert!(!pattern.suspects(250, &slice));
+        slice[6 + 512..].copy_from_slice(&pattern.bytes()[768..768 + 82]);
+        assert!(pattern.suspects(250, &slice));
+    }
+
+    #[test]
+    fn usual_data_is_not_suspect() {
+        let pattern = Pattern::derive(&COUNTING);
+        for fill in 0..=255 {
+            assert!(!pattern.suspects(0, &[fill; PAGE_BYTES]));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Reading and writing of fields in order.
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The bytes end within a field.
+    #[error("too short: {field} ends at byte {needed}, there are {got}")]
+    TooShort { field: &'static str, needed: usize, got: usize },
+    /// There are more bytes than the message has.
+    #[error("{excess} bytes too many")]
+    TooLong { excess: usize },
+    /// The message speaks another version of the protocol.
+    #[error("version {0}, not {version}", version = super::VERSION)]
+    Version(u8),
+    /// There is no such message.
+    #[error("no message of kind {0}")]
+    Kind(u16),
+    /// A datagram that is not Terrace's.
+    #[error("a management datagram of somebody else: {field} is {value:#x}")]
+    Foreign { field: &'static str, value: u32 },
+    /// A field has a value that makes no sense.
+    #[error("{field} is {value:#x}: {expected}")]
+    Field { field: &'static str, value: u64, expected: &'static str },
+}
+
+/// Why a message cannot be encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The buffer is too small.
+    #[error("{needed} bytes do not fit in {room}")]
+    NoRoom { needed: usize, room: usize },
+    /// The message would be longer than the protocol allows.
+    #[error("the message has {0} bytes, more than a message may have")]
+    TooLong(usize),
+}
+
+/// Takes fields off the front.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0 }
+    }
+
+    fn take(&mut self, field: &'static str, len: usize) -> Result<&'a [u8], DecodeError> {
+        let needed = self.at.saturating_add(len);
+        let taken = self.bytes.get(self.at..needed).ok_or(DecodeError::TooShort {
+            field,
+            needed,
+            got: self.bytes.len(),
+        })?;
+        self.at = needed;
+        Ok(taken)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], DecodeError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(field, N)?);
+        Ok(array)
+    }
+
+    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, DecodeError> {
+        self.array(field).map(u8::from_le_bytes)
+    }
+
+    pub(super) fn u16(&mut self, field: &'static str) -> Result<u16, DecodeError> {
+        self.array(field).map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self, field: &'static str) -> Result<u32, DecodeError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self, field: &'static str) -> Result<u64, DecodeError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    /// A 24-bit number in 32 bits: a queue pair number or a PSN.
+    pub(super) fn u24(&mut self, field: &'static str) -> Result<u32, DecodeError> {
+        let value = self.u32(field)?;
+        if value >> 24 == 0 { Ok(value) } else { refuse(field, value.into(), "a number of 24 bits") }
+    }
+
+    /// Reserved bytes.
+    pub(super) fn zeros(&mut self, field: &'static str, len: usize) -> Result<(), DecodeError> {
+        match self.take(field, len)?.iter().find(|&&byte| byte != 0) {
+            None => Ok(()),
+            Some(&byte) => refuse(field, byte.into(), "reserved, must be zero"),
+        }
+    }
+
+    /// Whatever is left.
+    pub(super) fn rest(&mut self) -> &'a [u8] {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        self.at = self.bytes.len();
+        rest
+    }
+
+    pub(super) fn end(self) -> Result<(), DecodeError> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            excess => Err(DecodeError::TooLong { excess }),
+        }
+    }
+}
+
+/// A field's value makes no sense.
+pub(super) fn refuse<T>(field: &'static str, value: u64, expected: &'static str) -> Result<T, DecodeError> {
+    Err(DecodeError::Field { field, value, expected })
+}
+
+/// A range of addresses does not go beyond the address space.
+pub(super) fn check_range(field: &'static str, va: u64, len: u64) -> Result<(), DecodeError> {
+    match va.checked_add(len.saturating_sub(1)) {
+        Some(_) => Ok(()),
+        None => refuse(field, va, "the range ends beyond the address space"),
+    }
+}
+
+/// Appends fields. Counts on when the room has run out, so that the error can tell what was needed.
+pub(super) struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(out: &'a mut [u8]) -> Writer<'a> {
+        Writer { out, at: 0 }
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        if let Some(room) = self.out.get_mut(self.at..self.at + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+        self.at += bytes.len();
+        self
+    }
+
+    pub(super) fn zeros(&mut self, len: usize) -> &mut Self {
+        for _ in 0..len {
+            self.bytes(&[0]);
+        }
+        self
+    }
+
+    pub(super) fn u8(&mut self, value: u8) -> &mut Self {
+        self.bytes(&[value])
+    }
+
+    pub(super) fn u16(&mut self, value: u16) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    pub(super) fn u32(&mut self, value: u32) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    pub(super) fn u64(&mut self, value: u64) -> &mut Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Bytes written, if they all had room.
+    pub(super) fn finish(&self) -> Result<usize, EncodeError> {
+        if self.at <= self.out.len() {
+            Ok(self.at)
+        } else {
+            Err(EncodeError::NoRoom { needed: self.at, room: self.out.len() })
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The messages on the control queue pair.
+
+use super::VERSION;
+use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
+use crate::layout::UNITS_MAX;
+use crate::pages::PageBitmap;
+use crate::pattern::PAGE_BYTES;
+
+/// Longest message in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
+/// Bytes before the body.
+pub const HEADER_BYTES: usize = 16;
+/// Most pages that one `Read` can name.
+pub const READ_PAGES_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES - ACCESS_BYTES) * 8;
+/// Most data that one `Write` can carry, in bytes.
+pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - ACCESS_BYTES;
+
+/// Bytes of the fields of `Read` and `Write` that have a fixed length.
+const ACCESS_BYTES: usize = 32;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+const KIND_OPEN: u8 = 1;
+const KIND_OPENED: u8 = 2;
+const KIND_MAGIC: u8 = 3;
+const KIND_READ: u8 = 4;
+const KIND_WRITE: u8 = 5;
+const KIND_COUNTS: u8 = 6;
+const KIND_DONE: u8 = 7;
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Status {
+    /// It was carried out.
+    Ok = 0,
+    /// The rkey, or the region id, names nothing.
+    NoSuchRegion = 1,
+    /// The region is there, but not for this peer or not for this.
+    AccessDenied = 2,
+    /// The range is not within the region.
+    OutOfRange = 3,
+    /// The request makes no sense.
+    Invalid = 4,
+    /// The device behind the region failed.
+    DeviceError = 5,
+    /// There is no space behind a part of the region that was never written.
+    NoSpace = 6,
+    /// The server has no room for the request now; nothing was done, ask again.
+    Busy = 7,
+    /// The region is all in memory: read it one-sidedly. Nothing was done.
+    Plain = 8,
+    /// The client's own memory, where data was to go or to come from, did not let the server in.
+    ClientMemory = 9,
+    /// The server does not do this.
+    Unsupported = 10,
+}
+
+impl Status {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Status; 11] = [
+        Status::Ok,
+        Status::NoSuchRegion,
+        Status::AccessDenied,
+        Status::OutOfRange,
+        Status::Invalid,
+        Status::DeviceError,
+        Status::NoSpace,
+        Status::Busy,
+        Status::Plain,
+        Status::ClientMemory,
+        Status::Unsupported,
+    ];
+
+    pub(super) fn decode(value: u16) -> Result<Status, DecodeError> {
+        match Status::ALL.get(usize::from(value)) {
+            Some(status) => Ok(*status),
+            None => refuse("status", value.into(), "no such status"),
+        }
+    }
+}
+
+/// A message on the control queue pair. Data is borrowed from the buffer that it came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// Chosen by the client; an answer has its request's.
+    pub id: u64,
+    /// What it says.
+    pub body: Body<'a>,
+}
+
+/// What a message says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// Where are the region's tables?
+    Open(Open),
+    /// Here.
+    Opened(Opened),
+    /// Answer READs of absent pages on this queue pair with the pattern; or do so no longer.
+    Magic(Magic),
+    /// Write these pages into my memory.
+    Read(Read),
+    /// Put this into the region.
+    Write(Write<'a>),
+    /// This is where I count.
+    Counts(Counts),
+    /// The request with this id has ended so.
+    Done(Status),
+}
+
+/// Asks for the tables of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    pub rkey: u32,
+    pub region_id: u64,
+}
+
+/// Memory of the server that the client may READ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table {
+    pub va: u64,
+    pub length_bytes: u64,
+    pub rkey: u32,
+}
+
+/// Where a region's tables are: one bit per unit, unit `n` is bit `n % 64` of the little-endian word `n / 64`; one 32-bit version
+/// per page, odd if present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub bitmap: Table,
+    pub versions: Table,
+}
+
+/// Turns the pattern on or off for one region and one queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Magic {
+    pub client_qpn: u32,
+    pub server_qpn: u32,
+    pub rkey: u32,
+    pub region_id: u64,
+    pub on: bool,
+}
+
+/// Asks for pages of a range, to be written into the client's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    pub rkey: u32,
+    pub va: u64,
+    /// Length of the range in bytes; never 0.
+    pub length: u32,
+    /// Which pages of it; `None` for all of it, by who does not know the region's grid.
+    pub pages: Option<PageBitmap>,
+    /// Where the range's first byte goes.
+    pub dest_va: u64,
+    pub dest_rkey: u32,
+}
+
+/// Asks for data to be put into a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write<'a> {
+    pub rkey: u32,
+    pub va: u64,
+    /// Length in bytes; never 0.
+    pub length: u32,
+    pub source: Source<'a>,
+}
+
+/// Where the data of a [`Write`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// In the message; as long as the write says.
+    Inline(&'a [u8]),
+    /// In the client's memory; the server READs it.
+    Remote { va: u64, rkey: u32 },
+}
+
+/// Where the client counts its accesses of units: 32-bit little-endian numbers, for `unit_count` units from `first_unit` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    pub rkey: u32,
+    pub region_id: u64,
+    pub first_unit: u32,
+    pub unit_count: u32,
+    pub table_va: u64,
+    pub table_rkey: u32,
+}
+
+impl<'a> Message<'a> {
+    /// Writes the message to the front of a buffer; returns its length.
+    ///
+    /// # Errors
+    /// If it does not fit there, or is longer than [`MESSAGE_BYTES_MAX`].
+    pub fn encode(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
+        let (kind, status) = match &self.body {
+            Body::Open(_) => (KIND_OPEN, Status::Ok),
+            Body::Opened(_) => (KIND_OPENED, Status::Ok),
+            Body::Magic(_) => (KIND_MAGIC, Status::Ok),
+            Body::Read(_) => (KIND_READ, Status::Ok),
+            Body::Write(_) => (KIND_WRITE, Status::Ok),
+            Body::Counts(_) => (KIND_COUNTS, Status::Ok),
+            Body::Done(status) => (KIND_DONE, *status),
+        };
+        let mut writer = Writer::new(out);
+        writer.u8(VERSION).u8(kind).u16(status as u16).u32(0).u64(self.id);
+        self.body.encode(&mut writer);
+        let length = writer.finish()?;
+        if length > MESSAGE_BYTES_MAX {
+            return Err(EncodeError::TooLong(length));
+        }
+        out[4..8].copy_from_slice(&(length as u32).to_le_bytes());
+        Ok(length)
+    }
+
+    /// The message that the bytes are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode(bytes: &'a [u8]) -> Result<Message<'a>, DecodeError> {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(DecodeError::TooLong { excess: bytes.len() - MESSAGE_BYTES_MAX });
+        }
+        let mut reader = Reader::new(bytes);
+        let version = reader.u8("version")?;
+        if version != VERSION {
+            return Err(DecodeError::Version(version));
+        }
+        let kind = reader.u8("kind")?;
+        let status = Status::decode(reader.u16("status")?)?;
+        let length = reader.u32("length")?;
+        if length as usize != bytes.len() {
+            return refuse("length", length.into(), "not the length of the message");
+        }
+        let id = reader.u64("id")?;
+        if status != Status::Ok && kind != KIND_DONE {
+            return refuse("status", status as u64, "only in answers");
+        }
+        let body = match kind {
+            KIND_OPEN => Body::Open(Open::decode(&mut reader)?),
+            KIND_OPENED => Body::Opened(Opened::decode(&mut reader)?),
+            KIND_MAGIC => Body::Magic(Magic::decode(&mut reader)?),
+            KIND_READ => Body::Read(Read::decode(&mut reader)?),
+            KIND_WRITE => Body::Write(Write::decode(&mut reader)?),
+            KIND_COUNTS => Body::Counts(Counts::decode(&mut reader)?),
+            KIND_DONE => Body::Done(status),
+            _ => return Err(DecodeError::Kind(kind.into())),
+        };
+        reader.end()?;
+        Ok(Message { id, body })
+    }
+}
+
+impl Body<'_> {
+    fn encode(&self, writer: &mut Writer<'_>) {
+        match self {
+            Body::Open(open) => _ = writer.u32(open.rkey).zeros(4).u64(open.region_id),
+            Body::Opened(Opened { bitmap, versions }) => {
+                for table in [bitmap, versions] {
+                    writer.u64(table.va).u64(table.length_bytes).u32(table.rkey).zeros(4);
+                }
+            }
+            Body::Magic(magic) => {
+                writer.u32(magic.client_qpn).u32(magic.server_qpn).u32(magic.rkey);
+                writer.u8(magic.on.into()).zeros(3).u64(magic.region_id);
+            }
+            Body::Read(read) => read.encode(writer),
+            Body::Write(write) => write.encode(writer),
+            Body::Counts(counts) => {
+                writer.u32(counts.table_rkey).u32(counts.unit_count).u64(counts.table_va);
+                writer.u64(counts.region_id).u32(counts.rkey).u32(counts.first_unit);
+            }
+            Body::Done(_) => {}
+        }
+    }
+}
+
+impl Open {
+    fn decode(reader: &mut Reader<'_>) -> Result<Open, DecodeError> {
+        let rkey = reader.u32("rkey")?;
+        reader.zeros("reserved", 4)?;
+        Ok(Open { rkey, region_id: reader.u64("region id")? })
+    }
+}
+
+impl Opened {
+    fn decode(reader: &mut Reader<'_>) -> Result<Opened, DecodeError> {
+        Ok(Opened { bitmap: Table::decode(reader)?, versions: Table::decode(reader)? })
+    }
+}
+
+impl Table {
+    fn decode(reader: &mut Reader<'_>) -> Result<Table, DecodeError> {
+        let (va, length_bytes) = (reader.u64("table va")?, reader.u64("table bytes")?);
+        check_range("table va", va, length_bytes)?;
+        let rkey = reader.u32("table rkey")?;
+        reader.zeros("reserved", 4)?;
+        Ok(Table { va, length_bytes, rkey })
+    }
+}
+
+impl Magic {
+    fn decode(reader: &mut Reader<'_>) -> Result<Magic, DecodeError> {
+        let (client_qpn, server_qpn) = (reader.u24("client's qpn")?, reader.u24("server's qpn")?);
+        let rkey = reader.u32("rkey")?;
+        let on = match reader.u8("on")? {
+            0 => false,
+            1 => true,
+            on => return refuse("on", on.into(), "0 or 1"),
+        };
+        reader.zeros("reserved", 3)?;
+        Ok(Magic { client_qpn, server_qpn, rkey, region_id: reader.u64("region id")?, on })
+    }
+}
+
+/// Key, length and address: what `Read` and `Write` begin with.
+fn decode_access(reader: &mut Reader<'_>) -> Result<(u32, u32, u64), DecodeError> {
+    let (rkey, length, va) = (reader.u32("rkey")?, reader.u32("access length")?, reader.u64("va")?);
+    if length == 0 {
+        return refuse("access length", 0, "at least one byte");
+    }
+    check_range("va", va, length.into())?;
+    Ok((rkey, length, va))
+}
+
+impl Read {
+    fn encode(&self, writer: &mut Writer<'_>) {
+        let (page_count, words) =
+            self.pages.as_ref().map_or((0, &[][..]), |pages| (pages.page_count(), pages.words()));
+        writer.u32(self.rkey).u32(self.length).u64(self.va);
+        writer.u32(self.dest_rkey).u32(page_count as u32).u64(self.dest_va);
+        for word in words {
+            writer.u64(*word);
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Read, DecodeError> {
+        let (rkey, length, va) = decode_access(reader)?;
+        let (dest_rkey, page_count) = (reader.u32("destination rkey")?, reader.u32("pages")?);
+        let dest_va = reader.u64("destination va")?;
+        check_range("destination va", dest_va, length.into())?;
+        let pages = decode_pages(reader, length, page_count)?;
+        Ok(Read { rkey, va, length, pages, dest_va, dest_rkey })
+    }
+}
+
+/// The bitmap: as many pages as a range of this length can touch, at least one of them wanted.
+fn decode_pages(
+    reader: &mut Reader<'_>,
+    length: u32,
+    page_count: u32,
+) -> Result<Option<PageBitmap>, DecodeError> {
+    if page_count == 0 {
+        return Ok(None);
+    }
+    let fewest = u64::from(length).div_ceil(PAGE);
+    let most = (u64::from(length) + PAGE - 1).div_ceil(PAGE);
+    if !(fewest..=most).contains(&page_count.into()) {
+        return refuse("pages", page_count.into(), "not as many as the range touches");
+    }
+    let (words, odd_bytes) = reader.rest().as_chunks::<8>();
+    if !odd_bytes.is_empty() {
+        return Err(DecodeError::TooLong { excess: odd_bytes.len() });
+    }
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    match PageBitmap::from_words(page_count as usize, words) {
+        Some(pages) if !pages.is_empty() => Ok(Some(pages)),
+        Some(_) => refuse("bitmap", 0, "at least one page"),
+        None => refuse("bitmap", page_count.into(), "a bit for each page and none beyond"),
+    }
+}
+
+impl<'a> Write<'a> {
+    fn encode(&self, writer: &mut Writer<'_>) {
+        writer.u32(self.rkey).u32(self.length).u64(self.va);
+        match self.source {
+            Source::Inline(data) => writer.u32(0).u8(0).zeros(3).u64(0).bytes(data),
+            Source::Remote { va, rkey } => writer.u32(rkey).u8(1).zeros(3).u64(va),
+        };
+    }
+
+    fn decode(reader: &mut Reader<'a>) -> Result<Write<'a>, DecodeError> {
+        let (rkey, length, va) = decode_access(reader)?;
+        let (source_rkey, source) = (reader.u32("source rkey")?, reader.u8("source")?);
+        reader.zeros("reserved", 3)?;
+        let source_va = reader.u64("source va")?;
+        let source = match source {
+            0 if source_rkey != 0 || source_va != 0 => {
+                return refuse("source va", source_va, "zero for data in the message");
+            }
+            0 => Source::Inline(reader.rest()),
+            1 => Source::Remote { va: source_va, rkey: source_rkey },
+            _ => return refuse("source", source.into(), "inline (0) or by READ (1)"),
+        };
+        match source {
+            Source::Inline(data) if data.len() != length as usize => {
+                refuse("access length", length.into(), "not the length of the data in the message")
+            }
+            Source::Remote { va, .. } => check_range("source va", va, length.into()),
+            Source::Inline(_) => Ok(()),
+        }?;
+        Ok(Write { rkey, va, length, source })
+    }
+}
+
+impl Counts {
+    fn decode(reader: &mut Reader<'_>) -> Result<Counts, DecodeError> {
+        let (table_rkey, unit_count) = (reader.u32("table rkey")?, reader.u32("units")?);
+        let (table_va, region_id) = (reader.u64("table va")?, reader.u64("region id")?);
+        let (rkey, first_unit) = (reader.u32("rkey")?, reader.u32("first unit")?);
+        if u64::from(first_unit) + u64::from(unit_count) > UNITS_MAX {
+            return refuse("units", unit_count.into(), "more units than a region can have");
+        }
+        check_range("table va", table_va, u64::from(unit_count) * 4)?;
+        Ok(Counts { rkey, region_id, first_unit, unit_count, table_va, table_rkey })
+    }
+}

@@ -1,0 +1,73 @@
+//! The control protocol: what clients and servers of extended regions say to each other.
+//!
+//! Two kinds of messages, both little-endian but for the header of datagrams. Reserved bytes are zero; what is not, is refused,
+//! and so is any value that makes no sense. A decoder takes any bytes and answers with a message or a [`DecodeError`];
+//! what it accepts encodes to the same bytes again.
+//!
+//! # Datagrams
+//! Sent by UD SEND between QP1s ([`Datagram`]). They find out what an rkey is, and set a control queue pair up. They
+//! get lost and come twice, so every request may be repeated with its transaction id (`tid`), and is answered the same way each
+//! time. Each is exactly [`DATAGRAM_BYTES`] long and has the form of a management datagram (IBTA volume 1, 13.4.2) of a vendor's
+//! class, so that a peer that knows nothing of Terrace drops it as such:
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | base version: 1 |
+//! | 1 | 1 | management class: 0x3d |
+//! | 2 | 1 | class version: [`VERSION`] |
+//! | 3 | 1 | method: 0x01 for requests, 0x81 for answers |
+//! | 4 | 4 | status and class-specific: 0 |
+//! | 8 | 8 | transaction id, big-endian |
+//! | 16 | 2 | attribute, big-endian: the kind, see below |
+//! | 18 | 18 | attribute modifier, RMPP header: 0 |
+//! | 36 | 4 | reserved 0; organisation 02:54:52 (locally administered) |
+//! | 40 | 216 | body, the rest zero |
+//!
+//! | attribute, method | datagram | body |
+//! |---|---|---|
+//! | 1, 0x01 | `Describe` | rkey u32 |
+//! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, pattern key 32 bytes |
+//! | 2, 0x01 | `Connect` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16 |
+//! | 2, 0x81 | `Accepted` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16, status u16; if refused all but the status is 0 |
+//!
+//! # Messages
+//! Sent by SEND over the control queue pair ([`Message`]), at most [`MESSAGE_BYTES_MAX`] long. Each begins with
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 1 | version: [`VERSION`] |
+//! | 1 | 1 | kind |
+//! | 2 | 2 | status; 0 but in `Done` |
+//! | 4 | 4 | length of the message in bytes, this header included |
+//! | 8 | 8 | id: chosen by the client, repeated in the answer |
+//!
+//! | kind | message | from | body | answer |
+//! |---|---|---|---|---|
+//! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with why not |
+//! | 2 | `Opened` | server | of the bitmap, then of the version table: va u64, bytes u64, rkey u32, 4 zero | |
+//! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
+//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done` |
+//! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
+//! | 6 | `Counts` | client | table's rkey u32, units u32, table's va u64, region id u64, rkey u32, first unit u32 | `Done` |
+//! | 7 | `Done` | server | nothing | |
+//!
+//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
+//! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
+//! behind the data on the same queue pair. No pages (0) means all of the range; a client that has not been told the region's grid
+//! asks so. `Counts`: the client keeps one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
+//! table when it likes. Zero units withdraw it. `Magic` names the registration whose pattern the client knows by its region id, so
+//! that a server can refuse what is no longer true.
+
+mod bytes;
+mod datagram;
+mod message;
+
+pub use bytes::{DecodeError, EncodeError};
+pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
+pub use message::{
+    Body, Counts, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, Open, Opened,
+    READ_PAGES_MAX, Read, Source, Status, Table, Write,
+};
+
+/// Version of the protocol, in every message.
+pub const VERSION: u8 = 1;

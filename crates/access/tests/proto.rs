@@ -1,0 +1,255 @@
+//! The control protocol there and back, and whatever else arrives.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use terrace_access::layout::Layout;
+use terrace_access::pages::PageBitmap;
+use terrace_access::proto::*;
+
+fn statuses() -> impl Strategy<Value = Status> {
+    prop::sample::select(&Status::ALL[..])
+}
+
+fn failures() -> impl Strategy<Value = Status> {
+    prop::sample::select(&Status::ALL[1..])
+}
+
+fn described() -> impl Strategy<Value = Described> {
+    let extended = (
+        any::<u32>(),
+        1_u64..1 << 36,
+        0_u64..1 << 36,
+        12_u32..=30,
+        any::<[u8; 32]>(),
+        any::<u64>(),
+        any::<bool>(),
+    )
+        .prop_filter_map(
+            "a region lies so",
+            |(base, length, lead, unit, pattern_key, region_id, by_rpc)| {
+                let layout = Layout::new(u64::from(base) << 20, length, lead, 1 << unit)?;
+                let mode = if by_rpc { Mode::RpcOnly } else { Mode::OneSided };
+                Some(Described::Extended(RegionDescription { layout, pattern_key, region_id, mode }))
+            },
+        );
+    prop_oneof![Just(Described::Plain), failures().prop_map(Described::Refused), extended]
+}
+
+fn datagrams() -> impl Strategy<Value = Datagram> {
+    let number = 0_u32..1 << 24;
+    let mtu = prop::sample::select(vec![256_u16, 512, 1024, 2048, 4096]);
+    let end = (number.clone(), number, mtu, 1..=u16::MAX);
+    prop_oneof![
+        any::<(u64, u32)>().prop_map(|(tid, rkey)| Datagram::Describe { tid, rkey }),
+        (any::<u64>(), any::<u32>(), described()).prop_map(|(tid, rkey, described)| Datagram::Description {
+            tid,
+            rkey,
+            described
+        }),
+        (any::<u64>(), end.clone()).prop_map(|(tid, (qpn, psn, mtu_bytes, receive_count))| {
+            Datagram::Connect { tid, connect: Connect { qpn, psn, mtu_bytes, receive_count } }
+        }),
+        (any::<u64>(), end, statuses()).prop_map(|(tid, (qpn, psn, mtu_bytes, receive_count), status)| {
+            let accepted = match status {
+                Status::Ok => Ok(Accepted { qpn, psn, mtu_bytes, receive_count }),
+                refused => Err(refused),
+            };
+            Datagram::Accepted { tid, accepted }
+        }),
+    ]
+}
+
+fn tables() -> impl Strategy<Value = Table> {
+    (0..u64::MAX / 2, 0..u64::MAX / 2, any::<u32>()).prop_map(|(va, length_bytes, rkey)| Table {
+        va,
+        length_bytes,
+        rkey,
+    })
+}
+
+/// A read of some length, with as many pages as a range of it can touch.
+fn reads() -> impl Strategy<Value = Read> {
+    let members = prop_oneof![vec(any::<bool>(), 1..140), vec(any::<bool>(), 1000..3000)];
+    (any::<(u32, u32, u32, u32)>(), members, 0_u32..4096, any::<bool>()).prop_map(
+        |((rkey, dest_rkey, va, dest_va), members, offset, all)| {
+            let mut pages = PageBitmap::new(members.len());
+            pages.insert(members.len() / 2);
+            members
+                .iter()
+                .enumerate()
+                .filter(|(_, member)| **member)
+                .for_each(|(page, _)| pages.insert(page));
+            let length = members.len() as u32 * 4096 - offset;
+            let pages = (!all).then_some(pages);
+            Read { rkey, va: va.into(), length, pages, dest_va: dest_va.into(), dest_rkey }
+        },
+    )
+}
+
+/// Messages that carry no data.
+fn bodies() -> impl Strategy<Value = Body<'static>> {
+    let number = 0_u32..1 << 24;
+    prop_oneof![
+        any::<(u32, u64)>().prop_map(|(rkey, region_id)| Body::Open(Open { rkey, region_id })),
+        (tables(), tables()).prop_map(|(bitmap, versions)| Body::Opened(Opened { bitmap, versions })),
+        (number.clone(), number, any::<(u32, u64, bool)>()).prop_map(
+            |(client_qpn, server_qpn, (rkey, region_id, on))| {
+                Body::Magic(Magic { client_qpn, server_qpn, rkey, region_id, on })
+            }
+        ),
+        reads().prop_map(Body::Read),
+        any::<(u32, u64, u32, u32)>().prop_map(|(rkey, va, length, source)| {
+            let source = Source::Remote { va: u64::from(source) << 8, rkey: source };
+            Body::Write(Write { rkey, va: va >> 1, length: length.max(1), source })
+        }),
+        (any::<(u32, u32, u64, u32)>(), 0_u32..1 << 23, 0_u32..1 << 23).prop_map(
+            |((rkey, table_rkey, region_id, table_va), first_unit, unit_count)| {
+                let table_va = table_va.into();
+                Body::Counts(Counts { rkey, region_id, first_unit, unit_count, table_va, table_rkey })
+            }
+        ),
+        statuses().prop_map(Body::Done),
+    ]
+}
+
+fn encoded(message: &Message<'_>) -> Vec<u8> {
+    let mut buffer = vec![0xee; MESSAGE_BYTES_MAX + 1];
+    let length = message.encode(&mut buffer).expect("there is room");
+    assert!(buffer[length..].iter().all(|&byte| byte == 0xee), "nothing is written behind the message");
+    buffer.truncate(length);
+    buffer
+}
+
+/// Any bytes are refused, or are a message that encodes to them.
+fn check_total(bytes: &[u8]) {
+    if let Ok(message) = Message::decode(bytes) {
+        assert_eq!(encoded(&message), bytes);
+    }
+    if let Ok(datagram) = Datagram::decode(bytes) {
+        assert_eq!(datagram.encode(), bytes);
+    }
+}
+
+proptest! {
+    #[test]
+    fn datagrams_there_and_back(datagram in datagrams()) {
+        let bytes = datagram.encode();
+        prop_assert_eq!(Datagram::decode(&bytes), Ok(datagram));
+        let mut room = [0; DATAGRAM_BYTES];
+        prop_assert_eq!(datagram.encode_into(&mut room), Ok(DATAGRAM_BYTES));
+        prop_assert_eq!(room, bytes);
+        prop_assert!(datagram.encode_into(&mut room[1..]).is_err());
+    }
+
+    #[test]
+    fn messages_there_and_back(id: u64, body in bodies()) {
+        let message = Message { id, body };
+        let bytes = encoded(&message);
+        prop_assert_eq!(Message::decode(&bytes), Ok(message.clone()));
+        let mut short = vec![0; bytes.len() - 1];
+        let error = EncodeError::NoRoom { needed: bytes.len(), room: short.len() };
+        prop_assert_eq!(message.encode(&mut short), Err(error));
+    }
+
+    #[test]
+    fn data_travels_in_the_message(id: u64, rkey: u32, va in 0..u64::MAX / 2, data in vec(any::<u8>(), 1..3000)) {
+        let write = Write { rkey, va, length: data.len() as u32, source: Source::Inline(&data) };
+        let message = Message { id, body: Body::Write(write) };
+        let bytes = encoded(&message);
+        prop_assert_eq!(Message::decode(&bytes), Ok(message.clone()));
+    }
+
+    #[test]
+    fn cut_or_longer_messages_are_refused(body in bodies(), cut in 1_usize..40, extra in 1_usize..40) {
+        let mut bytes = encoded(&Message { id: 1, body });
+        prop_assert!(Message::decode(&bytes[..bytes.len().saturating_sub(cut)]).is_err());
+        bytes.resize(bytes.len() + extra, 0);
+        prop_assert!(Message::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn damaged_messages_are_refused_or_something_else(body in bodies(), at: prop::sample::Index, to: u8) {
+        let mut bytes = encoded(&Message { id: 1, body });
+        *at.get_mut(&mut bytes) = to;
+        check_total(&bytes);
+    }
+
+    #[test]
+    fn damaged_datagrams_are_refused_or_something_else(datagram in datagrams(), at: prop::sample::Index, to: u8) {
+        let mut bytes = datagram.encode();
+        bytes[at.index(DATAGRAM_BYTES)] = to;
+        check_total(&bytes);
+        prop_assert!(Datagram::decode(&bytes[..at.index(DATAGRAM_BYTES)]).is_err());
+    }
+
+    #[test]
+    fn any_bytes_are_harmless(bytes in vec(any::<u8>(), 0..400)) {
+        check_total(&bytes);
+    }
+}
+
+fn refusal(bytes: &[u8]) -> String {
+    Message::decode(bytes).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn refusals_say_what_is_wrong() {
+    let mut pages = PageBitmap::new(2);
+    pages.insert(1);
+    let read = Read { rkey: 1, va: 4095, length: 2, pages: Some(pages), dest_va: 0, dest_rkey: 2 };
+    let good = encoded(&Message { id: 7, body: Body::Read(read) });
+    let change = |at: usize, to: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = to;
+        refusal(&bytes)
+    };
+    assert_eq!(change(0, 9), "version 9, not 1");
+    assert_eq!(change(1, 99), "no message of kind 99");
+    assert_eq!(change(2, 1), "status is 0x1: only in answers");
+    assert_eq!(change(4, 0), "length is 0x0: not the length of the message");
+    assert_eq!(change(20, 0), "access length is 0x0: at least one byte");
+    assert_eq!(change(36, 3), "pages is 0x3: not as many as the range touches");
+    assert_eq!(change(48, 0), "bitmap is 0x0: at least one page");
+    assert_eq!(change(48, 4), "bitmap is 0x2: a bit for each page and none beyond");
+    assert_eq!(refusal(&good[..10]), "length is 0x38: not the length of the message");
+    assert_eq!(refusal(&[]), "too short: version ends at byte 1, there are 0");
+}
+
+#[test]
+fn the_largest_messages_fit_exactly() {
+    let pages = PageBitmap::full(READ_PAGES_MAX);
+    let length = READ_PAGES_MAX as u32 * 4096;
+    let read = Read { rkey: 1, va: 0, length, pages: Some(pages), dest_va: 0, dest_rkey: 2 };
+    assert_eq!(encoded(&Message { id: 7, body: Body::Read(read) }).len(), MESSAGE_BYTES_MAX);
+    let data = vec![1; INLINE_BYTES_MAX + 1];
+    let write = |data| {
+        let source = Source::Inline(data);
+        Message { id: 7, body: Body::Write(Write { rkey: 1, va: 0, length: data.len() as u32, source }) }
+    };
+    assert_eq!(encoded(&write(&data[1..])).len(), MESSAGE_BYTES_MAX);
+    let mut buffer = vec![0; 2 * MESSAGE_BYTES_MAX];
+    assert_eq!(write(&data).encode(&mut buffer), Err(EncodeError::TooLong(MESSAGE_BYTES_MAX + 1)));
+}
+
+#[test]
+fn datagrams_of_others_are_told_from_damaged_ones() {
+    let mut bytes = Datagram::Describe { tid: 3, rkey: 5 }.encode();
+    bytes[1] = 7;
+    assert!(matches!(
+        Datagram::decode(&bytes),
+        Err(DecodeError::Foreign { field: "management class", value: 7 })
+    ));
+    bytes[1] = 0x3d;
+    bytes[38] = 0;
+    assert!(matches!(Datagram::decode(&bytes), Err(DecodeError::Foreign { field: "organisation", .. })));
+    bytes[38] = 0x54;
+    bytes[2] = 2;
+    assert_eq!(Datagram::decode(&bytes), Err(DecodeError::Version(2)));
+}
+
+#[test]
+fn every_status_has_its_number() {
+    for (number, status) in Status::ALL.iter().enumerate() {
+        assert_eq!(*status as usize, number);
+    }
+}
