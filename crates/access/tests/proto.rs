@@ -80,7 +80,8 @@ fn reads() -> impl Strategy<Value = Read> {
                 .filter(|(_, member)| **member)
                 .for_each(|(page, _)| pages.insert(page));
             let length = members.len() as u32 * 4096 - offset;
-            let pages = (!all).then_some(pages);
+            let offset = if all { 0 } else { offset as u16 };
+            let pages = (!all).then_some(Pages { offset, wanted: pages });
             Read { rkey, va: va.into(), length, pages, dest_va: dest_va.into(), dest_rkey }
         },
     )
@@ -196,7 +197,14 @@ fn refusal(bytes: &[u8]) -> String {
 fn refusals_say_what_is_wrong() {
     let mut pages = PageBitmap::new(2);
     pages.insert(1);
-    let read = Read { rkey: 1, va: 4095, length: 2, pages: Some(pages), dest_va: 0, dest_rkey: 2 };
+    let read = Read {
+        rkey: 1,
+        va: 4095,
+        length: 2,
+        pages: Some(Pages { offset: 4095, wanted: pages }),
+        dest_va: 0,
+        dest_rkey: 2,
+    };
     let good = encoded(&Message { id: 7, body: Body::Read(read) });
     let change = |at: usize, to: u8| {
         let mut bytes = good.clone();
@@ -209,9 +217,11 @@ fn refusals_say_what_is_wrong() {
     assert_eq!(change(4, 0), "length is 0x0: not the length of the message");
     assert_eq!(change(20, 0), "access length is 0x0: at least one byte");
     assert_eq!(change(36, 3), "pages is 0x3: not as many as the range touches");
-    assert_eq!(change(48, 0), "bitmap is 0x0: at least one page");
-    assert_eq!(change(48, 4), "bitmap is 0x2: a bit for each page and none beyond");
-    assert_eq!(refusal(&good[..10]), "length is 0x38: not the length of the message");
+    assert_eq!(change(48, 0), "pages is 0x2: not as many as the range touches");
+    assert_eq!(change(49, 0x10), "page offset is 0x10ff: less than a page");
+    assert_eq!(change(56, 0), "bitmap is 0x0: at least one page");
+    assert_eq!(change(56, 4), "bitmap is 0x2: a bit for each page and none beyond");
+    assert_eq!(refusal(&good[..10]), "length is 0x40: not the length of the message");
     assert_eq!(refusal(&[]), "too short: version ends at byte 1, there are 0");
 }
 
@@ -219,7 +229,14 @@ fn refusals_say_what_is_wrong() {
 fn the_largest_messages_fit_exactly() {
     let pages = PageBitmap::full(READ_PAGES_MAX);
     let length = READ_PAGES_MAX as u32 * 4096;
-    let read = Read { rkey: 1, va: 0, length, pages: Some(pages), dest_va: 0, dest_rkey: 2 };
+    let read = Read {
+        rkey: 1,
+        va: 0,
+        length,
+        pages: Some(Pages { offset: 0, wanted: pages }),
+        dest_va: 0,
+        dest_rkey: 2,
+    };
     assert_eq!(encoded(&Message { id: 7, body: Body::Read(read) }).len(), MESSAGE_BYTES_MAX);
     let data = vec![1; INLINE_BYTES_MAX + 1];
     let write = |data| {

@@ -11,12 +11,13 @@ pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 16;
 /// Most pages that one `Read` can name.
-pub const READ_PAGES_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES - ACCESS_BYTES) * 8;
+pub const READ_PAGES_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES - READ_BYTES) * 8;
 /// Most data that one `Write` can carry, in bytes.
-pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - ACCESS_BYTES;
+pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - WRITE_BYTES;
 
-/// Bytes of the fields of `Read` and `Write` that have a fixed length.
-const ACCESS_BYTES: usize = 32;
+/// Bytes of the fields of `Read` and of `Write` that have a fixed length.
+const READ_BYTES: usize = 40;
+const WRITE_BYTES: usize = 32;
 const PAGE: u64 = PAGE_BYTES as u64;
 
 const KIND_OPEN: u8 = 1;
@@ -148,10 +149,19 @@ pub struct Read {
     /// Length of the range in bytes; never 0.
     pub length: u32,
     /// Which pages of it; `None` for all of it, by who does not know the region's grid.
-    pub pages: Option<PageBitmap>,
+    pub pages: Option<Pages>,
     /// Where the range's first byte goes.
     pub dest_va: u64,
     pub dest_rkey: u32,
+}
+
+/// Some of the pages that a range touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// How far into its page the range's first byte is, by the client's idea of the region's grid: the server compares.
+    pub offset: u16,
+    /// The pages that are wanted: at least one.
+    pub wanted: PageBitmap,
 }
 
 /// Asks for data to be put into a region.
@@ -322,10 +332,13 @@ fn decode_access(reader: &mut Reader<'_>) -> Result<(u32, u32, u64), DecodeError
 
 impl Read {
     fn encode(&self, writer: &mut Writer<'_>) {
-        let (page_count, words) =
-            self.pages.as_ref().map_or((0, &[][..]), |pages| (pages.page_count(), pages.words()));
+        let (offset, page_count, words) = match &self.pages {
+            Some(pages) => (pages.offset, pages.wanted.page_count(), pages.wanted.words()),
+            None => (0, 0, &[][..]),
+        };
         writer.u32(self.rkey).u32(self.length).u64(self.va);
         writer.u32(self.dest_rkey).u32(page_count as u32).u64(self.dest_va);
+        writer.u16(offset).zeros(6);
         for word in words {
             writer.u64(*word);
         }
@@ -336,34 +349,41 @@ impl Read {
         let (dest_rkey, page_count) = (reader.u32("destination rkey")?, reader.u32("pages")?);
         let dest_va = reader.u64("destination va")?;
         check_range("destination va", dest_va, length.into())?;
-        let pages = decode_pages(reader, length, page_count)?;
+        let offset = reader.u16("page offset")?;
+        reader.zeros("reserved", 6)?;
+        let pages = match page_count {
+            0 if offset != 0 => return refuse("page offset", offset.into(), "zero without pages"),
+            0 => None,
+            _ => Some(Pages::decode(reader, length, page_count, offset)?),
+        };
         Ok(Read { rkey, va, length, pages, dest_va, dest_rkey })
     }
 }
 
-/// The bitmap: as many pages as a range of this length can touch, at least one of them wanted.
-fn decode_pages(
-    reader: &mut Reader<'_>,
-    length: u32,
-    page_count: u32,
-) -> Result<Option<PageBitmap>, DecodeError> {
-    if page_count == 0 {
-        return Ok(None);
-    }
-    let fewest = u64::from(length).div_ceil(PAGE);
-    let most = (u64::from(length) + PAGE - 1).div_ceil(PAGE);
-    if !(fewest..=most).contains(&page_count.into()) {
-        return refuse("pages", page_count.into(), "not as many as the range touches");
-    }
-    let (words, odd_bytes) = reader.rest().as_chunks::<8>();
-    if !odd_bytes.is_empty() {
-        return Err(DecodeError::TooLong { excess: odd_bytes.len() });
-    }
-    let words = words.iter().map(|word| u64::from_le_bytes(*word));
-    match PageBitmap::from_words(page_count as usize, words) {
-        Some(pages) if !pages.is_empty() => Ok(Some(pages)),
-        Some(_) => refuse("bitmap", 0, "at least one page"),
-        None => refuse("bitmap", page_count.into(), "a bit for each page and none beyond"),
+impl Pages {
+    /// The bitmap: as many pages as the range touches, at least one of them wanted.
+    fn decode(
+        reader: &mut Reader<'_>,
+        length: u32,
+        page_count: u32,
+        offset: u16,
+    ) -> Result<Pages, DecodeError> {
+        if u64::from(offset) >= PAGE {
+            return refuse("page offset", offset.into(), "less than a page");
+        }
+        if u64::from(page_count) != (u64::from(offset) + u64::from(length)).div_ceil(PAGE) {
+            return refuse("pages", page_count.into(), "not as many as the range touches");
+        }
+        let (words, odd_bytes) = reader.rest().as_chunks::<8>();
+        if !odd_bytes.is_empty() {
+            return Err(DecodeError::TooLong { excess: odd_bytes.len() });
+        }
+        let words = words.iter().map(|word| u64::from_le_bytes(*word));
+        match PageBitmap::from_words(page_count as usize, words) {
+            Some(wanted) if !wanted.is_empty() => Ok(Pages { offset, wanted }),
+            Some(_) => refuse("bitmap", 0, "at least one page"),
+            None => refuse("bitmap", page_count.into(), "a bit for each page and none beyond"),
+        }
     }
 }
 

@@ -46,14 +46,15 @@
 //! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with why not |
 //! | 2 | `Opened` | server | of the bitmap, then of the version table: va u64, bytes u64, rkey u32, 4 zero | |
 //! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
-//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done` |
+//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done` |
 //! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
 //! | 6 | `Counts` | client | table's rkey u32, units u32, table's va u64, region id u64, rkey u32, first unit u32 | `Done` |
 //! | 7 | `Done` | server | nothing | |
 //!
 //! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
 //! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
-//! behind the data on the same queue pair. No pages (0) means all of the range; a client that has not been told the region's grid
+//! behind the data on the same queue pair. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
+//! date is refused (`Invalid`). No pages (0) means all of the range; a client that has not been told the region's grid
 //! asks so. `Counts`: the client keeps one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
 //! table when it likes. Zero units withdraw it. `Magic` names the registration whose pattern the client knows by its region id, so
 //! that a server can refuse what is no longer true.
@@ -65,7 +66,7 @@ mod message;
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
 pub use message::{
-    Body, Counts, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, Open, Opened,
+    Body, Counts, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, Open, Opened, Pages,
     READ_PAGES_MAX, Read, Source, Status, Table, Write,
 };
 
