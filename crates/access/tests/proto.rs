@@ -14,8 +14,12 @@ fn failures() -> impl Strategy<Value = Status> {
     prop::sample::select(&Status::ALL[1..])
 }
 
-fn described() -> impl Strategy<Value = Described> {
-    let extended = (
+fn mtus() -> impl Strategy<Value = u16> + Clone {
+    prop::sample::select(vec![256_u16, 512, 1024, 2048, 4096])
+}
+
+fn regions() -> impl Strategy<Value = RegionDescription> {
+    (
         any::<u32>(),
         1_u64..1 << 36,
         0_u64..1 << 36,
@@ -29,16 +33,19 @@ fn described() -> impl Strategy<Value = Described> {
             |(base, length, lead, unit, pattern_key, region_id, by_rpc)| {
                 let layout = Layout::new(u64::from(base) << 20, length, lead, 1 << unit)?;
                 let mode = if by_rpc { Mode::RpcOnly } else { Mode::OneSided };
-                Some(Described::Extended(RegionDescription { layout, pattern_key, region_id, mode }))
+                Some(RegionDescription { layout, pattern_key, region_id, mode })
             },
-        );
+        )
+}
+
+fn described() -> impl Strategy<Value = Described> {
+    let extended = regions().prop_map(Described::Extended);
     prop_oneof![Just(Described::Plain), failures().prop_map(Described::Refused), extended]
 }
 
 fn datagrams() -> impl Strategy<Value = Datagram> {
     let number = 0_u32..1 << 24;
-    let mtu = prop::sample::select(vec![256_u16, 512, 1024, 2048, 4096]);
-    let end = (number.clone(), number, mtu, 1..=u16::MAX);
+    let end = (number.clone(), number, mtus(), 1..=u16::MAX);
     prop_oneof![
         any::<(u64, u32)>().prop_map(|(tid, rkey)| Datagram::Describe { tid, rkey }),
         (any::<u64>(), any::<u32>(), described()).prop_map(|(tid, rkey, described)| Datagram::Description {
@@ -110,7 +117,19 @@ fn bodies() -> impl Strategy<Value = Body<'static>> {
             }
         ),
         statuses().prop_map(Body::Done),
+        prop::sample::select(vec!["a", "hot data", "\u{20ac}"]).prop_map(Body::Find),
+        (any::<u32>(), regions()).prop_map(|(rkey, region)| Body::Found(Found { rkey, region })),
+        ends().prop_map(Body::Pair),
+        ends().prop_map(Body::Paired),
     ]
+}
+
+fn ends() -> impl Strategy<Value = Endpoint> {
+    (0_u32..1 << 24, 0_u32..1 << 24, mtus()).prop_map(|(qpn, psn, mtu_bytes)| Endpoint {
+        qpn,
+        psn,
+        mtu_bytes,
+    })
 }
 
 fn encoded(message: &Message<'_>) -> Vec<u8> {

@@ -210,10 +210,8 @@ fn encode_description(writer: &mut Writer<'_>, rkey: u32, described: &Described)
         Described::Refused(status) => _ = writer.u16(*status as u16),
         Described::Plain => _ = writer.u16(Status::Ok as u16),
         Described::Extended(region) => {
-            writer.u16(Status::Ok as u16).u8(1).u8(region.mode as u8);
-            writer.u32(region.layout.unit_bytes()).zeros(4);
-            writer.u64(region.layout.base_va()).u64(region.layout.length());
-            writer.u64(region.layout.lead_bytes()).u64(region.region_id).bytes(&region.pattern_key);
+            writer.u16(Status::Ok as u16).u8(1);
+            region.encode(writer);
         }
     }
 }
@@ -223,7 +221,7 @@ fn decode_description(reader: &mut Reader<'_>, tid: u64) -> Result<Datagram, Dec
     let status = Status::decode(reader.u16("status")?)?;
     let described = match (status, reader.u8("kind")?) {
         (Status::Ok, 0) => Described::Plain,
-        (Status::Ok, 1) => Described::Extended(decode_region(reader)?),
+        (Status::Ok, 1) => Described::Extended(RegionDescription::decode(reader)?),
         (Status::Ok, kind) => return refuse("kind", kind.into(), "plain (0) or extended (1)"),
         (status, 0) => Described::Refused(status),
         (_, kind) => return refuse("kind", kind.into(), "0 for what was refused"),
@@ -231,25 +229,33 @@ fn decode_description(reader: &mut Reader<'_>, tid: u64) -> Result<Datagram, Dec
     Ok(Datagram::Description { tid, rkey, described })
 }
 
-fn decode_region(reader: &mut Reader<'_>) -> Result<RegionDescription, DecodeError> {
-    let mode = match reader.u8("mode")? {
-        0 => Mode::OneSided,
-        1 => Mode::RpcOnly,
-        mode => return refuse("mode", mode.into(), "one-sided (0) or by RPC (1)"),
-    };
-    let unit_bytes = reader.u32("unit bytes")?;
-    reader.zeros("reserved", 4)?;
-    let (base_va, length) = (reader.u64("base va")?, reader.u64("length")?);
-    let lead_bytes = reader.u64("lead bytes")?;
-    let Some(layout) = Layout::new(base_va, length, lead_bytes, unit_bytes) else {
-        return refuse("length", length, "no region can lie so");
-    };
-    let region_id = reader.u64("region id")?;
-    Ok(RegionDescription { layout, pattern_key: reader.array("pattern key")?, region_id, mode })
+impl RegionDescription {
+    pub(super) fn encode(&self, writer: &mut Writer<'_>) {
+        writer.u8(self.mode as u8).u32(self.layout.unit_bytes()).zeros(4);
+        writer.u64(self.layout.base_va()).u64(self.layout.length());
+        writer.u64(self.layout.lead_bytes()).u64(self.region_id).bytes(&self.pattern_key);
+    }
+
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<RegionDescription, DecodeError> {
+        let mode = match reader.u8("mode")? {
+            0 => Mode::OneSided,
+            1 => Mode::RpcOnly,
+            mode => return refuse("mode", mode.into(), "one-sided (0) or by RPC (1)"),
+        };
+        let unit_bytes = reader.u32("unit bytes")?;
+        reader.zeros("reserved", 4)?;
+        let (base_va, length) = (reader.u64("base va")?, reader.u64("length")?);
+        let lead_bytes = reader.u64("lead bytes")?;
+        let Some(layout) = Layout::new(base_va, length, lead_bytes, unit_bytes) else {
+            return refuse("length", length, "no region can lie so");
+        };
+        let region_id = reader.u64("region id")?;
+        Ok(RegionDescription { layout, pattern_key: reader.array("pattern key")?, region_id, mode })
+    }
 }
 
 /// One of the path MTUs that there are.
-fn decode_mtu(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
+pub(super) fn decode_mtu(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
     match reader.u16("path mtu")? {
         mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),
         mtu => refuse("path mtu", mtu.into(), "256, 512, 1024, 2048 or 4096 bytes"),

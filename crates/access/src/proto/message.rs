@@ -2,6 +2,7 @@
 
 use super::VERSION;
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse};
+use super::datagram::{RegionDescription, decode_mtu};
 use crate::layout::UNITS_MAX;
 use crate::pages::PageBitmap;
 use crate::pattern::PAGE_BYTES;
@@ -27,6 +28,13 @@ const KIND_READ: u8 = 4;
 const KIND_WRITE: u8 = 5;
 const KIND_COUNTS: u8 = 6;
 const KIND_DONE: u8 = 7;
+const KIND_FIND: u8 = 8;
+const KIND_FOUND: u8 = 9;
+const KIND_PAIR: u8 = 10;
+const KIND_PAIRED: u8 = 11;
+
+/// Longest name of a region in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,8 +112,33 @@ pub enum Body<'a> {
     Write(Write<'a>),
     /// This is where I count.
     Counts(Counts),
+    /// Which region has this name?
+    Find(&'a str),
+    /// This one.
+    Found(Found),
+    /// Let us have a queue pair for the regions that have names; this is my end.
+    Pair(Endpoint),
+    /// This is my end.
+    Paired(Endpoint),
     /// The request with this id has ended so.
     Done(Status),
+}
+
+/// A region that has a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub rkey: u32,
+    pub region: RegionDescription,
+}
+
+/// One end of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    pub qpn: u32,
+    /// PSN of its first request.
+    pub psn: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u16,
 }
 
 /// Asks for the tables of a region.
@@ -207,6 +240,10 @@ impl<'a> Message<'a> {
             Body::Read(_) => (KIND_READ, Status::Ok),
             Body::Write(_) => (KIND_WRITE, Status::Ok),
             Body::Counts(_) => (KIND_COUNTS, Status::Ok),
+            Body::Find(_) => (KIND_FIND, Status::Ok),
+            Body::Found(_) => (KIND_FOUND, Status::Ok),
+            Body::Pair(_) => (KIND_PAIR, Status::Ok),
+            Body::Paired(_) => (KIND_PAIRED, Status::Ok),
             Body::Done(status) => (KIND_DONE, *status),
         };
         let mut writer = Writer::new(out);
@@ -251,6 +288,13 @@ impl<'a> Message<'a> {
             KIND_WRITE => Body::Write(Write::decode(&mut reader)?),
             KIND_COUNTS => Body::Counts(Counts::decode(&mut reader)?),
             KIND_DONE => Body::Done(status),
+            KIND_FIND => Body::Find(decode_name(&mut reader)?),
+            KIND_FOUND => Body::Found(Found {
+                rkey: reader.u32("rkey")?,
+                region: RegionDescription::decode(&mut reader)?,
+            }),
+            KIND_PAIR => Body::Pair(Endpoint::decode(&mut reader)?),
+            KIND_PAIRED => Body::Paired(Endpoint::decode(&mut reader)?),
             _ => return Err(DecodeError::Kind(kind.into())),
         };
         reader.end()?;
@@ -277,8 +321,26 @@ impl Body<'_> {
                 writer.u32(counts.table_rkey).u32(counts.unit_count).u64(counts.table_va);
                 writer.u64(counts.region_id).u32(counts.rkey).u32(counts.first_unit);
             }
+            Body::Find(name) => _ = writer.bytes(name.as_bytes()),
+            Body::Found(found) => found.region.encode(writer.u32(found.rkey)),
+            Body::Pair(end) | Body::Paired(end) => _ = writer.u32(end.qpn).u32(end.psn).u16(end.mtu_bytes),
             Body::Done(_) => {}
         }
+    }
+}
+
+/// A name: the rest of the message.
+fn decode_name<'a>(reader: &mut Reader<'a>) -> Result<&'a str, DecodeError> {
+    let bytes = reader.rest();
+    match std::str::from_utf8(bytes) {
+        Ok(name) if (1..=NAME_BYTES_MAX).contains(&name.len()) => Ok(name),
+        _ => refuse("name", bytes.len() as u64, "1 to 255 bytes of UTF-8"),
+    }
+}
+
+impl Endpoint {
+    fn decode(reader: &mut Reader<'_>) -> Result<Endpoint, DecodeError> {
+        Ok(Endpoint { qpn: reader.u24("qpn")?, psn: reader.u24("psn")?, mtu_bytes: decode_mtu(reader)? })
     }
 }
 

@@ -50,6 +50,10 @@
 //! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
 //! | 6 | `Counts` | client | table's rkey u32, units u32, table's va u64, region id u64, rkey u32, first unit u32 | `Done` |
 //! | 7 | `Done` | server | nothing | |
+//! | 8 | `Find` | client | name, UTF-8, to the end of the message | `Found` |
+//! | 9 | `Found` | server | rkey u32, then as in `Description` from the mode on | |
+//! | 10 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
+//! | 11 | `Paired` | server | the same | |
 //!
 //! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
 //! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
@@ -66,8 +70,8 @@ mod message;
 pub use bytes::{DecodeError, EncodeError};
 pub use datagram::{Accepted, Connect, DATAGRAM_BYTES, Datagram, Described, Mode, RegionDescription};
 pub use message::{
-    Body, Counts, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message, Open, Opened, Pages,
-    READ_PAGES_MAX, Read, Source, Status, Table, Write,
+    Body, Counts, Endpoint, Found, HEADER_BYTES, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Magic, Message,
+    NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX, Read, Source, Status, Table, Write,
 };
 
 /// Version of the protocol, in every message.
