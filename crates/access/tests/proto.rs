@@ -26,13 +26,12 @@ fn regions() -> impl Strategy<Value = RegionDescription> {
         12_u32..=30,
         any::<[u8; 32]>(),
         any::<u64>(),
-        any::<bool>(),
+        prop::sample::select(vec![Mode::OneSided, Mode::RpcOnly, Mode::Plain]),
     )
         .prop_filter_map(
             "a region lies so",
-            |(base, length, lead, unit, pattern_key, region_id, by_rpc)| {
+            |(base, length, lead, unit, pattern_key, region_id, mode)| {
                 let layout = Layout::new(u64::from(base) << 20, length, lead, 1 << unit)?;
-                let mode = if by_rpc { Mode::RpcOnly } else { Mode::OneSided };
                 Some(RegionDescription { layout, pattern_key, region_id, mode })
             },
         )

@@ -65,6 +65,8 @@ pub enum Mode {
     OneSided = 0,
     /// Reads and writes by RPC: the baselines.
     RpcOnly = 1,
+    /// One-sided, as a region that is all in memory; which it is.
+    Plain = 2,
 }
 
 /// The client's end of a control queue pair.
@@ -240,7 +242,8 @@ impl RegionDescription {
         let mode = match reader.u8("mode")? {
             0 => Mode::OneSided,
             1 => Mode::RpcOnly,
-            mode => return refuse("mode", mode.into(), "one-sided (0) or by RPC (1)"),
+            2 => Mode::Plain,
+            mode => return refuse("mode", mode.into(), "one-sided (0), by RPC (1) or plain (2)"),
         };
         let unit_bytes = reader.u32("unit bytes")?;
         reader.zeros("reserved", 4)?;

@@ -26,7 +26,7 @@
 //! | attribute, method | datagram | body |
 //! |---|---|---|
 //! | 1, 0x01 | `Describe` | rkey u32 |
-//! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, pattern key 32 bytes |
+//! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC, 2 plain); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, pattern key 32 bytes |
 //! | 2, 0x01 | `Connect` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16 |
 //! | 2, 0x81 | `Accepted` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16, status u16; if refused all but the status is 0 |
 //!
