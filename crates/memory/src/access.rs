@@ -61,6 +61,16 @@ pub enum Side {
     Remote,
 }
 
+/// What a peer's READ gets where a region's memory is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Absence {
+    /// The data, once the region's pager has brought it.
+    #[default]
+    Wait,
+    /// The region's pattern, at once: the peer knows it and asks in another way.
+    Magic,
+}
+
 /// Who makes an access: the queue pair, its protection domain, and for whom it acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Accessor {
@@ -70,17 +80,24 @@ pub struct Accessor {
     pub qpn: u32,
     /// Local or remote.
     pub side: Side,
+    /// What it gets for memory that is absent, if it is remote. Local accesses fault the memory in.
+    pub absence: Absence,
 }
 
 impl Accessor {
     /// An access on behalf of a local work request.
     pub fn local(pd: u32, qpn: u32) -> Accessor {
-        Accessor { pd, qpn, side: Side::Local }
+        Accessor { pd, qpn, side: Side::Local, absence: Absence::Wait }
     }
 
     /// An access on behalf of a peer.
     pub fn remote(pd: u32, qpn: u32) -> Accessor {
-        Accessor { pd, qpn, side: Side::Remote }
+        Accessor { pd, qpn, side: Side::Remote, absence: Absence::Wait }
+    }
+
+    /// The same with another wish for absent memory.
+    pub fn with_absence(self, absence: Absence) -> Accessor {
+        Accessor { absence, ..self }
     }
 }
 
@@ -147,9 +164,12 @@ pub enum AccessError {
     /// The flush failed, or its placement or selectivity has no meaning.
     #[error("the flush failed")]
     Flush,
-    /// The region wants the request to be tried again later. No region does so yet.
+    /// The memory is absent: the region's pager can carry the access out. From the pager itself: it has no room.
     #[error("the memory is not there yet")]
     NotReady,
+    /// The memory is absent and on its way: the peer shall try again.
+    #[error("the memory is on its way")]
+    Retry,
 }
 
 /// Why a registration, or a change of one, was refused.

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::flush::FlushHook;
+use crate::paging::{Pager, Pattern, RegionPolicy};
 
 /// What kind of thing a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +39,18 @@ pub(crate) struct Entry {
     pub(crate) len: u64,
     /// What to add (modulo 2^64) to an address that the key's user gives, to have the program's own address.
     pub(crate) to_host: u64,
+    /// Who knows where the bytes are, if they need not be in memory.
+    pub(crate) pager: Option<Arc<dyn Pager>>,
     /// Windows: index of the slot of the region underneath.
     pub(crate) region: u32,
     /// Regions: how many windows are bound to it. Changed while the region is pinned, or by a window that is bound.
     pub(crate) windows: AtomicU32,
     /// What makes the bytes durable, where the default will not do.
     pub(crate) flush: Option<Arc<dyn FlushHook>>,
+    /// What stands for absent bytes.
+    pub(crate) pattern: Option<Pattern>,
+    /// What is done about absent bytes.
+    pub(crate) policy: RegionPolicy,
 }
 
 impl Entry {
@@ -59,9 +66,12 @@ impl Entry {
             start: 0,
             len: 0,
             to_host: 0,
+            pager: None,
             region: 0,
             windows: AtomicU32::new(0),
             flush: None,
+            pattern: None,
+            policy: RegionPolicy::Wait,
         }
     }
 
@@ -76,6 +86,8 @@ impl Entry {
         self.access = Access::empty();
         self.len = 0;
         self.flush = None;
+        self.pager = None;
+        self.pattern = None;
     }
 
     /// Whether `tag` is the current key's, and the accessor may use the key at all.
@@ -103,6 +115,12 @@ impl Entry {
             return Err(AccessError::OutOfRange);
         }
         Ok(va.wrapping_add(self.to_host))
+    }
+
+    /// The pager that this accessor's accesses go by.
+    #[inline]
+    pub(crate) fn pager_for(&self, who: Accessor) -> Option<&Arc<dyn Pager>> {
+        self.pager.as_ref().filter(|_| who.side == Side::Remote)
     }
 
     /// All checks on an access, in the order key, protection domain, queue pair, permission, range.

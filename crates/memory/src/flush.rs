@@ -1,9 +1,9 @@
 //! Making bytes visible or durable, and fetching them ahead.
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
+use crate::entry::Entry;
 use crate::registry::Registry;
 use crate::table::tag_of;
 
@@ -69,7 +69,7 @@ impl Registry {
     ///
     /// # Errors
     /// As for [`Registry::check`]; `Flush` when no or an unknown placement is asked for or the flush failed; `Fault`
-    /// when part of the range is not mapped.
+    /// when part of the range is not mapped; `NotReady` when the region's pager has to do it.
     pub fn flush(
         &self,
         who: Accessor,
@@ -79,45 +79,23 @@ impl Registry {
         placement: u8,
         scope: FlushScope,
     ) -> Result<(), AccessError> {
-        if placement == 0 || placement & !(PLACEMENT_GLOBAL | PLACEMENT_PERSISTENT) != 0 {
-            return Err(AccessError::Flush);
-        }
-        let (range, hook) = self.flush_range(who, key, va, len, placement, scope)?;
+        let entry = self.slot(key)?.entry.pin();
+        let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
+        let hook = entry.flush.clone();
+        let is_paged = entry.pager_for(who).is_some();
+        drop(entry);
         // Every store was made by a processor of this machine: ordering them is all that visibility takes.
         fence(Ordering::SeqCst);
         if placement & PLACEMENT_PERSISTENT == 0 || range.len == 0 {
             return Ok(());
         }
+        if is_paged {
+            return Err(AccessError::NotReady);
+        }
         match hook {
             Some(hook) => hook.flush(range).map_err(|_| AccessError::Flush),
             None => sync_mapping(range),
         }
-    }
-
-    /// Checks a flush and says what it covers.
-    fn flush_range(
-        &self,
-        who: Accessor,
-        key: u32,
-        va: u64,
-        len: u64,
-        placement: u8,
-        scope: FlushScope,
-    ) -> Result<(HostRange, Option<Arc<dyn FlushHook>>), AccessError> {
-        let entry = self.table.slot_of(key).ok_or(AccessError::UnknownKey)?.entry.pin();
-        entry.admit(tag_of(key), who)?;
-        for (bit, need) in
-            [(PLACEMENT_GLOBAL, AccessNeed::FlushGlobal), (PLACEMENT_PERSISTENT, AccessNeed::FlushPersistent)]
-        {
-            if placement & bit != 0 && !entry.access.contains(need.permission(Side::Remote)) {
-                return Err(AccessError::Permission);
-            }
-        }
-        let (va, len) = match scope {
-            FlushScope::Range => (va, len),
-            FlushScope::Region => (entry.start, entry.len),
-        };
-        Ok((HostRange { addr: entry.translate(va, len)?, len }, entry.flush.clone()))
     }
 
     /// `ibv_advise_mr` for one element of its list: fetches pages ahead. Best effort: pages may leave again.
@@ -142,6 +120,36 @@ impl Registry {
             Advice::Prefetch => populate(range, libc::MADV_POPULATE_READ),
             Advice::PrefetchWrite => populate(range, libc::MADV_POPULATE_WRITE),
         }
+    }
+}
+
+impl Entry {
+    /// Checks a flush and says what it covers.
+    pub(crate) fn locate_flush(
+        &self,
+        tag: u8,
+        who: Accessor,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+    ) -> Result<HostRange, AccessError> {
+        if placement == 0 || placement & !(PLACEMENT_GLOBAL | PLACEMENT_PERSISTENT) != 0 {
+            return Err(AccessError::Flush);
+        }
+        self.admit(tag, who)?;
+        for (bit, need) in
+            [(PLACEMENT_GLOBAL, AccessNeed::FlushGlobal), (PLACEMENT_PERSISTENT, AccessNeed::FlushPersistent)]
+        {
+            if placement & bit != 0 && !self.access.contains(need.permission(Side::Remote)) {
+                return Err(AccessError::Permission);
+            }
+        }
+        let (va, len) = match scope {
+            FlushScope::Range => (va, len),
+            FlushScope::Region => (self.start, self.len),
+        };
+        Ok(HostRange { addr: self.translate(va, len)?, len })
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `registry` | registering, and the data path: check, read, write, atomic |
 //! | `window` | memory windows: bind, invalidate, free |
 //! | `paging` | regions whose bytes need not be in memory: what is present, and who fetches the rest |
+//! | `paged` | the data path of such regions |
 //! | `flush` | making bytes visible or durable; prefetching |
 //! | `entry` | what a slot holds and the checks on it |
 //! | `table` | from key to slot, and which slots are free |
@@ -27,6 +28,7 @@ mod access;
 mod entry;
 pub mod fault;
 mod flush;
+mod paged;
 mod paging;
 mod pin;
 mod registry;
@@ -34,8 +36,8 @@ mod sync;
 mod table;
 mod window;
 
-pub use access::{Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
+pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use flush::{Advice, FlushHook, FlushScope, HostRange};
-pub use paging::{PAGE_BYTES, Pager, Presence, Transfer, UNIT_BYTES, Waker};
+pub use paging::{PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker};
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use window::{BindError, WindowBind, WindowKind};

@@ -20,6 +20,20 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const UNIT_BYTES: u64 = 1 << 20;
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
 
+/// What stands for a page that is absent. Byte `n` of it stands for every byte that lies `n` bytes into a page, counted from
+/// the first byte of [`Presence::range`].
+pub type Pattern = Arc<[u8; PAGE_BYTES as usize]>;
+
+/// What a region does about an access to absent memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RegionPolicy {
+    /// The pager carries the access out, and the peer waits. (One that asked for the pattern gets that instead.)
+    #[default]
+    Wait,
+    /// The peer is told to come back, while the pager brings the memory: what hardware does with on-demand paging.
+    Fault,
+}
+
 /// What of a range of memory is resident. Unit 0 begins at the range's first byte; the last unit may be shorter.
 ///
 /// Two tables are laid out for others to read, also over RDMA: the residency bitmap (one bit per unit, unit `n` is bit
@@ -132,6 +146,17 @@ impl Presence {
     pub(crate) fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
         let held = self.copies.pin();
         self.units_of(part).all(|unit| self.is_present(unit)).then_some(held)
+    }
+
+    /// In the child after `fork`: forgets the copies of threads that exist only in the parent.
+    pub fn forget_copies(&self) {
+        self.copies.forget_pins();
+    }
+
+    /// The part of a range that lies in the first of its units.
+    pub(crate) fn first_part(&self, part: HostRange) -> HostRange {
+        let to_next_unit = UNIT_BYTES - (part.addr - self.range.addr) % UNIT_BYTES;
+        HostRange { addr: part.addr, len: part.len.min(to_next_unit) }
     }
 
     /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.

@@ -7,6 +7,8 @@ use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::fault;
 use crate::flush::{FlushHook, HostRange, is_mapped};
+use crate::paged;
+use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
 use crate::table::{Slot, Table, tag_of, vacate};
 
@@ -40,14 +42,30 @@ pub struct RegionSpec {
     pub iova: u64,
     /// What may be done.
     pub access: Access,
-    /// Makes the bytes durable on FLUSH; `None` for `msync`.
+    /// Makes the bytes durable on FLUSH; `None` for `msync`. A pager does that itself.
     pub flush: Option<Arc<dyn FlushHook>>,
+    /// Knows where the bytes are, if they need not be in memory. Its range must cover this one.
+    pub pager: Option<Arc<dyn Pager>>,
+    /// What stands for absent bytes towards peers that ask for it. Without it they wait like the others.
+    pub pattern: Option<Pattern>,
+    /// What is done about absent bytes.
+    pub policy: RegionPolicy,
 }
 
 impl RegionSpec {
     /// A region whose keys' users name bytes by the program's own addresses.
     pub fn new(pd: u32, addr: u64, len: u64, access: Access) -> RegionSpec {
-        RegionSpec { pd, addr, len, iova: addr, access, flush: None }
+        RegionSpec {
+            pd,
+            addr,
+            len,
+            iova: addr,
+            access,
+            flush: None,
+            pager: None,
+            pattern: None,
+            policy: RegionPolicy::Wait,
+        }
     }
 
     /// Whether this is implicit on-demand paging: the whole address space.
@@ -61,6 +79,9 @@ impl RegionSpec {
         let mut entry = Entry::free(0);
         self.apply(&mut entry)?;
         let range = HostRange { addr: self.addr, len: self.len };
+        if self.pager.as_ref().is_some_and(|pager| !pager.presence().covers(range)) {
+            return Err(RegisterError::Invalid("the region is not within its pager's range"));
+        }
         if self.access.contains(Access::ON_DEMAND) || is_mapped(range) {
             return Ok(entry);
         }
@@ -90,6 +111,9 @@ impl RegionSpec {
         entry.len = self.len;
         entry.to_host = self.addr.wrapping_sub(start);
         entry.flush.clone_from(&self.flush);
+        entry.pager.clone_from(&self.pager);
+        entry.pattern.clone_from(&self.pattern);
+        entry.policy = self.policy;
         Ok(())
     }
 }
@@ -119,7 +143,7 @@ pub struct NewRange {
 /// What `ibv_rereg_mr` changes; `None` leaves a property as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionChange {
-    /// New memory. The region's flush hook goes with the old one.
+    /// New memory. The region's flush hook and pager go with the old one.
     pub range: Option<NewRange>,
     /// New protection domain.
     pub pd: Option<u32>,
@@ -139,13 +163,17 @@ impl RegionChange {
         let old_addr = entry.start.wrapping_add(entry.to_host);
         let old = NewRange { addr: old_addr, len: entry.len, iova: entry.start };
         let NewRange { addr, len, iova } = self.range.unwrap_or(old);
+        let stays = self.range.is_none();
         Ok(RegionSpec {
             pd: self.pd.unwrap_or(entry.pd),
             addr,
             len,
             iova,
             access: self.access.unwrap_or(entry.access),
-            flush: if self.range.is_some() { None } else { entry.flush.clone() },
+            flush: entry.flush.clone().filter(|_| stays),
+            pager: entry.pager.clone().filter(|_| stays),
+            pattern: entry.pattern.clone().filter(|_| stays),
+            policy: entry.policy,
         })
     }
 }
@@ -286,12 +314,16 @@ impl Registry {
     ///
     /// # Errors
     /// As for [`Registry::check`]; `Fault` when the memory is not there or not readable; `out` is then partly written.
+    /// For peers `NotReady` and `Retry` when part of it is absent.
     pub fn read(&self, who: Accessor, key: u32, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
         if out.is_empty() {
             return Ok(());
         }
         let entry = self.slot(key)?.entry.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
+        if let Some(pager) = entry.pager_for(who) {
+            return paged::read(&entry, &**pager, who, host, out);
+        }
         // SAFETY: the program registered this range for the device to read, and the pin keeps it registered.
         unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
     }
@@ -301,13 +333,16 @@ impl Registry {
     ///
     /// # Errors
     /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are then
-    /// written.
+    /// written. For peers `NotReady` and `Retry` when part of it is absent; nothing is written then.
     pub fn write(&self, who: Accessor, key: u32, va: u64, data: &[u8]) -> Result<(), AccessError> {
         if data.is_empty() {
             return Ok(());
         }
         let entry = self.slot(key)?.entry.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
+        if let Some(pager) = entry.pager_for(who) {
+            return paged::write(&entry, &**pager, host, data);
+        }
         // SAFETY: the program registered this range for the device to write, and the pin keeps it registered.
         unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
     }
@@ -316,18 +351,12 @@ impl Registry {
     /// instructions as well.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable.
+    /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable. For peers `NotReady`
+    /// and `Retry` when it is absent.
     pub fn atomic(&self, who: Accessor, key: u32, va: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let need = match op {
-            AtomicOp::Write { .. } => AccessNeed::Write,
-            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
-        };
         let entry = self.slot(key)?.entry.pin();
-        let host = entry.locate(tag_of(key), who, need, va, 8)?;
-        // A region whose iova and address differ modulo 8 has no place for atomics at all.
-        if !va.is_multiple_of(8) || !host.is_multiple_of(8) {
-            return Err(AccessError::Misaligned);
-        }
+        let host = locate_atomic(&entry, key, who, va, op)?;
+        let _held = paged::hold_for_atomic(&entry, who, host)?;
         // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
         // address is aligned.
         let old = unsafe {
@@ -341,7 +370,7 @@ impl Registry {
     }
 
     #[inline]
-    fn slot(&self, key: u32) -> Result<&Slot, AccessError> {
+    pub(crate) fn slot(&self, key: u32) -> Result<&Slot, AccessError> {
         self.table.slot_of(key).ok_or(AccessError::UnknownKey)
     }
 
@@ -356,11 +385,38 @@ impl Registry {
         self.changes.open_raw();
     }
 
-    /// After `fork`, in the child: forgets the copies of threads that exist only in the parent.
+    /// After `fork`, in the child: forgets the copies of threads that exist only in the parent. Pagers are the parent's
+    /// as well; the child has the memory itself, as the kernel gives it.
     pub fn after_fork_child(&self) {
         for (_, slot) in self.table.slots() {
             slot.entry.forget_pins();
+            let mut entry = slot.entry.close();
+            if let Some(pager) = entry.pager.take() {
+                pager.presence().forget_copies();
+                // Its end might wait for threads that this process does not have.
+                std::mem::forget(pager);
+            }
         }
         self.changes.forget_pins();
     }
+}
+
+/// The checks on an atomic, and the program's address of its 8 bytes.
+pub(crate) fn locate_atomic(
+    entry: &Entry,
+    key: u32,
+    who: Accessor,
+    va: u64,
+    op: AtomicOp,
+) -> Result<u64, AccessError> {
+    let need = match op {
+        AtomicOp::Write { .. } => AccessNeed::Write,
+        AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
+    };
+    let host = entry.locate(tag_of(key), who, need, va, 8)?;
+    // A region whose iova and address differ modulo 8 has no place for atomics at all.
+    if !va.is_multiple_of(8) || !host.is_multiple_of(8) {
+        return Err(AccessError::Misaligned);
+    }
+    Ok(host)
 }

@@ -169,6 +169,9 @@ impl Registry {
         window.to_host = host.wrapping_sub(window.start);
         window.region = bind.region_key;
         window.flush.clone_from(&region.flush);
+        window.pager.clone_from(&region.pager);
+        window.pattern.clone_from(&region.pattern);
+        window.policy = region.policy;
         Ok(())
     }
 

@@ -1,0 +1,232 @@
+//! The data path of regions whose bytes need not be in memory: what is present is copied at once; what is absent is
+//! refused, answered with the pattern, or handed to the pager.
+
+use std::sync::Arc;
+
+use crate::access::{Absence, AccessError, AccessNeed, Accessor};
+use crate::entry::Entry;
+use crate::fault;
+use crate::flush::{FlushScope, HostRange};
+use crate::paging::{PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
+use crate::pin::Pinned;
+use crate::registry::{AtomicOp, Registry, locate_atomic};
+use crate::table::tag_of;
+
+/// Longest range that a pager is asked to bring into memory at a time, in bytes.
+const FAULT_BYTES_MAX: u64 = 64 << 10;
+
+/// Copies what is present, if all of it is; otherwise what the peer wants instead.
+pub(crate) fn read(
+    entry: &Entry,
+    pager: &dyn Pager,
+    who: Accessor,
+    host: u64,
+    out: &mut [u8],
+) -> Result<(), AccessError> {
+    let part = HostRange { addr: host, len: out.len() as u64 };
+    let presence = pager.presence();
+    if let Some(_held) = presence.hold(part) {
+        return copy_from(host, out);
+    }
+    match pattern_for(entry, who) {
+        Some(pattern) => read_around(presence, pattern, part, out),
+        None => Err(refuse(entry, pager, part)),
+    }
+}
+
+/// Copies to memory that is present.
+pub(crate) fn write(entry: &Entry, pager: &dyn Pager, host: u64, data: &[u8]) -> Result<(), AccessError> {
+    let part = HostRange { addr: host, len: data.len() as u64 };
+    let Some(_held) = pager.presence().hold(part) else { return Err(refuse(entry, pager, part)) };
+    // SAFETY: the program registered this range for the device to write, and its entry is pinned.
+    unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
+}
+
+/// The right to perform an atomic, if the region needs any; counts it.
+pub(crate) fn hold_for_atomic(
+    entry: &Entry,
+    who: Accessor,
+    host: u64,
+) -> Result<Option<Pinned<'_, ()>>, AccessError> {
+    let Some(pager) = entry.pager_for(who) else { return Ok(None) };
+    let part = HostRange { addr: host, len: 8 };
+    pager.presence().note_access(part);
+    pager.presence().hold(part).map(Some).ok_or_else(|| refuse(entry, &**pager, part))
+}
+
+fn copy_from(host: u64, out: &mut [u8]) -> Result<(), AccessError> {
+    // SAFETY: the program registered this range for the device to read, and the caller has its entry pinned.
+    unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
+}
+
+/// What this peer gets for absent bytes, if it is not to wait for them.
+fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
+    let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait;
+    entry.pattern.as_ref().filter(|_| wanted)
+}
+
+/// Copies unit by unit, with the pattern in place of those that are absent.
+fn read_around(
+    presence: &Presence,
+    pattern: &Pattern,
+    part: HostRange,
+    out: &mut [u8],
+) -> Result<(), AccessError> {
+    let (mut rest, mut out) = (part, out);
+    while rest.len > 0 {
+        let here = presence.first_part(rest);
+        let (piece, others) = out.split_at_mut(here.len as usize);
+        match presence.hold(here) {
+            Some(_held) => copy_from(here.addr, piece)?,
+            None => fill(piece, pattern, here.addr - presence.range().addr),
+        }
+        rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
+        out = others;
+    }
+    Ok(())
+}
+
+/// The pattern of bytes that begin at `offset`.
+fn fill(mut out: &mut [u8], pattern: &Pattern, offset: u64) {
+    let mut start = (offset % PAGE_BYTES) as usize;
+    while !out.is_empty() {
+        let len = out.len().min(pattern.len() - start);
+        let (piece, others) = out.split_at_mut(len);
+        piece.copy_from_slice(&pattern[start..start + len]);
+        (out, start) = (others, 0);
+    }
+}
+
+/// What to say about a range of which part is absent.
+#[cold]
+fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
+    match entry.policy {
+        RegionPolicy::Wait => AccessError::NotReady,
+        RegionPolicy::Fault => {
+            bring(pager, part);
+            AccessError::Retry
+        }
+    }
+}
+
+/// Asks the pager for the first absent bytes. Nobody waits for the answer: the peer comes back, and if the pager had no
+/// room, or more is absent, then it is asked again.
+fn bring(pager: &dyn Pager, part: HostRange) {
+    let presence = pager.presence();
+    let mut rest = part;
+    while rest.len > 0 {
+        let here = presence.first_part(rest);
+        if presence.hold(here).is_none() {
+            let wanted = HostRange { len: here.len.min(FAULT_BYTES_MAX), ..here };
+            let nobody: Waker = Arc::new(|| {});
+            let _ = pager.read(wanted, &nobody);
+            return;
+        }
+        rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
+    }
+}
+
+impl Registry {
+    /// What a peer's READ or WRITE says that it is going to access: checked as by [`Registry::check`], and counted where
+    /// the region has a pager. Touches nothing, and the answer can be outdated when it arrives.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `NotReady` when part of it is absent and the peer does not want the pattern; `Retry`
+    /// when part of it is absent and on its way.
+    pub fn announce(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        need: AccessNeed,
+    ) -> Result<(), AccessError> {
+        if len == 0 && need.needs_no_key_for_nothing() {
+            return Ok(());
+        }
+        let entry = self.slot(key)?.entry.pin();
+        let host = entry.locate(tag_of(key), who, need, va, len)?;
+        let Some(pager) = entry.pager_for(who) else { return Ok(()) };
+        let part = HostRange { addr: host, len };
+        pager.presence().note_access(part);
+        let answered_anyway = need == AccessNeed::Read && pattern_for(&entry, who).is_some();
+        match answered_anyway || pager.presence().hold(part).is_some() {
+            true => Ok(()),
+            false => Err(refuse(&entry, &**pager, part)),
+        }
+    }
+
+    /// Has the pager read a range, present or not. The waker is called when the transfer has ended or, after `NotReady`,
+    /// when there is room.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `NotReady` when the pager has no room; `Retry` when the region has no pager any more,
+    /// so that [`Registry::read`] will do.
+    pub fn fetch(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        let entry = self.slot(key)?.entry.pin();
+        let addr = entry.locate(tag_of(key), who, AccessNeed::Read, va, len)?;
+        entry.pager_for(who).ok_or(AccessError::Retry)?.read(HostRange { addr, len }, waker)
+    }
+
+    /// Has the pager write, whether or not the range is present. The waker is called as for [`Registry::fetch`].
+    ///
+    /// # Errors
+    /// As for [`Registry::fetch`].
+    pub fn put(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        data: &[u8],
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        let entry = self.slot(key)?.entry.pin();
+        let addr = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
+        entry.pager_for(who).ok_or(AccessError::Retry)?.write(addr, data, waker)
+    }
+
+    /// Has the pager perform an atomic operation. The waker is called as for [`Registry::fetch`].
+    ///
+    /// # Errors
+    /// As for [`Registry::fetch`], and `Misaligned`.
+    pub fn put_atomic(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        op: AtomicOp,
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        let entry = self.slot(key)?.entry.pin();
+        let addr = locate_atomic(&entry, key, who, va, op)?;
+        entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)
+    }
+
+    /// Has the pager make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as for
+    /// [`Registry::fetch`].
+    ///
+    /// # Errors
+    /// As for [`Registry::flush`] and [`Registry::fetch`].
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request, and who wants to know")]
+    pub fn flush_paged(
+        &self,
+        who: Accessor,
+        key: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        scope: FlushScope,
+        waker: &Waker,
+    ) -> Result<Arc<dyn Transfer>, AccessError> {
+        let entry = self.slot(key)?.entry.pin();
+        let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
+        entry.pager_for(who).ok_or(AccessError::Retry)?.flush(range, waker)
+    }
+}
