@@ -128,6 +128,8 @@ fn qp_counts(counters: &QpCounters) -> Counts {
         ("error_naks_received", counters.error_naks_received),
         ("duplicates", counters.duplicates),
         ("dropped", counters.dropped),
+        ("fetches", counters.fetches),
+        ("puts", counters.puts),
         ("cnps_received", counters.cnps_received),
         ("cnps_sent", counters.cnps_sent),
     ])

@@ -1,5 +1,7 @@
 //! What the transport needs from the NIC around it: memory, shared receives, room for packets.
 
+use std::fmt::Debug;
+
 use terrace_wire::Path;
 
 use crate::types::{BindWindow, RecvWr, Sge, Time};
@@ -26,6 +28,24 @@ pub enum RemoteError {
     /// The region could not do what was asked (a flush that failed).
     #[error("remote operation error")]
     Operation,
+    /// The memory is absent: [`Host::fetch`], [`Host::put`] and the like carry the access out. From those themselves:
+    /// there is no room; the queue pair is woken when there is.
+    #[error("the memory is not there yet")]
+    NotReady,
+    /// The memory is absent and on its way: the peer shall try again. From [`Host::fetch`] and the like: the memory is
+    /// of an ordinary kind by now.
+    #[error("the memory is on its way")]
+    Retry,
+}
+
+/// An access to absent memory that is carried out while the queue pair does something else. When it has ended, the owner of
+/// the queue pair calls [`Qp::wake`](crate::Qp::wake). Dropping it does not take it back.
+pub trait Deferred: Send + Debug {
+    /// How it ended; `None` while it is under way.
+    fn outcome(&self) -> Option<Result<(), RemoteError>>;
+    /// Copies what a finished read brought, from `offset` within the range that was asked for; of an atomic, the 8 bytes
+    /// before it.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError>;
 }
 
 /// What a peer wants to do with memory.
@@ -61,7 +81,7 @@ pub trait Host {
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
     /// Copies `data` to the place `offset` bytes into the list's concatenation. The caller has checked the length.
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError>;
-    /// Checks the whole range without touching it.
+    /// Checks the whole range without touching it. `NotReady` and `Retry` say that part of it is absent.
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError>;
@@ -76,6 +96,29 @@ pub trait Host {
         placement: u8,
         selectivity: u8,
     ) -> Result<(), RemoteError>;
+    /// Reads a range of absent memory. A host whose memory is all there need not have this nor the next three.
+    fn fetch(&self, _rkey: u32, _va: u64, _len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Operation)
+    }
+    /// Writes to absent memory; the data is copied before this returns.
+    fn put(&self, _rkey: u32, _va: u64, _data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Operation)
+    }
+    /// Performs an atomic operation on absent memory.
+    fn put_atomic(&self, _rkey: u32, _va: u64, _op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Operation)
+    }
+    /// Flushes what [`Host::remote_flush`] cannot flush at once.
+    fn flush(
+        &self,
+        _rkey: u32,
+        _va: u64,
+        _len: u64,
+        _placement: u8,
+        _selectivity: u8,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Operation)
+    }
     /// Invalidates a key on behalf of the peer's SEND with invalidate.
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError>;
     /// Invalidates a key on behalf of a local work request.

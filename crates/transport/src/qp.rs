@@ -114,7 +114,7 @@ impl Qp {
             (_, QpState::Reset) => self.reset(),
             (QpState::Err, QpState::Err) => {}
             (_, QpState::Err) => {
-                self.responder.stop_reading();
+                self.responder.stop_reading(&mut self.common);
                 self.enter_error();
             }
             (QpState::Init, QpState::Rtr) => self.responder.start(&self.common),
@@ -154,7 +154,7 @@ impl Qp {
         match verdict {
             Verdict::Fine => self.note_drained(),
             Verdict::RequesterBroken if self.common.is(QpType::Rc) => {
-                self.responder.stop_reading();
+                self.responder.stop_reading(&mut self.common);
                 self.enter_error();
             }
             Verdict::RequesterBroken => self.common.attr.state = QpState::Sqe,
@@ -325,7 +325,14 @@ impl Qp {
         self.settle(verdict);
     }
 
-    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] would send something.
+    /// An access that its host had deferred may have ended, or there may be room for one: what waited for that is looked
+    /// at again by the next [`Qp::poll_transmit`].
+    pub fn wake(&mut self) {
+        self.responder.wake();
+    }
+
+    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] has something to do: to send, to look at what it was woken
+    /// for, or to tell.
     pub fn wants_transmit(&self) -> bool {
         self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
     }

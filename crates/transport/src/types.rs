@@ -462,6 +462,10 @@ pub struct QpCounters {
     pub duplicates: u64,
     /// Packets dropped because no rule takes them: wrong state, wrong address, unexpected response.
     pub dropped: u64,
+    /// READs, and parts of long ones, whose memory was absent and had to be fetched.
+    pub fetches: u64,
+    /// Packets of WRITEs, atomics and flushes that somebody else carried out because their memory was absent.
+    pub puts: u64,
     /// Congestion notifications received, and sent.
     pub cnps_received: u64,
     pub cnps_sent: u64,

@@ -3,9 +3,10 @@
 
 use terrace_wire::{Operation, Packet, Psn, Syndrome};
 
+use super::parked::ReadAnswer;
 use super::{Kept, Owed, Remembered, Responder};
 use crate::common::{Common, Verdict};
-use crate::host::{Host, RemoteAccess, RemoteError};
+use crate::host::{Host, RemoteError};
 
 impl Responder {
     pub(super) fn handle_duplicate(
@@ -62,12 +63,9 @@ impl Responder {
         host: &impl Host,
     ) -> Result<(), RemoteError> {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
-        let length = u64::from(reth.length);
-        let packets = length.div_ceil(common.mtu()).max(1) as u32;
-        let known = self
-            .history
-            .iter()
-            .any(|kept| kept.covers_read(psn, packets, reth.va, reth.rkey, length, common));
+        let mut answer = ReadAnswer::new(common, reth, psn);
+        let packets = answer.packets;
+        let known = self.history.iter().any(|kept| kept.covers_read(&answer, common));
         if !known {
             common.counters.dropped += 1;
             return Ok(());
@@ -80,12 +78,15 @@ impl Responder {
             common.counters.dropped += 1;
             return Ok(());
         }
-        if length > 0 {
-            host.remote_check(reth.rkey, reth.va, length, RemoteAccess::Read)?;
+        (answer.repeat, answer.msn) = (true, self.msn);
+        if reth.length > 0 {
+            match answer.prepare(common, host) {
+                // It has been taken once; now it is answered as soon as it can be.
+                Ok(()) | Err(RemoteError::Retry) => {}
+                Err(error) => return Err(error),
+            }
         }
-        let msn = self.msn;
-        let (va, rkey) = (reth.va, reth.rkey);
-        self.owed.push_back(Owed::Read { psn, va, rkey, length, packets, sent: 0, msn, repeat: true });
+        self.owed.push_back(Owed::Read(answer));
         Ok(())
     }
 }
@@ -100,29 +101,31 @@ pub(super) fn refuse_repetition(common: &mut Common, psn: Psn, msn: u32, error: 
 }
 
 impl Remembered {
-    fn covers_read(&self, psn: Psn, packets: u32, va: u64, rkey: u32, length: u64, common: &Common) -> bool {
-        let Kept::Read { va: kept_va, rkey: kept_rkey, length: kept_length } = self.what else {
-            return false;
-        };
-        let Ok(skipped) = u32::try_from(psn.since(self.psn)) else { return false };
+    fn covers_read(&self, read: &ReadAnswer, common: &Common) -> bool {
+        let Kept::Read { va, rkey, length } = self.what else { return false };
+        let Ok(skipped) = u32::try_from(read.psn.since(self.psn)) else { return false };
         let offset = u64::from(skipped) * common.mtu();
-        skipped.checked_add(packets).is_some_and(|end| end <= self.packets)
-            && rkey == kept_rkey
-            && va == kept_va.wrapping_add(offset)
-            && offset + length <= kept_length
+        skipped.checked_add(read.packets).is_some_and(|end| end <= self.packets)
+            && read.rkey == rkey
+            && read.va == va.wrapping_add(offset)
+            && offset + read.length <= length
     }
 }
 
 impl Owed {
     /// Whether this is the result of the atomic, FLUSH or ATOMIC WRITE at this PSN.
     fn is_result_at(&self, at: Psn) -> bool {
-        matches!(self, Owed::AtomicResult { psn, .. } | Owed::Done { psn, .. } if *psn == at)
+        match self {
+            Owed::AtomicResult { psn, .. } | Owed::Done { psn, .. } => *psn == at,
+            Owed::Parked(parked) => parked.psn == at,
+            _ => false,
+        }
     }
 
     /// Whether this is a READ whose answer still has all these packets to come.
     fn will_read(&self, first: Psn, count: u32) -> bool {
-        let Owed::Read { psn, packets, sent, .. } = self else { return false };
-        let Ok(skipped) = u32::try_from(first.since(*psn)) else { return false };
-        skipped >= *sent && skipped.checked_add(count).is_some_and(|end| end <= *packets)
+        let Owed::Read(read) = self else { return false };
+        let Ok(skipped) = u32::try_from(first.since(read.psn)) else { return false };
+        skipped >= read.sent && skipped.checked_add(count).is_some_and(|end| end <= read.packets)
     }
 }

@@ -1,12 +1,13 @@
 //! Sending what is owed: acknowledgements, READ responses, atomic results, in the order they came to be owed.
 
-use terrace_wire::{Aeth, Extensions, Opcode, Operation, Position, Psn, Service, Syndrome, Trailer};
+use terrace_wire::{Aeth, Extensions, Opcode, Operation, Path, Position, Psn, Service, Syndrome, Trailer};
 
 use super::duplicates::refuse_repetition;
+use super::parked::{ReadAnswer, Settled, Source};
 use super::{Owed, Responder, event_of};
 use crate::common::{Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
-use crate::types::QpEvent;
+use crate::types::{QpEvent, QpType};
 
 /// What came of trying to send one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +19,33 @@ pub(crate) enum Answered {
 }
 
 impl Responder {
-    /// Whether anything but a plain ACK is owed.
+    /// Whether anything but a plain ACK is owed, and can be looked at.
     pub(crate) fn owes_more_than_ack(&self) -> bool {
-        self.owed.len() > 1 || self.owed.front().is_some_and(|owed| !is_plain_ack(owed))
+        let more = self.owed.len() > 1 || self.owed.front().is_some_and(|owed| !is_plain_ack(owed));
+        more && !self.parked
     }
 
     pub(crate) fn owes(&self) -> bool {
-        !self.owed.is_empty()
+        !self.owed.is_empty() && !self.parked
     }
 
     /// Sends one packet of what is owed.
     pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
+        self.feed(common, host);
+        if self.parked {
+            return Answered::Nothing;
+        }
+        if let Some(broken) = self.settle(common) {
+            return broken;
+        }
         let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
         let pushed = match owed {
-            Owed::Read { .. } => return self.emit_read(common, host, sink),
+            Owed::Read(_) => return self.emit_read(common, host, sink),
+            // They wait for memory.
+            Owed::Settle(_) | Owed::Parked(_) | Owed::Tell(_) => {
+                self.parked = true;
+                return Answered::Nothing;
+            }
             Owed::Ack { psn, syndrome, msn } => {
                 let ext =
                     Extensions { aeth: Some(Aeth { syndrome: *syndrome, msn: *msn }), ..Default::default() };
@@ -57,57 +71,134 @@ impl Responder {
         }
     }
 
+    /// Brings the oldest things that are owed up to date that wait for memory, until one can leave or has to wait.
+    fn settle(&mut self, common: &mut Common) -> Option<Answered> {
+        loop {
+            match self.owed.front_mut()? {
+                Owed::Settle(settle) => match settle.look() {
+                    Settled::Failed(psn, error) => return Some(self.fail(common, psn, self.msn, error)),
+                    Settled::InPart(ack) => {
+                        self.owe_first(common, ack);
+                        return None;
+                    }
+                    Settled::All(ack) => {
+                        self.owed.pop_front();
+                        self.owe_first(common, ack);
+                    }
+                },
+                Owed::Parked(parked) => {
+                    let (psn, msn) = (parked.psn, parked.msn);
+                    match parked.answer()? {
+                        Ok(answer) => {
+                            if let Owed::AtomicResult { value, .. } = answer {
+                                self.remember_value(psn, value, msn);
+                            }
+                            self.owed[0] = answer;
+                        }
+                        Err(error) => return Some(self.fail(common, psn, msn, error)),
+                    }
+                }
+                Owed::Tell(wc) => {
+                    let wc = *wc;
+                    self.owed.pop_front();
+                    common.complete_receive(wc);
+                }
+                _ => return None,
+            }
+        }
+    }
+
     /// One packet of a READ's data. Memory that is gone by now turns the rest into a NAK.
     fn emit_read(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
-        let Some(Owed::Read { psn, va, rkey, length, packets, sent, msn, repeat }) = self.owed.front_mut()
-        else {
-            return Answered::Nothing;
-        };
-        let offset = u64::from(*sent) * common.mtu();
-        let len = common.mtu().min(*length - offset) as usize;
-        let position = match (*sent == 0, *sent + 1 == *packets) {
-            (true, true) => Position::Only,
-            (true, false) => Position::First,
-            (false, true) => Position::Last,
-            (false, false) => Position::Middle,
-        };
-        let opcode = Opcode::for_message(Service::Rc, Operation::ReadResponse, position, Trailer::None)
-            .expect("the table has READ responses in every position");
-        let aeth = (position != Position::Middle).then(|| ack_with(*msn));
-        let ext = Extensions { aeth, ..Default::default() };
-        let (at, key, here) = (va.wrapping_add(offset), *rkey, psn.plus(*sent));
+        let Some(Owed::Read(read)) = self.owed.front_mut() else { return Answered::Nothing };
         let Some(path) = common.attr.path else { return Answered::Nothing };
-        let bth = common.bth(opcode, here);
-        let fill = |out: &mut [u8]| if out.is_empty() { Ok(()) } else { host.remote_read(key, at, out) };
-        match push_packet(sink, &path, bth, &ext, len, fill) {
-            Ok(None) => Answered::SinkFull,
-            Ok(Some(len)) => {
-                *sent += 1;
-                if *sent == *packets {
+        let offset = u64::from(read.sent) * common.mtu();
+        let mut pushed = push_data(common, read, &path, offset, host, sink);
+        if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
+            pushed = match read.fetch(common, host, offset) {
+                // What was fetched may be there already.
+                Ok(()) => push_data(common, read, &path, offset, host, sink),
+                Err(error) => Err(error),
+            };
+        }
+        match pushed {
+            Ok(Pushed::SinkFull) => Answered::SinkFull,
+            Ok(Pushed::UnderWay) => {
+                self.parked = true;
+                Answered::Nothing
+            }
+            Ok(Pushed::Sent(len)) => {
+                read.advance(common, host, offset);
+                if read.sent == read.packets {
                     self.owed.pop_front();
                 }
                 count(common, len);
                 Answered::Sent
             }
             Err(error) => {
-                let (msn, repeat) = (*msn, *repeat);
-                if repeat {
+                let (here, msn) = (read.psn.plus(read.sent), read.msn);
+                if read.repeat {
                     self.owed[0] = refuse_repetition(common, here, msn, error);
                     return self.emit(common, host, sink);
                 }
-                self.fail_read(common, here, msn, error)
+                self.fail(common, here, msn, error)
             }
         }
     }
 
-    fn fail_read(&mut self, common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Answered {
+    /// A request that was taken fails after all. Nothing that was owed after it may be answered: the connection ends here.
+    fn fail(&mut self, common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Answered {
         let code = error.into();
+        self.forget_owed(common, 0);
+        if common.is(QpType::Uc) {
+            return Answered::Broken(QpEvent::Fatal);
+        }
         common.counters.error_naks_sent += 1;
-        // Nothing that was owed after this READ may be answered: the connection ends here.
-        self.owed.clear();
         self.owed.push_back(Owed::Ack { psn, syndrome: Syndrome::Nak(code), msn });
         Answered::Broken(event_of(code))
     }
+}
+
+/// What came of a packet with READ data.
+enum Pushed {
+    Sent(usize),
+    SinkFull,
+    /// The data is not there yet.
+    UnderWay,
+}
+
+/// Pushes the packet with a READ's data from `offset` on.
+fn push_data(
+    common: &Common,
+    read: &ReadAnswer,
+    path: &Path,
+    offset: u64,
+    host: &impl Host,
+    sink: &mut impl Sink,
+) -> Result<Pushed, RemoteError> {
+    let len = common.mtu().min(read.length - offset) as usize;
+    let position = match (read.sent == 0, read.sent + 1 == read.packets) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
+    };
+    let opcode = Opcode::for_message(Service::Rc, Operation::ReadResponse, position, Trailer::None)
+        .expect("the table has READ responses in every position");
+    let aeth = (position != Position::Middle).then(|| ack_with(read.msn));
+    let ext = Extensions { aeth, ..Default::default() };
+    let bth = common.bth(opcode, read.psn.plus(read.sent));
+    let source = read.source(offset)?;
+    if matches!(source, Source::UnderWay) {
+        return Ok(Pushed::UnderWay);
+    }
+    let fill = |out: &mut [u8]| match source {
+        _ if out.is_empty() => Ok(()),
+        Source::Part(data, skipped) => data.read(skipped, out),
+        _ => host.remote_read(read.rkey, read.va.wrapping_add(offset), out),
+    };
+    let pushed = push_packet(sink, path, bth, &ext, len, fill)?;
+    Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
 }
 
 fn is_plain_ack(owed: &Owed) -> bool {

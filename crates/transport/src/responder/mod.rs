@@ -16,11 +16,13 @@
 //!   receive there? ---- no --> RNR NAK
 //!    v
 //!   memory, completion, answer owed
+//!    \- absent --> parked.rs
 //! ```
 
 mod duplicates;
 mod emit;
 mod one_sided;
+mod parked;
 mod unreliable;
 
 use std::collections::VecDeque;
@@ -33,6 +35,7 @@ use crate::access;
 use crate::common::{Common, Verdict};
 use crate::host::{Host, RemoteAccess, RemoteError};
 use crate::types::{QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
+use parked::{Parked, ReadAnswer, Settle};
 
 /// Longest RDMA message in bytes (IBTA volume 1, C9-94).
 const MESSAGE_LEN_MAX: u32 = 1 << 31;
@@ -52,17 +55,13 @@ enum Owed {
         syndrome: Syndrome,
         msn: u32,
     },
-    Read {
-        psn: Psn,
-        va: u64,
-        rkey: u32,
-        length: u64,
-        packets: u32,
-        sent: u32,
-        msn: u32,
-        /// Whether the peer asks for it again: then it takes no resource that a new READ could need.
-        repeat: bool,
-    },
+    Read(ReadAnswer),
+    /// ACKs of WRITEs whose data is on its way into memory.
+    Settle(Settle),
+    /// The answer to an atomic or a FLUSH that is under way.
+    Parked(Parked),
+    /// A completion that must not be seen before what is owed before it has come about.
+    Tell(Wc),
     AtomicResult {
         psn: Psn,
         value: u64,
@@ -85,9 +84,20 @@ struct Remembered {
 
 #[derive(Clone, Copy, Debug)]
 enum Kept {
-    Read { va: u64, rkey: u32, length: u64 },
-    Atomic { value: u64, msn: u32 },
-    Done { msn: u32 },
+    Read {
+        va: u64,
+        rkey: u32,
+        length: u64,
+    },
+    Atomic {
+        value: u64,
+        msn: u32,
+    },
+    Done {
+        msn: u32,
+    },
+    /// An atomic that is under way.
+    Parked,
 }
 
 #[derive(Debug, Default)]
@@ -100,6 +110,10 @@ pub(crate) struct Responder {
     /// A NAK for the expected PSN is out: say no more until it arrives.
     nak_out: bool,
     owed: VecDeque<Owed>,
+    /// Whether the oldest thing that is owed waits for memory, and nothing can leave before somebody wakes the queue pair.
+    parked: bool,
+    /// Whether somebody has done that, and READs that wait for room may get it.
+    woken: bool,
     history: VecDeque<Remembered>,
 }
 
@@ -109,6 +123,11 @@ pub(crate) enum Refusal {
     Nak(NakCode),
     /// No receive is posted: the peer shall try again.
     NotReady,
+    /// The request needs memory that is absent, or would overtake one that does: the peer shall try again after the time
+    /// that this code stands for.
+    ComeBack {
+        timer: u8,
+    },
     /// The message is longer than its receive: the program learns it too.
     ReceiveTooShort,
     /// The receive's own memory cannot be written.
@@ -117,7 +136,10 @@ pub(crate) enum Refusal {
 
 impl From<RemoteError> for Refusal {
     fn from(error: RemoteError) -> Refusal {
-        Refusal::Nak(error.into())
+        match error {
+            RemoteError::NotReady | RemoteError::Retry => ABSENT,
+            error => Refusal::Nak(error.into()),
+        }
     }
 }
 
@@ -126,7 +148,7 @@ impl From<RemoteError> for NakCode {
         match error {
             RemoteError::Access => NakCode::RemoteAccess,
             RemoteError::Invalid => NakCode::InvalidRequest,
-            RemoteError::Operation => NakCode::RemoteOperation,
+            RemoteError::Operation | RemoteError::NotReady | RemoteError::Retry => NakCode::RemoteOperation,
         }
     }
 }
@@ -143,6 +165,13 @@ fn event_of(code: NakCode) -> QpEvent {
 /// Answers that may wait while nothing can leave, beside those that each responder resource needs: what a peer sends
 /// beyond them is dropped unseen, as if the network had lost it.
 const OWED_MAX: usize = 64;
+
+/// The memory is absent, and there is no room to wait for it here, or the region does not want that: 0.12 ms.
+const ABSENT: Refusal = Refusal::ComeBack { timer: 7 };
+
+/// The request must not overtake writes that are under way. The RNR NAK leaves behind their ACK, so that the peer need
+/// not wait any longer then: 0.01 ms, the shortest time there is.
+const UNSETTLED: Refusal = Refusal::ComeBack { timer: 1 };
 
 const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
 
@@ -182,10 +211,13 @@ impl Responder {
         }
     }
 
-    /// Stops reading memory for the peer, in a queue pair whose program or requester has put it in error. Other
-    /// answers tell of what has been done, and may leave.
-    pub(crate) fn stop_reading(&mut self) {
-        self.owed.retain(|owed| !matches!(owed, Owed::Read { .. }));
+    /// Stops reading memory for the peer, in a queue pair whose program or requester has put it in error, and stops
+    /// waiting for memory. Other answers tell of what has been done, and may leave.
+    pub(crate) fn stop_reading(&mut self, common: &mut Common) {
+        let settled = self.owed.iter().position(Owed::is_unsettled).unwrap_or(self.owed.len());
+        self.forget_owed(common, settled);
+        self.owed.retain(|owed| !matches!(owed, Owed::Read(_)));
+        self.parked = false;
     }
 
     /// A request packet of a reliable connection.
@@ -215,7 +247,10 @@ impl Responder {
         self.nak_out = false;
         match self.carry_out(common, packet, host) {
             Ok(()) => Verdict::Fine,
-            Err(refusal) => self.refuse(common, refusal),
+            Err(refusal) => {
+                let refusal = self.postpone(packet.bth.opcode.info(), refusal);
+                self.refuse(common, refusal)
+            }
         }
     }
 
@@ -226,12 +261,8 @@ impl Responder {
     /// Refuses the request at the expected PSN.
     fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
         let code = match refusal {
-            Refusal::NotReady => {
-                common.counters.rnr_naks_sent += 1;
-                self.nak_out = true;
-                self.owe_nak(Syndrome::RnrNak { timer: common.attr.min_rnr_timer });
-                return Verdict::Fine;
-            }
+            Refusal::NotReady => return self.refuse_for_now(common, common.attr.min_rnr_timer),
+            Refusal::ComeBack { timer } => return self.refuse_for_now(common, timer),
             Refusal::Nak(code) => code,
             Refusal::ReceiveTooShort => {
                 self.fail_receive(common, WcStatus::LocalLength);
@@ -245,6 +276,13 @@ impl Responder {
         common.counters.error_naks_sent += 1;
         self.owe_nak(Syndrome::Nak(code));
         Verdict::ResponderBroken(event_of(code))
+    }
+
+    fn refuse_for_now(&mut self, common: &mut Common, timer: u8) -> Verdict {
+        common.counters.rnr_naks_sent += 1;
+        self.nak_out = true;
+        self.owe_nak(Syndrome::RnrNak { timer });
+        Verdict::Fine
     }
 
     fn fail_receive(&mut self, common: &mut Common, status: WcStatus) {
@@ -310,15 +348,19 @@ impl Responder {
     /// coalesce.
     fn owe_ack(&mut self, up_to: Psn) {
         let current_msn = self.msn;
-        if let Some(Owed::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) = self.owed.back_mut() {
-            if psn.is_before(up_to) {
-                *psn = up_to;
+        match self.owed.back_mut() {
+            Some(Owed::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) => {
+                if psn.is_before(up_to) {
+                    *psn = up_to;
+                }
+                *msn = current_msn;
             }
-            *msn = current_msn;
-            return;
+            Some(Owed::Settle(settle)) => settle.owe_ack(up_to, current_msn),
+            _ => {
+                let syndrome = Syndrome::Ack { credits: 31 };
+                self.owed.push_back(Owed::Ack { psn: up_to, syndrome, msn: current_msn });
+            }
         }
-        let syndrome = Syndrome::Ack { credits: 31 };
-        self.owed.push_back(Owed::Ack { psn: up_to, syndrome, msn: current_msn });
     }
 
     /// Puts a receive whose message failed back to the front of the queue.
@@ -341,6 +383,7 @@ impl Responder {
         host: &impl Host,
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
+            self.require_room_to_tell()?;
             let receive = self.next_receive(common, host)?;
             let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
             self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
@@ -355,15 +398,16 @@ impl Responder {
         if !packet.payload.is_empty() {
             host.scatter(&receive.sges, *offset, packet.payload).map_err(|_| Refusal::ReceiveProtection)?;
         }
-        *offset = end;
-        if info.position.is_last() {
-            if let Some(rkey) = packet.ext.ieth {
-                host.remote_invalidate(rkey)?;
-            }
-            let wr_id = receive.wr_id;
-            self.incoming = None;
-            complete_receive(common, packet, info, wr_id, end, WcOpcode::Recv);
+        if !info.position.is_last() {
+            *offset = end;
+            return Ok(());
         }
+        if let Some(rkey) = packet.ext.ieth {
+            host.remote_invalidate(rkey)?;
+        }
+        let wr_id = receive.wr_id;
+        self.incoming = None;
+        self.tell(common, receive_completion(common, packet, info, wr_id, end, WcOpcode::Recv));
         Ok(())
     }
 
@@ -382,20 +426,22 @@ impl Responder {
         }
         // The receive is taken before anything is written: without one the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
+            self.require_room_to_tell()?;
             Some(self.next_receive(common, host)?)
         } else {
             None
         };
         if !packet.payload.is_empty()
-            && let Err(error) = host.remote_write(rkey, va.wrapping_add(offset), packet.payload)
+            && let Err(refusal) = self.write(common, host, rkey, va.wrapping_add(offset), packet.payload)
         {
             receive.into_iter().for_each(|receive| self.give_back(receive));
-            return Err(error.into());
+            return Err(refusal);
         }
         self.incoming =
             (!info.position.is_last()).then_some(Incoming::Write { va, rkey, length, offset: end });
         if let Some(receive) = receive {
-            complete_receive(common, packet, info, receive.wr_id, length, WcOpcode::RecvRdmaWithImm);
+            let opcode = WcOpcode::RecvRdmaWithImm;
+            self.tell(common, receive_completion(common, packet, info, receive.wr_id, length, opcode));
         }
         Ok(())
     }
@@ -418,7 +464,11 @@ impl Responder {
         }
         // Without data, address and key need mean nothing (IBTA volume 1, C9-88).
         if reth.length > 0 {
-            host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write)?;
+            match host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write) {
+                // Each packet finds out for itself.
+                Ok(()) | Err(RemoteError::NotReady) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok((reth.va, reth.rkey, reth.length.into(), 0))
     }
@@ -440,20 +490,20 @@ fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) ->
     if good { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-fn complete_receive(
-    common: &mut Common,
+fn receive_completion(
+    common: &Common,
     packet: &Packet<'_>,
     info: &OpcodeInfo,
     wr_id: u64,
     length: u64,
     opcode: WcOpcode,
-) {
+) -> Wc {
     let (imm, flags) = match info.trailer {
         Trailer::Immediate => (packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM),
         Trailer::Invalidate => (packet.ext.ieth.unwrap_or(0), WcFlags::WITH_INV),
         Trailer::None => (0, WcFlags::empty()),
     };
-    common.complete_receive(Wc {
+    Wc {
         wr_id,
         status: WcStatus::Success,
         opcode,
@@ -464,5 +514,5 @@ fn complete_receive(
         flags,
         solicited: packet.bth.solicited,
         ..Wc::default()
-    });
+    }
 }

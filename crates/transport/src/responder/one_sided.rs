@@ -3,10 +3,13 @@
 
 use terrace_wire::{Operation, Packet};
 
-use super::{INVALID_REQUEST, Kept, MESSAGE_LEN_MAX, Owed, Refusal, Remembered, Responder, require};
+use super::parked::{Parked, ReadAnswer};
+use super::{
+    INVALID_REQUEST, Kept, MESSAGE_LEN_MAX, Owed, Refusal, Remembered, Responder, UNSETTLED, require,
+};
 use crate::access;
 use crate::common::Common;
-use crate::host::{AtomicOp, Host, RemoteAccess};
+use crate::host::{AtomicOp, Deferred, Host, RemoteError};
 
 /// Bits of the FETH's placement field, and the highest of its selectivity's values (IBTA annex A19).
 const FLUSH_TO_GLOBAL: u8 = 1;
@@ -26,23 +29,14 @@ impl Responder {
         if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(common.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
+        let mut answer = ReadAnswer::new(common, reth, self.expected);
         if reth.length > 0 {
-            host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Read)?;
+            answer.prepare(common, host)?;
         }
-        let length = u64::from(reth.length);
-        let packets = length.div_ceil(common.mtu()).max(1) as u32;
-        let psn = self.expected;
-        self.finish_request(common, packets, Kept::Read { va: reth.va, rkey: reth.rkey, length });
-        self.owed.push_back(Owed::Read {
-            psn,
-            va: reth.va,
-            rkey: reth.rkey,
-            length,
-            packets,
-            sent: 0,
-            msn: self.msn,
-            repeat: false,
-        });
+        let ReadAnswer { va, rkey, length, packets, .. } = answer;
+        self.finish_request(common, packets, Kept::Read { va, rkey, length });
+        answer.msn = self.msn;
+        self.owed.push_back(Owed::Read(answer));
         Ok(())
     }
 
@@ -65,10 +59,19 @@ impl Responder {
         if atomic.va % 8 != 0 {
             return Err(INVALID_REQUEST);
         }
-        let value = host.remote_atomic(atomic.rkey, atomic.va, op)?;
+        self.require_settled()?;
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
-        self.finish_request(common, 1, Kept::Atomic { value, msn });
-        self.owed.push_back(Owed::AtomicResult { psn, value, msn });
+        let (kept, owed) = match host.remote_atomic(atomic.rkey, atomic.va, op) {
+            Ok(value) => (Kept::Atomic { value, msn }, Owed::AtomicResult { psn, value, msn }),
+            Err(RemoteError::NotReady) => {
+                let transfer = host.put_atomic(atomic.rkey, atomic.va, op)?;
+                common.counters.puts += 1;
+                (Kept::Parked, Owed::Parked(Parked { psn, msn, returns_value: true, transfer }))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.finish_request(common, 1, kept);
+        self.owed.push_back(owed);
         Ok(())
     }
 
@@ -84,9 +87,16 @@ impl Responder {
         if reth.length != 8 || reth.va % 8 != 0 || common.attr.max_dest_rd_atomic == 0 {
             return Err(INVALID_REQUEST);
         }
-        host.remote_check(reth.rkey, reth.va, 8, RemoteAccess::Write)?;
-        host.remote_atomic(reth.rkey, reth.va, AtomicOp::Write { value: u64::from_ne_bytes(bytes) })?;
-        self.finish_done(common);
+        self.require_settled()?;
+        let op = AtomicOp::Write { value: u64::from_ne_bytes(bytes) };
+        match host.remote_atomic(reth.rkey, reth.va, op) {
+            Ok(_) => self.finish_done(common, None),
+            Err(RemoteError::NotReady) => {
+                let transfer = host.put_atomic(reth.rkey, reth.va, op)?;
+                self.finish_done(common, Some(transfer));
+            }
+            Err(error) => return Err(error.into()),
+        }
         Ok(())
     }
 
@@ -111,23 +121,40 @@ impl Responder {
         if common.attr.max_dest_rd_atomic == 0 || feth.selectivity > FLUSH_WHOLE_REGION {
             return Err(INVALID_REQUEST);
         }
-        host.remote_flush(reth.rkey, reth.va, reth.length.into(), placement, feth.selectivity)?;
-        self.finish_done(common);
+        self.require_settled()?;
+        let (rkey, va, length, selectivity) = (reth.rkey, reth.va, reth.length.into(), feth.selectivity);
+        match host.remote_flush(rkey, va, length, placement, selectivity) {
+            Ok(()) => self.finish_done(common, None),
+            Err(RemoteError::NotReady) => {
+                let transfer = host.flush(rkey, va, length, placement, selectivity)?;
+                self.finish_done(common, Some(transfer));
+            }
+            Err(error) => return Err(error.into()),
+        }
         Ok(())
     }
 
     /// How many READs wait to be answered: those asked for again, or the others.
     pub(super) fn reads_owed(&self, repeated: bool) -> usize {
-        self.owed
-            .iter()
-            .filter(|owed| matches!(owed, Owed::Read { repeat, .. } if *repeat == repeated))
-            .count()
+        self.owed.iter().filter(|owed| matches!(owed, Owed::Read(read) if read.repeat == repeated)).count()
     }
 
-    fn finish_done(&mut self, common: &Common) {
+    /// Owes the empty answer, at once or when what is under way has ended.
+    fn finish_done(&mut self, common: &mut Common, under_way: Option<Box<dyn Deferred>>) {
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
         self.finish_request(common, 1, Kept::Done { msn });
-        self.owed.push_back(Owed::Done { psn, msn });
+        self.owed.push_back(match under_way {
+            None => Owed::Done { psn, msn },
+            Some(transfer) => {
+                common.counters.puts += 1;
+                Owed::Parked(Parked { psn, msn, returns_value: false, transfer })
+            }
+        });
+    }
+
+    /// Atomics and FLUSHes tell others of what came before them, so that has to have come about.
+    fn require_settled(&self) -> Result<(), Refusal> {
+        if self.is_unsettled() { Err(UNSETTLED) } else { Ok(()) }
     }
 
     /// Moves on past a request that is answered by more than an ACK, and remembers it for duplicates.

@@ -41,7 +41,9 @@ impl Responder {
                 self.fail_receive(common, crate::WcStatus::LocalProtection);
                 Verdict::ResponderBroken(QpEvent::Fatal)
             }
-            Err(Refusal::Nak(_) | Refusal::NotReady | Refusal::ReceiveTooShort) => self.skip(common),
+            Err(
+                Refusal::Nak(_) | Refusal::NotReady | Refusal::ComeBack { .. } | Refusal::ReceiveTooShort,
+            ) => self.skip(common),
         }
     }
 
