@@ -166,8 +166,14 @@ pub unsafe extern "C" fn reg_dm_mr(
         }
         let addr = memory.range(offset, length)? as u64;
         let request = match length {
-            0 => MrRequest { addr: NOWHERE, length: 1, iova: 0, access: access | IBV_ACCESS_ON_DEMAND },
-            _ => MrRequest { addr, length: length as u64, iova: 0, access },
+            0 => MrRequest {
+                addr: NOWHERE,
+                length: 1,
+                iova: 0,
+                access: access | IBV_ACCESS_ON_DEMAND,
+                paging: None,
+            },
+            _ => MrRequest { addr, length: length as u64, iova: 0, access, paging: None },
         };
         let place = Place { addr: null_mut(), length, device_memory: Some(memory.users.add()) };
         // SAFETY: the caller's.

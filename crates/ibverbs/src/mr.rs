@@ -83,7 +83,7 @@ unsafe fn register_range(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
-    let request = MrRequest { addr: addr as u64, length: length as u64, iova, access };
+    let request = MrRequest { addr: addr as u64, length: length as u64, iova, access, paging: None };
     // SAFETY: the caller's.
     unsafe { register(pd, request, Place { addr, length, device_memory: None }) }
 }

@@ -133,6 +133,16 @@ impl Cq {
         })
     }
 
+    /// The same as [`Cq::poll`] without making progress: for a program that makes it in another way.
+    pub fn take(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
+        self.take_entries(max, |entries, times| {
+            if let Some(times) = times {
+                times.drain(..entries.len());
+            }
+            entries.for_each(&mut *take);
+        })
+    }
+
     fn poll_entries(
         &self,
         max: usize,
@@ -142,6 +152,15 @@ impl Cq {
         if self.is_empty() {
             self.device.progress_for(self, polls);
         }
+        self.take_entries(max, take)
+    }
+
+    #[inline]
+    fn take_entries(
+        &self,
+        max: usize,
+        take: impl FnOnce(Drain<'_, Wc>, Option<&mut VecDeque<Time>>),
+    ) -> Result<usize, Error> {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         let count = queue.entries.len().min(max);

@@ -16,6 +16,7 @@ use terrace_wire::{Packet, RxMeta};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
+use crate::management::is_management;
 use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, TxUnit, WorkList};
@@ -28,6 +29,7 @@ impl Device {
     /// looked at. Without a time the timers are left to the next look, and a look that finds nothing does not ask
     /// the clock. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
     pub(crate) fn advance(&self, now: Option<Time>, acks: impl FnOnce() -> AckPolicy) -> bool {
+        let attended = self.companions.advance();
         if self.tx.is_blocked() {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
@@ -35,7 +37,7 @@ impl Device {
         let received = rx.as_mut().map_or(0, |rx| self.port.receive(rx));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !due && !self.wants_look() {
-            return false;
+            return attended;
         }
         let now = now.unwrap_or_else(|| self.clock.now());
         let mut unit = self.tx.take();
@@ -57,6 +59,8 @@ impl Device {
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
         self.flush(unit, now);
         self.settle_overruns();
+        self.management.deliver();
+        self.companions.advance();
         true
     }
 
@@ -109,6 +113,10 @@ impl Device {
             self.counters.wrong_partition.fetch_add(1, Ordering::Relaxed);
             return;
         }
+        if is_management(packet.bth.qpn) {
+            self.management.take(now, self.port.slot(), meta, &packet);
+            return;
+        }
         let Some(qp) = table.get(packet.bth.qpn) else {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
             return;
@@ -151,6 +159,7 @@ impl Device {
             drop(core);
         }
         self.settle_overruns();
+        self.companions.attend();
     }
 
     fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: MutexGuard<'_, QpCore>, acks: AckPolicy) {
@@ -234,6 +243,9 @@ impl Device {
         if !qp.token.take() {
             return Transmit::Idle;
         }
+        if qp.take_woken() {
+            core.qp.wake();
+        }
         let before_count = unit.batch.len();
         let outcome = core.qp.poll_transmit(now, &qp.host(), &mut BatchSink(&mut unit.batch), acks);
         self.deliver(qp, core);
@@ -268,7 +280,13 @@ impl Device {
         while let Some(event) = core.qp.poll_event() {
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {
-                    qp.send_cq().push(wc);
+                    match &core.tap {
+                        None => qp.send_cq().push(wc),
+                        Some(tap) => {
+                            tap.completed(wc);
+                            self.companions.ask();
+                        }
+                    }
                     continue;
                 }
                 QpEvent::RecvComplete(wc) => {

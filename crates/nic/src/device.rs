@@ -15,11 +15,13 @@ use terrace_wire::Path;
 use crate::address::{self, AddressVector};
 use crate::channel::CompChannel;
 use crate::clock::{Clock, ManualClock, MonotonicClock};
+use crate::companion::{Companion, Companions};
 use crate::cq::{Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::limits::{Limits, Quotas};
+use crate::management::Management;
 use crate::pace::Pace;
 use crate::pd::Pd;
 use crate::qp::QueuePair;
@@ -99,6 +101,8 @@ pub struct Device {
     pub(crate) quotas: Quotas,
     pub(crate) counters: NicCounters,
     pub(crate) engine: Engine,
+    pub(crate) companions: Companions,
+    pub(crate) management: Management,
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
@@ -145,6 +149,8 @@ impl Device {
             quotas: Quotas::new(&config.limits),
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,
+            companions: Companions::default(),
+            management: Management::default(),
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
@@ -159,7 +165,7 @@ impl Device {
     /// Closes the device: the engine stops, queue pairs fall silent, waiting `get` calls fail. Objects that were not
     /// destroyed may still be. Closing twice does nothing.
     pub fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
         self.engine.stop();
@@ -172,6 +178,8 @@ impl Device {
         self.timers.clear();
         self.pending.clear();
         self.tx.clear();
+        self.companions.clear();
+        self.management.clear();
         self.events.close();
     }
 
@@ -200,6 +208,13 @@ impl Device {
     /// The GID table.
     pub fn gids(&self) -> &[Gid] {
         self.port.gids()
+    }
+
+    /// Whoever makes progress on this device looks after the companion as well, from now on until the device is closed.
+    pub fn attach(&self, companion: Arc<dyn Companion>) {
+        self.companions.attach(companion);
+        // The engine may sleep without its descriptor.
+        self.engine.wake();
     }
 
     /// Makes a protection domain.
@@ -297,7 +312,18 @@ impl Device {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn check_open(&self) -> Result<(), Error> {
+    /// A queue pair wants to be looked at, because of something that did not come from the network: from any thread,
+    /// whatever locks it holds.
+    pub(crate) fn look_at(&self, qp: &Arc<QueuePair>) {
+        self.pending.add(qp);
+        self.engine.wake_by(Time(0));
+        if self.closed.load(Ordering::SeqCst) {
+            // It would keep the device for ever.
+            self.pending.clear();
+        }
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.closed.load(Ordering::Acquire) { Err(Error::NoDevice("closed")) } else { Ok(()) }
     }
 }

@@ -1,12 +1,16 @@
 //! What a queue pair sees of the device around it: memory through its own protection domain, and shared receives.
 
+use std::sync::Arc;
+
 use terrace_memory::{
-    Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry, WindowBind,
+    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry,
+    Transfer, Waker, WindowBind,
 };
 use terrace_transport::{
-    AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
 };
 
+use crate::companion::Companions;
 use crate::pace::Pace;
 use crate::srq::Srq;
 
@@ -15,6 +19,9 @@ pub(crate) struct QpHost<'a> {
     pub memory: &'a Registry,
     pub pd: u32,
     pub qpn: u32,
+    pub absence: Absence,
+    pub waker: &'a Waker,
+    pub companions: &'a Companions,
     pub srq: Option<&'a Srq>,
     pub pace: &'a Pace,
 }
@@ -25,7 +32,19 @@ impl QpHost<'_> {
     }
 
     fn remote(&self) -> Accessor {
-        Accessor::remote(self.pd, self.qpn)
+        Accessor::remote(self.pd, self.qpn).with_absence(self.absence)
+    }
+
+    /// What a pager carries out, as the transport wants to see it. The pager's device has something to do now.
+    fn deferred(
+        &self,
+        transfer: Result<Arc<dyn Transfer>, AccessError>,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.companions.ask();
+        match transfer {
+            Ok(transfer) => Ok(Box::new(Carried(transfer))),
+            Err(error) => Err(remote_error(error)),
+        }
     }
 }
 
@@ -58,7 +77,7 @@ impl Host for QpHost<'_> {
             // The flush itself checks what its placement needs; a range that is covered is covered for both.
             RemoteAccess::Flush => return Ok(()),
         };
-        self.memory.check(self.remote(), rkey, va, len, need).map_err(remote_error)
+        self.memory.announce(self.remote(), rkey, va, len, need).map_err(remote_error)
     }
 
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
@@ -70,12 +89,7 @@ impl Host for QpHost<'_> {
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
-        let op = match op {
-            AtomicOp::CompareSwap { compare, swap } => MemoryAtomic::CompareSwap { compare, swap },
-            AtomicOp::FetchAdd { add } => MemoryAtomic::FetchAdd { add },
-            AtomicOp::Write { value } => MemoryAtomic::Write { value },
-        };
-        self.memory.atomic(self.remote(), rkey, va, op).map_err(remote_error)
+        self.memory.atomic(self.remote(), rkey, va, memory_atomic(op)).map_err(remote_error)
     }
 
     fn remote_flush(
@@ -88,6 +102,30 @@ impl Host for QpHost<'_> {
     ) -> Result<(), RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
         self.memory.flush(self.remote(), rkey, va, len, placement, scope).map_err(remote_error)
+    }
+
+    fn fetch(&self, rkey: u32, va: u64, len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.deferred(self.memory.fetch(self.remote(), rkey, va, len, self.waker))
+    }
+
+    fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.deferred(self.memory.put(self.remote(), rkey, va, data, self.waker))
+    }
+
+    fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.deferred(self.memory.put_atomic(self.remote(), rkey, va, memory_atomic(op), self.waker))
+    }
+
+    fn flush(
+        &self,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
+        self.deferred(self.memory.flush_paged(self.remote(), rkey, va, len, placement, scope, self.waker))
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
@@ -122,6 +160,28 @@ impl Host for QpHost<'_> {
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {
         self.pace.book(now, len)
+    }
+}
+
+/// An access that a pager carries out.
+#[derive(Debug)]
+struct Carried(Arc<dyn Transfer>);
+
+impl Deferred for Carried {
+    fn outcome(&self) -> Option<Result<(), RemoteError>> {
+        self.0.outcome().map(|outcome| outcome.map_err(remote_error))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        self.0.read(offset, out).map_err(remote_error)
+    }
+}
+
+fn memory_atomic(op: AtomicOp) -> MemoryAtomic {
+    match op {
+        AtomicOp::CompareSwap { compare, swap } => MemoryAtomic::CompareSwap { compare, swap },
+        AtomicOp::FetchAdd { add } => MemoryAtomic::FetchAdd { add },
+        AtomicOp::Write { value } => MemoryAtomic::Write { value },
     }
 }
 
@@ -177,7 +237,11 @@ fn local_error(error: AccessError) -> LocalError {
 
 /// Which answer a peer gets (IBTA volume 1, table 59: remote access error for keys, ranges and permissions).
 fn remote_error(error: AccessError) -> RemoteError {
-    tracing::debug!(%error, "remote access refused");
+    match error {
+        AccessError::NotReady => return RemoteError::NotReady,
+        AccessError::Retry => return RemoteError::Retry,
+        _ => tracing::debug!(%error, "remote access refused"),
+    }
     match error {
         AccessError::UnknownKey
         | AccessError::WrongPd
@@ -186,7 +250,6 @@ fn remote_error(error: AccessError) -> RemoteError {
         | AccessError::Permission
         | AccessError::Fault => RemoteError::Access,
         AccessError::Misaligned => RemoteError::Invalid,
-        // No region parks requests yet.
-        AccessError::Flush | AccessError::NotReady => RemoteError::Operation,
+        AccessError::Flush | AccessError::NotReady | AccessError::Retry => RemoteError::Operation,
     }
 }

@@ -8,6 +8,8 @@
 //! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `host` | what a queue pair's transport sees of memory |
+//! | `companion` | what makes progress together with the device |
+//! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
 //! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
 //! | `limits`, `error` | what the device promises; why it refuses |
@@ -23,6 +25,7 @@ mod address;
 mod buffer;
 mod channel;
 mod clock;
+mod companion;
 mod cq;
 mod datapath;
 mod device;
@@ -31,6 +34,7 @@ mod error;
 mod events;
 mod host;
 mod limits;
+mod management;
 mod mr;
 mod pace;
 mod pd;
@@ -47,20 +51,23 @@ pub use address::{AddressVector, Ah};
 pub use buffer::Buffer;
 pub use channel::CompChannel;
 pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use companion::Companion;
 pub use cq::{Cq, CqInit};
 pub use device::{Device, DeviceConfig, PortAttributes};
 pub use engine::ForkPause;
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;
-pub use mr::{Mr, MrRequest, Mw, MwKind};
+pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
+pub use mr::{Mr, MrRequest, Mw, MwKind, Paging};
 pub use pd::Pd;
-pub use qp::{MwBind, QpInit, QueuePair};
+pub use qp::{MwBind, QpInit, QueuePair, Tap};
 pub use setup::{OpenError, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use stat::{DeviceSnapshot, QpSnapshot};
 
 pub use terrace_fabric::{Gid, Port};
+pub use terrace_memory::{Absence, RegionPolicy};
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, Payload, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState,
     QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use terrace_memory::{Access, NewRange, RegionChange, RegionSpec, RegisterError, WindowKind};
+use terrace_memory::{
+    Access, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError, WindowKind,
+};
 
 use crate::error::Error;
 use crate::limits::Life;
@@ -12,8 +14,9 @@ use crate::pd::Pd;
 /// What to register.
 ///
 /// Registration fails with EINVAL for an empty or overflowing range, unknown access flags, or remote write access
-/// without local write access; with ENOMEM when the device has as many regions as it can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// without local write access, or a pager whose range does not cover the region; with ENOMEM when the device has as many
+/// regions as it can.
+#[derive(Clone, Debug)]
 pub struct MrRequest {
     /// First byte in the program's memory.
     pub addr: u64,
@@ -24,6 +27,30 @@ pub struct MrRequest {
     pub iova: u64,
     /// `ibv_access_flags`.
     pub access: u32,
+    /// For a region whose bytes need not be in memory.
+    pub paging: Option<Paging>,
+}
+
+/// Where the bytes of a region are that are not in memory, and what peers see of their absence. `rereg` with a new
+/// translation makes it an ordinary region.
+#[derive(Clone)]
+pub struct Paging {
+    /// Knows where the bytes are.
+    pub pager: Arc<dyn Pager>,
+    /// What stands for absent bytes towards peers of queue pairs with [`Absence::Magic`](terrace_memory::Absence::Magic).
+    pub pattern: Pattern,
+    /// What the region does about absence.
+    pub policy: RegionPolicy,
+}
+
+impl std::fmt::Debug for Paging {
+    /// Without the pattern, which is noise.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Paging")
+            .field("pager", &self.pager)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A registered memory region.
@@ -48,8 +75,15 @@ impl Mr {
             return Err(Error::Invalid("region longer than max_mr_size"));
         }
         device.quotas.mr.take()?;
+        let (pager, pattern, policy) = match request.paging {
+            Some(Paging { pager, pattern, policy }) => (Some(pager), Some(pattern), policy),
+            None => (None, None, RegionPolicy::Wait),
+        };
         let spec = RegionSpec {
             iova: request.iova,
+            pager,
+            pattern,
+            policy,
             ..RegionSpec::new(pd.handle(), request.addr, request.length, access)
         };
         let region = device.memory.register(&spec).map_err(|error| {

@@ -107,6 +107,6 @@ fn advise_error(error: AccessError) -> Error {
         }
         AccessError::OutOfRange | AccessError::Fault => Error::Fault,
         AccessError::Misaligned | AccessError::Flush => Error::Invalid("not an answer to advice"),
-        AccessError::NotReady => Error::Again,
+        AccessError::NotReady | AccessError::Retry => Error::Again,
     }
 }

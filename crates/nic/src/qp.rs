@@ -1,12 +1,13 @@
 //! Queue pairs: the transport's, together with the objects around it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
+use terrace_memory::{Absence, Waker};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendWr, SgeList,
+    RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
 };
 
 use crate::cq::Cq;
@@ -57,6 +58,14 @@ pub struct MwBind {
     pub access: u32,
 }
 
+/// Gets a queue pair's completions of send work requests in place of its completion queue.
+pub trait Tap: Send + Sync {
+    /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's lock
+    /// held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. Companions of the
+    /// device are called soon after.
+    fn completed(&self, wc: Wc);
+}
+
 /// A queue pair.
 pub struct QueuePair {
     pd: Arc<Pd>,
@@ -69,6 +78,12 @@ pub struct QueuePair {
     pub(crate) listed: AtomicBool,
     /// When its live entry in the timers fires, in nanoseconds.
     pub(crate) timer_at: AtomicU64,
+    /// Whether absent memory that it waits for may be there now.
+    woken: AtomicBool,
+    /// Notes that, and has the queue pair looked at.
+    waker: Waker,
+    /// Whether the peer gets patterns in place of absent memory.
+    is_magic: AtomicBool,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
@@ -76,6 +91,8 @@ pub struct QueuePair {
 /// What the queue pair's lock protects.
 pub(crate) struct QpCore {
     pub qp: Qp,
+    /// Who gets the completions of send work requests, if not the completion queue.
+    pub tap: Option<Arc<dyn Tap>>,
     /// Whether the burst that is being handled has touched it.
     pub touched: bool,
     /// Whether it was destroyed.
@@ -104,7 +121,7 @@ impl QueuePair {
         check_cap(&init, device.limits())?;
         device.ensure_engine();
         device.quotas.qp.take()?;
-        let made = device.table.insert(|qpn| Ok(Arc::new(QueuePair::make(pd, init, qpn))));
+        let made = device.table.insert(|qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init, qpn, me))));
         match &made {
             Ok(qp) => qp.hold_others(),
             Err(_) => device.quotas.qp.give_back(),
@@ -112,7 +129,7 @@ impl QueuePair {
         made
     }
 
-    fn make(pd: &Arc<Pd>, mut init: QpInit, qpn: u32) -> QueuePair {
+    fn make(pd: &Arc<Pd>, mut init: QpInit, qpn: u32, me: &Weak<QueuePair>) -> QueuePair {
         let device = pd.device();
         if init.srq.is_some() {
             init.cap.max_recv_wr = 0;
@@ -133,10 +150,13 @@ impl QueuePair {
             pd: pd.clone(),
             qpn,
             init,
-            state: Mutex::new(QpCore { qp: Qp::new(config), touched: false, dead: false }),
+            state: Mutex::new(QpCore { qp: Qp::new(config), tap: None, touched: false, dead: false }),
             token: TxToken::default(),
             listed: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),
+            woken: AtomicBool::new(false),
+            waker: waker_of(me.clone()),
+            is_magic: AtomicBool::new(false),
             async_account: EventAccount::default(),
             life: Life::default(),
         }
@@ -288,6 +308,24 @@ impl QueuePair {
         result
     }
 
+    /// What this queue pair's peer gets where it READs memory that is absent.
+    pub fn set_absence(&self, absence: Absence) {
+        self.is_magic.store(absence == Absence::Magic, Ordering::Relaxed);
+    }
+
+    /// Who gets the completions of send work requests from now on; `None` for the completion queue. Entries that are in
+    /// the queue stay there.
+    pub fn set_tap(&self, tap: Option<Arc<dyn Tap>>) {
+        let before = std::mem::replace(&mut self.lock().tap, tap);
+        drop(before);
+    }
+
+    /// Adds an entry to the completion queue of send work requests, on behalf of a [`Tap`]. The entry should carry this
+    /// queue pair's number: RESET forgets those that do.
+    pub fn complete(&self, wc: Wc) {
+        self.init.send_cq.push(wc);
+    }
+
     /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
     /// type 2 window or one of another protection domain.
     pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
@@ -387,6 +425,9 @@ impl QueuePair {
             memory: &self.device().memory,
             pd: self.pd.handle(),
             qpn: self.qpn,
+            absence: if self.is_magic.load(Ordering::Relaxed) { Absence::Magic } else { Absence::Wait },
+            waker: &self.waker,
+            companions: &self.device().companions,
             srq: self.init.srq.as_deref(),
             pace: &self.device().pace,
         }
@@ -406,10 +447,31 @@ impl QueuePair {
         Arc::ptr_eq(&self.init.send_cq, cq) || Arc::ptr_eq(&self.init.recv_cq, cq)
     }
 
+    /// Whether it was woken and has not been looked at since.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
+
+    /// The same, once.
+    #[inline]
+    pub(crate) fn take_woken(&self) -> bool {
+        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::SeqCst)
+    }
+
     /// Marks the queue pair as wanting a look; false if it was marked already.
     pub(crate) fn mark_listed(&self) -> bool {
-        !self.listed.swap(true, Ordering::AcqRel)
+        !self.listed.swap(true, Ordering::SeqCst)
     }
+}
+
+/// What pagers call when a queue pair's absent memory may be there. It takes no lock that is held while pagers are called.
+fn waker_of(qp: Weak<QueuePair>) -> Waker {
+    Arc::new(move || {
+        if let Some(qp) = qp.upgrade() {
+            qp.woken.store(true, Ordering::SeqCst);
+            qp.device().look_at(&qp);
+        }
+    })
 }
 
 /// Whether the objects that it refers to go with it: they belong to the same device, and unreliable connections take

@@ -79,6 +79,7 @@ impl Device {
                 ("malformed", read(&self.counters.malformed)),
                 ("unknown_qp", read(&self.counters.unknown_qp)),
                 ("wrong_partition", read(&self.counters.wrong_partition)),
+                ("management", read(&self.management.dropped)),
             ]),
             objects: named([
                 ("protection_domains", self.quotas.pd.used().into()),

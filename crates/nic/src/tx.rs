@@ -133,7 +133,7 @@ impl TxPool {
 }
 
 /// Queue pairs that want to be looked at by whoever makes progress next: they hold an ACK back, wait for company
-/// for a small message, or could not send because the network was full.
+/// for a small message, could not send because the network was full, or were woken.
 #[derive(Default)]
 pub(crate) struct Pending {
     list: Mutex<Vec<Arc<QueuePair>>>,
@@ -169,8 +169,9 @@ impl Pending {
         let mut list = self.list.lock();
         self.any.store(false, Ordering::SeqCst);
         for qp in list.drain(..) {
-            qp.listed.store(false, Ordering::Release);
-            if !looked_at.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
+            qp.listed.store(false, Ordering::SeqCst);
+            // One that was woken may have been so after it was looked at.
+            if qp.is_woken() || !looked_at.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
                 work.push_back((qp, AckPolicy::Now));
             }
         }

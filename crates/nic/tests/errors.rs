@@ -33,7 +33,7 @@ fn a_bad_key_breaks_its_queue_pair_and_no_other() {
 #[test]
 fn ranges_and_permissions_are_the_peers_business() {
     let (a, b) = (Node::udp(), Node::udp());
-    let request = MrRequest { addr: b.memory.addr(), length: 100, iova: 5000, access: 4 };
+    let request = MrRequest { addr: b.memory.addr(), length: 100, iova: 5000, access: 4, paging: None };
     let readable = b.pd.reg_mr(request).expect("a region");
     let rkey = readable.rkey();
     let cases = [
@@ -139,7 +139,9 @@ fn verbs_say_what_the_man_pages_say() {
     let cq = |depth| device.create_cq(CqInit { depth, channel: None, cookie: 0 }).map(drop);
     assert_eq!(errno(cq(0)), EINVAL);
     assert_eq!(errno(cq(u32::MAX)), EINVAL);
-    let mr = |addr, length, access| a.pd.reg_mr(MrRequest { addr, length, iova: addr, access }).map(drop);
+    let mr = |addr, length, access| {
+        a.pd.reg_mr(MrRequest { addr, length, iova: addr, access, paging: None }).map(drop)
+    };
     assert_eq!(errno(mr(a.memory.addr(), 0, 1)), EINVAL);
     assert_eq!(errno(mr(a.memory.addr(), u64::MAX, 1)), EINVAL);
     assert_eq!(errno(mr(a.memory.addr(), 10, 2)), EINVAL, "remote write needs local write");

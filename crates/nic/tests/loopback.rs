@@ -188,7 +188,8 @@ fn windows_open_and_close_a_part_of_a_region() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     let access = 1 | 2 | 4 | 1 << 4;
-    let request = MrRequest { addr: b.memory.addr(), length: 4096, iova: b.memory.addr(), access };
+    let request =
+        MrRequest { addr: b.memory.addr(), length: 4096, iova: b.memory.addr(), access, paging: None };
     let region = b.pd.reg_mr(request).expect("a region");
     let mw = b.pd.alloc_mw(MwKind::Type1).expect("a window");
     let bind = MwBind {

@@ -130,7 +130,8 @@ impl Memory {
         };
         // Addresses on the wire do not depend on where this process happens to have its memory.
         let iova = (self.chunks.len() as u64 + 1) << 32 | (self.dice.word() & 0xffff_fff8);
-        let request = MrRequest { addr: cells.as_ptr() as u64, length: model.len() as u64, iova, access };
+        let request =
+            MrRequest { addr: cells.as_ptr() as u64, length: model.len() as u64, iova, access, paging: None };
         let mr = self.pd.reg_mr(request)?;
         self.chunks.push(Chunk { purpose, cells, model, mr, iova, used: 0 });
         Ok(self.chunks.len() - 1)

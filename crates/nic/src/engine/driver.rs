@@ -92,7 +92,10 @@ impl Driver<'_> {
             false => Some(Timespec::default()),
         };
         let descriptors = self.device.port.descriptors();
-        self.sleep(&descriptors, timeout);
+        let companions = self.device.companions.all();
+        let others: SmallVec<[BorrowedFd<'_>; 2]> =
+            companions.iter().filter_map(|companion| companion.descriptor()).collect();
+        self.sleep(&descriptors, &others, timeout);
         self.engine.sleeps_until.store(0, Ordering::SeqCst);
         if self.program_polls() {
             return Mode::Standby;
@@ -106,7 +109,7 @@ impl Driver<'_> {
 
     /// Sleeps for a tick, and takes over if the program did not poll meanwhile.
     fn standby(&mut self) -> Mode {
-        self.sleep(&[], Some(timespec(TICK_NS)));
+        self.sleep(&[], &[], Some(timespec(TICK_NS)));
         if self.program_polls() {
             if self.device.timers.is_due(self.now()) {
                 self.device.progress();
@@ -126,7 +129,7 @@ impl Driver<'_> {
         if !self.device.advance(Some(self.now()), || AckPolicy::Hold) {
             return Mode::Armed;
         }
-        self.sleep(&[], Some(timespec(ANSWER_NS)));
+        self.sleep(&[], &[], Some(timespec(ANSWER_NS)));
         if self.program_polls() {
             return Mode::Standby;
         }
@@ -158,13 +161,14 @@ impl Driver<'_> {
         }
     }
 
-    /// Sleeps on the bell, the status socket and these descriptors.
-    fn sleep(&mut self, descriptors: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
+    /// Sleeps on the bell, the status socket, these descriptors of the port, and those of others.
+    fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
         let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
         let bell_fd = self.bell.fd();
         fds.push(PollFd::new(&bell_fd, PollFlags::IN));
-        fds.extend(descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
+        fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
+        fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let stat_fd = self.stat.as_ref().map(StatServer::fd);
         fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         // An error here can only be a lack of memory; the caller then merely comes back too early.

@@ -69,6 +69,7 @@ impl ForkPause {
     pub fn resume_in_child(mut self) {
         let engine = &self.device.engine;
         self.device.memory.after_fork_child();
+        self.device.companions.forget();
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         if let Some(thread) = engine.thread.lock().take() {

@@ -73,6 +73,7 @@ impl Node {
             length: memory_len as u64,
             iova: memory.addr(),
             access: REMOTE_ALL,
+            paging: None,
         };
         let mr = pd.reg_mr(request).expect("a region");
         Node { device, pd, cq, memory, mr }

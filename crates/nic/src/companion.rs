@@ -1,0 +1,132 @@
+//! What makes progress together with the device: IO behind paged regions, protocols above queue pairs.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+
+/// Something that wants to be looked after by whoever makes progress on a device: the thread that polls a completion
+/// queue, or the engine.
+pub trait Companion: Send + Sync {
+    /// Submits what was asked for, takes what has finished, and tells whoever waits for it. Returns whether there was
+    /// anything to do. Never blocks. Called by one thread at a time and without locks of the device held, so it may call
+    /// verbs; it is not called again by those while it runs.
+    fn advance(&self) -> bool;
+
+    /// Readable while [`Companion::advance`] would find something finished: the engine sleeps on it.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// The companions of a device.
+#[derive(Default)]
+pub(crate) struct Companions {
+    list: RwLock<SmallVec<[Arc<dyn Companion>; 2]>>,
+    /// Whether there are any, for a look without the lock.
+    any: AtomicBool,
+    /// Whether one of them has been given something to do that it has not looked at.
+    asked: AtomicBool,
+    /// Whether a thread is with them.
+    busy: AtomicBool,
+}
+
+impl Companions {
+    pub fn attach(&self, companion: Arc<dyn Companion>) {
+        self.list.write().push(companion);
+        self.any.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets them go, when the device closes.
+    pub fn clear(&self) {
+        self.any.store(false, Ordering::SeqCst);
+        let list = std::mem::take(&mut *self.list.write());
+        drop(list);
+    }
+
+    /// In a forked child: they are the parent's, and their end might wait for threads that the child does not have.
+    pub fn forget(&self) {
+        self.any.store(false, Ordering::SeqCst);
+        self.busy.store(false, Ordering::SeqCst);
+        std::mem::forget(std::mem::take(&mut *self.list.write()));
+    }
+
+    /// All of them, for a thread that is about to sleep.
+    pub fn all(&self) -> SmallVec<[Arc<dyn Companion>; 2]> {
+        if self.any.load(Ordering::SeqCst) { self.list.read().clone() } else { SmallVec::new() }
+    }
+
+    /// Notes that a companion has been given something to do.
+    pub fn ask(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+    }
+
+    /// Calls them if one of them has been given something to do.
+    #[inline]
+    pub fn attend(&self) {
+        if self.asked.load(Ordering::SeqCst) {
+            self.advance();
+        }
+    }
+
+    /// Calls each of them, unless somebody else does. Returns whether there was anything to do.
+    #[inline]
+    pub fn advance(&self) -> bool {
+        self.any.load(Ordering::Relaxed) && self.call()
+    }
+
+    fn call(&self) -> bool {
+        let mut active = false;
+        // Whoever asks and then finds somebody else here, relies on that one to look again.
+        while !self.busy.swap(true, Ordering::SeqCst) {
+            self.asked.store(false, Ordering::SeqCst);
+            for companion in self.all() {
+                active |= companion.advance();
+            }
+            self.busy.store(false, Ordering::SeqCst);
+            if !self.asked.load(Ordering::SeqCst) {
+                break;
+            }
+        }
+        active
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    struct Counting {
+        companions: Arc<Companions>,
+        calls: AtomicU32,
+    }
+
+    impl Companion for Counting {
+        fn advance(&self) -> bool {
+            // The first call asks for another one, as a verb that it calls would.
+            if self.calls.fetch_add(1, Ordering::Relaxed) == 0 {
+                self.companions.ask();
+                self.companions.attend();
+            }
+            false
+        }
+    }
+
+    #[test]
+    fn what_a_companion_asks_for_while_it_runs_is_looked_at_afterwards() {
+        let companions = Arc::new(Companions::default());
+        let counting = Arc::new(Counting { companions: companions.clone(), calls: AtomicU32::new(0) });
+        companions.attach(counting.clone());
+        companions.attend();
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 0, "nobody has asked");
+        companions.advance();
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
+        companions.clear();
+        assert!(!companions.advance());
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
+    }
+}

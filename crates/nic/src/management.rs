@@ -1,0 +1,184 @@
+//! Management datagrams: how NICs tell each other what verbs have no words for. They go from queue pair 1 to queue pair 1,
+//! which every device has and no program sees, with the Q_Key that InfiniBand gives it (IBTA volume 1, 10.2.5).
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use terrace_transport::Time;
+use terrace_wire::{
+    Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
+    port_of,
+};
+
+use crate::device::Device;
+use crate::error::Error;
+
+/// Longest payload of a management datagram in bytes.
+pub const MANAGEMENT_BYTES_MAX: usize = 256;
+
+/// Index of the management queue pair, within its process's slot.
+const MANAGEMENT_INDEX: u32 = 1;
+const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
+const MANAGEMENT_QKEY: u32 = 0x8001_0000;
+const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
+
+/// Datagrams are taken at this rate, and so many at once: a stranger must not keep the device busy with them.
+const INTERVAL_NS: u64 = 500_000;
+const BURST: u64 = 64;
+
+/// Gets the datagrams that arrive: the way back to the sender, and the payload.
+pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
+
+/// The management queue pair of a device.
+#[derive(Default)]
+pub(crate) struct Management {
+    handler: RwLock<Option<ManagementHandler>>,
+    inbox: Mutex<Inbox>,
+    /// Whether the inbox holds anything, for a look without the lock.
+    any: AtomicBool,
+    next_psn: AtomicU32,
+    /// Datagrams that were delivered, and those that were malformed, nobody's or too many.
+    pub received: AtomicU64,
+    pub dropped: AtomicU64,
+}
+
+#[derive(Default)]
+struct Inbox {
+    waiting: VecDeque<(Path, Vec<u8>)>,
+    /// When the allowance of datagrams would be whole again if no more came.
+    whole_at: Time,
+}
+
+/// Whether a packet's destination is the management queue pair.
+#[inline]
+pub(crate) fn is_management(qpn: u32) -> bool {
+    qpn & INDEX_MASK == MANAGEMENT_INDEX
+}
+
+impl Management {
+    /// Takes a packet to the management queue pair, to be delivered when no locks are held.
+    #[cold]
+    pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
+        let taken = sender(slot, packet).is_some_and(|source_qpn| {
+            self.handler.read().is_some() && self.admit(now, way_back(meta, source_qpn), packet.payload)
+        });
+        let counter = if taken { &self.received } else { &self.dropped };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn admit(&self, now: Time, path: Path, payload: &[u8]) -> bool {
+        let mut inbox = self.inbox.lock();
+        let whole_at = inbox.whole_at.max(now).after_ns(INTERVAL_NS);
+        if whole_at > now.after_ns(INTERVAL_NS * BURST) {
+            return false;
+        }
+        inbox.whole_at = whole_at;
+        inbox.waiting.push_back((path, payload.to_vec()));
+        self.any.store(true, Ordering::Release);
+        true
+    }
+
+    /// Delivers what has arrived. Without locks held: the handler may call verbs.
+    #[inline]
+    pub fn deliver(&self) {
+        if self.any.load(Ordering::Acquire) {
+            self.deliver_all();
+        }
+    }
+
+    #[cold]
+    fn deliver_all(&self) {
+        self.any.store(false, Ordering::Release);
+        let waiting = std::mem::take(&mut self.inbox.lock().waiting);
+        let handler = self.handler.read().clone();
+        if let Some(handler) = handler {
+            waiting.iter().for_each(|(path, payload)| handler(path, payload));
+        }
+    }
+
+    /// Lets the handler go, when the device closes.
+    pub fn clear(&self) {
+        let handler = self.handler.write().take();
+        drop(handler);
+    }
+}
+
+impl Device {
+    /// Who gets the management datagrams that arrive; without anybody they are dropped. The handler is called by whoever
+    /// makes progress, without locks of the device held; what takes long belongs elsewhere. Those who address one of the
+    /// device's other GIDs than the first are heard while a queue pair uses that GID.
+    pub fn on_management(&self, handler: ManagementHandler) {
+        *self.management.handler.write() = Some(handler);
+    }
+
+    /// Sends a management datagram to the device whose slot's port the path names. It may get lost.
+    ///
+    /// # Errors
+    /// EINVAL for more than [`MANAGEMENT_BYTES_MAX`] or no bytes, or a path to no slot's port; ENODEV when the device is
+    /// closed.
+    pub fn send_management(&self, path: &Path, payload: &[u8]) -> Result<(), Error> {
+        self.check_open()?;
+        if !(1..=MANAGEMENT_BYTES_MAX).contains(&payload.len()) {
+            return Err(Error::Invalid("a management datagram has 1 to 256 bytes"));
+        }
+        let slot = path.remote.port().wrapping_sub(ROCE_PORT);
+        let Ok(slot) = u8::try_from(slot) else { return Err(Error::Invalid("a path to no device's port")) };
+        let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
+        let (bth, ext) = headers(payload.len(), psn, slot, self.port.slot());
+        let header_len = bth.opcode.info().header_len;
+        let mut unit = self.tx.take();
+        let packet = unit.batch.push(path, header_len + payload.len() + usize::from(bth.pad));
+        if let Some(packet) = packet {
+            let (head, rest) = packet.split_at_mut(header_len);
+            emit_headers(&bth, &ext, head).expect("the room is exactly the opcode's header length");
+            let (data, pad) = rest.split_at_mut(payload.len());
+            data.copy_from_slice(payload);
+            pad.fill(0);
+        }
+        self.activate_gid(path.source_gid_index);
+        self.flush(unit, self.clock.now());
+        Ok(())
+    }
+}
+
+fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -> (Bth, Extensions) {
+    let qpn = |slot: u8| u32::from(slot) << QPN_SLOT_SHIFT | MANAGEMENT_INDEX;
+    let bth = Bth {
+        opcode: Opcode::UdSendOnly,
+        solicited: false,
+        migrated: true,
+        pad: (payload_len.wrapping_neg() & 3) as u8,
+        pkey: FULL_MEMBER_OF_DEFAULT_PARTITION,
+        fecn: false,
+        becn: false,
+        qpn: qpn(to_slot),
+        ack_request: false,
+        psn,
+    };
+    let deth = Deth { qkey: MANAGEMENT_QKEY, source_qpn: qpn(own_slot) };
+    (bth, Extensions { deth: Some(deth), ..Extensions::default() })
+}
+
+/// The number of the sender's management queue pair, if the packet is a management datagram to this slot.
+fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
+    let to_slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
+    let deth = packet.ext.deth.filter(|_| packet.bth.opcode == Opcode::UdSendOnly)?;
+    let good = (to_slot == u32::from(slot))
+        && deth.qkey == MANAGEMENT_QKEY
+        && is_management(deth.source_qpn)
+        && (1..=MANAGEMENT_BYTES_MAX).contains(&packet.payload.len());
+    good.then_some(deth.source_qpn)
+}
+
+/// The way back to the sender's slot.
+fn way_back(meta: &RxMeta, source_qpn: u32) -> Path {
+    let mut remote = meta.source;
+    if let canonical @ std::net::IpAddr::V4(_) = remote.ip().to_canonical() {
+        remote = SocketAddr::new(canonical, 0);
+    }
+    remote.set_port(port_of(source_qpn));
+    Path { remote, source_gid_index: meta.gid_index, traffic_class: 0, hop_limit: 0, flow_label: 0 }
+}
