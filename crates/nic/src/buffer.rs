@@ -22,7 +22,7 @@ impl Buffer {
     pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Result<Buffer, Error> {
         let memory = vec![0; len].into_boxed_slice();
         let addr = memory.as_ptr() as u64;
-        let request = MrRequest { addr, length: len as u64, iova: addr, access };
+        let request = MrRequest { addr, length: len as u64, iova: addr, access, paging: None };
         Ok(Buffer { mr: pd.reg_mr(request)?, memory })
     }
 
