@@ -10,13 +10,20 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod bed;
 pub mod bytes;
+pub mod cgroup;
 pub mod content;
 pub mod keys;
 pub mod ledger;
+pub mod machine;
 pub mod measure;
 pub mod permutation;
 pub mod plan;
+pub mod plot;
+pub mod results;
+pub mod runner;
+pub mod storage;
 pub mod target;
 pub mod worker;
 pub mod workload;

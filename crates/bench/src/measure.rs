@@ -2,18 +2,33 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::ledger::Ledger;
 use crate::target::Connect;
 use crate::worker::{Schedule, WorkError, Worker};
 use crate::workload::{Measured, Workload};
 
-/// Runs the workload. `epoch` is higher than in all measurements before on the same region, and not 0.
-pub fn measure(workload: &Workload, epoch: u16, connect: &dyn Connect) -> Result<Measured, WorkError> {
+/// When whoever asked for a measurement can look at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The warm-up is over.
+    Begin,
+    /// Nothing counts any more.
+    End,
+}
+
+/// Runs the workload. `epoch` is higher than in all measurements before on the same region, and not 0. `observe` is called while
+/// the clients work.
+pub fn measure(
+    workload: &Workload,
+    epoch: u16,
+    connect: &dyn Connect,
+    observe: &mut dyn FnMut(Moment),
+) -> Result<Measured, WorkError> {
     let ledger =
         Ledger::new(workload.key_count(), workload.access_bytes as u64, workload.threads as u64, epoch);
-    let (stop, connected) = (AtomicBool::new(false), Barrier::new(workload.threads));
+    let (stop, connected) = (AtomicBool::new(false), Barrier::new(workload.threads + 1));
     let work = |thread: usize| -> Result<Measured, WorkError> {
         let worker = Worker::new(workload, &ledger, thread, connect);
         // Connecting takes longer for some; the time that counts begins when everybody is there, also those who failed.
@@ -25,12 +40,14 @@ pub fn measure(workload: &Workload, epoch: u16, connect: &dyn Connect) -> Result
         outcome
     };
     let outcomes: Vec<Result<Measured, WorkError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..workload.threads)
-            .map(|thread| {
-                let work = &work;
-                scope.spawn(move || work(thread))
-            })
-            .collect();
+        let work = &work;
+        let threads: Vec<_> = (0..workload.threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        connected.wait();
+        let schedule = Schedule::new(workload, Instant::now());
+        for (moment, at) in [(Moment::Begin, schedule.begin), (Moment::End, schedule.end)] {
+            sleep_until(at, &stop);
+            observe(moment);
+        }
         threads.into_iter().map(|thread| thread.join().expect("a client thread panicked")).collect()
     });
     let mut sum = Measured::empty(workload.measured);
@@ -38,4 +55,14 @@ pub fn measure(workload: &Workload, epoch: u16, connect: &dyn Connect) -> Result
         sum.add(&outcome?);
     }
     Ok(sum)
+}
+
+/// Sleeps in slices, so that a failure ends it soon.
+fn sleep_until(at: Instant, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        match at.checked_duration_since(Instant::now()) {
+            None | Some(Duration::ZERO) => return,
+            Some(left) => std::thread::sleep(left.min(Duration::from_millis(50))),
+        }
+    }
 }

@@ -31,13 +31,13 @@ fn workload() -> Workload {
 #[test]
 fn everything_is_counted_and_verified() {
     let region = MemoryTarget::region(REGION);
-    let measured = measure(&workload(), 1, &region).unwrap();
+    let measured = measure(&workload(), 1, &region, &mut |_| {}).unwrap();
     assert!(measured.reads > 0 && measured.writes > 0);
     assert_eq!(measured.timeline.iter().sum::<u64>(), measured.reads + measured.writes);
     assert_eq!(measured.read_latencies.len(), measured.reads);
     assert!(measured.verified.granules >= measured.reads * 64);
     // The next measurement finds what this one left, and says so of nothing.
-    measure(&Workload { access_bytes: 256, ..workload() }, 2, &region).unwrap();
+    measure(&Workload { access_bytes: 256, ..workload() }, 2, &region, &mut |_| {}).unwrap();
 }
 
 #[test]
@@ -46,9 +46,9 @@ fn corruption_in_the_region_is_found() {
     let middle = REGION / 2 + 17;
     region.lock().unwrap_or_else(PoisonError::into_inner)[middle] ^= 1;
     let read_all = Workload { write_percent: 0, distribution: Distribution::Sequential, ..workload() };
-    assert!(matches!(measure(&read_all, 1, &region), Err(WorkError::Corrupt(_))));
+    assert!(matches!(measure(&read_all, 1, &region, &mut |_| {}), Err(WorkError::Corrupt(_))));
     // Unless nobody looks.
-    measure(&Workload { verify: false, ..read_all }, 1, &region).unwrap();
+    measure(&Workload { verify: false, ..read_all }, 1, &region, &mut |_| {}).unwrap();
 }
 
 /// What is wrong with a faulty target.
@@ -122,7 +122,7 @@ impl Connect for Faults {
 fn a_forgotten_write_is_found() {
     let region = Faults(MemoryTarget::region(1 << 16), Fault::ForgetsWrites);
     let few_keys = Workload { region_bytes: 1 << 16, ..workload() };
-    match measure(&few_keys, 1, &region) {
+    match measure(&few_keys, 1, &region, &mut |_| {}) {
         Err(WorkError::Corrupt(corruption)) => {
             assert!(corruption.to_string().contains("must be"), "{corruption}")
         }
@@ -132,7 +132,9 @@ fn a_forgotten_write_is_found() {
 
 #[test]
 fn failures_of_the_target_are_reported_as_what_they_are() {
-    let outcome = |fault| measure(&workload(), 1, &Faults(MemoryTarget::region(REGION), fault)).map(|_| ());
+    let outcome = |fault| {
+        measure(&workload(), 1, &Faults(MemoryTarget::region(REGION), fault), &mut |_| {}).map(|_| ())
+    };
     assert!(matches!(outcome(Fault::StrayCompletion), Err(WorkError::Stray(99))));
     assert!(matches!(outcome(Fault::BreaksConnection), Err(WorkError::Poll(_))));
     let message = outcome(Fault::FailsAccesses).unwrap_err().to_string();
@@ -151,7 +153,7 @@ fn a_thread_that_cannot_connect_ends_the_measurement() {
         }
     }
     let long = Workload { measured: Duration::from_secs(600), ..workload() };
-    assert!(matches!(measure(&long, 1, &Nowhere), Err(WorkError::Connect { thread: 1, .. })));
+    assert!(matches!(measure(&long, 1, &Nowhere, &mut |_| {}), Err(WorkError::Connect { thread: 1, .. })));
 }
 
 #[test]

@@ -1,0 +1,255 @@
+//! Limits for the server's process: control groups of version 2 or 1, whichever this machine has.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// Why the server cannot be limited.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// No controller that this user may use.
+    #[error("cannot limit the server's {what} here ({tried}): needs root and a cgroup {what} controller")]
+    Unavailable {
+        /// memory or IO.
+        what: &'static str,
+        /// What was tried, and what came of it.
+        tried: String,
+    },
+}
+
+/// How much slower a device is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttle {
+    /// Major and minor number of the whole disk.
+    pub device: (u32, u32),
+    /// IOs per second, READs and WRITEs each.
+    pub iops: u64,
+    /// Bytes per second, READs and WRITEs each.
+    pub bytes_per_s: u64,
+}
+
+/// A control group with limits. It is removed when it is dropped, which works once its processes have ended.
+#[derive(Debug)]
+pub struct Group {
+    memory: PathBuf,
+    peak_file: &'static str,
+    /// With version 1, IO has a hierarchy of its own.
+    io: Option<PathBuf>,
+}
+
+impl Group {
+    /// A new group of that name.
+    pub fn new(name: &str, limit_bytes: u64, throttle: Option<Throttle>) -> Result<Group, GroupError> {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Group::below(Path::new(MOUNT), &own, name, limit_bytes, throttle)
+    }
+
+    fn below(
+        mount: &Path,
+        own: &str,
+        name: &str,
+        limit_bytes: u64,
+        throttle: Option<Throttle>,
+    ) -> Result<Group, GroupError> {
+        let version_2 = match version_2(mount, own, name, limit_bytes) {
+            Ok(group) => return group.throttled_2(throttle),
+            Err(error) => error,
+        };
+        match version_1(mount, own, name, limit_bytes) {
+            Ok(group) => group.throttled_1(mount, own, name, throttle),
+            Err(version_1) => Err(GroupError::Unavailable {
+                what: "memory",
+                tried: format!("cgroup v2: {version_2}; cgroup v1: {version_1}"),
+            }),
+        }
+    }
+
+    /// The files that a process writes its number to when it joins.
+    pub fn process_lists(&self) -> impl Iterator<Item = PathBuf> {
+        [Some(&self.memory), self.io.as_ref()].into_iter().flatten().map(|path| path.join("cgroup.procs"))
+    }
+
+    /// The most memory that the group ever held, page cache included; nothing when this kernel does not record it.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        fs::read_to_string(self.memory.join(self.peak_file)).ok()?.trim().parse().ok()
+    }
+
+    fn throttled_2(self, throttle: Option<Throttle>) -> Result<Group, GroupError> {
+        let Some(Throttle { device: (major, minor), iops, bytes_per_s }) = throttle else {
+            return Ok(self);
+        };
+        let line = format!("{major}:{minor} rbps={bytes_per_s} wbps={bytes_per_s} riops={iops} wiops={iops}");
+        let parent = self.memory.parent().expect("a group lies in the mount");
+        if !words(&parent.join("cgroup.subtree_control")).any(|word| word == "io") {
+            // When it cannot be handed on, the file below does not exist, which says it well enough.
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+io");
+        }
+        fs::write(self.memory.join("io.max"), line).map_err(|error| no_io("cgroup v2", &error))?;
+        Ok(self)
+    }
+
+    fn throttled_1(
+        mut self,
+        mount: &Path,
+        own: &str,
+        name: &str,
+        throttle: Option<Throttle>,
+    ) -> Result<Group, GroupError> {
+        let Some(Throttle { device: (major, minor), iops, bytes_per_s }) = throttle else {
+            return Ok(self);
+        };
+        let path = version_1_parent(mount, own, "blkio").join(name);
+        fs::create_dir(&path).map_err(|error| no_io("cgroup v1", &error))?;
+        // From here on dropping the group removes this one, too.
+        self.io = Some(path.clone());
+        for (file, limit) in
+            [("read_iops", iops), ("write_iops", iops), ("read_bps", bytes_per_s), ("write_bps", bytes_per_s)]
+        {
+            fs::write(path.join(format!("blkio.throttle.{file}_device")), format!("{major}:{minor} {limit}"))
+                .map_err(|error| no_io("cgroup v1", &error))?;
+        }
+        Ok(self)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for path in [Some(&self.memory), self.io.as_ref()].into_iter().flatten() {
+            // The kernel may need a moment to let go of a process that has just ended.
+            for _ in 0..50 {
+                match fs::remove_dir(path) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+}
+
+fn no_io(version: &str, error: &io::Error) -> GroupError {
+    GroupError::Unavailable { what: "IO", tried: format!("{version}: {error}") }
+}
+
+fn words(path: &Path) -> impl Iterator<Item = String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
+}
+
+/// Where this process is in a controller's hierarchy, from `/proc/self/cgroup`; version 2 has no controller's name.
+fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
+    own.lines()
+        .filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')))
+        .find(|(controllers, _)| controllers.split(',').any(|name| name == controller))
+        .map_or("", |(_, path)| path.trim_start_matches('/'))
+}
+
+fn make(path: PathBuf, limit: (&str, u64), peak_file: &'static str) -> io::Result<Group> {
+    fs::create_dir(&path)?;
+    let group = Group { memory: path, peak_file, io: None };
+    fs::write(group.memory.join(limit.0), limit.1.to_string())?;
+    Ok(group)
+}
+
+fn version_2(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Result<Group> {
+    let has_memory = |path: &Path| words(path).any(|word| word == "memory");
+    if !has_memory(&mount.join("cgroup.controllers")) {
+        return Err(io::Error::other("no memory controller"));
+    }
+    // A group that holds processes cannot hand controllers to children: go up to the first that already does.
+    let mut parent = mount.join(own_path(own, ""));
+    while parent != mount && !has_memory(&parent.join("cgroup.subtree_control")) {
+        parent.pop();
+    }
+    if !has_memory(&parent.join("cgroup.subtree_control")) {
+        fs::write(parent.join("cgroup.subtree_control"), "+memory")?;
+    }
+    make(parent.join(name), ("memory.max", limit_bytes), "memory.peak")
+}
+
+fn version_1_parent(mount: &Path, own: &str, controller: &str) -> PathBuf {
+    let mount = mount.join(controller);
+    let inside = mount.join(own_path(own, controller));
+    // In a container the path is that of the host, which is not there.
+    if inside.is_dir() { inside } else { mount }
+}
+
+fn version_1(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Result<Group> {
+    if !mount.join("memory/memory.limit_in_bytes").exists() {
+        return Err(io::Error::other("no memory controller"));
+    }
+    let path = version_1_parent(mount, own, "memory").join(name);
+    make(path, ("memory.limit_in_bytes", limit_bytes), "memory.max_usage_in_bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THROTTLE: Throttle = Throttle { device: (254, 0), iops: 1000, bytes_per_s: 4 << 20 };
+
+    fn read(path: PathBuf) -> String {
+        fs::read_to_string(path).unwrap()
+    }
+
+    /// A directory that looks like a mount, as far as this module looks.
+    fn version_1_mount() -> tempfile::TempDir {
+        let mount = tempfile::tempdir().unwrap();
+        for path in ["memory/container", "blkio"] {
+            fs::create_dir_all(mount.path().join(path)).unwrap();
+        }
+        fs::write(mount.path().join("memory/memory.limit_in_bytes"), "").unwrap();
+        mount
+    }
+
+    #[test]
+    fn version_1_uses_its_own_group_where_that_is_visible() {
+        let mount = version_1_mount();
+        let own = "4:memory:/container\n7:blkio:/elsewhere\n0::/\n";
+        let group = Group::below(mount.path(), own, "g", 512 << 20, Some(THROTTLE)).unwrap();
+        let (memory, io) = (mount.path().join("memory/container/g"), mount.path().join("blkio/g"));
+        assert_eq!(read(memory.join("memory.limit_in_bytes")), "536870912");
+        assert_eq!(read(io.join("blkio.throttle.read_iops_device")), "254:0 1000");
+        assert_eq!(
+            group.process_lists().collect::<Vec<_>>(),
+            [memory.join("cgroup.procs"), io.join("cgroup.procs")]
+        );
+    }
+
+    #[test]
+    fn version_2_goes_up_to_a_group_that_hands_the_controller_on() {
+        let mount = tempfile::tempdir().unwrap();
+        fs::create_dir_all(mount.path().join("user/session")).unwrap();
+        fs::write(mount.path().join("cgroup.controllers"), "cpu io memory").unwrap();
+        fs::write(mount.path().join("user/cgroup.subtree_control"), "memory io").unwrap();
+        let group = Group::below(mount.path(), "0::/user/session\n", "g", 1 << 20, Some(THROTTLE)).unwrap();
+        let path = mount.path().join("user/g");
+        assert_eq!(read(path.join("memory.max")), "1048576");
+        assert!(read(path.join("io.max")).starts_with("254:0 rbps=4194304 "));
+        fs::write(path.join("memory.peak"), "77\n").unwrap();
+        assert_eq!(group.peak_bytes(), Some(77));
+    }
+
+    #[test]
+    fn without_a_controller_the_message_says_what_is_needed() {
+        let mount = tempfile::tempdir().unwrap();
+        let message = Group::below(mount.path(), "0::/\n", "g", 1, None).unwrap_err().to_string();
+        assert!(
+            message.contains("needs root") && message.contains("cgroup v2: no memory controller"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn what_was_made_is_removed_when_a_limit_is_refused() {
+        let mount = version_1_mount();
+        fs::remove_dir(mount.path().join("blkio")).unwrap();
+        let message =
+            Group::below(mount.path(), "4:memory:/\n", "g", 1, Some(THROTTLE)).unwrap_err().to_string();
+        assert!(message.contains("IO controller"), "{message}");
+    }
+}

@@ -1,0 +1,217 @@
+//! The drawing itself, the same for both formats.
+
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, KeyPointHint, NoDefaultFormatting, ValueFormatter};
+use plotters::prelude::*;
+
+use super::{Figure, Series, Shape};
+
+type Area<'a, Back> = DrawingArea<Back, Shift>;
+
+/// A colour for each series, in order; told apart also by people who see colours differently (Okabe and Ito's set).
+const COLOURS: [RGBColor; 9] = [
+    RGBColor(0, 0, 0),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(86, 180, 233),
+    RGBColor(204, 121, 167),
+    RGBColor(148, 128, 20),
+    RGBColor(110, 110, 110),
+];
+
+fn colour(index: usize) -> RGBColor {
+    COLOURS[index % COLOURS.len()]
+}
+
+/// Draws a figure. The error is the backend's.
+pub fn draw<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure) -> Result<(), String> {
+    root.fill(&WHITE).map_err(|error| error.to_string())?;
+    let drawn = match &figure.shape {
+        Shape::Lines(categories) => draw_lines(root, figure, categories),
+        Shape::Time { step } => draw_time(root, figure, *step),
+        Shape::Bars { categories, is_logarithmic: false } => {
+            draw_bars(root, figure, categories, 0.0..top(figure))
+        }
+        Shape::Bars { categories, is_logarithmic: true } => {
+            let bottom = 10_f64.powf(least(figure).log10().floor());
+            draw_bars(root, figure, categories, (bottom..top(figure).max(bottom * 10.0)).log_scale())
+        }
+    };
+    drawn.map_err(|error| error.to_string())
+}
+
+fn values(figure: &Figure) -> impl Iterator<Item = f64> {
+    figure.series.iter().flat_map(|series| series.values.iter().flatten().copied())
+}
+
+/// A little above the highest value; also where there is none.
+fn top(figure: &Figure) -> f64 {
+    values(figure).fold(0.0, f64::max).max(1.0) * 1.1
+}
+
+fn least(figure: &Figure) -> f64 {
+    values(figure).filter(|&value| value > 0.0).fold(f64::INFINITY, f64::min).clamp(1e-3, 1e9)
+}
+
+fn number(value: &f64) -> String {
+    match *value {
+        value if value >= 1e6 => format!("{:.1} M", value / 1e6),
+        value if value >= 1e3 => format!("{:.0} k", value / 1e3),
+        value => format!("{value:.0}"),
+    }
+}
+
+/// An axis of categories: category `n` is at `n`.
+struct Places<'a> {
+    names: &'a [String],
+    /// Free space before the first and after the last.
+    margin: f64,
+}
+
+impl Ranged for Places<'_> {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (low, high): (i32, i32)) -> i32 {
+        let range = self.range();
+        let share = (value - range.start) / (range.end - range.start);
+        low + (share * f64::from(high - low)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        (0..self.names.len()).map(|index| index as f64).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        -self.margin..self.names.len() as f64 - 1.0 + self.margin
+    }
+}
+
+impl ValueFormatter<f64> for Places<'_> {
+    fn format_ext(&self, value: &f64) -> String {
+        self.names.get(value.round() as usize).cloned().unwrap_or_default()
+    }
+}
+
+type Drawn<Back> = Result<(), DrawingAreaErrorKind<<Back as DrawingBackend>::ErrorType>>;
+
+fn draw_lines<Back: DrawingBackend>(
+    root: &Area<'_, Back>,
+    figure: &Figure,
+    categories: &[String],
+) -> Drawn<Back> {
+    let mut chart = ChartBuilder::on(root)
+        .caption(&figure.title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(46)
+        .y_label_area_size(76)
+        .build_cartesian_2d(Places { names: categories, margin: 0.3 }, 0.0..top(figure))?;
+    chart
+        .configure_mesh()
+        .x_desc(&figure.x_label)
+        .y_desc(&figure.y_label)
+        .label_style(("sans-serif", 14))
+        .y_label_formatter(&number)
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    for (index, series) in figure.series.iter().enumerate() {
+        let points = present(series).map(|(place, value)| (place as f64, value)).collect::<Vec<_>>();
+        let style = colour(index).stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), style))?
+            .label(&series.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour(index).filled())))?;
+    }
+    draw_legend(&mut chart)
+}
+
+fn present(series: &Series) -> impl Iterator<Item = (usize, f64)> {
+    series.values.iter().enumerate().filter_map(|(place, value)| Some((place, (*value)?)))
+}
+
+fn draw_time<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure, step: f64) -> Drawn<Back> {
+    let longest = figure.series.iter().map(|series| series.values.len()).max().unwrap_or(1);
+    let mut chart = ChartBuilder::on(root)
+        .caption(&figure.title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(46)
+        .y_label_area_size(76)
+        .build_cartesian_2d(0.0..(longest as f64 * step).max(step), 0.0..top(figure))?;
+    chart
+        .configure_mesh()
+        .x_desc(&figure.x_label)
+        .y_desc(&figure.y_label)
+        .label_style(("sans-serif", 14))
+        .y_label_formatter(&number)
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    for (index, series) in figure.series.iter().enumerate() {
+        let style = colour(index).stroke_width(2);
+        let points = present(series).map(|(place, value)| ((place as f64 + 0.5) * step, value));
+        chart
+            .draw_series(LineSeries::new(points, style))?
+            .label(&series.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+    }
+    draw_legend(&mut chart)
+}
+
+/// The share of a category's width that its bars take.
+const GROUP: f64 = 0.8;
+
+fn draw_bars<Back, Y>(root: &Area<'_, Back>, figure: &Figure, categories: &[String], y: Y) -> Drawn<Back>
+where
+    Back: DrawingBackend,
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(root)
+        .caption(&figure.title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(46)
+        .y_label_area_size(76)
+        .build_cartesian_2d(Places { names: categories, margin: 0.5 }, y)?;
+    chart
+        .configure_mesh()
+        .x_desc(&figure.x_label)
+        .y_desc(&figure.y_label)
+        .label_style(("sans-serif", 14))
+        .disable_x_mesh()
+        .y_label_formatter(&number)
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    let width = GROUP / figure.series.len().max(1) as f64;
+    let bottom = chart.y_range().start;
+    for (index, series) in figure.series.iter().enumerate() {
+        let style = colour(index).filled();
+        let bars = present(series).map(|(place, value)| {
+            let left = place as f64 - GROUP / 2.0 + index as f64 * width;
+            Rectangle::new([(left, bottom), (left + width * 0.92, value)], style)
+        });
+        chart
+            .draw_series(bars)?
+            .label(&series.name)
+            .legend(move |(x, y)| Rectangle::new([(x + 4, y - 5), (x + 14, y + 5)], style));
+    }
+    draw_legend(&mut chart)
+}
+
+fn draw_legend<'a, Back, X, Y>(chart: &mut ChartContext<'a, Back, Cartesian2d<X, Y>>) -> Drawn<Back>
+where
+    Back: DrawingBackend + 'a,
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .label_font(("sans-serif", 14))
+        .background_style(WHITE.mix(0.85))
+        .border_style(RGBColor(200, 200, 200))
+        .draw()
+}

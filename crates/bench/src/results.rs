@@ -1,0 +1,248 @@
+//! What is written down: a CSV file for each figure, and everything with the machine's description as JSON.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::machine::Machine;
+use crate::plan::{Metric, Plan, Point, Settings, Timing};
+use crate::runner::Outcome;
+use crate::workload::STEP;
+
+/// Why results are not on the disk.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {path}: {error}")]
+pub struct ResultsError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub error: io::Error,
+}
+
+/// One point: a line of a CSV file.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    /// Of the plan.
+    pub figure: String,
+    /// Of the server.
+    pub mode: String,
+    /// What varies; empty when nothing does.
+    pub axis: String,
+    /// The point's value of it.
+    pub x: String,
+    /// READs and WRITEs per second: the median of the repeats. Empty when the point failed.
+    pub ops_per_s: Option<f64>,
+    /// What the paper states.
+    pub paper_ops_per_s: Option<f64>,
+    /// The least of the repeats.
+    pub ops_per_s_min: Option<f64>,
+    /// The most.
+    pub ops_per_s_max: Option<f64>,
+    /// How many.
+    pub repeats: u32,
+    /// Data of READs and WRITEs.
+    pub mib_per_s: Option<f64>,
+    /// Latency of READs and WRITEs, median.
+    pub p50_us: Option<f64>,
+    /// What the paper states.
+    pub paper_p50_us: Option<f64>,
+    /// 99th percentile.
+    pub p99_us: Option<f64>,
+    /// What the paper states.
+    pub paper_p99_us: Option<f64>,
+    /// 99.9th percentile.
+    pub p999_us: Option<f64>,
+    /// What the paper states.
+    pub paper_p999_us: Option<f64>,
+    /// READs per second.
+    pub reads_per_s: Option<f64>,
+    /// WRITEs per second.
+    pub writes_per_s: Option<f64>,
+    /// Of READs only; empty when there were none.
+    pub read_p50_us: Option<f64>,
+    /// The same.
+    pub read_p99_us: Option<f64>,
+    /// Of WRITEs only.
+    pub write_p50_us: Option<f64>,
+    /// The same.
+    pub write_p99_us: Option<f64>,
+    /// Share of accesses to resident units; empty when the server does not count.
+    pub hit_ratio: Option<f64>,
+    /// The most memory that the server held, page cache included.
+    pub server_peak_mib: Option<f64>,
+    /// Bytes of READs that were compared with what must be there.
+    pub verified_mib: Option<f64>,
+    /// Granules of 64 bytes that a READ found half written, because the WRITE was running.
+    pub mixed_granules: Option<u64>,
+    /// Where the paper's values are from.
+    pub paper_source: String,
+    /// Why there are no numbers.
+    pub error: String,
+}
+
+impl Row {
+    /// The row of a point.
+    pub fn new(plan: &Plan, point: &Point, outcome: &Result<Outcome, String>) -> Row {
+        let stated = |metric| plan.stated(point, metric).map(|stated| stated.value);
+        let mut sources: Vec<&str> = [Metric::OpsPerS, Metric::P50Us, Metric::P99Us, Metric::P999Us]
+            .iter()
+            .filter_map(|&metric| plan.stated(point, metric).map(|stated| stated.source.as_str()))
+            .collect();
+        sources.dedup();
+        let row = Row {
+            figure: plan.figure.clone(),
+            mode: point.mode.to_string(),
+            axis: plan.x.as_ref().map_or(String::new(), |x| x.label.clone()),
+            x: point.x.clone(),
+            paper_ops_per_s: stated(Metric::OpsPerS),
+            paper_p50_us: stated(Metric::P50Us),
+            paper_p99_us: stated(Metric::P99Us),
+            paper_p999_us: stated(Metric::P999Us),
+            paper_source: sources.join("; "),
+            ..Row::default()
+        };
+        match outcome {
+            Ok(outcome) => row.filled(&point.settings, outcome),
+            Err(error) => Row { error: error.clone(), ..row },
+        }
+    }
+
+    fn filled(self, settings: &Settings, outcome: &Outcome) -> Row {
+        let measured = &outcome.measured;
+        let per_s = |count: u64| count as f64 / measured.seconds;
+        let (reads, writes) = (&measured.read_latencies, &measured.write_latencies);
+        let micros = |latencies: &crate::workload::Latencies, percentile| {
+            (!latencies.is_empty()).then(|| round(latencies.value_at_percentile(percentile) as f64 / 1e3))
+        };
+        Row {
+            ops_per_s: Some(round(measured.ops_per_s())),
+            ops_per_s_min: Some(round(outcome.range_ops_per_s.0)),
+            ops_per_s_max: Some(round(outcome.range_ops_per_s.1)),
+            repeats: outcome.repeats,
+            mib_per_s: Some(round(measured.ops_per_s() * settings.size as f64 / f64::from(1 << 20))),
+            p50_us: Some(round(measured.latency_us(50.0))),
+            p99_us: Some(round(measured.latency_us(99.0))),
+            p999_us: Some(round(measured.latency_us(99.9))),
+            reads_per_s: Some(round(per_s(measured.reads))),
+            writes_per_s: Some(round(per_s(measured.writes))),
+            read_p50_us: micros(reads, 50.0),
+            read_p99_us: micros(reads, 99.0),
+            write_p50_us: micros(writes, 50.0),
+            write_p99_us: micros(writes, 99.0),
+            hit_ratio: outcome.hit_ratio.map(|ratio| (ratio * 1e4).round() / 1e4),
+            server_peak_mib: outcome.peak_bytes.map(|bytes| (bytes >> 20) as f64),
+            verified_mib: Some(round(measured.verified.granules as f64 * 64.0 / f64::from(1 << 20))),
+            mixed_granules: Some(measured.verified.mixed),
+            ..self
+        }
+    }
+
+    /// One of its numbers.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        match metric {
+            Metric::OpsPerS => self.ops_per_s,
+            Metric::P50Us => self.p50_us,
+            Metric::P99Us => self.p99_us,
+            Metric::P999Us => self.p999_us,
+        }
+    }
+}
+
+/// To hundredths: more is noise, and makes files hard to read.
+fn round(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// The throughput of a point over time: lines of a second CSV file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Timeline {
+    /// Of the server.
+    pub mode: String,
+    /// Accesses per second in each tenth of a second.
+    pub ops_per_s: Vec<f64>,
+}
+
+impl Timeline {
+    /// That of a point.
+    pub fn new(point: &Point, outcome: &Outcome) -> Timeline {
+        let per_s = |&count: &u64| count as f64 / STEP.as_secs_f64();
+        Timeline {
+            mode: point.mode.to_string(),
+            ops_per_s: outcome.measured.timeline.iter().map(per_s).collect(),
+        }
+    }
+}
+
+/// Everything that a plan's figure shows.
+#[derive(Clone, Debug, Serialize)]
+pub struct FigureResults {
+    /// The plan, as it was.
+    pub plan: Plan,
+    /// The times that were used.
+    pub timing: Timing,
+    /// One for each point.
+    pub rows: Vec<Row>,
+    /// One for each mode, for plans over time only.
+    pub timelines: Vec<Timeline>,
+}
+
+impl FigureResults {
+    /// Writes `FIGURE.csv`, and `FIGURE.timeline.csv` where there are timelines.
+    pub fn write_csv(&self, dir: &Path) -> Result<(), ResultsError> {
+        let path = dir.join(format!("{}.csv", self.plan.figure));
+        write_rows(&path, self.rows.iter())?;
+        if self.timelines.is_empty() {
+            return Ok(());
+        }
+        #[derive(Serialize)]
+        struct Step<'a> {
+            mode: &'a str,
+            second: f64,
+            ops_per_s: f64,
+        }
+        let steps = self.timelines.iter().flat_map(|timeline| {
+            timeline.ops_per_s.iter().enumerate().map(|(step, &ops_per_s)| Step {
+                mode: &timeline.mode,
+                second: round(step as f64 * STEP.as_secs_f64()),
+                ops_per_s,
+            })
+        });
+        write_rows(&dir.join(format!("{}.timeline.csv", self.plan.figure)), steps)
+    }
+}
+
+fn write_rows<T: Serialize>(path: &Path, rows: impl Iterator<Item = T>) -> Result<(), ResultsError> {
+    let failed = |error: io::Error| ResultsError { path: path.to_owned(), error };
+    let mut file = csv::Writer::from_path(path).map_err(|error| failed(error.into()))?;
+    for row in rows {
+        file.serialize(row).map_err(|error| failed(error.into()))?;
+    }
+    file.flush().map_err(failed)
+}
+
+/// All figures of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Document {
+    /// What it was measured on.
+    pub machine: Machine,
+    /// `short` or `full`.
+    pub length: &'static str,
+    /// Whether memory of this process was measured: then the numbers mean nothing.
+    pub is_rehearsal: bool,
+    /// One for each plan.
+    pub figures: Vec<FigureResults>,
+}
+
+impl Document {
+    /// As text.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("strings and numbers always serialize") + "\n"
+    }
+
+    /// Writes `results.json`.
+    pub fn write(&self, dir: &Path) -> Result<(), ResultsError> {
+        let path = dir.join("results.json");
+        std::fs::write(&path, self.to_json()).map_err(|error| ResultsError { path, error })
+    }
+}

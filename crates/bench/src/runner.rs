@@ -1,0 +1,198 @@
+//! Takes plans' points one after the other, with a server for each, or one for several.
+
+use std::time::{Duration, Instant};
+
+use crate::bed::{Bed, Served, ServerCounts, ServerSpec};
+use crate::measure::{Moment, measure};
+use crate::plan::{Length, Point, Timing, seconds};
+use crate::workload::Measured;
+
+/// What came out of a point.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The repeat with the median throughput.
+    pub measured: Measured,
+    /// Least and most throughput of all repeats.
+    pub range_ops_per_s: (f64, f64),
+    /// Share of accesses to resident units in that repeat.
+    pub hit_ratio: Option<f64>,
+    /// The server's memory.
+    pub peak_bytes: Option<u64>,
+    /// How often it was measured.
+    pub repeats: u32,
+}
+
+/// Runs points, and remembers the server of the last one.
+pub struct Runner<'a> {
+    bed: &'a mut dyn Bed,
+    length: Length,
+    server: Option<(ServerSpec, Box<dyn Served>)>,
+    epoch: u16,
+}
+
+impl<'a> Runner<'a> {
+    /// With the short setting points that differ only in what the clients do share a server, each after a warm-up of its own;
+    /// with the full setting each point has a new one.
+    pub fn new(bed: &'a mut dyn Bed, length: Length) -> Runner<'a> {
+        Runner { bed, length, server: None, epoch: 0 }
+    }
+
+    /// Measures a point. The error is one line for people; the next point gets a new server after it.
+    pub fn run(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
+        let outcome = self.attempt(point, timing);
+        if outcome.is_err() || self.length == Length::Full {
+            let ended = self.server.take().and_then(|(_, mut server)| server.obituary());
+            if let (Err(error), Some(ended)) = (&outcome, ended) {
+                return Err(format!("{error} ({ended})"));
+            }
+        }
+        outcome
+    }
+
+    fn attempt(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
+        let spec = ServerSpec::new(point.mode, &point.settings);
+        let is_same = self.server.as_ref().is_some_and(|(running, _)| *running == spec);
+        if !is_same {
+            // First the old one must be gone: both would not fit.
+            self.server = None;
+            let server = self.bed.start(&spec).map_err(|error| error.to_string())?;
+            self.server = Some((spec, server));
+        }
+        let (_, server) = self.server.as_ref().expect("just started");
+        let mut repeats: Vec<(Measured, Option<f64>)> = Vec::new();
+        for repeat in 0..timing.repeats {
+            let is_warm = is_same || repeat > 0;
+            let warm_up = seconds(if is_warm { timing.rewarm_s } else { timing.warm_up_s });
+            self.epoch = self.epoch.checked_add(1).ok_or("too many measurements in one run")?;
+            let workload = point.settings.workload(warm_up, seconds(timing.measured_s));
+            let mut looks: [Option<ServerCounts>; 2] = [None; 2];
+            let measured = measure(&workload, self.epoch, server.connect(), &mut |moment| match moment {
+                Moment::Begin => looks[0] = server.counts(),
+                Moment::End => looks[1] = server.counts(),
+            })
+            .map_err(|error| error.to_string())?;
+            let hit_ratio = looks[0].zip(looks[1]).and_then(|(before, after)| after.hit_ratio_since(before));
+            repeats.push((measured, hit_ratio));
+        }
+        repeats.sort_by(|(one, _), (other, _)| one.ops_per_s().total_cmp(&other.ops_per_s()));
+        let range_ops_per_s = (repeats[0].0.ops_per_s(), repeats[repeats.len() - 1].0.ops_per_s());
+        let (measured, hit_ratio) = repeats.swap_remove(repeats.len() / 2);
+        let peak_bytes = server.peak_bytes();
+        Ok(Outcome { measured, range_ops_per_s, hit_ratio, peak_bytes, repeats: timing.repeats })
+    }
+}
+
+/// What a server needs to start and to stop, for the estimate only.
+const START: Duration = Duration::from_millis(900);
+
+/// About how long points take, in order.
+pub fn estimates(points: &[(Point, Timing)], length: Length) -> Vec<Duration> {
+    let mut before = None;
+    points
+        .iter()
+        .map(|(point, timing)| {
+            let spec = ServerSpec::new(point.mode, &point.settings);
+            let is_same = length == Length::Short && before == Some(spec);
+            before = Some(spec);
+            let first = if is_same { seconds(timing.rewarm_s) } else { START + seconds(timing.warm_up_s) };
+            first
+                + seconds(timing.rewarm_s) * (timing.repeats - 1)
+                + seconds(timing.measured_s) * timing.repeats
+        })
+        .collect()
+}
+
+/// The time left: what is left of the estimates, corrected by how wrong they have been so far.
+#[derive(Debug)]
+pub struct Clock {
+    begun: Instant,
+    done: Duration,
+    total: Duration,
+}
+
+impl Clock {
+    /// Nothing is done yet.
+    pub fn new(estimates: &[Duration]) -> Clock {
+        Clock { begun: Instant::now(), done: Duration::ZERO, total: estimates.iter().sum() }
+    }
+
+    /// Another point is done.
+    pub fn advance(&mut self, estimate: Duration) {
+        self.done += estimate;
+    }
+
+    /// What is left.
+    pub fn left(&self) -> Duration {
+        let left = self.total.saturating_sub(self.done);
+        match self.done.is_zero() {
+            true => left,
+            false => left.mul_f64(self.begun.elapsed().as_secs_f64() / self.done.as_secs_f64()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bed::{BedError, Rehearsal};
+    use crate::plan::{Mode, Settings};
+
+    const TIMING: Timing = Timing { warm_up_s: 0.0, rewarm_s: 0.0, measured_s: 0.1, repeats: 3 };
+
+    fn point(mode: Mode, size: u64) -> Point {
+        let settings = Settings { region: 1 << 20, size, write_percent: 30, ..Settings::default() };
+        Point { mode, x: String::new(), settings }
+    }
+
+    #[derive(Default)]
+    struct Counting {
+        inner: Rehearsal,
+        started: u32,
+        refuse: bool,
+    }
+
+    impl Bed for Counting {
+        fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
+            self.started += 1;
+            match self.refuse {
+                true => Err(BedError("no memory controller".into())),
+                false => self.inner.start(spec),
+            }
+        }
+    }
+
+    fn started_for(points: &[Point], length: Length) -> u32 {
+        let mut bed = Counting::default();
+        let mut runner = Runner::new(&mut bed, length);
+        for point in points {
+            let outcome = runner.run(point, &TIMING).unwrap();
+            let (least, most) = outcome.range_ops_per_s;
+            let median = outcome.measured.ops_per_s();
+            assert!(least <= median && median <= most && least > 0.0);
+        }
+        bed.started
+    }
+
+    #[test]
+    fn points_that_differ_in_the_clients_only_share_a_server_when_short() {
+        let points = [point(Mode::Term, 4096), point(Mode::Term, 256), point(Mode::Pin, 256)];
+        assert_eq!(started_for(&points, Length::Short), 2);
+        assert_eq!(started_for(&points, Length::Full), 3);
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_fails_its_point_only() {
+        let mut bed = Counting { refuse: true, ..Counting::default() };
+        let error = Runner::new(&mut bed, Length::Short).run(&point(Mode::Pin, 4096), &TIMING).unwrap_err();
+        assert_eq!(error, "no memory controller");
+    }
+
+    #[test]
+    fn estimates_count_a_shared_server_once() {
+        let timing = Timing { warm_up_s: 2.0, rewarm_s: 1.0, measured_s: 3.0, repeats: 2 };
+        let points = [(point(Mode::Term, 4096), timing), (point(Mode::Term, 256), timing)];
+        let of = |length| estimates(&points, length);
+        assert_eq!(of(Length::Short), [START + seconds(9.0), seconds(8.0)]);
+        assert_eq!(of(Length::Full), [START + seconds(9.0), START + seconds(9.0)]);
+    }
+}

@@ -1,0 +1,185 @@
+//! The region's file: written before the measurements, taken out of the page cache before each server.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, fadvise, major, makedev, minor, statvfs};
+
+use crate::bytes;
+use crate::cgroup::Throttle;
+use crate::content::{Stamp, fill};
+use crate::plan::Storage;
+
+/// Where files go that shall be in memory.
+const TMPFS: &str = "/dev/shm";
+/// What a throttled device can do: that of a slow SATA drive, a tenth of what the disk of the machine here does.
+const THROTTLED_IOPS: u64 = 10_000;
+const THROTTLED_BYTES_PER_S: u64 = 100 << 20;
+/// Is left free on a device.
+const SPARE_BYTES: u64 = 256 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Why there is no region's file.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// The device is too full.
+    #[error("{dir} has {} MiB left, a region of {} needs {} MiB (`--data DIR` uses another place)",
+        free >> 20, bytes::show(*needed), (needed + SPARE_BYTES) >> 20)]
+    Full {
+        /// Where the file would be.
+        dir: PathBuf,
+        /// Bytes left.
+        free: u64,
+        /// Size of the region.
+        needed: u64,
+    },
+    /// A system call failed.
+    #[error("cannot prepare {path}: {error}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A throttled device must be a disk.
+    #[error(
+        "{path} is not on a block device, so that its IO cannot be throttled (`--data DIR` uses another place)"
+    )]
+    NoDevice {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// A region's file. It is removed when this is dropped.
+#[derive(Debug)]
+pub struct RegionFile {
+    path: PathBuf,
+    len: u64,
+}
+
+impl RegionFile {
+    /// Writes a file of `len` bytes for this kind of storage, as it is before anybody wrote. `data` is the directory for what goes to
+    /// disk; `progress` hears how many bytes are done.
+    pub fn create(
+        storage: Storage,
+        data: &Path,
+        len: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<RegionFile, StorageError> {
+        let dir = if storage == Storage::Tmpfs { Path::new(TMPFS) } else { data };
+        let name = format!("terrace-bench-{}-{}", std::process::id(), bytes::show(len));
+        let path = dir.join(name);
+        let at = |error| StorageError::Io { path: path.clone(), error };
+        fs::create_dir_all(dir).map_err(at)?;
+        let space = statvfs(dir).map_err(|error| at(error.into()))?;
+        let free = space.f_bavail * space.f_frsize;
+        if free < len + SPARE_BYTES {
+            return Err(StorageError::Full { dir: dir.to_owned(), free, needed: len });
+        }
+        let file = RegionFile { path: path.clone(), len };
+        file.write(progress).map_err(at)?;
+        file.leave_cache()?;
+        Ok(file)
+    }
+
+    fn write(&self, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+        let mut file = File::create(&self.path)?;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut offset = 0;
+        while offset < self.len {
+            let len = (self.len - offset).min(CHUNK_BYTES as u64);
+            fill(&mut chunk[..len as usize], offset, Stamp::FIRST);
+            file.write_all(&chunk[..len as usize])?;
+            offset += len;
+            progress(offset);
+        }
+        file.sync_all()
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the file out of the page cache. Cached pages are charged to whoever read them first: were they left there, the
+    /// next server would have them for nothing.
+    pub fn leave_cache(&self) -> Result<(), StorageError> {
+        let at = |error| StorageError::Io { path: self.path.clone(), error };
+        let file = File::open(&self.path).map_err(at)?;
+        file.sync_all().map_err(at)?;
+        fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| at(error.into()))
+    }
+
+    /// What slows the disk that the file is on down to [`Storage::Throttled`].
+    pub fn throttle(&self) -> Result<Throttle, StorageError> {
+        let metadata =
+            fs::metadata(&self.path).map_err(|error| StorageError::Io { path: self.path.clone(), error })?;
+        let device = (major(metadata.dev()), minor(metadata.dev()));
+        let device = whole_disk(Path::new("/sys/dev/block"), device)
+            .ok_or_else(|| StorageError::NoDevice { path: self.path.clone() })?;
+        Ok(Throttle { device, iops: THROTTLED_IOPS, bytes_per_s: THROTTLED_BYTES_PER_S })
+    }
+}
+
+impl Drop for RegionFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The disk that a partition is of, or the disk itself: limits are per disk.
+fn whole_disk(devices: &Path, (major, minor): (u32, u32)) -> Option<(u32, u32)> {
+    let device = fs::canonicalize(devices.join(format!("{major}:{minor}"))).ok()?;
+    let disk = if device.join("partition").exists() { device.parent()? } else { &device };
+    let numbers = fs::read_to_string(disk.join("dev")).ok()?;
+    let (major, minor) = numbers.trim().split_once(':')?;
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    // Numbers that make no device are a kernel's mistake, not ours; this keeps them out of the limits' files.
+    (makedev(major, minor) != 0).then_some((major, minor))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::stamp_of;
+
+    #[test]
+    fn the_file_has_its_content_and_goes_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut done = 0;
+        let file = RegionFile::create(Storage::Disk, dir.path(), 5 << 20, &mut |bytes| done = bytes).unwrap();
+        let content = fs::read(file.path()).unwrap();
+        assert_eq!((done, content.len()), (5 << 20, 5 << 20));
+        let last = content.len() - 64;
+        assert_eq!(stamp_of(&content[last..], last as u64), Some(Stamp::FIRST));
+        let path = file.path().to_owned();
+        drop(file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_full_device_is_named_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let message =
+            RegionFile::create(Storage::Disk, dir.path(), 1 << 50, &mut |_| {}).unwrap_err().to_string();
+        assert!(message.contains("MiB left") && message.contains("--data"), "{message}");
+    }
+
+    #[test]
+    fn limits_are_for_the_disk_of_a_partition() {
+        let sys = tempfile::tempdir().unwrap();
+        let partition = sys.path().join("devices/vda/vda1");
+        fs::create_dir_all(&partition).unwrap();
+        fs::write(partition.join("partition"), "1").unwrap();
+        fs::write(partition.join("dev"), "254:1\n").unwrap();
+        fs::write(partition.join("../dev"), "254:0\n").unwrap();
+        std::os::unix::fs::symlink(&partition, sys.path().join("254:1")).unwrap();
+        std::os::unix::fs::symlink(partition.parent().unwrap(), sys.path().join("254:0")).unwrap();
+        assert_eq!(whole_disk(sys.path(), (254, 1)), Some((254, 0)));
+        assert_eq!(whole_disk(sys.path(), (254, 0)), Some((254, 0)));
+        assert_eq!(whole_disk(sys.path(), (0, 42)), None);
+    }
+}
