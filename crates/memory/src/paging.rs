@@ -162,10 +162,13 @@ impl Presence {
     /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.
     #[inline]
     pub fn note_access(&self, part: HostRange) {
-        for unit in self.units_of(part) {
-            let count = &self.counts[unit];
-            count.store(count.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
-        }
+        self.units_of(part).for_each(|unit| self.add_accesses(unit, 1));
+    }
+
+    /// Adds accesses of a unit that somebody else has counted.
+    pub fn add_accesses(&self, unit: usize, count: u32) {
+        let total = self.counts[unit].load(Ordering::Relaxed).saturating_add(count);
+        self.counts[unit].store(total, Ordering::Relaxed);
     }
 
     /// The accesses of a unit since this was last asked.

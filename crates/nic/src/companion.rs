@@ -63,6 +63,11 @@ impl Companions {
         self.asked.store(true, Ordering::SeqCst);
     }
 
+    /// Whether one of them has been given something to do since they were called.
+    pub fn are_asked(&self) -> bool {
+        self.any.load(Ordering::SeqCst) && self.asked.load(Ordering::SeqCst)
+    }
+
     /// Calls them if one of them has been given something to do.
     #[inline]
     pub fn attend(&self) {

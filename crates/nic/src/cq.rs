@@ -231,7 +231,7 @@ impl Cq {
     }
 
     /// Whether no entry waits; a look without the lock.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 

@@ -312,6 +312,13 @@ impl Device {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Has the companions called soon: one of them has been given something to do by a thread that makes no progress.
+    /// Takes no lock that is held while companions or pagers are called.
+    pub fn ask_companions(&self) {
+        self.companions.ask();
+        self.engine.wake_by(Time(0));
+    }
+
     /// A queue pair wants to be looked at, because of something that did not come from the network: from any thread,
     /// whatever locks it holds.
     pub(crate) fn look_at(&self, qp: &Arc<QueuePair>) {

@@ -1,6 +1,10 @@
 //! What a queue pair sees of the device around it: memory through its own protection domain, and shared receives.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry,
@@ -14,12 +18,37 @@ use crate::companion::Companions;
 use crate::pace::Pace;
 use crate::srq::Srq;
 
+/// The regions of which a queue pair's peer gets patterns in place of absent memory.
+#[derive(Debug, Default)]
+pub(crate) struct MagicKeys {
+    /// Whether there are any, for a look without the lock.
+    any: AtomicBool,
+    keys: RwLock<SmallVec<[u32; 4]>>,
+}
+
+impl MagicKeys {
+    #[inline]
+    fn contains(&self, rkey: u32) -> bool {
+        self.any.load(Ordering::Relaxed) && self.keys.read().contains(&rkey)
+    }
+
+    /// Adds a region, or takes it away.
+    pub fn set(&self, rkey: u32, absence: Absence) {
+        let mut keys = self.keys.write();
+        keys.retain(|key| *key != rkey);
+        if absence == Absence::Magic {
+            keys.push(rkey);
+        }
+        self.any.store(!keys.is_empty(), Ordering::Relaxed);
+    }
+}
+
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
     pub memory: &'a Registry,
     pub pd: u32,
     pub qpn: u32,
-    pub absence: Absence,
+    pub magic: &'a MagicKeys,
     pub waker: &'a Waker,
     pub companions: &'a Companions,
     pub srq: Option<&'a Srq>,
@@ -31,8 +60,9 @@ impl QpHost<'_> {
         Accessor::local(self.pd, self.qpn)
     }
 
-    fn remote(&self) -> Accessor {
-        Accessor::remote(self.pd, self.qpn).with_absence(self.absence)
+    fn remote(&self, rkey: u32) -> Accessor {
+        let absence = if self.magic.contains(rkey) { Absence::Magic } else { Absence::Wait };
+        Accessor::remote(self.pd, self.qpn).with_absence(absence)
     }
 
     /// What a pager carries out, as the transport wants to see it. The pager's device has something to do now.
@@ -77,19 +107,19 @@ impl Host for QpHost<'_> {
             // The flush itself checks what its placement needs; a range that is covered is covered for both.
             RemoteAccess::Flush => return Ok(()),
         };
-        self.memory.announce(self.remote(), rkey, va, len, need).map_err(remote_error)
+        self.memory.announce(self.remote(rkey), rkey, va, len, need).map_err(remote_error)
     }
 
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
-        self.memory.read(self.remote(), rkey, va, out).map_err(remote_error)
+        self.memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
     }
 
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
-        self.memory.write(self.remote(), rkey, va, data).map_err(remote_error)
+        self.memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
-        self.memory.atomic(self.remote(), rkey, va, memory_atomic(op)).map_err(remote_error)
+        self.memory.atomic(self.remote(rkey), rkey, va, memory_atomic(op)).map_err(remote_error)
     }
 
     fn remote_flush(
@@ -101,19 +131,19 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<(), RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.memory.flush(self.remote(), rkey, va, len, placement, scope).map_err(remote_error)
+        self.memory.flush(self.remote(rkey), rkey, va, len, placement, scope).map_err(remote_error)
     }
 
     fn fetch(&self, rkey: u32, va: u64, len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.fetch(self.remote(), rkey, va, len, self.waker))
+        self.deferred(self.memory.fetch(self.remote(rkey), rkey, va, len, self.waker))
     }
 
     fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.put(self.remote(), rkey, va, data, self.waker))
+        self.deferred(self.memory.put(self.remote(rkey), rkey, va, data, self.waker))
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.put_atomic(self.remote(), rkey, va, memory_atomic(op), self.waker))
+        self.deferred(self.memory.put_atomic(self.remote(rkey), rkey, va, memory_atomic(op), self.waker))
     }
 
     fn flush(
@@ -125,11 +155,11 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.deferred(self.memory.flush_paged(self.remote(), rkey, va, len, placement, scope, self.waker))
+        self.deferred(self.memory.flush_paged(self.remote(rkey), rkey, va, len, placement, scope, self.waker))
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
-        self.memory.invalidate(self.remote(), rkey).map_err(remote_error)
+        self.memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
     }
 
     fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError> {

@@ -65,6 +65,8 @@ struct Place {
     pd: Arc<Pd>,
     addr: u64,
     length: u64,
+    /// The address by which keys' users name the first byte.
+    start: u64,
 }
 
 impl Mr {
@@ -91,7 +93,8 @@ impl Mr {
             register_error(error)
         })?;
         pd.life.hold();
-        let place = Place { pd: pd.clone(), addr: request.addr, length: request.length };
+        let (addr, length, start) = (request.addr, request.length, region.start);
+        let place = Place { pd: pd.clone(), addr, length, start };
         Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), life: Life::default() }))
     }
 
@@ -120,6 +123,11 @@ impl Mr {
         self.place.lock().length
     }
 
+    /// The address by which work requests and peers name the first byte.
+    pub fn iova(&self) -> u64 {
+        self.place.lock().start
+    }
+
     /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given.
     /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing
     /// has changed. EBUSY while windows are bound.
@@ -134,7 +142,8 @@ impl Mr {
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
         let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access };
-        place.pd.device().memory.reregister(self.key, &change).map_err(register_error)?;
+        let region = place.pd.device().memory.reregister(self.key, &change).map_err(register_error)?;
+        place.start = region.start;
         if let Some(pd) = pd {
             pd.life.hold();
             std::mem::replace(&mut place.pd, pd.clone()).life.release();

@@ -14,7 +14,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
 use crate::events::EventAccount;
-use crate::host::QpHost;
+use crate::host::{MagicKeys, QpHost};
 use crate::limits::{Life, Limits};
 use crate::mr::{Mw, MwKind};
 use crate::pd::Pd;
@@ -82,8 +82,8 @@ pub struct QueuePair {
     woken: AtomicBool,
     /// Notes that, and has the queue pair looked at.
     waker: Waker,
-    /// Whether the peer gets patterns in place of absent memory.
-    is_magic: AtomicBool,
+    /// Of which regions the peer gets patterns in place of absent memory.
+    magic: MagicKeys,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
@@ -156,7 +156,7 @@ impl QueuePair {
             timer_at: AtomicU64::new(NEVER.0),
             woken: AtomicBool::new(false),
             waker: waker_of(me.clone()),
-            is_magic: AtomicBool::new(false),
+            magic: MagicKeys::default(),
             async_account: EventAccount::default(),
             life: Life::default(),
         }
@@ -308,9 +308,9 @@ impl QueuePair {
         result
     }
 
-    /// What this queue pair's peer gets where it READs memory that is absent.
-    pub fn set_absence(&self, absence: Absence) {
-        self.is_magic.store(absence == Absence::Magic, Ordering::Relaxed);
+    /// What this queue pair's peer gets where it READs memory of the region that is absent.
+    pub fn set_absence(&self, rkey: u32, absence: Absence) {
+        self.magic.set(rkey, absence);
     }
 
     /// Who gets the completions of send work requests from now on; `None` for the completion queue. Entries that are in
@@ -425,7 +425,7 @@ impl QueuePair {
             memory: &self.device().memory,
             pd: self.pd.handle(),
             qpn: self.qpn,
-            absence: if self.is_magic.load(Ordering::Relaxed) { Absence::Magic } else { Absence::Wait },
+            magic: &self.magic,
             waker: &self.waker,
             companions: &self.device().companions,
             srq: self.init.srq.as_deref(),

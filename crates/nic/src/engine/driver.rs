@@ -86,7 +86,8 @@ impl Driver<'_> {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // Whoever adds work after these looks sees that the engine sleeps, and rings.
-        let awaited = self.device.timers.next() == deadline && !self.device.wants_look();
+        let wanted = self.device.wants_look() || self.device.companions.are_asked();
+        let awaited = self.device.timers.next() == deadline && !wanted;
         let timeout = match awaited {
             true => deadline.map(|deadline| self.time_until(deadline)),
             false => Some(Timespec::default()),
