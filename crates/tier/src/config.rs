@@ -1,0 +1,53 @@
+//! How a tier behaves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::{Best, DeviceFactory};
+
+/// How misses are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoMethod {
+    /// By copying to and from the mapping, page faults and all. A baseline: the caller waits for the disk.
+    Mapping,
+    /// Through the page cache. A baseline.
+    Buffered,
+    /// Past the page cache. A baseline.
+    Direct,
+    /// From the page cache what is there, past it what is not.
+    Tiering,
+}
+
+/// How a tier behaves.
+#[derive(Clone, Debug)]
+pub struct TierConfig {
+    /// How much memory may be locked, over all regions, in bytes.
+    pub dram_bytes: u64,
+    /// How misses are carried out.
+    pub io: IoMethod,
+    /// How often the hottest units are looked for.
+    pub period: Duration,
+    /// Whether hot units are brought into memory.
+    pub promote: bool,
+    /// What reads and writes the files.
+    pub device: Arc<dyn DeviceFactory>,
+}
+
+impl TierConfig {
+    /// Everything as TeRM has it, within a budget.
+    pub fn new(dram_bytes: u64) -> TierConfig {
+        TierConfig {
+            dram_bytes,
+            io: IoMethod::Tiering,
+            period: Duration::from_millis(125),
+            promote: true,
+            device: Arc::new(Best),
+        }
+    }
+
+    /// How much memory bounce buffers may take: little beside the budget.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        (self.dram_bytes / 64).clamp(2 << 20, 32 << 20)
+    }
+}

@@ -1,0 +1,384 @@
+//! The accesses under way: what each waits for, and what it does next. Knows nothing of threads; its caller has it
+//! under a lock, runs the jobs that it asks for, and gives requests to the device.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use slab::Slab;
+use terrace_memory::fault::Fault;
+use terrace_memory::{AccessError, PAGE_BYTES, Waker};
+
+use crate::config::IoMethod;
+use crate::device::{Completion, Request};
+use crate::job::{Job, Outcome, Span};
+use crate::order::{PageQueues, PartId};
+use crate::part::{Lane, Part, Step, Task, apply};
+use crate::stats::Kind;
+use crate::transfer::Brought;
+use crate::unit::{Plan, Residency, Unit, plan};
+
+/// What is to be done once the lock is released.
+#[derive(Default)]
+pub(crate) struct Work {
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) wakers: Vec<Waker>,
+    /// Parts that ended: somebody may wait for that. Their buffers go back when the lock is released, because that wakes
+    /// those who wait for buffers.
+    pub(crate) ended: Vec<Part>,
+}
+
+/// What changes of a region while it is served.
+#[derive(Debug)]
+pub(crate) struct RegionState {
+    pub(crate) units: Box<[Unit]>,
+    pub(crate) order: PageQueues,
+    /// Writes and atomics under way, by number.
+    writes: BTreeSet<u64>,
+    writes_so_far: u64,
+    /// Flushes that wait for writes.
+    flushes: Vec<PartId>,
+    /// Writes that wait for their unit to open.
+    held: Vec<PartId>,
+    /// Parts under way.
+    pub(crate) part_count: usize,
+    /// Takes no more accesses.
+    pub(crate) closing: bool,
+    /// Units that have something in the page cache.
+    pub(crate) to_clean: Vec<usize>,
+}
+
+impl RegionState {
+    pub(crate) fn new(unit_count: usize) -> RegionState {
+        RegionState {
+            units: (0..unit_count).map(|_| Unit::default()).collect(),
+            order: PageQueues::default(),
+            writes: BTreeSet::new(),
+            writes_so_far: 0,
+            flushes: Vec::new(),
+            held: Vec::new(),
+            part_count: 0,
+            closing: false,
+            to_clean: Vec::new(),
+        }
+    }
+}
+
+/// The accesses under way, of all regions.
+#[derive(Debug, Default)]
+pub(crate) struct Core {
+    pub(crate) regions: Slab<RegionState>,
+    parts: Slab<Part>,
+    /// Requests for the device.
+    pub(crate) queue: Vec<Request>,
+    /// Those, and the ones that the device has.
+    pub(crate) in_flight: Arc<AtomicUsize>,
+    /// Memory that is locked, or about to be, or not yet unlocked.
+    pub(crate) locked_bytes: u64,
+}
+
+impl Core {
+    pub(crate) fn unit(&mut self, region: usize, unit: usize) -> &mut Unit {
+        &mut self.regions[region].units[unit]
+    }
+
+    /// Whether a region is there and takes accesses.
+    pub(crate) fn serves(&self, region: usize) -> bool {
+        self.regions.get(region).is_some_and(|state| !state.closing)
+    }
+
+    /// Notes that a unit has something in the page cache.
+    pub(crate) fn note_cached(&mut self, region: usize, unit: usize) {
+        let state = &mut self.regions[region];
+        state.units[unit].cached = true;
+        state.to_clean.push(unit);
+    }
+
+    /// Begins a part: as soon as nobody uses its pages.
+    pub(crate) fn add(&mut self, mut part: Part, work: &mut Work) {
+        let state = &mut self.regions[part.region.id];
+        state.part_count += 1;
+        if part.task.is_write() {
+            part.write_number = state.writes_so_far;
+            state.writes.insert(state.writes_so_far);
+            state.writes_so_far += 1;
+        }
+        if let Task::Flush { before, .. } = &mut part.task {
+            *before = state.writes_so_far;
+        }
+        let (pages, write) = (part.pages(), part.task.is_write());
+        let is_flush = matches!(part.task, Task::Flush { .. });
+        let region = part.region.id;
+        let id = self.parts.insert(part);
+        if is_flush {
+            self.regions[region].flushes.push(id);
+            self.start_flushes(region, work);
+            return;
+        }
+        let missing = self.regions[region].order.enter(id, pages, write);
+        self.parts[id].pages_missing = missing;
+        if missing == 0 {
+            self.start(id, work);
+        }
+    }
+
+    /// A part has all of its pages: decides how to go about it.
+    fn start(&mut self, id: PartId, work: &mut Work) {
+        let part = &mut self.parts[id];
+        let state = &mut self.regions[part.region.id];
+        let unit = &mut state.units[part.unit];
+        let plan = plan(part.need(), unit, part.means());
+        match plan {
+            Plan::Hold => {
+                state.held.push(id);
+                return;
+            }
+            Plan::Copy => {
+                let resident = unit.residency == Residency::Resident;
+                part.kind = if resident { Kind::Late } else { Kind::Mapping };
+                unit.copies += 1;
+                part.lane = Lane::Copy;
+                return work.jobs.push(copy_job(part, id));
+            }
+            Plan::Peek => {
+                part.kind = Kind::Cached;
+                part.step = Step::Working;
+                return work.jobs.push(Job::Peek(span(part, id)));
+            }
+            Plan::Read { direct } => begin_read(part, direct),
+            Plan::Write { direct } => {
+                part.step = Step::Writing;
+                part.io = Some(part.io_of_bytes(direct));
+            }
+            Plan::Modify { direct: true } => {
+                part.step = Step::Fetching;
+                part.io = Some(part.io_of_pages(true, part.span()));
+            }
+            Plan::Modify { direct: false } | Plan::BringAndCopy => {
+                part.step = Step::Fetching;
+                part.io = Some(part.io_of_bytes(false));
+            }
+        }
+        let direct = part.io.as_ref().is_some_and(|io| io.direct);
+        part.kind = if direct { Kind::Direct } else { Kind::Buffered };
+        if !direct && part.region.method != IoMethod::Buffered {
+            // Buffered reads leave pages, too.
+            unit.touched |= plan == Plan::BringAndCopy;
+            if !std::mem::replace(&mut unit.cached, true) {
+                state.to_clean.push(part.unit);
+            }
+        }
+        if part.task.is_write() {
+            let (lane, count) = if direct {
+                (Lane::Direct, &mut unit.direct_writes)
+            } else {
+                (Lane::Buffered, &mut unit.buffered_writes)
+            };
+            *count += 1;
+            part.lane = lane;
+        }
+        self.issue(id, work);
+    }
+
+    /// Gives the transfer under way to the device, or to whoever is there if the file is memory.
+    fn issue(&mut self, id: PartId, work: &mut Work) {
+        let part = &mut self.parts[id];
+        let is_memory = part.region.ways.is_memory;
+        let request = part.request(id);
+        if is_memory {
+            return work.jobs.push(Job::Transfer(request));
+        }
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.queue.push(request);
+    }
+
+    /// A job was run.
+    pub(crate) fn job_done(&mut self, outcome: Outcome, work: &mut Work) {
+        match outcome {
+            Outcome::Copied { id, buffer, result } => {
+                let part = &mut self.parts[id];
+                part.data = buffer;
+                if let (Task::Atomic(_), Ok(before)) = (part.task, result) {
+                    part.access.found(before);
+                }
+                self.finish(id, result.map(drop).map_err(|Fault| AccessError::Fault), work);
+            }
+            Outcome::Peeked { id, buffer, found } => {
+                let part = &mut self.parts[id];
+                part.data = Some(buffer);
+                if found {
+                    return self.finish(id, Ok(()), work);
+                }
+                begin_read(part, true);
+                part.kind = Kind::Direct;
+                self.issue(id, work);
+            }
+            Outcome::Transferred(completion) => self.transferred(completion, work),
+        }
+    }
+
+    /// The device is done with a request.
+    pub(crate) fn transferred(&mut self, completion: Completion, work: &mut Work) {
+        let id = completion.request.id;
+        let part = &mut self.parts[id];
+        *part.io_buffer() = completion.request.command.into_buffer();
+        match completion.result {
+            Err(Errno::AGAIN | Errno::INTR) => self.issue(id, work),
+            Err(error) => self.transfer_failed(id, error, work),
+            Ok(_) if part.step == Step::Syncing => self.finish(id, Ok(()), work),
+            Ok(count) => {
+                let io = part.io.as_mut().expect("a step with a transfer");
+                io.done += count;
+                if io.done >= io.needed {
+                    return self.step_done(id, work);
+                }
+                if count == 0 {
+                    tracing::warn!(offset = io.at + io.done as u64, "a region's file has become too short");
+                    return self.finish(id, Err(AccessError::Fault), work);
+                }
+                if io.direct {
+                    // Goes on at a page, so the end of what was moved may be moved again.
+                    io.done -= io.done % PAGE_BYTES as usize;
+                }
+                self.issue(id, work);
+            }
+        }
+    }
+
+    fn transfer_failed(&mut self, id: PartId, error: Errno, work: &mut Work) {
+        let part = &mut self.parts[id];
+        let direct = part.io.as_ref().is_some_and(|io| io.direct);
+        if direct && matches!(error, Errno::INVAL | Errno::OPNOTSUPP) {
+            tracing::warn!(%error, "direct access does not work: misses go through the page cache");
+            part.region.give_up_direct();
+            let (region, unit, lane) = (part.region.id, part.unit, part.lane);
+            part.lane = Lane::None;
+            leave_lane(self.unit(region, unit), lane);
+            return self.start(id, work);
+        }
+        tracing::warn!(%error, offset = part.file_offset(), len = part.len, task = ?part.task, "an access to a region's file failed");
+        let error = if part.step == Step::Syncing { AccessError::Flush } else { AccessError::Fault };
+        self.finish(id, Err(error), work);
+    }
+
+    /// All that was needed was moved.
+    fn step_done(&mut self, id: PartId, work: &mut Work) {
+        let part = &mut self.parts[id];
+        if part.step != Step::Fetching {
+            return self.finish(id, Ok(()), work);
+        }
+        let direct = part.io.as_ref().is_some_and(|io| io.direct);
+        if let (Task::Atomic(op), false) = (part.task, part.region.exclusive) {
+            let addr = part.addr();
+            return work.jobs.push(Job::Atomic { id, addr, op });
+        }
+        let bytes = part.bytes();
+        let scratch = part.scratch.as_mut().expect("it was just filled");
+        match part.task {
+            Task::Atomic(op) => {
+                let target = &mut scratch[bytes];
+                let before = u64::from_ne_bytes((&*target).try_into().expect("an atomic has 8 bytes"));
+                target.copy_from_slice(&apply(op, before).to_ne_bytes());
+                part.access.found(before);
+            }
+            _ => {
+                let data = part.data.as_ref().expect("a write has data");
+                scratch[bytes.clone()].copy_from_slice(&data[bytes]);
+            }
+        }
+        part.step = Step::WritingBack;
+        part.io = Some(if direct { part.io_of_pages(true, part.span()) } else { part.io_of_bytes(false) });
+        self.issue(id, work);
+    }
+
+    /// A part has ended: tells its access, and starts what waited for it.
+    fn finish(&mut self, id: PartId, result: Result<(), AccessError>, work: &mut Work) {
+        let mut part = self.parts.remove(id);
+        let region = part.region.clone();
+        let (pages, write) = (part.pages(), part.task.is_write());
+        let state = &mut self.regions[region.id];
+        state.part_count -= 1;
+        leave_lane(&mut state.units[part.unit], part.lane);
+        region.count(&part, result);
+        if let (Task::Read, Ok(()), Some(buffer)) = (part.task, result, part.data.take()) {
+            let bytes = part.base..part.base + part.len;
+            part.access.bring(part.index, Brought { buffer, skip: part.skip(), bytes });
+        }
+        work.wakers.extend(part.access.part_done(result));
+        let mut ready = Vec::new();
+        let parts = &mut self.parts;
+        state.order.leave(pages, write, |next| {
+            let next_part = &mut parts[next];
+            next_part.pages_missing -= 1;
+            if next_part.pages_missing == 0 {
+                ready.push(next);
+            }
+        });
+        if write {
+            state.writes.remove(&part.write_number);
+            self.start_flushes(region.id, work);
+        }
+        work.ended.push(part);
+        for next in ready {
+            self.start(next, work);
+        }
+    }
+
+    /// Starts the flushes that no longer wait for a write.
+    fn start_flushes(&mut self, region: usize, work: &mut Work) {
+        let state = &mut self.regions[region];
+        if state.flushes.is_empty() {
+            return;
+        }
+        let oldest_write = state.writes.first().copied().unwrap_or(u64::MAX);
+        let parts = &self.parts;
+        let is_ready = |id: &mut PartId| match parts[*id].task {
+            Task::Flush { before, .. } => before <= oldest_write,
+            _ => false,
+        };
+        let ready: Vec<PartId> = state.flushes.extract_if(.., is_ready).collect();
+        for id in ready {
+            self.parts[id].step = Step::Syncing;
+            self.issue(id, work);
+        }
+    }
+
+    /// Starts what a closed unit has kept waiting.
+    pub(crate) fn release(&mut self, region: usize, unit: usize, work: &mut Work) {
+        let parts = &self.parts;
+        let held: Vec<PartId> =
+            self.regions[region].held.extract_if(.., |id| parts[*id].unit == unit).collect();
+        for id in held {
+            self.start(id, work);
+        }
+    }
+}
+
+fn leave_lane(unit: &mut Unit, lane: Lane) {
+    match lane {
+        Lane::None => {}
+        Lane::Direct => unit.direct_writes -= 1,
+        Lane::Buffered => unit.buffered_writes -= 1,
+        Lane::Copy => unit.copies -= 1,
+    }
+}
+
+fn begin_read(part: &mut Part, direct: bool) {
+    part.step = Step::Reading;
+    part.io = Some(if direct { part.io_of_pages(true, part.bytes().end) } else { part.io_of_bytes(false) });
+}
+
+fn span(part: &mut Part, id: PartId) -> Span {
+    let buffer = part.data.take().expect("an access that copies has a buffer");
+    Span { id, region: part.region.clone(), offset: part.offset, buffer, bytes: part.bytes() }
+}
+
+fn copy_job(part: &mut Part, id: PartId) -> Job {
+    part.step = Step::Working;
+    match part.task {
+        Task::Atomic(op) => Job::Atomic { id, addr: part.addr(), op },
+        Task::Write => Job::CopyIn(span(part, id)),
+        Task::Read | Task::Flush { .. } => Job::CopyOut(span(part, id)),
+    }
+}

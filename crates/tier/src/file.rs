@@ -1,0 +1,173 @@
+//! Files of regions, and how they are reached.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+use terrace_memory::{HostRange, PAGE_BYTES};
+
+use crate::error::TierError;
+use crate::sys::Mapping;
+
+/// Memory file systems: what they call a file is memory, and there is nothing to be gained by asking a ring.
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
+
+/// A region's bytes: a part of a file, and where the process has it mapped.
+#[derive(Debug)]
+pub struct Source {
+    /// The file; also open for writing if the region is writable.
+    pub file: OwnedFd,
+    /// Where in the file the region begins: a multiple of the page size.
+    pub file_offset: u64,
+    /// The shared mapping of that part of the file, beginning at a page. It stays mapped until the region was removed.
+    pub map: HostRange,
+    /// Nobody else maps or writes this part of the file: not the program, and no other process.
+    pub exclusive: bool,
+    /// Whether it may be written.
+    pub writable: bool,
+}
+
+/// The ways to a file.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    /// Through the page cache.
+    pub(crate) buffered: Arc<OwnedFd>,
+    /// Past it; `None` where the file system does not offer that.
+    pub(crate) direct: Option<Arc<OwnedFd>>,
+    /// The file is memory: reading and writing do not wait for anything.
+    pub(crate) is_memory: bool,
+    /// The file's length when it was opened.
+    pub(crate) file_len: u64,
+}
+
+impl Ways {
+    /// Opens the file once more for direct access, if that is possible.
+    ///
+    /// # Errors
+    /// When the descriptor is not a file's.
+    pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<Ways> {
+        let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
+        let kind = rustix::fs::fstatfs(&file)?.f_type as u64;
+        let is_memory = MEMORY_FILE_SYSTEMS.contains(&kind);
+        let direct = if is_memory { None } else { open_direct(&file, writable) };
+        Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len })
+    }
+}
+
+/// The same file, past the page cache. Through `/proc`, because the path may be gone or name another file by now.
+fn open_direct(file: &OwnedFd, writable: bool) -> Option<OwnedFd> {
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let mode = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+    match rustix::fs::open(&path, mode | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(direct) => Some(direct),
+        Err(error) => {
+            tracing::warn!(%error, "no direct access to a region's file: misses go through the page cache");
+            None
+        }
+    }
+}
+
+/// A file or block device that holds a region from its first byte on, mapped into memory.
+#[derive(Debug)]
+pub struct BackingFile {
+    path: PathBuf,
+    file: File,
+    mapping: Mapping,
+    exclusive: bool,
+}
+
+impl BackingFile {
+    /// Opens a file, or creates a sparse one of the given size. A shorter file grows; of a longer one, or of a block
+    /// device, the first `size` bytes are used. Without a size it is the file's own. An exclusive file is locked against
+    /// other servers for as long as this lives.
+    ///
+    /// # Errors
+    /// `Missing`, `Open`, `Kind`, `InUse`, `Size`, or `System` when it cannot be mapped.
+    pub fn open(path: &Path, size: Option<u64>, exclusive: bool) -> Result<BackingFile, TierError> {
+        let file = open_file(path, size.is_some())?;
+        if exclusive {
+            lock_file(&file, path)?;
+        }
+        let len = fit(&file, path, size)?;
+        let mapping = Mapping::of_file(&file, len).map_err(TierError::system("map the region's file"))?;
+        Ok(BackingFile { path: path.to_owned(), file, mapping, exclusive })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where it is mapped: all of the region. The mapping lives as long as this.
+    pub fn map(&self) -> HostRange {
+        self.mapping.range()
+    }
+
+    /// What [`crate::Tier::add`] takes.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn source(&self) -> Result<Source, TierError> {
+        let file =
+            self.file.as_fd().try_clone_to_owned().map_err(TierError::system("duplicate a descriptor"))?;
+        Ok(Source { file, file_offset: 0, map: self.map(), exclusive: self.exclusive, writable: true })
+    }
+}
+
+fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
+    let error = |source| TierError::Open { path: path.to_owned(), source };
+    let mut options = OpenOptions::new();
+    // Not to hang on a pipe that somebody named.
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK).mode(0o644);
+    let file = match options.open(path) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
+            if !may_create {
+                return Err(TierError::Missing { path: path.to_owned() });
+            }
+            options.create(true).truncate(false).open(path).map_err(error)?
+        }
+        other => other.map_err(error)?,
+    };
+    let kind = file.metadata().map_err(error)?.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        Ok(file)
+    } else {
+        Err(TierError::Kind { path: path.to_owned() })
+    }
+}
+
+fn lock_file(file: &File, path: &Path) -> Result<(), TierError> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(TierError::InUse { path: path.to_owned() }),
+        Err(error) => Err(TierError::Open { path: path.to_owned(), source: error.into() }),
+    }
+}
+
+/// Makes the file long enough, and says how long the region is.
+fn fit(file: &File, path: &Path, size: Option<u64>) -> Result<u64, TierError> {
+    // Also tells the size of a block device, whose metadata say 0.
+    let there = rustix::fs::seek(file, SeekFrom::End(0)).map_err(TierError::system("find a file's size"))?;
+    let len = size.unwrap_or(there);
+    let refuse = |reason: String| Err(TierError::Size { path: path.to_owned(), bytes: len, reason });
+    if len == 0 {
+        return refuse("a region has at least one page".into());
+    }
+    if !len.is_multiple_of(PAGE_BYTES) {
+        return refuse(format!("the size must be a multiple of {PAGE_BYTES}"));
+    }
+    if len <= there {
+        return Ok(len);
+    }
+    match rustix::fs::ftruncate(file, len) {
+        Ok(()) => Ok(len),
+        Err(Errno::INVAL) => refuse(format!("the device has {there}")),
+        Err(error) => refuse(error.to_string()),
+    }
+}

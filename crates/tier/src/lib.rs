@@ -1,0 +1,62 @@
+//! Memory regions larger than memory, extended with an SSD.
+//!
+//! A region is a shared mapping of a file. Its hot units (1 MiB) are locked into memory within a budget, and only those
+//! are present to the NIC, which copies to and from them by itself. Everything else is reached by reading and writing
+//! the file: from the page cache what is there, past it what is not, never by a page fault of whoever serves peers.
+//!
+//! ```text
+//!   TierRegion (Pager)      Tier::advance             thread "terrace-tier"
+//!     read, write,            submits, reaps,           counts, promotes,
+//!     atomic, flush           calls wakers              demotes, cleans
+//!         |                       |                         |
+//!         +-------> core: accesses under way, page queues, unit states
+//!                         |                   |
+//!                     jobs: copies        device: io_uring, threads
+//! ```
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `tier` | opening, regions coming and going |
+//! | `region` | the pager: checks, buffers, cutting at units |
+//! | `core` | what each access waits for and does next |
+//! | `order` | who may touch a page |
+//! | `unit` | the states of a unit, and how an access reaches it |
+//! | `part`, `transfer`, `job` | an access: a part of it, as its caller sees it, what is done at once |
+//! | `engine` | progress: from the core to the device and back |
+//! | `residency` | promoting, demoting, cleaning a unit |
+//! | `promoter`, `heat` | the thread; which units are hot |
+//! | `device` | io_uring, threads |
+//! | `pool` | bounce buffers |
+//! | `file`, `budget` | files of regions; limits |
+//! | `sys` | system calls on mappings |
+//!
+//! This crate knows nothing of packets.
+
+mod budget;
+mod config;
+mod core;
+pub mod device;
+mod engine;
+mod error;
+mod file;
+mod heat;
+mod job;
+mod order;
+mod part;
+mod pool;
+mod promoter;
+mod region;
+mod residency;
+mod stats;
+mod sys;
+mod tier;
+mod transfer;
+mod unit;
+
+pub use config::{IoMethod, TierConfig};
+pub use error::TierError;
+pub use file::{BackingFile, Source};
+pub use pool::TRANSFER_BYTES_MAX;
+pub use region::TierRegion;
+pub use stats::{KindCounts, LatencyStats, RegionStats, TierStats};
+pub use tier::Tier;

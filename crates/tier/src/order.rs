@@ -1,0 +1,115 @@
+//! Who may touch a page of a file, in the order of asking: readers together, writers alone.
+//!
+//! An access asks for all of its pages at once, so two accesses stand in the same order in the queues of all pages that
+//! they share, and nobody waits for each other in a circle.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+
+/// Names an access.
+pub(crate) type PartId = usize;
+
+/// The queues of the pages that somebody uses.
+#[derive(Debug, Default)]
+pub(crate) struct PageQueues {
+    pages: HashMap<u64, Page>,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    readers: u32,
+    writing: bool,
+    /// Who waits, and whether to write.
+    waiting: VecDeque<(PartId, bool)>,
+}
+
+impl Page {
+    fn admits(&self, write: bool) -> bool {
+        !self.writing && (!write || self.readers == 0)
+    }
+
+    fn enter(&mut self, write: bool) {
+        if write {
+            self.writing = true;
+        } else {
+            self.readers += 1;
+        }
+    }
+}
+
+impl PageQueues {
+    /// Asks for pages. Returns how many have to be waited for: each will be granted by somebody's `leave`.
+    pub(crate) fn enter(&mut self, id: PartId, pages: Range<u64>, write: bool) -> u32 {
+        let mut missing = 0;
+        for page in pages {
+            let page = self.pages.entry(page).or_default();
+            if page.waiting.is_empty() && page.admits(write) {
+                page.enter(write);
+            } else {
+                page.waiting.push_back((id, write));
+                missing += 1;
+            }
+        }
+        missing
+    }
+
+    /// Gives pages back. `granted` names those that have got one more page, once for each.
+    pub(crate) fn leave(&mut self, pages: Range<u64>, write: bool, mut granted: impl FnMut(PartId)) {
+        for number in pages {
+            let Some(page) = self.pages.get_mut(&number) else { continue };
+            if write {
+                page.writing = false;
+            } else {
+                page.readers -= 1;
+            }
+            while let Some(&(id, write)) = page.waiting.front()
+                && page.admits(write)
+            {
+                page.enter(write);
+                page.waiting.pop_front();
+                granted(id);
+            }
+            if page.admits(true) {
+                self.pages.remove(&number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leave(queues: &mut PageQueues, pages: Range<u64>, write: bool) -> Vec<PartId> {
+        let mut all = Vec::new();
+        queues.leave(pages, write, |id| all.push(id));
+        all
+    }
+
+    #[test]
+    fn readers_share_and_writers_wait_their_turn() {
+        let mut queues = PageQueues::default();
+        assert_eq!(queues.enter(1, 0..2, false), 0);
+        assert_eq!(queues.enter(2, 1..3, false), 0);
+        assert_eq!(queues.enter(3, 1..2, true), 1);
+        // A reader does not overtake the writer that waits.
+        assert_eq!(queues.enter(4, 0..2, false), 1);
+        assert_eq!(leave(&mut queues, 0..2, false), []);
+        assert_eq!(leave(&mut queues, 1..3, false), [3]);
+        assert_eq!(leave(&mut queues, 1..2, true), [4]);
+        assert_eq!(leave(&mut queues, 0..2, false), []);
+        assert!(queues.pages.is_empty());
+    }
+
+    #[test]
+    fn accesses_that_cross_are_served_in_the_order_of_asking() {
+        let mut queues = PageQueues::default();
+        assert_eq!(queues.enter(1, 0..3, true), 0);
+        assert_eq!(queues.enter(2, 1..5, true), 2);
+        assert_eq!(queues.enter(3, 2..6, true), 3);
+        assert_eq!(leave(&mut queues, 0..3, true), [2, 2]);
+        assert_eq!(leave(&mut queues, 1..5, true), [3, 3, 3]);
+        assert_eq!(leave(&mut queues, 2..6, true), []);
+        assert!(queues.pages.is_empty());
+    }
+}

@@ -1,0 +1,158 @@
+//! Bounce buffers: a fixed number of them, so that no peer decides how much memory is used.
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use terrace_memory::Waker;
+
+use crate::sys::Mapping;
+
+/// The most that one transfer moves.
+pub const TRANSFER_BYTES_MAX: u64 = 64 << 10;
+/// The pages that such a transfer touches when it does not begin at a page.
+const SPAN_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 4096;
+/// The sizes that buffers come in, and how many shares of the pool each size gets.
+const CLASSES: [(usize, usize); 3] = [(4096, 3), (16 << 10, 2), (SPAN_BYTES_MAX, 3)];
+
+/// A fixed set of page-aligned buffers.
+pub(crate) struct Pool {
+    memory: Mapping,
+    free: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    /// Where the free buffers of each class begin. The one used last is used next, so that memory that was never needed
+    /// is never touched.
+    offsets: [Vec<u32>; CLASSES.len()],
+    /// Those who were turned away.
+    waiting: Vec<Waker>,
+}
+
+impl Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("bytes", &self.memory.range().len).finish()
+    }
+}
+
+impl Pool {
+    /// About `bytes` of buffers, at least four of each size.
+    ///
+    /// # Errors
+    /// When there is no address space.
+    pub(crate) fn new(bytes: usize) -> io::Result<Arc<Pool>> {
+        let shares: usize = CLASSES.iter().map(|class| class.1).sum();
+        let counts = CLASSES.map(|(size, share)| (bytes / shares * share / size).max(4));
+        let total = CLASSES.iter().zip(counts).map(|((size, _), count)| size * count).sum();
+        let mut free = Free::default();
+        let mut next = 0;
+        for ((offsets, (size, _)), count) in free.offsets.iter_mut().zip(CLASSES).zip(counts) {
+            offsets.extend((0..count).rev().map(|index| (next + index * size) as u32));
+            next += count * size;
+        }
+        Ok(Arc::new(Pool { memory: Mapping::of_zeros(total)?, free: Mutex::new(free) }))
+    }
+
+    /// A buffer of at least `len` bytes, whose content is arbitrary; `None` when there is none, and then the waker is
+    /// called when a buffer comes back.
+    pub(crate) fn take(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
+        let mut free = self.free.lock();
+        for (class, (size, _)) in CLASSES.iter().enumerate() {
+            if *size < len {
+                continue;
+            }
+            if let Some(offset) = free.offsets[class].pop() {
+                let addr = self.memory.range().addr + u64::from(offset);
+                return Some(Buffer { pool: self.clone(), addr, len: *size, class: class as u8 });
+            }
+        }
+        if !free.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
+            free.waiting.push(waker.clone());
+        }
+        None
+    }
+
+    fn give_back(&self, class: u8, addr: u64) {
+        let mut free = self.free.lock();
+        free.offsets[usize::from(class)].push((addr - self.memory.range().addr) as u32);
+        let waiting = std::mem::take(&mut free.waiting);
+        drop(free);
+        for waker in waiting {
+            waker();
+        }
+    }
+}
+
+/// A page-aligned buffer; goes back to its pool when dropped.
+pub struct Buffer {
+    pool: Arc<Pool>,
+    addr: u64,
+    len: usize,
+    class: u8,
+}
+
+impl Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish()
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the pool's memory is mapped while the pool lives, it is initialised (with zeros), and this part of it
+        // belongs to this buffer alone.
+        unsafe { std::slice::from_raw_parts(self.addr as *const u8, self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.addr as *mut u8, self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.give_back(self.class, self.addr);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn buffers_do_not_overlap_and_whoever_was_turned_away_hears_of_room() {
+        let pool = Pool::new(0).unwrap();
+        let called = Arc::new(AtomicUsize::new(0));
+        let waker: Waker = {
+            let called = called.clone();
+            Arc::new(move || {
+                called.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take(1, &waker)).collect();
+        assert_eq!(taken.len(), 4 * CLASSES.len());
+        for (index, buffer) in taken.iter_mut().enumerate() {
+            assert_eq!(buffer.as_ptr() as usize % 4096, 0);
+            buffer.fill(index as u8);
+        }
+        for (index, buffer) in taken.iter().enumerate() {
+            assert!(buffer.iter().all(|&byte| byte == index as u8));
+        }
+        assert!(pool.take(1, &waker).is_none());
+        assert_eq!(called.load(Ordering::Relaxed), 0);
+        taken.pop();
+        assert_eq!(called.load(Ordering::Relaxed), 1, "asked three times, told once");
+        assert!(pool.take(SPAN_BYTES_MAX, &waker).is_some());
+        assert!(pool.take(SPAN_BYTES_MAX + 1, &waker).is_none());
+    }
+}

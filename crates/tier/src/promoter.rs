@@ -1,0 +1,162 @@
+//! The thread that brings hot units into memory, and writes back what buffered access left in the page cache. It is the
+//! only one that waits for the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use terrace_memory::UNIT_BYTES;
+
+use crate::config::TierConfig;
+use crate::engine::Engine;
+use crate::heat::{Candidate, Heat, choose};
+use crate::region::Region;
+use crate::unit::Residency;
+
+/// The most units that are moved in a period; more than a disk can do.
+const MOVES_MAX: usize = 2048;
+
+/// What the thread shares with the tier.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) engine: Arc<Engine>,
+    /// In the order in which they were added.
+    pub(crate) regions: Mutex<Vec<Arc<Region>>>,
+    stopped: Mutex<bool>,
+    stop: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new(engine: Arc<Engine>) -> Shared {
+        Shared { engine, regions: Mutex::default(), stopped: Mutex::new(false), stop: Condvar::new() }
+    }
+
+    /// Asks the thread to end.
+    pub(crate) fn stop(&self) {
+        *self.stopped.lock() = true;
+        self.stop.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stopped.lock()
+    }
+
+    /// Sleeps until a point in time. False when the thread should end.
+    fn sleep_until(&self, deadline: Instant) -> bool {
+        let mut stopped = self.stopped.lock();
+        while !*stopped {
+            if self.stop.wait_until(&mut stopped, deadline).timed_out() {
+                break;
+            }
+        }
+        !*stopped
+    }
+}
+
+/// A region and how hot its units are.
+struct Watched {
+    region: Arc<Region>,
+    heat: Vec<Heat>,
+}
+
+/// A unit of one of the watched regions.
+type Key = (usize, usize);
+
+/// The thread's life.
+pub(crate) fn run(shared: &Shared, config: &TierConfig) {
+    let mut watched: Vec<Watched> = Vec::new();
+    let mut start = Instant::now();
+    loop {
+        start = (start + config.period).max(Instant::now());
+        if !shared.sleep_until(start) {
+            return;
+        }
+        let deadline = start + config.period;
+        follow(shared, &mut watched);
+        clean(shared, &watched);
+        take_counts(&mut watched);
+        if config.promote {
+            move_units(shared, &watched, deadline);
+        }
+    }
+}
+
+/// Watches the regions that there are.
+fn follow(shared: &Shared, watched: &mut Vec<Watched>) {
+    let regions = shared.regions.lock();
+    watched.retain(|one| regions.iter().any(|region| Arc::ptr_eq(region, &one.region)));
+    for region in regions.iter() {
+        if !watched.iter().any(|one| Arc::ptr_eq(region, &one.region)) {
+            let heat = vec![Heat::default(); region.presence.unit_count()];
+            watched.push(Watched { region: region.clone(), heat });
+        }
+    }
+}
+
+fn take_counts(watched: &mut [Watched]) {
+    for Watched { region, heat } in watched {
+        let mut sum = 0;
+        for (unit, heat) in heat.iter_mut().enumerate() {
+            let by_clients = region.client_counts[unit].swap(0, Ordering::Relaxed);
+            let count = region.presence.take_count(unit).saturating_add(by_clients);
+            heat.tick(count);
+            sum += u64::from(count);
+        }
+        region.counters.accesses.fetch_add(sum, Ordering::Relaxed);
+    }
+}
+
+/// Writes back what buffered access has left in the page cache of absent units.
+fn clean(shared: &Shared, watched: &[Watched]) {
+    for Watched { region, .. } in watched {
+        let units = {
+            let mut core = shared.engine.core.lock();
+            core.regions.get_mut(region.id).map(|state| std::mem::take(&mut state.to_clean))
+        };
+        for unit in units.unwrap_or_default() {
+            if shared.is_stopped() {
+                return;
+            }
+            // What cannot be written back was logged, and comes up again.
+            let _ = shared.engine.clean(region, unit);
+        }
+    }
+}
+
+fn move_units(shared: &Shared, watched: &[Watched], deadline: Instant) {
+    let (absent, resident, room) = survey(shared, watched);
+    for step in choose(absent, resident, room, MOVES_MAX) {
+        if shared.is_stopped() || Instant::now() >= deadline {
+            return;
+        }
+        if let Some((region, unit)) = step.demote {
+            // What cannot be written back was logged; the memory is free all the same.
+            let _ = shared.engine.demote(&watched[region].region, unit);
+        }
+        let (region, unit) = step.promote;
+        if let Err(error) = shared.engine.promote(&watched[region].region, unit) {
+            tracing::warn!(%error, unit, "a unit cannot be brought into memory");
+            return;
+        }
+    }
+}
+
+/// The units that may come and go, and how many more fit.
+fn survey(shared: &Shared, watched: &[Watched]) -> (Vec<Candidate<Key>>, Vec<Candidate<Key>>, usize) {
+    let (mut absent, mut resident) = (Vec::new(), Vec::new());
+    let core = shared.engine.core.lock();
+    for (index, Watched { region, heat }) in watched.iter().enumerate() {
+        let Some(state) = core.regions.get(region.id) else { continue };
+        for (unit, (heat, state)) in heat.iter().zip(&state.units).enumerate() {
+            let candidate = Candidate { key: (index, unit), heat: *heat };
+            match state.residency {
+                Residency::Absent if heat.is_warm() => absent.push(candidate),
+                Residency::Resident if !state.pinned => resident.push(candidate),
+                _ => {}
+            }
+        }
+    }
+    let room = (shared.engine.dram_bytes - core.locked_bytes) / UNIT_BYTES;
+    (absent, resident, room as usize)
+}

@@ -1,0 +1,167 @@
+//! What the kernel is asked to do with a mapping: the only place where addresses of a region become system calls.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use terrace_memory::fault::{self, Fault};
+use terrace_memory::{AtomicOp, HostRange};
+
+/// As many pages as a call to `mincore` here asks for: what the longest transfer touches.
+const MINCORE_PAGES_MAX: usize = 17;
+
+/// Locks a range of a shared file mapping into memory, reading what is not there.
+///
+/// # Errors
+/// `ENOMEM` beyond a limit, or when part of the range is not mapped; `EAGAIN` when a page cannot be read.
+pub(crate) fn lock(range: HostRange) -> io::Result<()> {
+    // SAFETY: locking changes where pages are, not what they hold; the kernel checks the range.
+    Ok(unsafe { rustix::mm::mlock(range.addr as *mut _, range.len as usize) }?)
+}
+
+/// Unlocks a range.
+///
+/// # Errors
+/// `ENOMEM` when part of the range is not mapped.
+pub(crate) fn unlock(range: HostRange) -> io::Result<()> {
+    // SAFETY: as for `lock`.
+    Ok(unsafe { rustix::mm::munlock(range.addr as *mut _, range.len as usize) }?)
+}
+
+/// Tells the kernel not to read around what is touched.
+pub(crate) fn expect_random(range: HostRange) -> io::Result<()> {
+    advise(range, Advice::Random)
+}
+
+/// Takes [`expect_random`] back.
+pub(crate) fn expect_nothing(range: HostRange) -> io::Result<()> {
+    advise(range, Advice::Normal)
+}
+
+/// Takes the pages of a shared file mapping out of the page table. They stay in the page cache, what was stored included.
+pub(crate) fn unmap_pages(range: HostRange) -> io::Result<()> {
+    advise(range, Advice::LinuxDontNeed)
+}
+
+fn advise(range: HostRange, advice: Advice) -> io::Result<()> {
+    // SAFETY: the range is a shared mapping of a file, as `Source` demands: none of the advices used here changes what
+    // such memory holds.
+    Ok(unsafe { rustix::mm::madvise(range.addr as *mut _, range.len as usize, advice) }?)
+}
+
+/// Whether all pages of a range of a file mapping are in the page cache at this moment. The range starts at a page and is
+/// no longer than a transfer.
+pub(crate) fn is_cached(range: HostRange) -> bool {
+    let page_count = (range.len as usize).div_ceil(4096);
+    let mut present = [0u8; MINCORE_PAGES_MAX];
+    if page_count > present.len() {
+        return false;
+    }
+    // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
+    let result =
+        unsafe { libc::mincore(range.addr as *mut _, range.len as usize, present.as_mut_ptr().cast()) };
+    result == 0 && present[..page_count].iter().all(|page| page & 1 != 0)
+}
+
+/// Writes the dirty pages of a part of a file to the device and waits for that. Not durable by itself: the device may
+/// cache it.
+///
+/// # Errors
+/// What the device says.
+pub(crate) fn write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes a descriptor and numbers.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), offset as i64, len as i64, flags) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A shared mapping of a file, or anonymous memory; unmapped when dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    range: HostRange,
+}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a file.
+    ///
+    /// # Errors
+    /// What `mmap` says.
+    pub(crate) fn of_file(file: impl AsFd, len: u64) -> io::Result<Mapping> {
+        // SAFETY: a new mapping at an address that the kernel chooses aliases nothing.
+        let addr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len as usize,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                0,
+            )
+        }?;
+        Ok(Mapping { range: HostRange { addr: addr as u64, len } })
+    }
+
+    /// Maps zeros, which take memory when they are touched.
+    ///
+    /// # Errors
+    /// What `mmap` says.
+    pub(crate) fn of_zeros(len: usize) -> io::Result<Mapping> {
+        // SAFETY: as for `of_file`.
+        let addr = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        Ok(Mapping { range: HostRange { addr: addr as u64, len: len as u64 } })
+    }
+
+    /// Where it is.
+    pub(crate) fn range(&self) -> HostRange {
+        self.range
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: unmaps what the constructor mapped. Whoever hands its addresses out makes sure that nobody uses them
+        // afterwards, and accesses of peers survive it if somebody does.
+        let _ = unsafe { rustix::mm::munmap(self.range.addr as *mut _, self.range.len as usize) };
+    }
+}
+
+/// Copies from a region's memory; whoever is there: the mapping may be gone or the file behind it too short.
+///
+/// # Errors
+/// [`Fault`].
+pub(crate) fn copy_out(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+    // SAFETY: `addr` lies in a region's mapping: shared memory that nobody holds a Rust reference to, or none any more.
+    unsafe { fault::copy_from(addr, out) }
+}
+
+/// Copies to a region's memory.
+///
+/// # Errors
+/// [`Fault`]; bytes before the fault are then written.
+pub(crate) fn copy_in(addr: u64, data: &[u8]) -> Result<(), Fault> {
+    // SAFETY: as for `copy_out`.
+    unsafe { fault::copy_to(addr, data) }
+}
+
+/// Performs an atomic operation on a region's memory, at a multiple of 8, and returns the value before it.
+///
+/// # Errors
+/// [`Fault`].
+pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    // SAFETY: as for `copy_out`, and the address is aligned.
+    unsafe {
+        match op {
+            AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(addr, compare, swap),
+            AtomicOp::FetchAdd { add } => fault::fetch_add(addr, add),
+            AtomicOp::Write { value } => fault::swap(addr, value),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The tier as others see it.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rustix::fs::Advice;
+use terrace_memory::{HostRange, PAGE_BYTES, fault};
+
+use crate::budget;
+use crate::config::{IoMethod, TierConfig};
+use crate::core::RegionState;
+use crate::engine::Engine;
+use crate::error::TierError;
+use crate::file::{Source, Ways};
+use crate::promoter::{self, Shared};
+use crate::region::{Region, TierRegion};
+use crate::stats::TierStats;
+use crate::sys;
+
+/// Regions that share a budget of memory, a device, and a thread that moves units.
+///
+/// Accesses make progress in [`Tier::advance`], which whoever serves peers calls; there is no thread to hand them to.
+#[derive(Debug)]
+pub struct Tier {
+    shared: Arc<Shared>,
+    config: TierConfig,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Tier {
+    /// Checks the budget against what the process may have, sets up the device and starts the thread.
+    ///
+    /// # Errors
+    /// `MemlockLimit`, `CgroupLimit`, `MachineMemory`; `System` when the kernel refuses a ring, memory or a thread.
+    pub fn open(config: TierConfig) -> Result<Arc<Tier>, TierError> {
+        budget::check(&config)?;
+        fault::install().map_err(TierError::system("install signal handlers"))?;
+        let shared = Arc::new(Shared::new(Arc::new(Engine::open(&config)?)));
+        let thread = {
+            let (shared, config) = (shared.clone(), config.clone());
+            let builder = std::thread::Builder::new().name("terrace-tier".into());
+            builder.spawn(move || promoter::run(&shared, &config))
+        };
+        let thread = thread.map_err(TierError::system("start a thread"))?;
+        Ok(Arc::new(Tier { shared, config, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Begins to serve a region. Nothing of it is resident.
+    ///
+    /// # Errors
+    /// `Source` when it is not what [`Source`] says; `System` when the kernel refuses something.
+    pub fn add(&self, source: Source) -> Result<Arc<TierRegion>, TierError> {
+        let map = source.map;
+        if map.len == 0 || map.addr.checked_add(map.len).is_none() {
+            return Err(TierError::Source("it has no bytes, or its end overflows"));
+        }
+        if !map.addr.is_multiple_of(PAGE_BYTES) || !source.file_offset.is_multiple_of(PAGE_BYTES) {
+            return Err(TierError::Source("it does not begin at a page"));
+        }
+        let ways =
+            Ways::open(source.file, source.writable).map_err(TierError::system("open a region's file"))?;
+        if source.file_offset.checked_add(map.len).is_none_or(|end| end > ways.file_len) {
+            return Err(TierError::Source("the file ends before it"));
+        }
+        sys::expect_random(map).map_err(TierError::system("advise on a region's mapping"))?;
+        if source.exclusive && self.config.io != IoMethod::Buffered {
+            drop_cached(&ways, source.file_offset, map);
+        }
+        let engine = &self.shared.engine;
+        let region = {
+            let mut core = engine.core.lock();
+            let entry = core.regions.vacant_entry();
+            let properties = (source.file_offset, source.exclusive, source.writable);
+            let region = Arc::new(Region::new(entry.key(), map, ways, properties, self.config.io));
+            entry.insert(RegionState::new(region.presence.unit_count()));
+            region
+        };
+        self.shared.regions.lock().push(region.clone());
+        Ok(Arc::new(TierRegion { engine: engine.clone(), region }))
+    }
+
+    /// Ends a region: waits for its accesses, and unlocks its memory. Accesses that are asked for later fail. What was
+    /// acknowledged is in the file or in the page cache.
+    pub fn remove(&self, region: &Arc<TierRegion>) {
+        let (engine, region) = (&self.shared.engine, &region.region);
+        {
+            let mut core = engine.core.lock();
+            match core.regions.get_mut(region.id) {
+                Some(state) if !state.closing => state.closing = true,
+                _ => return,
+            }
+        }
+        self.shared.regions.lock().retain(|known| !Arc::ptr_eq(known, region));
+        engine.when(|core| core.regions[region.id].part_count == 0, |_, _| ());
+        engine.unlock_region(region);
+        engine.core.lock().regions.remove(region.id);
+    }
+
+    /// Takes what was asked for to the device, with one system call, and ends what is done. Returns whether something
+    /// was. Costs one load when nothing is under way.
+    pub fn advance(&self) -> bool {
+        self.shared.engine.advance()
+    }
+
+    /// Readable when [`Tier::advance`] would end something.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.engine.descriptor.as_fd()
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> TierStats {
+        let engine = &self.shared.engine;
+        let regions = self.shared.regions.lock().clone();
+        TierStats {
+            dram_bytes: self.config.dram_bytes,
+            locked_bytes: engine.core.lock().locked_bytes,
+            buffer_bytes: self.config.pool_bytes(),
+            io_in_flight: engine.in_flight.load(Ordering::Relaxed) as u64,
+            regions: regions
+                .into_iter()
+                .map(|region| TierRegion { engine: engine.clone(), region }.stats())
+                .collect(),
+        }
+    }
+
+    /// Brings a unit into memory now, and waits for that. False if it is there already, or if there is no room.
+    ///
+    /// # Errors
+    /// When it cannot be read or locked.
+    pub fn promote(&self, region: &TierRegion, unit: usize) -> std::io::Result<bool> {
+        self.shared.engine.promote(&region.region, unit)
+    }
+
+    /// Takes a unit out of memory now, and waits for that. False if it is not there, or pinned.
+    ///
+    /// # Errors
+    /// When it cannot be written back.
+    pub fn demote(&self, region: &TierRegion, unit: usize) -> std::io::Result<bool> {
+        self.shared.engine.demote(&region.region, unit)
+    }
+
+    /// Locks a whole region into memory, for good.
+    ///
+    /// # Errors
+    /// `NoRoom` when the budget does not allow it; `System` when it cannot be read or locked.
+    pub fn pin(&self, region: &TierRegion) -> Result<(), TierError> {
+        self.shared.engine.pin(&region.region)
+    }
+}
+
+/// Drops what earlier users of a file have left in the page cache.
+fn drop_cached(ways: &Ways, offset: u64, map: HostRange) {
+    if ways.is_memory {
+        return;
+    }
+    // Only a beginning; what cannot be dropped is found and used.
+    let _ = sys::write_back(ways.buffered.as_fd(), offset, map.len);
+    let _ = rustix::fs::fadvise(&*ways.buffered, offset, std::num::NonZero::new(map.len), Advice::DontNeed);
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            // A waker that the thread calls may hold the last reference.
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}

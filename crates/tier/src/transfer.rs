@@ -1,0 +1,121 @@
+//! An access as its caller sees it.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use terrace_memory::{AccessError, Transfer, Waker};
+
+use crate::pool::Buffer;
+
+/// As many units as one access touches, because it is shorter than a unit.
+pub(crate) const PARTS_MAX: usize = 2;
+
+/// Part of what a read brought.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    /// Holds it.
+    pub(crate) buffer: Buffer,
+    /// Where in the buffer it begins.
+    pub(crate) skip: usize,
+    /// Which bytes of the access these are.
+    pub(crate) bytes: std::ops::Range<usize>,
+}
+
+/// An access that the tier carries out.
+pub(crate) struct Access {
+    /// Length in bytes; of an atomic 8.
+    len: usize,
+    is_atomic: bool,
+    parts: [OnceLock<Brought>; PARTS_MAX],
+    before: AtomicU64,
+    outcome: OnceLock<Result<(), AccessError>>,
+    waker: Waker,
+    progress: Mutex<Progress>,
+    /// When it was asked for.
+    pub(crate) since: Instant,
+}
+
+/// What of an access is still to be done.
+#[derive(Debug)]
+struct Progress {
+    parts_left: usize,
+    result: Result<(), AccessError>,
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").field("len", &self.len).field("outcome", &self.outcome).finish()
+    }
+}
+
+impl Access {
+    /// Under way, in so many parts.
+    pub(crate) fn new(len: usize, is_atomic: bool, part_count: usize, waker: &Waker) -> Access {
+        Access {
+            len,
+            is_atomic,
+            parts: Default::default(),
+            before: AtomicU64::new(0),
+            outcome: OnceLock::new(),
+            waker: waker.clone(),
+            progress: Mutex::new(Progress { parts_left: part_count, result: Ok(()) }),
+            since: Instant::now(),
+        }
+    }
+
+    /// Keeps what a part of a read brought.
+    pub(crate) fn bring(&self, part: usize, brought: Brought) {
+        let kept = self.parts[part].set(brought);
+        debug_assert!(kept.is_ok(), "a part is read once");
+    }
+
+    /// Keeps what an atomic found.
+    pub(crate) fn found(&self, before: u64) {
+        self.before.store(before, Ordering::Release);
+    }
+
+    /// A part is done. Returns whom to tell when it was the last.
+    pub(crate) fn part_done(&self, result: Result<(), AccessError>) -> Option<Waker> {
+        let mut progress = self.progress.lock();
+        progress.parts_left -= 1;
+        progress.result = progress.result.and(result);
+        if progress.parts_left > 0 {
+            return None;
+        }
+        let ended = self.outcome.set(progress.result);
+        debug_assert!(ended.is_ok(), "an access ends once");
+        Some(self.waker.clone())
+    }
+}
+
+impl Transfer for Access {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        self.outcome.get().copied()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.outcome().unwrap_or(Err(AccessError::NotReady))?;
+        let start = usize::try_from(offset).map_err(|_| AccessError::OutOfRange)?;
+        let end = start.checked_add(out.len()).ok_or(AccessError::OutOfRange)?;
+        if end > self.len {
+            return Err(AccessError::OutOfRange);
+        }
+        if self.is_atomic {
+            out.copy_from_slice(&self.before.load(Ordering::Acquire).to_ne_bytes()[start..end]);
+            return Ok(());
+        }
+        let mut copied = 0;
+        for brought in self.parts.iter().filter_map(OnceLock::get) {
+            let (from, to) = (start.max(brought.bytes.start), end.min(brought.bytes.end));
+            if from < to {
+                let source = brought.skip + (from - brought.bytes.start);
+                out[from - start..to - start].copy_from_slice(&brought.buffer[source..][..to - from]);
+                copied += to - from;
+            }
+        }
+        // Writes and flushes bring nothing.
+        if copied == out.len() { Ok(()) } else { Err(AccessError::OutOfRange) }
+    }
+}

@@ -1,0 +1,210 @@
+//! Where the truth about a unit is, and how an access reaches it.
+
+use terrace_memory::PAGE_BYTES;
+
+use crate::config::IoMethod;
+
+/// What a unit is doing.
+///
+/// ```text
+///                  direct writes drained,           buffered writes drained,
+///                  pages read and locked            admitted to the presence
+///   ┌────────┐ promote ┌──────────┐  close  ┌──────────────────┐ open ┌──────────┐
+///   │ Absent │────────>│ Arriving │────────>│ Arriving, closed │─────>│ Resident │
+///   └────────┘         └──────────┘         └──────────────────┘      └──────────┘
+///     ^  ^                  │ cannot be locked                              │ demote: expelled from
+///     │  └──────────────────┘                                               │ the presence, copies drained
+///     │                                                                     v
+///     │                   unlocked, written back, dropped             ┌──────────┐
+///     └───────────────────────────────────────────────────────────────│ Leaving  │
+///                                                                     └──────────┘
+///
+///   Absent             exclusive: direct; otherwise: reads direct unless cached, writes through the page cache
+///   Arriving, Leaving  through the page cache, which the mapping shares
+///   Arriving, closed   reads as before; writes wait until the unit is resident
+///   Resident           by copying to and from the mapping
+/// ```
+///
+/// A direct write beside pages that are being populated would leave the old bytes in the mapping, hence the first
+/// drain. A buffered write that was asked for before the unit became resident must not take effect after a copy that
+/// was asked for later, hence the second one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Residency {
+    /// In the file.
+    #[default]
+    Absent,
+    /// Being read and locked.
+    Arriving,
+    /// Locked into memory and known to the presence.
+    Resident,
+    /// Being written back and forgotten.
+    Leaving,
+}
+
+/// What the tier knows of a unit.
+#[derive(Debug, Default)]
+pub(crate) struct Unit {
+    /// What it is doing.
+    pub(crate) residency: Residency,
+    /// Writes that have not begun have to wait.
+    pub(crate) closed: bool,
+    /// Never demoted.
+    pub(crate) pinned: bool,
+    /// Buffered access may have left pages in the page cache.
+    pub(crate) cached: bool,
+    /// The mapping was touched while the unit was absent.
+    pub(crate) touched: bool,
+    /// Direct writes that have begun, their reading before writing included.
+    pub(crate) direct_writes: u16,
+    /// Other writes that have begun.
+    pub(crate) buffered_writes: u16,
+    /// Copies to or from the mapping that have begun.
+    pub(crate) copies: u16,
+}
+
+/// What an access wants of the bytes that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Read them.
+    Read,
+    /// Overwrite them; whole pages or not.
+    Write {
+        /// They are whole pages.
+        whole_pages: bool,
+    },
+    /// Change 8 of them depending on what they are.
+    Atomic,
+}
+
+/// What a region allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Means {
+    /// How misses are to be carried out.
+    pub(crate) method: IoMethod,
+    /// Nobody else writes the file.
+    pub(crate) exclusive: bool,
+    /// Direct access is to be had, and the pages concerned lie wholly within the file.
+    pub(crate) direct: bool,
+}
+
+/// How an access is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plan {
+    /// Not before the unit is open again.
+    Hold,
+    /// Copy to or from the mapping.
+    Copy,
+    /// Read what is in the page cache; if it is not, read directly.
+    Peek,
+    /// Read from the file.
+    Read {
+        /// Past the page cache.
+        direct: bool,
+    },
+    /// Write to the file.
+    Write {
+        /// Past the page cache.
+        direct: bool,
+    },
+    /// Read whole pages, change the bytes concerned, write.
+    Modify {
+        /// Past the page cache.
+        direct: bool,
+    },
+    /// Have the page in the page cache, then act on the mapping.
+    BringAndCopy,
+}
+
+/// Decides.
+pub(crate) fn plan(need: Need, unit: &Unit, means: Means) -> Plan {
+    if unit.residency == Residency::Resident || means.method == IoMethod::Mapping {
+        return Plan::Copy;
+    }
+    if need == Need::Read {
+        return plan_read(unit, means);
+    }
+    if unit.closed {
+        return Plan::Hold;
+    }
+    let direct = means.direct
+        && means.exclusive
+        && means.method != IoMethod::Buffered
+        && unit.residency == Residency::Absent;
+    match need {
+        Need::Write { whole_pages } if direct && !whole_pages => Plan::Modify { direct },
+        Need::Write { .. } => Plan::Write { direct },
+        // The program's own atomic instructions must not fall between reading and writing.
+        _ if !means.exclusive => Plan::BringAndCopy,
+        _ => Plan::Modify { direct },
+    }
+}
+
+fn plan_read(unit: &Unit, means: Means) -> Plan {
+    match means.method {
+        IoMethod::Direct if means.direct => Plan::Read { direct: true },
+        IoMethod::Tiering if means.direct => {
+            if unit.cached || !means.exclusive || unit.residency != Residency::Absent {
+                Plan::Peek
+            } else {
+                Plan::Read { direct: true }
+            }
+        }
+        _ => Plan::Read { direct: false },
+    }
+}
+
+/// The pages that bytes touch, by number.
+pub(crate) fn pages_of(offset: u64, len: usize) -> std::ops::Range<u64> {
+    offset / PAGE_BYTES..(offset + len as u64).div_ceil(PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXCLUSIVE: Means = Means { method: IoMethod::Tiering, exclusive: true, direct: true };
+    const SHARED: Means = Means { exclusive: false, ..EXCLUSIVE };
+    const WHOLE: Need = Need::Write { whole_pages: true };
+    const PARTLY: Need = Need::Write { whole_pages: false };
+
+    fn unit(residency: Residency) -> Unit {
+        Unit { residency, ..Unit::default() }
+    }
+
+    #[test]
+    fn nothing_is_written_directly_while_the_page_cache_counts() {
+        for residency in [Residency::Arriving, Residency::Leaving] {
+            assert_eq!(plan(WHOLE, &unit(residency), EXCLUSIVE), Plan::Write { direct: false });
+            assert_eq!(plan(PARTLY, &unit(residency), EXCLUSIVE), Plan::Write { direct: false });
+            assert_eq!(plan(Need::Atomic, &unit(residency), EXCLUSIVE), Plan::Modify { direct: false });
+            assert_eq!(plan(Need::Read, &unit(residency), EXCLUSIVE), Plan::Peek);
+        }
+        let absent = unit(Residency::Absent);
+        assert_eq!(plan(WHOLE, &absent, EXCLUSIVE), Plan::Write { direct: true });
+        assert_eq!(plan(PARTLY, &absent, EXCLUSIVE), Plan::Modify { direct: true });
+        assert_eq!(plan(Need::Read, &absent, EXCLUSIVE), Plan::Read { direct: true });
+    }
+
+    #[test]
+    fn what_a_program_may_store_to_is_never_written_directly() {
+        for residency in [Residency::Absent, Residency::Arriving, Residency::Leaving] {
+            for method in [IoMethod::Tiering, IoMethod::Direct, IoMethod::Buffered] {
+                let means = Means { method, ..SHARED };
+                assert_eq!(plan(WHOLE, &unit(residency), means), Plan::Write { direct: false });
+                assert_eq!(plan(PARTLY, &unit(residency), means), Plan::Write { direct: false });
+                assert_eq!(plan(Need::Atomic, &unit(residency), means), Plan::BringAndCopy);
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_unit_holds_writes_only() {
+        let closed = Unit { closed: true, residency: Residency::Arriving, ..Unit::default() };
+        for means in [EXCLUSIVE, SHARED] {
+            assert_eq!(plan(WHOLE, &closed, means), Plan::Hold);
+            assert_eq!(plan(Need::Atomic, &closed, means), Plan::Hold);
+            assert_eq!(plan(Need::Read, &closed, means), Plan::Peek);
+        }
+        assert_eq!(plan(WHOLE, &unit(Residency::Resident), SHARED), Plan::Copy);
+    }
+}

@@ -1,0 +1,136 @@
+//! What the tests share: files that go away, a waker that counts, and waiting for transfers.
+#![allow(dead_code, reason = "not every test uses everything")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Transfer, Waker};
+use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
+
+/// A path that is removed at the end.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    /// In a directory, under a name that no other test uses.
+    pub fn new(dir: &str, name: &str) -> Scratch {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(dir).join(format!("terrace-tier-{}-{number}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A tier with one region, in the order in which they must go.
+pub struct Served {
+    pub tier: Arc<Tier>,
+    pub region: Arc<TierRegion>,
+    pub file: BackingFile,
+    pub scratch: Scratch,
+    pub waker: Waker,
+    pub woken: Arc<AtomicUsize>,
+}
+
+impl Served {
+    /// A new sparse file of so many bytes.
+    pub fn new(dir: &str, name: &str, bytes: u64, exclusive: bool, config: TierConfig) -> Served {
+        let scratch = Scratch::new(dir, name);
+        let tier = Tier::open(config).unwrap();
+        let file = BackingFile::open(&scratch.0, Some(bytes), exclusive).unwrap();
+        let region = tier.add(file.source().unwrap()).unwrap();
+        let (waker, woken) = counting_waker();
+        Served { tier, region, file, scratch, waker, woken }
+    }
+
+    pub fn addr(&self) -> u64 {
+        self.file.map().addr
+    }
+
+    pub fn range(&self, offset: u64, len: u64) -> HostRange {
+        HostRange { addr: self.addr() + offset, len }
+    }
+
+    /// Waits for a transfer.
+    pub fn wait(&self, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
+        wait(&self.tier, transfer)
+    }
+
+    /// Reads and waits.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>, AccessError> {
+        let transfer = self.region.read(self.range(offset, len as u64), &self.waker)?;
+        self.wait(&transfer)?;
+        let mut out = vec![0; len];
+        transfer.read(0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Writes and waits.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.wait(&self.region.write(self.addr() + offset, data, &self.waker)?)
+    }
+
+    /// Performs an atomic and waits.
+    pub fn atomic(&self, offset: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let transfer = self.region.atomic(self.addr() + offset, op, &self.waker)?;
+        self.wait(&transfer)?;
+        let mut before = [0; 8];
+        transfer.read(0, &mut before)?;
+        Ok(u64::from_ne_bytes(before))
+    }
+
+    /// Flushes and waits.
+    pub fn flush(&self, offset: u64, len: u64) -> Result<(), AccessError> {
+        self.wait(&self.region.flush(self.range(offset, len), &self.waker)?)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.tier.remove(&self.region);
+    }
+}
+
+/// Counts its calls.
+pub fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let waker = Arc::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    (waker, count)
+}
+
+/// Makes progress, asleep while there is none to make, until a transfer has an outcome.
+pub fn wait(tier: &Tier, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
+    // Long enough for any disk; without it a lost completion would hang the test.
+    for _ in 0..100_000 {
+        tier.advance();
+        if let Some(outcome) = transfer.outcome() {
+            return outcome;
+        }
+        sleep_until_readable(tier, Duration::from_millis(1));
+    }
+    panic!("no outcome: {transfer:?}, {:#?}", tier.stats());
+}
+
+/// Sleeps until there is progress to make. Not for long, because another thread may make it.
+pub fn sleep_until_readable(tier: &Tier, longest: Duration) {
+    let descriptor = tier.descriptor();
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    let longest = Timespec::try_from(longest).unwrap();
+    let _ = poll(&mut polled, Some(&longest));
+}
+
+/// A configuration whose thread moves nothing by itself.
+pub fn still(dram_bytes: u64) -> TierConfig {
+    TierConfig { promote: false, ..TierConfig::new(dram_bytes) }
+}
