@@ -78,14 +78,20 @@ impl RegionSpec {
     fn checked(&self) -> Result<Entry, RegisterError> {
         let mut entry = Entry::free(0);
         self.apply(&mut entry)?;
+        self.check_pager()?;
         let range = HostRange { addr: self.addr, len: self.len };
-        if self.pager.as_ref().is_some_and(|pager| !pager.presence().covers(range)) {
-            return Err(RegisterError::Invalid("the region is not within its pager's range"));
-        }
         if self.access.contains(Access::ON_DEMAND) || is_mapped(range) {
             return Ok(entry);
         }
         Err(RegisterError::NotMapped)
+    }
+
+    fn check_pager(&self) -> Result<(), RegisterError> {
+        let range = HostRange { addr: self.addr, len: self.len };
+        if self.pager.as_ref().is_some_and(|pager| !pager.presence().covers(range)) {
+            return Err(RegisterError::Invalid("the region is not within its pager's range"));
+        }
+        Ok(())
     }
 
     /// Checks the arguments and makes the entry's part that depends on them.
@@ -265,6 +271,30 @@ impl Registry {
         let mut entry = slot.entry.close();
         change.of(&entry, key)?.apply(&mut entry)?;
         Ok(Region { key, start: entry.start, len: entry.len })
+    }
+
+    /// Gives a region a pager, or takes its pager away. When this returns, no access by way of the old one is running.
+    ///
+    /// # Errors
+    /// `Invalid` when the region does not lie within the pager's range; `Busy` when windows are bound, which share the old
+    /// pager; `UnknownKey`. The region is then as it was.
+    pub fn set_pager(
+        &self,
+        key: u32,
+        pager: Option<Arc<dyn Pager>>,
+        pattern: Option<Pattern>,
+        policy: RegionPolicy,
+    ) -> Result<(), RegisterError> {
+        let _changing = self.changes.pin();
+        let mut entry = self.region_slot(key)?.entry.close();
+        let spec = RegionSpec { pager, pattern, policy, ..RegionChange::default().of(&entry, key)? };
+        spec.check_pager()?;
+        let before = std::mem::replace(&mut entry.pager, spec.pager);
+        (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
+        drop(entry);
+        // Its end may take a while.
+        drop(before);
+        Ok(())
     }
 
     /// Ends a region. When this returns, no access to it is still running, and its key names nothing.

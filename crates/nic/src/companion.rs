@@ -19,6 +19,11 @@ pub trait Companion: Send + Sync {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// What `terrace stat` shows of it, under a name.
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        None
+    }
 }
 
 /// The companions of a device.

@@ -53,6 +53,14 @@ impl std::fmt::Debug for Paging {
     }
 }
 
+/// What the registry takes.
+fn split(paging: Option<Paging>) -> (Option<Arc<dyn Pager>>, Option<Pattern>, RegionPolicy) {
+    match paging {
+        Some(Paging { pager, pattern, policy }) => (Some(pager), Some(pattern), policy),
+        None => (None, None, RegionPolicy::default()),
+    }
+}
+
 /// A registered memory region.
 pub struct Mr {
     key: u32,
@@ -77,10 +85,7 @@ impl Mr {
             return Err(Error::Invalid("region longer than max_mr_size"));
         }
         device.quotas.mr.take()?;
-        let (pager, pattern, policy) = match request.paging {
-            Some(Paging { pager, pattern, policy }) => (Some(pager), Some(pattern), policy),
-            None => (None, None, RegionPolicy::Wait),
-        };
+        let (pager, pattern, policy) = split(request.paging);
         let spec = RegionSpec {
             iova: request.iova,
             pager,
@@ -153,6 +158,15 @@ impl Mr {
             place.length = length;
         }
         Ok(())
+    }
+
+    /// Makes the region one whose bytes need not be in memory, or an ordinary one. EINVAL when it does not lie within the
+    /// pager's range; EBUSY while windows are bound. On error nothing has changed.
+    pub fn set_paging(&self, paging: Option<Paging>) -> Result<(), Error> {
+        self.life.check()?;
+        let place = self.place.lock();
+        let (pager, pattern, policy) = split(paging);
+        place.pd.device().memory.set_pager(self.key, pager, pattern, policy).map_err(register_error)
     }
 
     /// Ends the region; EBUSY while windows are bound to it. No access is running once it returns.

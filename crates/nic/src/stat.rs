@@ -40,6 +40,9 @@ pub struct DeviceSnapshot {
     pub objects: Counts,
     /// The queue pairs, in the order of their numbers.
     pub queue_pairs: Vec<QpSnapshot>,
+    /// What the device's companions have to say, by their names.
+    #[serde(flatten)]
+    pub reports: BTreeMap<String, serde_json::Value>,
 }
 
 /// A queue pair at one moment.
@@ -91,6 +94,7 @@ impl Device {
                 ("queue_pairs", self.quotas.qp.used().into()),
             ]),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
+            reports: self.companions.all().iter().filter_map(|companion| companion.report()).collect(),
         }
     }
 }

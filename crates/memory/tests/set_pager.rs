@@ -1,0 +1,78 @@
+//! A region gets a pager, or becomes ordinary, while it is registered.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use terrace_memory::{
+    Access, AccessError, Accessor, AtomicOp, HostRange, PAGE_BYTES, Pager, Presence, RegionPolicy,
+    RegionSpec, RegisterError, Registry, Transfer, UNIT_BYTES, Waker,
+};
+
+/// Has nothing, and brings nothing.
+#[derive(Debug)]
+struct Empty(Presence);
+
+impl Pager for Empty {
+    fn presence(&self) -> &Presence {
+        &self.0
+    }
+
+    fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::NotReady)
+    }
+
+    fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::NotReady)
+    }
+
+    fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::NotReady)
+    }
+
+    fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::NotReady)
+    }
+}
+
+fn empty(addr: u64, len: u64) -> Option<Arc<dyn Pager>> {
+    Some(Arc::new(Empty(Presence::new(HostRange { addr, len }))))
+}
+
+fn read(registry: &Registry, key: u32, addr: u64) -> Result<(), AccessError> {
+    registry.read(peer(), key, addr, &mut [0; 8])
+}
+
+#[test]
+fn a_region_changes_between_paged_and_ordinary() {
+    let registry = registry();
+    let memory = Mapping::anonymous(2 * UNIT_BYTES as usize);
+    let key = registry
+        .register(&RegionSpec {
+            pager: empty(memory.addr, UNIT_BYTES),
+            ..RegionSpec::new(PD, memory.addr, UNIT_BYTES, ALL | Access::ON_DEMAND)
+        })
+        .unwrap()
+        .key;
+    assert_eq!(read(&registry, key, memory.addr), Err(AccessError::NotReady));
+    // What the program itself sends from there is not the pager's affair.
+    assert_eq!(registry.read(Accessor::local(PD, QPN), key, memory.addr, &mut [0; 8]), Ok(()));
+    registry.set_pager(key, None, None, RegionPolicy::Wait).unwrap();
+    assert_eq!(read(&registry, key, memory.addr), Ok(()));
+    let larger = empty(memory.addr, 2 * UNIT_BYTES);
+    registry.set_pager(key, larger, None, RegionPolicy::Fault).unwrap();
+    assert_eq!(read(&registry, key, memory.addr), Err(AccessError::Retry));
+}
+
+#[test]
+fn what_cannot_be_leaves_the_region_as_it_was() {
+    let registry = registry();
+    let memory = Mapping::anonymous(PAGE_BYTES as usize);
+    let region = memory.register(&registry, ALL);
+    let set = |pager| registry.set_pager(region.key, pager, None, RegionPolicy::Wait);
+    assert!(matches!(set(empty(memory.addr, PAGE_BYTES - 1)), Err(RegisterError::Invalid(_))));
+    assert_eq!(read(&registry, region.key, memory.addr), Ok(()));
+    registry.deregister(region.key).unwrap();
+    assert_eq!(set(None), Err(RegisterError::UnknownKey));
+}
