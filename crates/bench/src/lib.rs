@@ -6,7 +6,10 @@
 //! | `content`, `ledger` | what its bytes must be |
 //! | `target` | what carries accesses out |
 //! | `workload`, `worker`, `measure` | client threads and what came out of them |
-//! | `plan` | figures and tables as data |
+//! | `plan`, `ratios` | figures, tables and promises as data |
+//! | `bed`, `runner`, `session` | servers, points, whole runs |
+//! | `cgroup`, `storage` | the server's limits and the region's file |
+//! | `results`, `plot`, `machine`, `progress` | what people get to see |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -21,8 +24,11 @@ pub mod measure;
 pub mod permutation;
 pub mod plan;
 pub mod plot;
+pub mod progress;
+pub mod ratios;
 pub mod results;
 pub mod runner;
+pub mod session;
 pub mod storage;
 pub mod target;
 pub mod worker;

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::machine::Machine;
 use crate::plan::{Metric, Plan, Point, Settings, Timing};
+use crate::ratios::Verdict;
 use crate::runner::Outcome;
 use crate::workload::STEP;
 
@@ -221,6 +222,34 @@ fn write_rows<T: Serialize>(path: &Path, rows: impl Iterator<Item = T>) -> Resul
     file.flush().map_err(failed)
 }
 
+/// Writes `ratios.csv`.
+pub fn write_verdicts(dir: &Path, verdicts: &[Verdict]) -> Result<(), ResultsError> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        ratio: &'a str,
+        measured: Option<f64>,
+        least: Option<f64>,
+        most: Option<f64>,
+        unit: &'a str,
+        bar: f64,
+        target: Option<f64>,
+        verdict: &'a str,
+        from: &'a str,
+    }
+    let lines = verdicts.iter().map(|verdict| Line {
+        ratio: &verdict.name,
+        measured: verdict.value.map(round),
+        least: verdict.range.map(|(least, _)| round(least)),
+        most: verdict.range.map(|(_, most)| round(most)),
+        unit: verdict.unit,
+        bar: verdict.bar,
+        target: verdict.target,
+        verdict: verdict.word(),
+        from: &verdict.note,
+    });
+    write_rows(&dir.join("ratios.csv"), lines)
+}
+
 /// All figures of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Document {
@@ -232,6 +261,8 @@ pub struct Document {
     pub is_rehearsal: bool,
     /// One for each plan.
     pub figures: Vec<FigureResults>,
+    /// Promises between modes, if they were looked at.
+    pub ratios: Vec<Verdict>,
 }
 
 impl Document {

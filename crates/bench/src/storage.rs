@@ -14,7 +14,7 @@ use crate::plan::Storage;
 
 /// Where files go that shall be in memory.
 const TMPFS: &str = "/dev/shm";
-/// What a throttled device can do: that of a slow SATA drive, a tenth of what the disk of the machine here does.
+/// What a throttled device can do: about a tenth of the IOs of the disk that this was written on.
 const THROTTLED_IOPS: u64 = 10_000;
 const THROTTLED_BYTES_PER_S: u64 = 100 << 20;
 /// Is left free on a device.

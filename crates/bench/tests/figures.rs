@@ -115,8 +115,13 @@ fn a_failed_point_keeps_its_line_and_the_plot_is_still_drawn() {
 fn the_document_says_what_it_was_measured_on() {
     let dir = tempfile::tempdir().unwrap();
     let machine = Machine::describe(dir.path());
-    let document =
-        Document { machine, length: "full", is_rehearsal: true, figures: vec![results("lines", AXIS, "")] };
+    let document = Document {
+        machine,
+        length: "full",
+        is_rehearsal: true,
+        figures: vec![results("lines", AXIS, "")],
+        ratios: Vec::new(),
+    };
     document.write(dir.path()).unwrap();
     let text = std::fs::read_to_string(dir.path().join("results.json")).unwrap();
     let read: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -130,7 +130,8 @@ impl Timing {
     /// Unless a plan says otherwise, with `--full`.
     pub const FULL: Timing = Timing { warm_up_s: 5.0, rewarm_s: 2.0, measured_s: 6.0, repeats: 1 };
 
-    fn check(&self) -> Result<(), String> {
+    /// What is wrong with these times, if anything is.
+    pub(crate) fn check(&self) -> Result<(), String> {
         let is_time = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
         match is_time(self.warm_up_s) && is_time(self.rewarm_s) && is_time(self.measured_s) {
             false => Err("times are 0 to 86400 seconds".to_owned()),

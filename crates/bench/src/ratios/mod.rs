@@ -1,0 +1,311 @@
+//! Ratios that are promised: between modes, measured in turns in one run, and around a switch of the hotspot.
+
+mod plan;
+
+use serde::Serialize;
+
+use crate::runner::Outcome;
+use crate::workload::STEP;
+
+pub use plan::{NamedPoint, Ratio, RatioPlan, Switch};
+
+/// How one promise came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    /// Which.
+    pub name: String,
+    /// What was measured; nothing when a point failed.
+    pub value: Option<f64>,
+    /// Least and most of the rounds, for ratios.
+    pub range: Option<(f64, f64)>,
+    /// Its unit: `x`, `%` or `s`.
+    pub unit: &'static str,
+    /// Whether smaller is better.
+    pub is_limit: bool,
+    /// Must be kept.
+    pub bar: f64,
+    /// Should be kept.
+    pub target: Option<f64>,
+    /// What was divided, or why there is no value.
+    pub note: String,
+}
+
+impl Verdict {
+    fn keeps(&self, limit: f64) -> bool {
+        self.value.is_some_and(|value| if self.is_limit { value <= limit } else { value >= limit })
+    }
+
+    /// Whether the bar is kept.
+    pub fn is_kept(&self) -> bool {
+        self.keeps(self.bar)
+    }
+
+    /// `ok`, `ok, target missed` or `MISSED`.
+    pub fn word(&self) -> &'static str {
+        match (self.is_kept(), self.target.is_none_or(|target| self.keeps(target))) {
+            (false, _) => "MISSED",
+            (true, false) => "ok, target MISSED",
+            (true, true) => "ok",
+        }
+    }
+
+    /// A line of a table: name, value, range, bar, target, verdict, note.
+    pub fn cells(&self) -> Vec<String> {
+        let sign = if self.is_limit { "<=" } else { ">=" };
+        let show = |value: f64| format!("{value:.2} {}", self.unit);
+        vec![
+            self.name.clone(),
+            self.value.map_or("-".to_owned(), show),
+            self.range.map_or(String::new(), |(least, most)| format!("{least:.2} to {most:.2}")),
+            format!("{sign} {}", show(self.bar)),
+            self.target.map_or(String::new(), |target| format!("{sign} {}", show(target))),
+            self.word().to_owned(),
+            self.note.clone(),
+        ]
+    }
+}
+
+/// Titles of [`Verdict::cells`].
+pub const HEADER: [&str; 7] = ["ratio", "measured", "rounds", "bar", "target", "", "from"];
+
+/// What the rounds of one point gave, in order.
+pub type Rounds = Vec<Result<Outcome, String>>;
+
+/// Holds what was measured against what is promised. `rounds` goes by the plan's points.
+pub fn judge(plan: &RatioPlan, rounds: &[Rounds]) -> Vec<Verdict> {
+    let of = |name: &str| -> &Rounds {
+        let index =
+            plan.points.iter().position(|point| point.name == name).expect("checked when it was read");
+        &rounds[index]
+    };
+    let ratios = plan.ratios.iter().map(|ratio| judge_ratio(ratio, of(&ratio.of), of(&ratio.to)));
+    let switches = plan.switches.iter().flat_map(|switch| {
+        let point = plan.points.iter().find(|point| point.name == switch.point);
+        let percent = point
+            .and_then(|point| plan.point(point).ok())
+            .and_then(|point| point.settings.switch_at_percent)
+            .unwrap_or(50);
+        judge_switch(switch, of(&switch.point), percent)
+    });
+    ratios.chain(switches).collect()
+}
+
+fn throughputs(rounds: &Rounds) -> Result<Vec<f64>, String> {
+    rounds
+        .iter()
+        .map(|outcome| outcome.as_ref().map(|it| it.measured.ops_per_s()).map_err(Clone::clone))
+        .collect()
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
+    let verdict = Verdict {
+        name: ratio.name.clone(),
+        value: None,
+        range: None,
+        unit: "x",
+        is_limit: false,
+        bar: ratio.bar,
+        target: ratio.target,
+        note: String::new(),
+    };
+    match (throughputs(of), throughputs(to)) {
+        (Ok(of), Ok(to)) if !of.is_empty() && to.iter().all(|&value| value > 0.0) => {
+            // Numerator and denominator of one round were measured close to each other.
+            let each: Vec<f64> = of.iter().zip(&to).map(|(of, to)| of / to).collect();
+            let (least, most) = each
+                .iter()
+                .fold((f64::INFINITY, 0_f64), |(least, most), &value| (least.min(value), most.max(value)));
+            Verdict {
+                value: Some(median(&each)),
+                range: Some((least, most)),
+                note: format!("{:.0} / {:.0} ops/s", median(&of), median(&to)),
+                ..verdict
+            }
+        }
+        (Err(error), _) | (_, Err(error)) => Verdict { note: error, ..verdict },
+        _ => Verdict { note: "nothing was done".to_owned(), ..verdict },
+    }
+}
+
+/// Throughput is judged by means over so many steps: half a second.
+const WINDOW: usize = 5;
+/// When it counts as back.
+const BACK: f64 = 0.95;
+
+/// What a switch of the hotspot does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dip {
+    /// The worst half second after the switch, in percent below the throughput before it.
+    pub drop_percent: f64,
+    /// The end of the first half second, not before the worst one, that reaches 95 % again; nothing when none does.
+    pub back_s: Option<f64>,
+}
+
+/// Looks at a timeline whose hotspot switches at step `switch`; "before" is the two seconds before that.
+pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
+    let earlier = timeline.get(switch.saturating_sub(20)..switch).filter(|steps| steps.len() >= WINDOW)?;
+    let before = earlier.iter().sum::<u64>() as f64 / earlier.len() as f64;
+    let means: Vec<f64> = timeline
+        .get(switch..)?
+        .windows(WINDOW)
+        .map(|steps| steps.iter().sum::<u64>() as f64 / WINDOW as f64)
+        .collect();
+    let (worst, least) =
+        means.iter().copied().enumerate().min_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    if before == 0.0 {
+        return None;
+    }
+    let is_back = |&(_, mean): &(usize, &f64)| *mean >= BACK * before;
+    // When it never left, it is back at once.
+    let from = if least >= BACK * before { 0 } else { worst };
+    let back = means.iter().enumerate().skip(from).find(is_back).map(|(place, _)| place);
+    Some(Dip {
+        drop_percent: (1.0 - least / before).max(0.0) * 100.0,
+        back_s: back.map(|place| match least >= BACK * before {
+            true => 0.0,
+            false => (place + WINDOW) as f64 * STEP.as_secs_f64(),
+        }),
+    })
+}
+
+/// Two verdicts: how deep, and how long. Of several rounds the median counts.
+fn judge_switch(switch: &Switch, rounds: &Rounds, percent: u32) -> [Verdict; 2] {
+    let verdict = |what: &str, unit, bar| Verdict {
+        name: format!("{}: {what}", switch.name),
+        value: None,
+        range: None,
+        unit,
+        is_limit: true,
+        bar,
+        target: None,
+        note: String::new(),
+    };
+    let mut drop = verdict("drop", "%", switch.drop_percent_max);
+    let mut back = verdict("back after", "s", switch.back_s_max);
+    let dips: Result<Vec<Dip>, String> = rounds
+        .iter()
+        .map(|outcome| {
+            let timeline = &outcome.as_ref().map_err(Clone::clone)?.measured.timeline;
+            dip(timeline, timeline.len() * percent as usize / 100)
+                .ok_or("the timeline is too short".to_owned())
+        })
+        .collect();
+    match dips {
+        Ok(dips) if !dips.is_empty() => {
+            drop.value = Some(median(&dips.iter().map(|dip| dip.drop_percent).collect::<Vec<_>>()));
+            let times: Vec<f64> = dips.iter().map(|dip| dip.back_s.unwrap_or(f64::INFINITY)).collect();
+            back.value = Some(median(&times)).filter(|time| time.is_finite());
+            if back.value.is_none() {
+                back.note = "it never came back".to_owned();
+            }
+        }
+        Ok(_) => drop.note = "nothing was done".to_owned(),
+        Err(error) => (drop.note, back.note) = (error.clone(), error),
+    }
+    [drop, back]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Length;
+    use crate::workload::Measured;
+    use std::path::Path;
+    use std::time::Duration;
+
+    const PLAN: &str = r#"
+        title = "ratios"
+        settings = { region = "1G" }
+        short = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 1.0, repeats = 3 }
+        full = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 1.0, repeats = 3 }
+        [[point]]
+        name = "term"
+        mode = "term"
+        set = { theta = 0.5, switch-at-percent = 50 }
+        measured-s = 8.0
+        [[point]]
+        name = "pin"
+        mode = "pin"
+        [[ratio]]
+        name = "term/pin"
+        of = "term"
+        to = "pin"
+        bar = 0.9
+        target = 0.97
+        [[switch]]
+        name = "switch"
+        point = "term"
+        drop-percent-max = 15.0
+        back-s-max = 2.0
+    "#;
+
+    fn outcome(ops: u64, timeline: Vec<u64>) -> Result<Outcome, String> {
+        let mut measured = Measured::empty(Duration::from_secs(1));
+        (measured.reads, measured.timeline) = (ops, timeline);
+        Ok(Outcome { measured, range_ops_per_s: (0.0, 0.0), hit_ratio: None, peak_bytes: None, repeats: 1 })
+    }
+
+    fn parse(text: &str) -> Result<RatioPlan, String> {
+        RatioPlan::parse(text, Path::new("ratios.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn points_have_the_common_settings_and_their_own() {
+        assert!(RatioPlan::is_one(PLAN));
+        let plan = parse(PLAN).unwrap();
+        let round = plan.round(Length::Short).unwrap();
+        assert_eq!((round[0].0.settings.region, round[0].0.settings.theta), (1 << 30, 0.5));
+        assert_eq!((round[0].1.measured_s, round[1].1.measured_s), (8.0, 1.0));
+        assert_eq!((round[1].0.settings.theta, plan.rounds(Length::Full)), (0.99, 3));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (from, to, expected) in [
+            ("of = \"term\"", "of = \"tern\"", "no point is called 'tern'"),
+            ("name = \"pin\"", "name = \"term\"", "two points are called 'term'"),
+            ("theta = 0.5", "thete = 0.5", "thete"),
+            ("theta = 0.5", "theta = 50.0", "theta 50"),
+            (", switch-at-percent = 50", "", "no switch-at-percent"),
+        ] {
+            let message = parse(&PLAN.replacen(from, to, 1)).expect_err(to);
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn ratios_are_judged_by_the_median_of_the_rounds() {
+        let plan = parse(PLAN).unwrap();
+        let rounds = |values: [u64; 3]| values.map(|ops| outcome(ops, vec![100; 80])).to_vec();
+        for (term, word) in
+            [([980, 100, 990], "ok"), ([950, 950, 100], "ok, target MISSED"), ([800; 3], "MISSED")]
+        {
+            let verdicts = judge(&plan, &[rounds(term), rounds([1000; 3])]);
+            assert_eq!(verdicts[0].word(), word, "{verdicts:?}");
+            assert_eq!(verdicts.len(), 3);
+        }
+        let failed = judge(&plan, &[vec![Err("no server".into())], rounds([1000; 3])]);
+        assert_eq!((failed[0].word(), failed[0].note.as_str()), ("MISSED", "no server"));
+    }
+
+    #[test]
+    fn a_dip_is_measured_in_half_seconds() {
+        let mut timeline = vec![1000; 80];
+        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 0.0, back_s: Some(0.0) }));
+        timeline[40..50].fill(800);
+        let found = dip(&timeline, 40).unwrap();
+        assert!((found.drop_percent - 20.0).abs() < 1e-9, "{found:?}");
+        // From step 49 on a half second has one bad step: 960 of 1000. It ends 1.4 s after the switch.
+        assert!((found.back_s.unwrap() - 1.4).abs() < 1e-9, "{found:?}");
+        timeline[40..].fill(500);
+        assert_eq!(dip(&timeline, 40), Some(Dip { drop_percent: 50.0, back_s: None }));
+        assert_eq!(dip(&timeline, 2), None);
+        assert_eq!(dip(&[0; 80], 40), None);
+    }
+}

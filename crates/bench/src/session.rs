@@ -1,0 +1,257 @@
+//! A run: plans one after the other, files written as each is done.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::bed::{Bed, REHEARSAL_REGION_BYTES};
+use crate::machine::Machine;
+use crate::plan::{Kind, Length, Mode, Plan, PlanError, Point, Timing};
+use crate::plot::{Figure, FontError, PlotError, load_font};
+use crate::progress::Progress;
+use crate::ratios::{RatioPlan, Rounds, Verdict, judge};
+use crate::results::{Document, FigureResults, ResultsError, Row, Timeline, write_verdicts};
+use crate::runner::{Runner, estimates};
+
+/// Why a run ended without results, or with a part of them.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// A plan is not right.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// There are no points, because of the choice of modes.
+    #[error("no plan has a point of the modes that were asked for")]
+    Nothing,
+    /// Results cannot be written.
+    #[error(transparent)]
+    Results(#[from] ResultsError),
+    /// A plot cannot be drawn.
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    /// There is no font.
+    #[error(transparent)]
+    Font(#[from] FontError),
+}
+
+/// What is run.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A figure or table.
+    Figure(Box<Plan>),
+    /// Ratios.
+    Ratios(Box<RatioPlan>),
+}
+
+impl Input {
+    /// Reads a file that is either.
+    pub fn load(path: &Path) -> Result<Input, PlanError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
+        match RatioPlan::is_one(&text) {
+            true => Ok(Input::Ratios(Box::new(RatioPlan::parse(&text, path)?))),
+            false => Ok(Input::Figure(Box::new(Plan::parse(&text, path)?))),
+        }
+    }
+
+    /// Leaves only these modes; empty means all. Ratios need all of theirs.
+    fn keep_modes(&mut self, modes: &[Mode]) {
+        if let (Input::Figure(plan), false) = (self, modes.is_empty()) {
+            plan.modes.retain(|mode| modes.contains(mode));
+        }
+    }
+
+    /// Makes the region small.
+    fn shrink(&mut self) {
+        match self {
+            Input::Figure(plan) => plan.settings.region = plan.settings.region.min(REHEARSAL_REGION_BYTES),
+            Input::Ratios(plan) => {
+                let size = crate::bytes::show(REHEARSAL_REGION_BYTES);
+                plan.settings.insert("region".to_owned(), size.into());
+            }
+        }
+    }
+
+    /// Its points in the order in which they are measured.
+    fn points(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
+        match self {
+            Input::Figure(plan) => {
+                let timing = plan.timing(length);
+                Ok(plan.points(length)?.into_iter().map(|point| (point, timing)).collect())
+            }
+            Input::Ratios(plan) => {
+                let round = plan.round(length)?;
+                Ok((0..plan.rounds(length)).flat_map(|_| round.clone()).collect())
+            }
+        }
+    }
+}
+
+/// How plans are run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Few points briefly, or all for longer.
+    pub length: Length,
+    /// Only these modes; empty means all.
+    pub modes: Vec<Mode>,
+    /// A directory for the run is made in this one.
+    pub out: PathBuf,
+    /// The region's file lies here; only for the machine's description.
+    pub data: PathBuf,
+    /// Nothing is measured, plans and files are tried out.
+    pub is_rehearsal: bool,
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub struct Summary {
+    /// Everything, as in `results.json`.
+    pub document: Document,
+    /// Where the files are.
+    pub dir: PathBuf,
+    /// Points without numbers.
+    pub failed: usize,
+    /// Promises that were not kept.
+    pub missed: usize,
+}
+
+/// Runs plans.
+pub fn run(mut inputs: Vec<Input>, bed: &mut dyn Bed, options: &Options) -> Result<Summary, SessionError> {
+    // Better to hear of a missing font now than after a quarter of an hour.
+    load_font()?;
+    for input in &mut inputs {
+        input.keep_modes(&options.modes);
+        if options.is_rehearsal {
+            input.shrink();
+        }
+    }
+    inputs.retain(|input| !matches!(input, Input::Figure(plan) if plan.modes.is_empty()));
+    let points: Vec<(Point, Timing)> =
+        inputs.iter().flat_map(|input| input.points(options.length).unwrap_or_default()).collect();
+    if points.is_empty() {
+        return Err(SessionError::Nothing);
+    }
+    let dir = make_dir(options)?;
+    let machine = Machine::describe(&options.data);
+    let length = if options.length == Length::Full { "full" } else { "short" };
+    let document = Document {
+        machine,
+        length,
+        is_rehearsal: options.is_rehearsal,
+        figures: Vec::new(),
+        ratios: Vec::new(),
+    };
+    let progress = Progress::new(estimates(&points, options.length));
+    progress.say(&format!("{} points on {}", points.len(), document.machine.line()));
+    let summary = Summary { document, dir, failed: 0, missed: 0 };
+    let mut session = Session { runner: Runner::new(bed, options.length), progress, summary };
+    for input in inputs {
+        match input {
+            Input::Figure(plan) => session.figure(*plan, options.length)?,
+            Input::Ratios(plan) => session.ratios(&plan, options.length)?,
+        }
+        // After each, so that a run that is interrupted leaves what it has.
+        session.summary.document.write(&session.summary.dir)?;
+    }
+    Ok(session.summary)
+}
+
+struct Session<'a> {
+    runner: Runner<'a>,
+    progress: Progress,
+    summary: Summary,
+}
+
+impl Session<'_> {
+    fn figure(&mut self, plan: Plan, length: Length) -> Result<(), SessionError> {
+        let timing = plan.timing(length);
+        let mut results =
+            FigureResults { plan: plan.clone(), timing, rows: Vec::new(), timelines: Vec::new() };
+        for point in plan.points(length).unwrap_or_default() {
+            let outcome = self.point(&plan.figure, &point, &timing);
+            results.rows.push(Row::new(&plan, &point, &outcome));
+            if let (Kind::Time, Ok(outcome)) = (plan.kind, &outcome) {
+                results.timelines.push(Timeline::new(&point, outcome));
+            }
+        }
+        results.write_csv(&self.summary.dir)?;
+        Figure::new(&results).write(&self.summary.dir, &plan.figure)?;
+        self.summary.document.figures.push(results);
+        Ok(())
+    }
+
+    fn ratios(&mut self, plan: &RatioPlan, length: Length) -> Result<(), SessionError> {
+        let round = plan.round(length).unwrap_or_default();
+        let mut outcomes: Vec<Rounds> = vec![Vec::new(); round.len()];
+        for _ in 0..plan.rounds(length) {
+            for (index, (point, timing)) in round.iter().enumerate() {
+                let outcome = self.point("ratios", point, timing);
+                outcomes[index].push(outcome);
+            }
+        }
+        let verdicts: Vec<Verdict> = judge(plan, &outcomes);
+        write_verdicts(&self.summary.dir, &verdicts)?;
+        self.summary.missed += verdicts.iter().filter(|verdict| !verdict.is_kept()).count();
+        self.summary.document.ratios.extend(verdicts);
+        Ok(())
+    }
+
+    fn point(
+        &mut self,
+        figure: &str,
+        point: &Point,
+        timing: &Timing,
+    ) -> Result<crate::runner::Outcome, String> {
+        let what = format!("{figure} {} {}", point.mode, point.x);
+        self.progress.begin(what.trim_end());
+        let outcome = self.runner.run(point, timing);
+        let result = match &outcome {
+            Ok(outcome) => format!("{:.0} ops/s", outcome.measured.ops_per_s()),
+            Err(error) => format!("FAILED: {error}"),
+        };
+        self.progress.end(what.trim_end(), &result);
+        if outcome.is_err() {
+            self.summary.failed += 1;
+            self.progress.say(&format!("{}: {result}", what.trim_end()));
+        }
+        outcome
+    }
+}
+
+fn make_dir(options: &Options) -> Result<PathBuf, SessionError> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let kind = match (options.is_rehearsal, options.length) {
+        (true, _) => "rehearsal",
+        (false, Length::Short) => "short",
+        (false, Length::Full) => "full",
+    };
+    let path = options.out.join(format!("{}-{kind}", stamp(since.as_secs())));
+    std::fs::create_dir_all(&path).map_err(|error| ResultsError { path: path.clone(), error })?;
+    Ok(path)
+}
+
+/// Seconds since 1970 as `20261121-150102`, in UTC.
+fn stamp(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Years that begin in March end with the leap day: then months have a formula (Hinnant's civil_from_days).
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_are_dates() {
+        assert_eq!(stamp(0), "19700101-000000");
+        assert_eq!(stamp(951_782_399), "20000228-235959");
+        assert_eq!(stamp(951_782_400), "20000229-000000");
+        assert_eq!(stamp(1_795_273_262), "20261121-150102");
+    }
+}

@@ -1,0 +1,86 @@
+//! The plans in the repository: each can be read, and a short run of all fits in its time.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use terrace_bench::bed::Rehearsal;
+use terrace_bench::plan::{Length, Plan};
+use terrace_bench::ratios::RatioPlan;
+use terrace_bench::runner::estimates;
+use terrace_bench::session::{Input, Options, run};
+
+fn plans() -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/term");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut plans: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "toml")).collect();
+    plans.sort();
+    plans
+}
+
+#[test]
+fn every_plan_is_right_and_named_like_its_file() {
+    let mut figures = 0;
+    for path in plans() {
+        match Input::load(&path).unwrap_or_else(|error| panic!("{error}")) {
+            Input::Figure(plan) => {
+                figures += 1;
+                assert_eq!(plan.figure, path.file_stem().unwrap().to_str().unwrap());
+                // A value without its source is no value.
+                assert!(plan.paper.iter().all(|stated| !stated.source.is_empty()));
+            }
+            Input::Ratios(plan) => assert!(plan.ratios.len() >= 8 && plan.switches.len() == 1),
+        }
+    }
+    assert!(figures >= 17, "{figures} figures");
+}
+
+#[test]
+fn a_short_run_of_all_takes_a_quarter_of_an_hour() {
+    let mut total = Duration::ZERO;
+    for path in plans() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let points = match RatioPlan::is_one(&text) {
+            true => RatioPlan::parse(&text, &path).unwrap().round(Length::Short).unwrap(),
+            false => {
+                let plan = Plan::parse(&text, &path).unwrap();
+                let points = plan.points(Length::Short).unwrap();
+                points.into_iter().map(|point| (point, plan.timing(Length::Short))).collect()
+            }
+        };
+        total += estimates(&points, Length::Short).iter().sum::<Duration>();
+    }
+    assert!(total < Duration::from_secs(15 * 60), "{total:?}");
+}
+
+#[test]
+fn a_rehearsal_writes_all_files_of_a_figure_and_of_ratios() {
+    let out = tempfile::tempdir().unwrap();
+    let figure = "figure = \"f\"\ntitle = \"t\"\nsource = \"s\"\nkind = \"latency\"\nmodes = [\"pin\", \"term\"]\n\
+        short = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 0.2, repeats = 2 }\n";
+    let ratios = "title = \"r\"\n\
+        short = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 0.2, repeats = 2 }\n\
+        full = { warm-up-s = 0.0, rewarm-s = 0.0, measured-s = 0.2, repeats = 2 }\n\
+        point = [{ name = \"a\", mode = \"pin\" }, { name = \"b\", mode = \"term\" }]\n\
+        ratio = [{ name = \"never\", of = \"a\", to = \"b\", bar = 1000.0 }]\n";
+    let mut inputs = Vec::new();
+    for (name, text) in [("f.toml", figure), ("r.toml", ratios)] {
+        std::fs::write(out.path().join(name), text).unwrap();
+        inputs.push(Input::load(&out.path().join(name)).unwrap());
+    }
+    let options = Options {
+        length: Length::Short,
+        modes: Vec::new(),
+        out: out.path().join("results"),
+        data: out.path().to_owned(),
+        is_rehearsal: true,
+    };
+    let summary = run(inputs, &mut Rehearsal::default(), &options).unwrap();
+    assert_eq!((summary.failed, summary.missed), (0, 1));
+    assert!(summary.dir.to_str().unwrap().ends_with("-rehearsal"));
+    for file in ["f.csv", "f.svg", "f.png", "ratios.csv", "results.json"] {
+        assert!(summary.dir.join(file).metadata().unwrap().len() > 0, "{file}");
+    }
+    let csv = std::fs::read_to_string(summary.dir.join("ratios.csv")).unwrap();
+    assert!(csv.contains("MISSED"), "{csv}");
+}
