@@ -8,7 +8,7 @@
 //! | `workload`, `worker`, `measure` | client threads and what came out of them |
 //! | `plan`, `ratios` | figures, tables and promises as data |
 //! | `bed`, `runner`, `session` | servers, points, whole runs |
-//! | `cgroup`, `storage` | the server's limits and the region's file |
+//! | `cgroup`, `process`, `storage` | the server's limits, its process and the region's file |
 //! | `results`, `plot`, `machine`, `progress` | what people get to see |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -17,6 +17,7 @@ pub mod bed;
 pub mod bytes;
 pub mod cgroup;
 pub mod content;
+pub mod demo;
 pub mod keys;
 pub mod ledger;
 pub mod machine;
@@ -24,6 +25,7 @@ pub mod measure;
 pub mod permutation;
 pub mod plan;
 pub mod plot;
+pub mod process;
 pub mod progress;
 pub mod ratios;
 pub mod results;

@@ -1,0 +1,147 @@
+//! The demo: a region four times as large as the server's memory, in five modes side by side.
+
+use serde::Serialize;
+
+use crate::bed::{Bed, REHEARSAL_REGION_BYTES};
+use crate::plan::{Length, Mode, Point, Settings, Timing};
+use crate::progress::Progress;
+use crate::runner::{Outcome, Runner, estimates};
+
+/// In the order of the table. `pin` is what all memory would give, `odp` and `rpc` are what there was before.
+const MODES: [Mode; 5] = [Mode::Pin, Mode::Odp, Mode::Rpc, Mode::Term, Mode::Wait];
+/// What the demo is about gets its full time, what it is compared with as much as a stable number needs: all of it takes
+/// less than a minute and a half.
+const TERM_S: f64 = 20.0;
+const OTHERS_S: f64 = 8.0;
+const WARM_UP_S: f64 = 2.0;
+
+/// A line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct DemoRow {
+    /// Of the server.
+    pub mode: Mode,
+    /// How long it was measured.
+    pub seconds: f64,
+    /// READs and WRITEs per second.
+    pub ops_per_s: f64,
+    /// Median latency.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Share of accesses to resident units; nothing when the server does not count.
+    pub hit_ratio: Option<f64>,
+    /// Bytes of READs compared with what must be there.
+    pub verified_mib: f64,
+    /// The most memory that the server held, page cache included.
+    pub server_peak_mib: Option<f64>,
+    /// Why there are no numbers.
+    pub error: Option<String>,
+}
+
+/// Titles of [`DemoRow::cells`].
+pub const HEADER: [&str; 8] =
+    ["mode", "seconds", "accesses/s", "p50 us", "p99 us", "hit ratio", "MiB verified", "server's peak MiB"];
+
+impl DemoRow {
+    fn new(point: &Point, timing: &Timing, outcome: Result<Outcome, String>) -> DemoRow {
+        let empty = DemoRow {
+            mode: point.mode,
+            seconds: timing.measured_s,
+            ops_per_s: 0.0,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            hit_ratio: None,
+            verified_mib: 0.0,
+            server_peak_mib: None,
+            error: None,
+        };
+        match outcome {
+            Err(error) => DemoRow { error: Some(error), ..empty },
+            Ok(Outcome { measured, hit_ratio, peak_bytes, .. }) => DemoRow {
+                ops_per_s: measured.ops_per_s(),
+                p50_us: measured.latency_us(50.0),
+                p99_us: measured.latency_us(99.0),
+                hit_ratio,
+                verified_mib: measured.verified.granules as f64 * 64.0 / f64::from(1 << 20),
+                server_peak_mib: peak_bytes.map(|bytes| (bytes >> 20) as f64),
+                ..empty
+            },
+        }
+    }
+
+    /// The line as text.
+    pub fn cells(&self) -> Vec<String> {
+        if let Some(error) = &self.error {
+            let mut cells = vec![self.mode.to_string(), "-".to_owned(), format!("FAILED: {error}")];
+            cells.resize(HEADER.len(), String::new());
+            return cells;
+        }
+        vec![
+            self.mode.to_string(),
+            format!("{:.0}", self.seconds),
+            format!("{:.0}", self.ops_per_s),
+            format!("{:.1}", self.p50_us),
+            format!("{:.1}", self.p99_us),
+            self.hit_ratio.map_or("-".to_owned(), |ratio| format!("{:.1} %", ratio * 100.0)),
+            format!("{:.0}", self.verified_mib),
+            self.server_peak_mib.map_or("-".to_owned(), |peak| format!("{peak:.0}")),
+        ]
+    }
+}
+
+/// What is done, for above the table.
+pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: two client threads, half READs, half WRITEs of 4 KiB, \
+    Zipf 0.99, every byte READ verified (pin: memory for all of it)";
+
+/// Measures all modes. In a rehearsal, on little memory and briefly.
+pub fn run(bed: &mut dyn Bed, is_rehearsal: bool) -> Vec<DemoRow> {
+    let settings = Settings { dram_percent: 25, write_percent: 50, ..Settings::default() };
+    let settings = match is_rehearsal {
+        true => Settings { region: REHEARSAL_REGION_BYTES, ..settings },
+        false => settings,
+    };
+    let points: Vec<(Point, Timing)> = MODES
+        .iter()
+        .map(|&mode| {
+            let seconds = if mode == Mode::Term { TERM_S } else { OTHERS_S };
+            let (warm_up_s, measured_s) = if is_rehearsal { (0.0, 0.2) } else { (WARM_UP_S, seconds) };
+            let timing = Timing { warm_up_s, rewarm_s: warm_up_s, measured_s, repeats: 1 };
+            (Point { mode, x: String::new(), settings: settings.clone() }, timing)
+        })
+        .collect();
+    let mut progress = Progress::new(estimates(&points, Length::Full));
+    let mut runner = Runner::new(bed, Length::Full);
+    let mut rows = Vec::new();
+    for (point, timing) in &points {
+        let what = point.mode.to_string();
+        progress.begin(&what);
+        let row = DemoRow::new(point, timing, runner.run(point, timing));
+        progress.end(&what, &row.error.clone().unwrap_or_else(|| format!("{:.0} accesses/s", row.ops_per_s)));
+        rows.push(row);
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bed::Rehearsal;
+
+    #[test]
+    fn all_five_modes_have_a_line() {
+        let rows = run(&mut Rehearsal::default(), true);
+        assert_eq!(rows.len(), 5);
+        for row in &rows {
+            assert!(row.error.is_none() && row.ops_per_s > 0.0 && row.verified_mib > 0.0, "{row:?}");
+            assert_eq!(row.cells().len(), HEADER.len());
+        }
+    }
+
+    #[test]
+    fn a_mode_that_fails_says_why() {
+        let timing = Timing::SHORT;
+        let point = Point { mode: Mode::Odp, x: String::new(), settings: Settings::default() };
+        let cells = DemoRow::new(&point, &timing, Err("no rights".into())).cells();
+        assert_eq!((cells.len(), cells[2].as_str()), (HEADER.len(), "FAILED: no rights"));
+    }
+}

@@ -1,0 +1,163 @@
+//! A server's process inside a control group.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cgroup::Group;
+
+/// How long a server may take to end when it is asked to, before it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Joins the groups (everything up to `--`), then becomes the program. When whoever started it dies, it is killed.
+const JOIN: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
+    exec setpriv --pdeathsig KILL -- \"$@\"";
+
+/// A running program. It is ended when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    log: PathBuf,
+    /// Last, so that the process has ended when the group is removed.
+    group: Group,
+}
+
+impl Process {
+    /// Starts `program` in the group; what it prints goes to the file `log`.
+    pub fn start(program: &Path, arguments: &[OsString], group: Group, log: &Path) -> io::Result<Process> {
+        let output = File::create(log)?;
+        let child = Command::new("/bin/sh")
+            .args(["-c", JOIN, "sh"])
+            .args(group.process_lists())
+            .arg("--")
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        Ok(Process { child, log: log.to_owned(), group })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// How it ended and the last line that it printed, when it has ended.
+    pub fn obituary(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        Some(format!("the server has ended: {status}{}", self.last_words()))
+    }
+
+    fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        match text.lines().rev().find(|line| !line.trim().is_empty()) {
+            Some(line) => format!(": {line}"),
+            None => String::new(),
+        }
+    }
+
+    /// Asks it to end, waits, and kills it when it does not.
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(status);
+        }
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            kill_process(pid, Signal::TERM)?;
+        }
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Nothing can be done about one that cannot be ended; the next server will say what it lacks.
+        let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group, or nothing where this user may not make one.
+    fn group(name: &str) -> Option<Group> {
+        let made = Group::new(&format!("terrace-bench-test-{name}-{}", std::process::id()), 64 << 20, None);
+        made.inspect_err(|error| eprintln!("skipped: {error}")).ok()
+    }
+
+    fn start(script: &str, group: Group, log: &Path) -> Process {
+        let arguments = ["-c", script].map(OsString::from);
+        Process::start(Path::new("/bin/sh"), &arguments, group, log).unwrap()
+    }
+
+    fn wait_for(mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !holds() {
+            assert!(Instant::now() < deadline, "it never came to that");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn the_program_runs_in_its_group_and_ends_when_dropped() {
+        let Some(group) = group("in") else { return };
+        let list = group.process_lists().next().unwrap();
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let process = start("echo ready; exec sleep 600", group, log.path());
+        wait_for(|| std::fs::read_to_string(log.path()).unwrap().contains("ready"));
+        let members = std::fs::read_to_string(&list).unwrap();
+        assert_eq!(members.trim(), process.id().to_string());
+        drop(process);
+        assert!(!list.exists(), "the group is still there");
+    }
+
+    #[test]
+    fn the_limit_is_real() {
+        let Some(group) = group("limit") else { return };
+        let log = tempfile::NamedTempFile::new().unwrap();
+        // A shell variable of 256 MiB does not fit into 64 MiB.
+        let mut process =
+            start("x=$(head -c 268435456 /dev/zero | tr '\\0' x); echo done", group, log.path());
+        let mut ended = None;
+        wait_for(|| {
+            ended = process.obituary();
+            ended.is_some()
+        });
+        assert!(!ended.unwrap().contains("done"));
+        assert!(process.group().peak_bytes().is_none_or(|peak| peak <= 64 << 20));
+    }
+
+    #[test]
+    fn what_the_server_said_last_is_reported() {
+        let Some(group) = group("words") else { return };
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut process = start("echo terrace: the budget is too large >&2; exit 3", group, log.path());
+        let mut ended = None;
+        wait_for(|| {
+            ended = process.obituary();
+            ended.is_some()
+        });
+        let ended = ended.unwrap();
+        assert!(ended.contains("exit status: 3") && ended.contains("the budget is too large"), "{ended}");
+    }
+}
