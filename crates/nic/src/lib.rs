@@ -72,4 +72,4 @@ pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, Payload, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState,
     QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,
 };
-pub use terrace_wire::{Path, port_of};
+pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};

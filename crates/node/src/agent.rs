@@ -1,0 +1,321 @@
+//! The agent of a device: answers peers that ask about its regions, and connects to peers to ask about theirs.
+//!
+//! It has no thread. Datagrams are put into its inbox as they arrive; whoever makes progress for the device calls
+//! [`Companion::advance`], and does what there is to do: datagrams, completions of control queue pairs, transfers that have
+//! ended. One thread at a time does so. Another one that comes meanwhile goes on: whoever is at it looks again before leaving.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
+use terrace_access::proto::{Accepted, Connect, Datagram, Described, Endpoint, Message, Status};
+use terrace_memory::Waker;
+use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Wc, WcOpcode, WcStatus};
+
+use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
+use crate::exports::{Exported, Exports};
+use crate::link::{Answer, Link};
+use crate::parties::{Parties, Party, Role};
+use crate::serving::{JobId, Serving, Surroundings};
+
+/// Datagrams that wait; more are dropped, and asked again.
+const INBOX_MAX: usize = 256;
+/// Entries of the completion queue that all control queue pairs share.
+const CQ_DEPTH: u32 = 1 << 18;
+/// Completions that are handled before the batches that they led to are posted.
+const COMPLETIONS_PER_ROUND: usize = 64;
+
+/// Jobs whose transfers have ended, by control queue pair. Wakers fill it, from any thread.
+#[derive(Default)]
+struct Ready {
+    jobs: Mutex<Vec<(u32, JobId)>>,
+    any: AtomicBool,
+}
+
+/// What one thread at a time works on.
+#[derive(Default)]
+pub(crate) struct State {
+    pub parties: Parties,
+    next_job: JobId,
+    completions: Vec<Wc>,
+    message: Vec<u8>,
+}
+
+/// See the module.
+pub struct Agent {
+    device: Weak<Device>,
+    pd: Arc<Pd>,
+    cq: Arc<Cq>,
+    exports: Exports,
+    inbox: Mutex<VecDeque<(Path, Datagram)>>,
+    has_mail: AtomicBool,
+    ready: Arc<Ready>,
+    state: Mutex<State>,
+    /// Whether a link waits for the answer to a datagram, and so the time matters.
+    connecting: AtomicBool,
+}
+
+impl Agent {
+    /// Makes the device's agent. It lives until the device is closed.
+    ///
+    /// # Errors
+    /// Those of the device's objects.
+    pub fn attach(device: &Arc<Device>) -> Result<Arc<Agent>, Error> {
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
+        let agent = Arc::new(Agent {
+            device: Arc::downgrade(device),
+            pd,
+            cq,
+            exports: Exports::default(),
+            inbox: Mutex::default(),
+            has_mail: AtomicBool::new(false),
+            ready: Arc::default(),
+            state: Mutex::default(),
+            connecting: AtomicBool::new(false),
+        });
+        let receiver = Arc::downgrade(&agent);
+        device.on_management(Arc::new(move |path: &Path, bytes: &[u8]| {
+            if let Some(agent) = receiver.upgrade() {
+                agent.receive(path, bytes);
+            }
+        }));
+        device.attach(agent.clone());
+        Ok(agent)
+    }
+
+    /// Lets peers ask about a region.
+    ///
+    /// # Errors
+    /// EINVAL for a region that cannot be described, or a name that is taken; ENOMEM without room for its tables.
+    pub fn export(&self, exported: Exported) -> Result<(), Error> {
+        self.exports.add(exported, &self.pd)
+    }
+
+    /// Forgets a region, before it is deregistered. Requests that have begun end by themselves.
+    pub fn withdraw(&self, rkey: u32) {
+        self.exports.remove(rkey);
+    }
+
+    /// Takes a datagram in. Whatever it says, nothing is done but noting it.
+    fn receive(&self, path: &Path, bytes: &[u8]) {
+        let datagram = match Datagram::decode(bytes) {
+            Ok(datagram) => datagram,
+            Err(error) => {
+                tracing::debug!(%error, from = %path.remote, "management datagram dropped");
+                return;
+            }
+        };
+        let mut inbox = self.inbox.lock();
+        if inbox.len() < INBOX_MAX {
+            inbox.push_back((*path, datagram));
+            self.has_mail.store(true, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Begins to connect to a device's agent. The number of our end names the connection.
+    pub(crate) fn connect_to(&self, device: &Device, remote: Path) -> Result<u32, Error> {
+        let control = Control::new(&self.pd, &self.cq)?;
+        let qpn = control.qpn();
+        let link = Link::new(remote, device.now());
+        self.state.lock().parties.insert(Party { control, role: Role::Client(link) });
+        self.connecting.store(true, Ordering::Release);
+        Ok(qpn)
+    }
+
+    fn has_work(&self) -> bool {
+        self.has_mail.load(Ordering::Acquire) || self.ready.any.load(Ordering::Acquire) || !self.cq.is_empty()
+    }
+
+    fn work(&self, device: &Arc<Device>, state: &mut State) {
+        if self.has_mail.swap(false, Ordering::AcqRel) {
+            let letters = std::mem::take(&mut *self.inbox.lock());
+            letters
+                .into_iter()
+                .for_each(|(path, datagram)| self.handle_datagram(device, state, path, &datagram));
+        }
+        self.handle_completions(device, state);
+        if self.ready.any.swap(false, Ordering::AcqRel) {
+            let jobs = std::mem::take(&mut *self.ready.jobs.lock());
+            for (qpn, number) in jobs {
+                if let Some(Party { control, role: Role::Server(serving) }) = state.parties.touch(qpn) {
+                    serving.advance(control, number, &self.pd);
+                }
+            }
+        }
+        state.parties.post();
+    }
+
+    /// Repeats datagrams that were not answered.
+    fn ask_again(&self, device: &Device, state: &mut State) {
+        let (now, mut waiting) = (device.now(), false);
+        for (control, link) in state.parties.links() {
+            if let Some(datagram) = link.poll_datagram(now, control) {
+                self.send_datagram(device, &link.remote, &datagram);
+            }
+            waiting |= link.is_connecting();
+        }
+        self.connecting.store(waiting, Ordering::Release);
+    }
+
+    fn send_datagram(&self, device: &Device, path: &Path, datagram: &Datagram) {
+        if let Err(error) = device.send_management(path, &datagram.encode()) {
+            tracing::debug!(%error, to = %path.remote, "management datagram not sent");
+        }
+    }
+
+    fn handle_datagram(&self, device: &Arc<Device>, state: &mut State, path: Path, datagram: &Datagram) {
+        let answer = match *datagram {
+            Datagram::Describe { tid, rkey } => {
+                let export = self.exports.get(rkey);
+                let described = export.map_or(Described::Plain, |export| export.describe());
+                Datagram::Description { tid, rkey, described }
+            }
+            Datagram::Connect { tid, connect } => {
+                Datagram::Accepted { tid, accepted: self.accept(state, path, connect) }
+            }
+            Datagram::Accepted { tid, accepted } => {
+                let from = |link: &Link| link.remote.remote == path.remote;
+                for (control, link) in state.parties.links().filter(|(_, link)| from(link)) {
+                    link.handle_accepted(tid, accepted, control);
+                }
+                return;
+            }
+            Datagram::Description { .. } => return,
+        };
+        self.send_datagram(device, &path, &answer);
+    }
+
+    /// Makes our end of a control queue pair, or finds the one that was made when the client asked before.
+    fn accept(&self, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
+        let endpoint = match state.parties.asked(path.remote, &connect) {
+            Some(endpoint) => endpoint,
+            None => self.serve(state, path, connect)?,
+        };
+        Ok(Accepted {
+            qpn: endpoint.qpn,
+            psn: endpoint.psn,
+            mtu_bytes: endpoint.mtu_bytes.min(connect.mtu_bytes),
+            receive_count: RECEIVE_COUNT,
+        })
+    }
+
+    fn serve(&self, state: &mut State, path: Path, connect: Connect) -> Result<Endpoint, Status> {
+        if state.parties.is_full() || self.exports.is_empty() {
+            return Err(Status::Busy);
+        }
+        let control = Control::new(&self.pd, &self.cq).map_err(|error| {
+            tracing::warn!(%error, "no control queue pair for a client");
+            Status::Busy
+        })?;
+        let peer = Endpoint { qpn: connect.qpn, psn: connect.psn, mtu_bytes: connect.mtu_bytes };
+        if let Err(error) = control.connect(path, peer) {
+            tracing::debug!(%error, client = %path.remote, "a client's control queue pair cannot be connected");
+            control.close();
+            return Err(Status::Invalid);
+        }
+        tracing::debug!(client = %path.remote, qpn = control.qpn(), "a client has connected");
+        let endpoint = control.endpoint();
+        let serving = Serving::new(path, connect);
+        state.parties.insert(Party { control, role: Role::Server(serving) });
+        Ok(endpoint)
+    }
+
+    fn handle_completions(&self, device: &Arc<Device>, state: &mut State) {
+        loop {
+            let mut completions = std::mem::take(&mut state.completions);
+            // A queue that has overrun has lost completions; its queue pairs are in error, and say so by themselves.
+            let _ = self.cq.take(COMPLETIONS_PER_ROUND, &mut |wc| completions.push(wc));
+            let count = completions.len();
+            completions.drain(..).for_each(|wc| self.handle_completion(device, state, &wc));
+            state.completions = completions;
+            if count < COMPLETIONS_PER_ROUND {
+                return;
+            }
+            state.parties.post();
+        }
+    }
+
+    fn handle_completion(&self, device: &Arc<Device>, state: &mut State, wc: &Wc) {
+        if wc.status != WcStatus::Success {
+            state.parties.remove(wc.qpn, &format!("{:?}", wc.status));
+            return;
+        }
+        let Some(party) = state.parties.touch(wc.qpn) else { return };
+        if wc.opcode != WcOpcode::Recv {
+            if let (false, Role::Server(serving)) = (is_nobodys(wc), &mut party.role) {
+                serving.note_completion(&mut party.control, wc.wr_id, &self.pd);
+            }
+            return;
+        }
+        let mut bytes = std::mem::take(&mut state.message);
+        if let Err(why) = self.handle_message(device, state, wc, &mut bytes) {
+            // There is nothing to answer to: whoever sends this does not speak the protocol.
+            state.parties.remove(wc.qpn, &why);
+        }
+        state.message = bytes;
+    }
+
+    fn handle_message(
+        &self,
+        device: &Arc<Device>,
+        state: &mut State,
+        wc: &Wc,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let State { parties, next_job, .. } = state;
+        let Some(Party { control, role }) = parties.touch(wc.qpn) else { return Ok(()) };
+        control.take_message(wc, bytes).map_err(|error| error.to_string())?;
+        let message = Message::decode(bytes).map_err(|error| error.to_string())?;
+        match role {
+            Role::Server(serving) => {
+                let waker = |number| self.waker(wc.qpn, number);
+                let (pd, cq, exports) = (&self.pd, &self.cq, &self.exports);
+                let mut around = Surroundings { device, pd, cq, exports, waker: &waker, next_job };
+                serving.handle(control, &message, &mut around);
+            }
+            Role::Client(link) => match Answer::of(&message.body) {
+                Some(answer) => link.handle_answer(message.id, answer),
+                None => return Err("a request, where only answers belong".into()),
+            },
+        }
+        Ok(())
+    }
+
+    /// Notes that the job may go on, and has somebody look at it.
+    fn waker(&self, qpn: u32, number: JobId) -> Waker {
+        let (ready, device) = (Arc::downgrade(&self.ready), self.device.clone());
+        Arc::new(move || {
+            let Some(ready) = ready.upgrade() else { return };
+            ready.jobs.lock().push((qpn, number));
+            ready.any.store(true, Ordering::Release);
+            if let Some(device) = device.upgrade() {
+                device.ask_companions();
+            }
+        })
+    }
+}
+
+impl Companion for Agent {
+    fn advance(&self) -> bool {
+        let mut active = false;
+        while self.has_work() {
+            let (Some(mut state), Some(device)) = (self.state.try_lock(), self.device.upgrade()) else {
+                return active;
+            };
+            self.work(&device, &mut state);
+            active = true;
+        }
+        if self.connecting.load(Ordering::Acquire)
+            && let (Some(mut state), Some(device)) = (self.state.try_lock(), self.device.upgrade())
+        {
+            self.ask_again(&device, &mut state);
+        }
+        active
+    }
+}

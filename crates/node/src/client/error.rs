@@ -1,0 +1,52 @@
+//! Why a client cannot do something.
+
+use std::net::{IpAddr, SocketAddr};
+
+use terrace_access::proto::Status;
+use terrace_nic::{Error, OpenError};
+
+/// Why a client cannot do something. Each message says what to look at.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No port could be opened.
+    #[error(transparent)]
+    Port(OpenError),
+    /// The NIC refuses.
+    #[error("the NIC refuses: {0}")]
+    Nic(#[from] Error),
+    /// The client has no address of the server's family.
+    #[error("no local address of the same family as {0}: choose another local address")]
+    Family(IpAddr),
+    /// Nobody answers at that address.
+    #[error(
+        "no memory node answers at {0}: is `terrace serve` running there, and does the network let UDP through?"
+    )]
+    Silent(SocketAddr),
+    /// The server refuses.
+    #[error("the server refuses: {0:?}")]
+    Refused(Status),
+    /// The server has no such region.
+    #[error("the server has no region named {0:?}")]
+    NoRegion(String),
+    /// The server's answer fits no question.
+    #[error("the server's answer makes no sense: is it of another version?")]
+    Nonsense,
+    /// The connection has ended, or the server does not answer any more.
+    #[error("the connection to the server is lost")]
+    Lost,
+    /// An access beyond the end of its region or buffer.
+    #[error("{len} bytes at {offset} are not within {within} of {size} bytes")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+        /// "the region" or "the buffer".
+        within: &'static str,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// As many accesses are under way as may be: poll first.
+    #[error("as many accesses are under way as may be: poll for completions first")]
+    Full,
+}

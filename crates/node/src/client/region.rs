@@ -1,0 +1,141 @@
+//! A region of a server, and the accesses to it.
+
+use terrace_access::proto::Found;
+use terrace_nic::{Buffer, Error, Payload, SendFlags, SendOp, SendWr, SgeList};
+
+use super::{Client, ClientError};
+
+/// Placement of a FLUSH: persistence (IBTA annex A19).
+const PERSISTENT: u8 = 1 << 1;
+/// Selectivity of a FLUSH: the range that it names.
+const RANGE: u8 = 0;
+
+/// One access of several that are begun together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte within the region.
+    pub offset: u64,
+    /// First byte within the buffer.
+    pub at: usize,
+    /// Length in bytes.
+    pub len: u32,
+    /// Comes back with the completion.
+    pub tag: u64,
+}
+
+/// A region of a server.
+pub struct Region<'a> {
+    client: &'a Client,
+    found: Found,
+}
+
+impl<'a> Region<'a> {
+    pub(super) fn new(client: &'a Client, found: Found) -> Region<'a> {
+        Region { client, found }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.found.region.layout.length()
+    }
+
+    /// Whether it has no bytes; no region has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins to read bytes of the region into a buffer.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Full`; `Nic` when the connection is of no more use.
+    pub fn read(&self, offset: u64, into: &Buffer, at: usize, len: u32, tag: u64) -> Result<(), ClientError> {
+        self.read_many(into, &[Span { offset, at, len, tag }])
+    }
+
+    /// Begins to write bytes of a buffer to the region. Its completion means that every later read sees them, and that they
+    /// survive the server's process; see [`Region::commit`] for more. The bytes must stay until then.
+    ///
+    /// # Errors
+    /// As for [`Region::read`].
+    pub fn write(
+        &self,
+        offset: u64,
+        from: &Buffer,
+        at: usize,
+        len: u32,
+        tag: u64,
+    ) -> Result<(), ClientError> {
+        self.write_many(from, &[Span { offset, at, len, tag }])
+    }
+
+    /// Begins several reads at once. Those before one that fails have begun.
+    ///
+    /// # Errors
+    /// As for [`Region::read`].
+    pub fn read_many(&self, into: &Buffer, spans: &[Span]) -> Result<(), ClientError> {
+        self.begin(into, spans, |va, rkey| SendOp::Read { va, rkey })
+    }
+
+    /// Begins several writes at once. Those before one that fails have begun.
+    ///
+    /// # Errors
+    /// As for [`Region::read`].
+    pub fn write_many(&self, from: &Buffer, spans: &[Span]) -> Result<(), ClientError> {
+        self.begin(from, spans, |va, rkey| SendOp::Write { va, rkey })
+    }
+
+    /// Begins to make a range durable: its completion means that what completed before survives a loss of power.
+    ///
+    /// # Errors
+    /// As for [`Region::read`].
+    pub fn commit(&self, offset: u64, len: u32, tag: u64) -> Result<(), ClientError> {
+        let (va, rkey) = (self.va(offset, len.into())?, self.found.rkey);
+        let op = SendOp::Flush { va, rkey, length: len, placement: PERSISTENT, selectivity: RANGE };
+        self.post(std::iter::once(work_request(op, SgeList::new(), tag)))
+    }
+
+    fn begin(
+        &self,
+        buffer: &Buffer,
+        spans: &[Span],
+        op: impl Fn(u64, u32) -> SendOp,
+    ) -> Result<(), ClientError> {
+        let checked = spans.iter().try_for_each(|span| self.check(buffer, span));
+        let valid = spans.iter().take_while(|span| self.check(buffer, span).is_ok());
+        let base = self.found.region.layout.base_va();
+        let posted = self.post(valid.map(|span| {
+            let sges = SgeList::from_slice(&[buffer.sge(span.at, span.len)]);
+            work_request(op(base + span.offset, self.found.rkey), sges, span.tag)
+        }));
+        posted.and(checked)
+    }
+
+    fn check(&self, buffer: &Buffer, span: &Span) -> Result<(), ClientError> {
+        self.va(span.offset, span.len.into())?;
+        let (offset, len, size) = (span.at as u64, u64::from(span.len), buffer.len() as u64);
+        if offset > size || len > size - offset {
+            return Err(ClientError::OutOfRange { offset, len, within: "the buffer", size });
+        }
+        Ok(())
+    }
+
+    fn va(&self, offset: u64, len: u64) -> Result<u64, ClientError> {
+        let size = self.len();
+        if offset > size || len > size - offset {
+            return Err(ClientError::OutOfRange { offset, len, within: "the region", size });
+        }
+        Ok(self.found.region.layout.base_va() + offset)
+    }
+
+    fn post(&self, wrs: impl Iterator<Item = SendWr>) -> Result<(), ClientError> {
+        match self.client.qp.post_send(wrs.map(Ok)) {
+            Ok(()) => Ok(()),
+            Err((_, Error::NoMemory(_))) => Err(ClientError::Full),
+            Err((_, error)) => Err(error.into()),
+        }
+    }
+}
+
+fn work_request(op: SendOp, sges: SgeList, tag: u64) -> SendWr {
+    SendWr { wr_id: tag, op, payload: Payload::Sges(sges), flags: SendFlags::SIGNALED, datagram: None }
+}

@@ -1,0 +1,219 @@
+//! One end of a control queue pair: the reliable connection between two NICs over which the requests of `access` go.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use terrace_access::proto::{Endpoint, MESSAGE_BYTES_MAX, Message};
+use terrace_nic::{
+    Buffer, Cq, Error, Path, Payload, Pd, Provided, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
+    QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+};
+
+/// Receives that each end keeps posted, and so the requests that a client may have under way.
+pub(crate) const RECEIVE_COUNT: u16 = 64;
+/// Work requests that the send queue holds; what does not fit waits in the backlog.
+const SEND_COUNT: u32 = 4096;
+/// READs of each end that may be under way.
+pub(crate) const READ_COUNT: u8 = 64;
+/// `ibv_access_flags` of a receive buffer, and of the queue pair towards its peer.
+const LOCAL_WRITE: u32 = 1;
+const REMOTE_WRITE_AND_READ: u32 = 1 << 1 | 1 << 2;
+/// Exponent of the local ACK timeout: 67 ms.
+const TIMEOUT: u8 = 14;
+/// As often as the verbs allow; 7 RNR retries mean for ever.
+const RETRIES: u8 = 7;
+const RNR_RETRIES: u8 = 7;
+/// Index into the RNR timer table: 0.01 ms.
+const MIN_RNR_TIMER: u8 = 1;
+/// One in so many work requests is signaled, so that somebody notices when the send queue has room again.
+const SIGNAL_EVERY: u32 = 64;
+/// `wr_id` of what nobody waits for.
+const NOBODY: u64 = u64::MAX;
+
+/// One end of a control queue pair.
+pub(crate) struct Control {
+    qp: Arc<QueuePair>,
+    endpoint: Endpoint,
+    receives: Buffer,
+    /// What the send queue did not take yet.
+    backlog: VecDeque<SendWr>,
+    /// What is to be posted together.
+    batch: Vec<SendWr>,
+    /// Where messages are encoded.
+    scratch: Vec<u8>,
+    unsignaled: u32,
+}
+
+impl Control {
+    /// Makes an end that can be told to the peer: its receives are posted.
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<Control, Error> {
+        let cap = QpCap {
+            max_send_wr: SEND_COUNT,
+            max_recv_wr: u32::from(RECEIVE_COUNT),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let receives = Buffer::new(pd, usize::from(RECEIVE_COUNT) * MESSAGE_BYTES_MAX, LOCAL_WRITE)?;
+        let (qp, endpoint) = new_pair(pd, cq, cap)?;
+        let (backlog, batch, scratch) = (VecDeque::new(), Vec::new(), vec![0; MESSAGE_BYTES_MAX]);
+        let control = Control { qp, endpoint, receives, backlog, batch, scratch, unsignaled: 0 };
+        if let Err(error) = control.prepare() {
+            control.close();
+            return Err(error);
+        }
+        Ok(control)
+    }
+
+    fn prepare(&self) -> Result<(), Error> {
+        prepare(&self.qp, REMOTE_WRITE_AND_READ)?;
+        (0..u64::from(RECEIVE_COUNT)).try_for_each(|slot| self.post_receive(slot))
+    }
+
+    fn post_receive(&self, slot: u64) -> Result<(), Error> {
+        let sge = self.receives.sge(slot as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
+        let wr = RecvWr { wr_id: slot, sges: SgeList::from_slice(&[sge]) };
+        self.qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)
+    }
+
+    /// What the peer must know.
+    pub fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        self.qp.qpn()
+    }
+
+    /// Connects to the peer's end. The path MTU is the smaller of the two.
+    pub fn connect(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
+        connect(&self.qp, self.endpoint, remote, peer)
+    }
+
+    /// The bytes of a message that has come, and whose receive is posted again. A receive that failed brings none.
+    pub fn take_message(&self, wc: &Wc, out: &mut Vec<u8>) -> Result<(), Error> {
+        out.resize((wc.byte_len as usize).min(MESSAGE_BYTES_MAX), 0);
+        self.receives.read(wc.wr_id as usize * MESSAGE_BYTES_MAX, out)?;
+        self.post_receive(wc.wr_id)
+    }
+
+    /// Puts a message at the end of the batch. Nobody is told when it has arrived.
+    pub fn send(&mut self, message: &Message<'_>) {
+        match message.encode(&mut self.scratch) {
+            Ok(len) => {
+                let source = Arc::new(self.scratch[..len].to_vec());
+                let payload = Payload::Provided(Provided { source, offset: 0, len: len as u32 });
+                self.push(SendOp::Send, payload, None);
+            }
+            // What is sent here was built to fit.
+            Err(error) => tracing::error!(%error, "a control message cannot be sent"),
+        }
+    }
+
+    /// Puts an operation at the end of the batch; with a `wr_id` its completion is reported.
+    pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) {
+        self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
+        let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
+        self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, datagram: None });
+    }
+
+    /// Posts the batch, as far as the send queue has room.
+    ///
+    /// # Errors
+    /// When the queue pair takes nothing any more.
+    pub fn post(&mut self) -> Result<(), Error> {
+        self.backlog.extend(self.batch.drain(..));
+        if self.backlog.is_empty() {
+            return Ok(());
+        }
+        let posted = self.qp.post_send(self.backlog.iter().cloned().map(Ok));
+        match posted {
+            Ok(()) => self.backlog.clear(),
+            Err((count, Error::NoMemory(_))) => drop(self.backlog.drain(..count)),
+            Err((_, error)) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Whether some of it waits for room in the send queue.
+    pub fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Ends it. What was on its way is lost.
+    pub fn close(&self) {
+        // It can be destroyed once; nobody else does.
+        let _ = self.qp.destroy();
+    }
+}
+
+/// Makes a reliable connection for a peer whose end is known. It never posts anything itself.
+pub(crate) fn passive_pair(
+    pd: &Arc<Pd>,
+    cq: &Arc<Cq>,
+    remote: Path,
+    peer: Endpoint,
+    access: u32,
+) -> Result<(Arc<QueuePair>, Endpoint), Error> {
+    let (qp, own) = new_pair(pd, cq, QpCap::default())?;
+    let connected = prepare(&qp, access).and_then(|()| connect(&qp, own, remote, peer));
+    if let Err(error) = connected {
+        // Nobody knows of it yet.
+        let _ = qp.destroy();
+        return Err(error);
+    }
+    Ok((qp, own))
+}
+
+/// Makes a queue pair for a reliable connection, in RESET, and chooses what its peer must know.
+pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair>, Endpoint), Error> {
+    let qp = pd.create_qp(QpInit {
+        qp_type: QpType::Rc,
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        cap,
+        sq_sig_all: false,
+        cookie: 0,
+    })?;
+    let mtu_bytes = pd.device().port_attributes().active_mtu as u16;
+    let endpoint = Endpoint { qpn: qp.qpn(), psn: rand::random::<u32>() & 0xff_ffff, mtu_bytes };
+    Ok((qp, endpoint))
+}
+
+/// Brings a queue pair to INIT, with rights for the peer.
+pub(crate) fn prepare(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
+    let attr = QpAttr { state: QpState::Init, port_num: 1, access, ..QpAttr::default() };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+    qp.modify(&attr, mask)
+}
+
+/// Brings a queue pair from INIT to RTS towards a peer's. The path MTU is the smaller of the two.
+pub(crate) fn connect(qp: &Arc<QueuePair>, own: Endpoint, remote: Path, peer: Endpoint) -> Result<(), Error> {
+    let mut attr = QpAttr {
+        state: QpState::Rtr,
+        path: Some(remote),
+        dest_qpn: peer.qpn,
+        rq_psn: peer.psn,
+        path_mtu: u32::from(own.mtu_bytes.min(peer.mtu_bytes)),
+        max_dest_rd_atomic: READ_COUNT,
+        min_rnr_timer: MIN_RNR_TIMER,
+        ..QpAttr::default()
+    };
+    let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
+    attr.state = QpState::Rts;
+    attr.sq_psn = own.psn;
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, RNR_RETRIES);
+    attr.max_rd_atomic = READ_COUNT;
+    let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
+    let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, QpAttrMask::STATE | retries | requester)
+}
+
+/// Whether the completion is of something that nobody waits for.
+pub(crate) fn is_nobodys(wc: &Wc) -> bool {
+    wc.wr_id == NOBODY
+}

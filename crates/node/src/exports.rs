@@ -1,0 +1,162 @@
+//! The regions that peers may ask about: what each rkey names.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use terrace_access::layout::Layout;
+use terrace_access::proto::{Described, Mode, RegionDescription, Status, Table};
+use terrace_memory::{HostRange, Pager, UNIT_BYTES};
+use terrace_nic::{Error, Mr, MrRequest, Pd};
+
+/// `ibv_access_flags`.
+pub(crate) const REMOTE_WRITE: u32 = 1 << 1;
+/// `ibv_access_flags`.
+pub(crate) const REMOTE_READ: u32 = 1 << 2;
+
+/// A region to export.
+pub struct Exported {
+    /// Its registration, made with the same pager and the pattern of `pattern_key`.
+    pub mr: Arc<Mr>,
+    /// The flags of the registration (`ibv_access_flags`).
+    pub access: u32,
+    /// Where its bytes are.
+    pub pager: Arc<dyn Pager>,
+    /// What the pattern is derived from.
+    pub pattern_key: [u8; 32],
+    /// How clients shall read it.
+    pub mode: Mode,
+    /// By which clients may find it that do not know its rkey.
+    pub name: Option<String>,
+}
+
+/// A region that is exported.
+pub(crate) struct Export {
+    pub exported: Exported,
+    pub region_id: u64,
+    pub layout: Layout,
+    bitmap: Arc<Mr>,
+    versions: Arc<Mr>,
+}
+
+impl Export {
+    /// The tables are registered in `tables_pd`, for reading.
+    fn new(exported: Exported, tables_pd: &Arc<Pd>, region_id: u64) -> Result<Export, Error> {
+        let presence = exported.pager.presence();
+        let covered = HostRange { addr: exported.mr.addr(), len: exported.mr.length() };
+        if !presence.covers(covered) {
+            return Err(Error::Invalid("the region is not wholly within what its pager pages"));
+        }
+        let lead = covered.addr - presence.range().addr;
+        let layout = Layout::new(exported.mr.iova(), covered.len, lead, UNIT_BYTES as u32)
+            .ok_or(Error::Invalid("a region of this size cannot be described"))?;
+        let bitmap = presence.bitmap();
+        let bitmap = register_table(tables_pd, bitmap.as_ptr() as u64, size_of_val(bitmap))?;
+        let versions = presence.versions();
+        let versions = match register_table(tables_pd, versions.as_ptr() as u64, size_of_val(versions)) {
+            Ok(versions) => versions,
+            Err(error) => {
+                end_table(&bitmap);
+                return Err(error);
+            }
+        };
+        Ok(Export { exported, region_id, layout, bitmap, versions })
+    }
+
+    /// What a client is told that asks for an rkey.
+    pub fn describe(&self) -> Described {
+        match self.exported.mode {
+            Mode::Plain => Described::Plain,
+            Mode::OneSided | Mode::RpcOnly => Described::Extended(self.description()),
+        }
+    }
+
+    /// What a client is told that asks for a name.
+    pub fn description(&self) -> RegionDescription {
+        let Export { exported: Exported { pattern_key, mode, .. }, layout, region_id, .. } = self;
+        RegionDescription { layout: *layout, pattern_key: *pattern_key, region_id: *region_id, mode: *mode }
+    }
+
+    /// Where the residency bitmap and the version table are.
+    pub fn tables(&self) -> (Table, Table) {
+        let table = |mr: &Mr| Table { va: mr.addr(), length_bytes: mr.length(), rkey: mr.rkey() };
+        (table(&self.bitmap), table(&self.versions))
+    }
+
+    /// The pager's name for a range of the region, if the region permits the access (`ibv_access_flags`) and covers it.
+    pub fn locate(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
+        if self.exported.access & access != access {
+            return Err(Status::AccessDenied);
+        }
+        if !self.layout.covers(va, len) {
+            return Err(Status::OutOfRange);
+        }
+        let addr = self.exported.pager.presence().range().addr + self.layout.grid(va);
+        Ok(HostRange { addr, len })
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Before the pager, whose memory the tables are.
+        end_table(&self.bitmap);
+        end_table(&self.versions);
+    }
+}
+
+fn register_table(pd: &Arc<Pd>, addr: u64, len: usize) -> Result<Arc<Mr>, Error> {
+    pd.reg_mr(MrRequest { addr, length: len as u64, iova: addr, access: REMOTE_READ, paging: None })
+}
+
+fn end_table(table: &Mr) {
+    if let Err(error) = table.dereg() {
+        tracing::error!(%error, "a table of a region cannot be withdrawn");
+    }
+}
+
+/// All exported regions of a device.
+#[derive(Default)]
+pub(crate) struct Exports {
+    by_rkey: RwLock<HashMap<u32, Arc<Export>>>,
+}
+
+impl Exports {
+    /// Adds a region under its rkey.
+    pub fn add(&self, exported: Exported, tables_pd: &Arc<Pd>) -> Result<(), Error> {
+        let rkey = exported.mr.rkey();
+        if exported.name.as_ref().is_some_and(|name| self.find(name).is_some()) {
+            return Err(Error::Invalid("a region of that name is exported already"));
+        }
+        // Random, so that no registration, before or after, of this process or another, has the same.
+        let export = Export::new(exported, tables_pd, rand::random())?;
+        self.by_rkey.write().insert(rkey, Arc::new(export));
+        Ok(())
+    }
+
+    /// Forgets a region; requests that have begun end as they may.
+    pub fn remove(&self, rkey: u32) {
+        let removed = self.by_rkey.write().remove(&rkey);
+        drop(removed);
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_rkey.read().is_empty()
+    }
+
+    /// The region of that rkey.
+    pub fn get(&self, rkey: u32) -> Option<Arc<Export>> {
+        self.by_rkey.read().get(&rkey).cloned()
+    }
+
+    /// The region of that name.
+    pub fn find(&self, name: &str) -> Option<Arc<Export>> {
+        self.by_rkey.read().values().find(|export| export.exported.name.as_deref() == Some(name)).cloned()
+    }
+
+    /// The protection domain of the regions that have names.
+    pub fn named_pd(&self) -> Option<Arc<Pd>> {
+        let by_rkey = self.by_rkey.read();
+        by_rkey.values().find(|export| export.exported.name.is_some()).map(|export| export.exported.mr.pd())
+    }
+}

@@ -1,0 +1,29 @@
+//! Memory nodes: servers of regions that need not be in memory, and their clients.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `agent` | what a device's peers can ask, and who does the work |
+//! | `exports` | the regions that peers may ask about |
+//! | `control`, `parties` | one end of a control queue pair; all of them |
+//! | `link` | the client's half of a control queue pair |
+//! | `server` | files as regions: what `terrace serve` runs |
+//! | `client` | the client library |
+//! | `serving` | what a server does with the requests of one client |
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod agent;
+mod client;
+mod control;
+mod exports;
+mod link;
+mod parties;
+mod server;
+mod serving;
+
+pub use agent::Agent;
+pub use client::{Client, ClientConfig, ClientError, Completion, Region, Span};
+pub use exports::Exported;
+pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
+pub use terrace_access::proto::Mode;

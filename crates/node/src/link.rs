@@ -1,0 +1,138 @@
+//! The client's half of a control queue pair: how it comes about, and the requests that wait for their answers.
+
+use std::collections::HashMap;
+
+use terrace_access::proto::{Accepted, Body, Connect, Datagram, Endpoint, Found, Message, Opened, Status};
+use terrace_nic::{Path, Time};
+
+use crate::control::{Control, RECEIVE_COUNT};
+
+/// How long the first answer to a datagram is waited for, in nanoseconds; twice as long each further time.
+const PATIENCE_NS: u64 = 10_000_000;
+/// How often a peer is asked before it counts as one that does not speak the protocol.
+const ATTEMPTS: u32 = 8;
+
+/// An answer, as it is kept for whoever has asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Opened(Opened),
+    Found(Found),
+    Paired(Endpoint),
+    Done(Status),
+}
+
+impl Answer {
+    /// What a message says, if servers say that.
+    pub fn of(body: &Body<'_>) -> Option<Answer> {
+        match body {
+            Body::Opened(opened) => Some(Answer::Opened(*opened)),
+            Body::Found(found) => Some(Answer::Found(*found)),
+            Body::Paired(endpoint) => Some(Answer::Paired(*endpoint)),
+            Body::Done(status) => Some(Answer::Done(*status)),
+            _ => None,
+        }
+    }
+}
+
+/// How far the connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    /// The peer has been asked so often, and is asked again at that time.
+    Connecting { attempts: u32, ask_at: Time },
+    /// Requests can be sent.
+    Connected,
+    /// The peer does not answer.
+    Silent,
+    /// The peer does not want to.
+    Refused(Status),
+}
+
+/// A connection to one server.
+pub(crate) struct Link {
+    pub remote: Path,
+    pub state: LinkState,
+    tid: u64,
+    /// Requests of this link that may be under way at a time, as the server says.
+    pub requests_max: u16,
+    next_id: u64,
+    /// By id; `None` while it is awaited.
+    answers: HashMap<u64, Option<Answer>>,
+}
+
+impl Link {
+    pub fn new(remote: Path, now: Time) -> Link {
+        Link {
+            remote,
+            state: LinkState::Connecting { attempts: 0, ask_at: now },
+            tid: rand::random(),
+            requests_max: 0,
+            next_id: 0,
+            answers: HashMap::new(),
+        }
+    }
+
+    pub fn is_connecting(&self) -> bool {
+        matches!(self.state, LinkState::Connecting { .. })
+    }
+
+    /// The datagram to send, if it is time.
+    pub fn poll_datagram(&mut self, now: Time, control: &Control) -> Option<Datagram> {
+        let LinkState::Connecting { attempts, ask_at } = self.state else { return None };
+        if now < ask_at {
+            return None;
+        }
+        if attempts == ATTEMPTS {
+            self.state = LinkState::Silent;
+            return None;
+        }
+        self.state =
+            LinkState::Connecting { attempts: attempts + 1, ask_at: now.after_ns(PATIENCE_NS << attempts) };
+        let Endpoint { qpn, psn, mtu_bytes } = control.endpoint();
+        let connect = Connect { qpn, psn, mtu_bytes, receive_count: RECEIVE_COUNT };
+        Some(Datagram::Connect { tid: self.tid, connect })
+    }
+
+    /// The peer has answered. A second answer changes nothing.
+    pub fn handle_accepted(&mut self, tid: u64, accepted: Result<Accepted, Status>, control: &Control) {
+        if tid != self.tid || !matches!(self.state, LinkState::Connecting { .. }) {
+            return;
+        }
+        self.state = match accepted {
+            Err(status) => LinkState::Refused(status),
+            Ok(Accepted { qpn, psn, mtu_bytes, receive_count }) => {
+                self.requests_max = receive_count;
+                match control.connect(self.remote, Endpoint { qpn, psn, mtu_bytes }) {
+                    Ok(()) => LinkState::Connected,
+                    Err(error) => {
+                        tracing::debug!(%error, server = %self.remote.remote, "a server's answer is of no use");
+                        LinkState::Refused(Status::Invalid)
+                    }
+                }
+            }
+        };
+    }
+
+    /// Puts a request of the link itself at the end of the batch; returns its id. Its upper half is 0, which is no session's.
+    pub fn request(&mut self, control: &mut Control, body: Body<'_>) -> u64 {
+        let id = self.next_id;
+        self.next_id = (self.next_id + 1) & u64::from(u32::MAX);
+        self.answers.insert(id, None);
+        control.send(&Message { id, body });
+        id
+    }
+
+    /// Keeps an answer for whoever has asked.
+    pub fn handle_answer(&mut self, id: u64, answer: Answer) {
+        match self.answers.get_mut(&id) {
+            Some(place) => *place = Some(answer),
+            None => tracing::debug!(id, "an answer to no question"),
+        }
+    }
+
+    /// The answer to a request, once it is there.
+    pub fn take_answer(&mut self, id: u64) -> Option<Answer> {
+        let answer = (*self.answers.get(&id)?)?;
+        self.answers.remove(&id);
+        Some(answer)
+    }
+}

@@ -1,0 +1,271 @@
+//! A memory node: files as regions that peers read and write, within a budget of memory.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_access::pattern::Pattern;
+use terrace_access::proto::{Mode, NAME_BYTES_MAX};
+use terrace_memory::Pager;
+use terrace_nic::{
+    Companion, Device, DeviceConfig, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig, RegionPolicy,
+};
+use terrace_tier::{BackingFile, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats};
+
+use crate::agent::Agent;
+use crate::exports::Exported;
+
+/// `ibv_access_flags` of a served region: everything but windows.
+const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9;
+
+/// How clients get at what is not in memory: Terrace's own ways, and what they are compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ServeMode {
+    /// All regions locked into memory. Needs a budget as large as they are.
+    Pin,
+    /// Every access by RPC; the server copies from the mapping, and takes page faults.
+    Rpc,
+    /// Every access by RPC, through the page cache.
+    RpcBuffer,
+    /// Every access by RPC, past the page cache.
+    RpcDirect,
+    /// Every access by RPC, from the page cache what is there and past it what is not.
+    RpcTiering,
+    /// The same, with hot units in memory.
+    RpcTieringPromote,
+    /// One-sided READs, with a pattern in place of absent pages, which are fetched by RPC.
+    Term,
+    /// One-sided accesses; the NIC fetches what is absent, and answers then.
+    Wait,
+}
+
+impl ServeMode {
+    /// All of them, with the names that the command line has for them.
+    pub const ALL: [(ServeMode, &'static str); 8] = [
+        (ServeMode::Pin, "pin"),
+        (ServeMode::Rpc, "rpc"),
+        (ServeMode::RpcBuffer, "rpc-buffer"),
+        (ServeMode::RpcDirect, "rpc-direct"),
+        (ServeMode::RpcTiering, "rpc-tiering"),
+        (ServeMode::RpcTieringPromote, "rpc-tiering-promote"),
+        (ServeMode::Term, "term"),
+        (ServeMode::Wait, "wait"),
+    ];
+
+    fn io(self) -> IoMethod {
+        match self {
+            ServeMode::Rpc => IoMethod::Mapping,
+            ServeMode::RpcBuffer => IoMethod::Buffered,
+            ServeMode::RpcDirect => IoMethod::Direct,
+            _ => IoMethod::Tiering,
+        }
+    }
+
+    fn promotes(self) -> bool {
+        matches!(self, ServeMode::RpcTieringPromote | ServeMode::Term | ServeMode::Wait)
+    }
+
+    /// How clients are told to read.
+    fn client_mode(self) -> Mode {
+        match self {
+            ServeMode::Pin | ServeMode::Wait => Mode::Plain,
+            ServeMode::Term => Mode::OneSided,
+            _ => Mode::RpcOnly,
+        }
+    }
+}
+
+impl fmt::Display for ServeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = ServeMode::ALL.iter().find(|(mode, _)| mode == self).map_or("", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+impl FromStr for ServeMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServeMode, String> {
+        let known = ServeMode::ALL.iter().find(|(_, name)| *name == text);
+        known.map(|(mode, _)| *mode).ok_or_else(|| {
+            let names = ServeMode::ALL.map(|(_, name)| name);
+            format!("{text:?} is no mode: choose one of {}", names.join(", "))
+        })
+    }
+}
+
+/// A file to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionConfig {
+    /// By which clients find it.
+    pub name: String,
+    /// A file or a block device.
+    pub path: PathBuf,
+    /// Length in bytes; needed for a file that is yet to be created.
+    pub size: Option<u64>,
+}
+
+/// What to serve, and how.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The regions.
+    pub regions: Vec<RegionConfig>,
+    /// How much memory may be locked for all of them, in bytes.
+    pub dram_bytes: u64,
+    /// How.
+    pub mode: ServeMode,
+    /// How to open the port.
+    pub port: PortConfig,
+    /// How often the hottest units are looked for; `None` for the default.
+    pub period: Option<Duration>,
+}
+
+/// Why nothing can be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// No port could be opened.
+    #[error(transparent)]
+    Port(OpenError),
+    /// A file, the budget, or the device.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The NIC refuses.
+    #[error("the NIC refuses: {0}")]
+    Nic(#[from] Error),
+    /// A name that no region can have.
+    #[error("a region cannot be named {0:?}: 1 to {NAME_BYTES_MAX} bytes, and each name once")]
+    Name(String),
+    /// There is nothing to serve.
+    #[error("no region to serve: give at least one")]
+    Nothing,
+}
+
+/// A memory node.
+pub struct Server {
+    device: Arc<Device>,
+    agent: Arc<Agent>,
+    tier: Arc<Tier>,
+    regions: Vec<Served>,
+}
+
+/// A region that is served. What comes first goes first.
+struct Served {
+    mr: Arc<Mr>,
+    region: Arc<TierRegion>,
+    _file: BackingFile,
+}
+
+impl Server {
+    /// Opens the files and the port, and serves from then on.
+    ///
+    /// # Errors
+    /// See [`ServeError`]. Nothing is left behind but files that were created.
+    pub fn open(config: &ServerConfig) -> Result<Server, ServeError> {
+        if config.regions.is_empty() {
+            return Err(ServeError::Nothing);
+        }
+        check_names(&config.regions)?;
+        let mut tier_config = TierConfig::new(config.dram_bytes);
+        tier_config.io = config.mode.io();
+        tier_config.promote = config.mode.promotes();
+        tier_config.period = config.period.unwrap_or(tier_config.period);
+        let tier = Tier::open(tier_config)?;
+        let port = config.port.open().map_err(ServeError::Port)?;
+        let device = Device::open(DeviceConfig::new(port))?;
+        // Closed when this is dropped, however far it has come.
+        let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
+        server.device.attach(Arc::new(TierCompanion(server.tier.clone())));
+        let pd = server.device.alloc_pd()?;
+        for region in &config.regions {
+            server.serve(region, config.mode, &pd)?;
+        }
+        Ok(server)
+    }
+
+    fn serve(&mut self, config: &RegionConfig, mode: ServeMode, pd: &Arc<Pd>) -> Result<(), ServeError> {
+        let file = BackingFile::open(&config.path, config.size, true)?;
+        let region = self.tier.add(file.source()?)?;
+        let (map, pattern_key) = (file.map(), rand::random());
+        let pattern = Pattern::derive(&pattern_key).shared();
+        let pager: Arc<dyn Pager> = region.clone();
+        let paging = match mode {
+            ServeMode::Pin => {
+                self.tier.pin(&region)?;
+                None
+            }
+            _ => Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Wait }),
+        };
+        let request = MrRequest { addr: map.addr, length: map.len, iova: 0, access: ACCESS, paging };
+        let mr = pd.reg_mr(request)?;
+        self.regions.push(Served { mr: mr.clone(), region, _file: file });
+        let name = Some(config.name.clone());
+        self.agent.export(Exported {
+            mr,
+            access: ACCESS,
+            pager,
+            pattern_key,
+            mode: mode.client_mode(),
+            name,
+        })?;
+        Ok(())
+    }
+
+    /// Where it is served: its addresses, and its slot.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// What happened so far.
+    pub fn stats(&self) -> TierStats {
+        self.tier.stats()
+    }
+
+    /// The tier, for tests that move units about.
+    pub fn tier(&self) -> &Arc<Tier> {
+        &self.tier
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for served in &self.regions {
+            self.agent.withdraw(served.mr.rkey());
+            // The device is about to close: what cannot be ended ends with it.
+            let _ = served.mr.dereg();
+        }
+        self.device.close();
+        for served in &self.regions {
+            self.tier.remove(&served.region);
+        }
+    }
+}
+
+fn check_names(regions: &[RegionConfig]) -> Result<(), ServeError> {
+    for (index, region) in regions.iter().enumerate() {
+        let taken = regions[..index].iter().any(|other| other.name == region.name);
+        if taken || !(1..=NAME_BYTES_MAX).contains(&region.name.len()) {
+            return Err(ServeError::Name(region.name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Has the tier's IO looked after by whoever makes progress on the device.
+struct TierCompanion(Arc<Tier>);
+
+impl Companion for TierCompanion {
+    fn advance(&self) -> bool {
+        self.0.advance()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.descriptor())
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some(("tier".into(), serde_json::to_value(self.0.stats()).ok()?))
+    }
+}

@@ -1,0 +1,180 @@
+//! Carrying out a `Read`: the pages that the client asks for are fetched by the pager, many at a time, and written into the
+//! client's memory as they come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use terrace_access::pages::PageBitmap;
+use terrace_access::proto::{Read, Status};
+use terrace_memory::{AccessError, HostRange, PAGE_BYTES, Transfer, Waker};
+use terrace_nic::{ByteSource, Payload, Provided, SendOp};
+
+use super::Progress;
+use crate::control::Control;
+use crate::exports::{Export, REMOTE_READ};
+
+/// Longest piece that is fetched at a time, in bytes.
+pub(super) const PIECE_BYTES_MAX: u64 = 64 << 10;
+/// Pieces of one request that are fetched at a time.
+const IN_FLIGHT_MAX: usize = 16;
+
+/// A part of the range that the client wants, by its distance from the range's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    offset: u64,
+    len: u64,
+}
+
+pub(super) struct ReadJob {
+    export: Arc<Export>,
+    /// The pager's name for the client's range.
+    range: HostRange,
+    dest_va: u64,
+    dest_rkey: u32,
+    pieces: Pieces,
+    /// A piece that the pager had no room for.
+    put_off: Option<Piece>,
+    in_flight: VecDeque<(Piece, Arc<dyn Transfer>)>,
+    failed: Option<Status>,
+}
+
+impl ReadJob {
+    /// Checks the request.
+    pub fn new(export: Arc<Export>, read: &Read) -> Result<ReadJob, Status> {
+        let len = u64::from(read.length);
+        let range = export.locate(read.va, len, REMOTE_READ)?;
+        let (page_count, lead) = (export.layout.page_count(read.va, len), export.layout.page_offset(read.va));
+        let pages = match &read.pages {
+            None => PageBitmap::full(page_count),
+            Some(pages) if pages.wanted.page_count() == page_count && usize::from(pages.offset) == lead => {
+                pages.wanted.clone()
+            }
+            // The client has another idea of the region's grid.
+            Some(_) => return Err(Status::Invalid),
+        };
+        let pieces = Pieces::new(&pages, lead as u64, len);
+        let (dest_va, dest_rkey) = (read.dest_va, read.dest_rkey);
+        let in_flight = VecDeque::new();
+        Ok(ReadJob { export, range, dest_va, dest_rkey, pieces, put_off: None, in_flight, failed: None })
+    }
+
+    /// Sends what has been fetched, and fetches on.
+    pub fn advance(&mut self, control: &mut Control, waker: &Waker) -> Progress {
+        self.send_fetched(control);
+        while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
+            let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
+            let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
+            match self.export.exported.pager.read(range, waker) {
+                Ok(transfer) => self.in_flight.push_back((piece, transfer)),
+                Err(AccessError::NotReady) => {
+                    self.put_off = Some(piece);
+                    break;
+                }
+                Err(error) => self.failed = Some(status_of(error)),
+            }
+        }
+        // What the page cache had is there already.
+        self.send_fetched(control);
+        match (self.in_flight.is_empty() && self.put_off.is_none(), self.failed) {
+            (true, failed) => Progress::Done(failed.unwrap_or(Status::Ok)),
+            (false, _) => Progress::Waiting,
+        }
+    }
+
+    fn send_fetched(&mut self, control: &mut Control) {
+        let (dest_va, rkey) = (self.dest_va, self.dest_rkey);
+        let failed = &mut self.failed;
+        self.in_flight.retain(|(piece, transfer)| match transfer.outcome() {
+            None => true,
+            Some(Ok(())) => {
+                let source = Arc::new(Fetched(transfer.clone()));
+                let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
+                control.push(SendOp::Write { va: dest_va.wrapping_add(piece.offset), rkey }, payload, None);
+                false
+            }
+            Some(Err(error)) => {
+                *failed = Some(status_of(error));
+                false
+            }
+        });
+        if failed.is_some() {
+            self.put_off = None;
+        }
+    }
+}
+
+/// What a transfer has brought, as it leaves: straight from the pager's buffer into the packet.
+#[derive(Debug)]
+struct Fetched(Arc<dyn Transfer>);
+
+impl ByteSource for Fetched {
+    fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
+        self.0.read(offset, out).is_ok()
+    }
+}
+
+/// What the client is told.
+pub(super) fn status_of(error: AccessError) -> Status {
+    match error {
+        AccessError::OutOfRange => Status::OutOfRange,
+        _ => Status::DeviceError,
+    }
+}
+
+/// The runs of wanted pages, cut to what is fetched at a time.
+struct Pieces {
+    runs: VecDeque<Piece>,
+}
+
+impl Pieces {
+    /// `lead` is how far into its page the range begins.
+    fn new(pages: &PageBitmap, lead: u64, len: u64) -> Pieces {
+        let runs = pages.runs().map(|run| {
+            let start = (run.start as u64 * PAGE_BYTES).saturating_sub(lead);
+            let end = (run.end as u64 * PAGE_BYTES - lead).min(len);
+            Piece { offset: start, len: end - start }
+        });
+        Pieces { runs: runs.collect() }
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    /// Pieces end at multiples of their greatest length within the run, as far as pages do.
+    fn next(&mut self) -> Option<Piece> {
+        let run = self.runs.front_mut()?;
+        let piece = Piece { offset: run.offset, len: run.len.min(PIECE_BYTES_MAX) };
+        run.offset += piece.len;
+        run.len -= piece.len;
+        if run.len == 0 {
+            self.runs.pop_front();
+        }
+        Some(piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(wanted: &[usize], page_count: usize, lead: u64, len: u64) -> Vec<(u64, u64)> {
+        let mut pages = PageBitmap::new(page_count);
+        wanted.iter().for_each(|&page| pages.insert(page));
+        Pieces::new(&pages, lead, len).map(|piece| (piece.offset, piece.len)).collect()
+    }
+
+    #[test]
+    fn pieces_are_the_wanted_pages_within_the_range() {
+        assert_eq!(pieces(&[0], 1, 100, 8), [(0, 8)]);
+        assert_eq!(pieces(&[0, 2], 3, 4000, 5000), [(0, 96), (4192, 808)]);
+        assert_eq!(pieces(&[1], 3, 4000, 5000), [(96, 4096)]);
+        assert_eq!(pieces(&[0, 1, 2], 3, 0, 3 * 4096), [(0, 3 * 4096)]);
+    }
+
+    #[test]
+    fn long_runs_are_cut() {
+        let all: Vec<usize> = (0..40).collect();
+        assert_eq!(pieces(&all, 40, 0, 40 * 4096), [(0, 65536), (65536, 65536), (131072, 32768)]);
+    }
+}
