@@ -1,6 +1,9 @@
 //! What the tests share: nodes with a device, a protection domain, a completion queue and registered memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
+#[path = "../../../memory/tests/common/pager.rs"]
+pub mod pager;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,0 +1,319 @@
+//! A pager for tests: what is absent lies in a store of its own, and the test decides when an access to it ends. The tests
+//! of other crates share it.
+//!
+//! Absent memory is spoiled, so that whoever looks at it directly is found out.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
+
+/// What absent memory is overwritten with.
+const SPOILED: u8 = 0xdb;
+
+/// Memory as the program has it, by offset.
+pub trait Cells: Send + Sync {
+    fn get(&self, offset: usize, out: &mut [u8]);
+    fn set(&self, offset: usize, data: &[u8]);
+}
+
+/// Says at what time an access that is asked for now shall end.
+pub type Schedule = Box<dyn FnMut() -> u64 + Send>;
+
+pub struct TestPager {
+    presence: Presence,
+    /// The memory that there really is, a part of the pager's range.
+    memory: HostRange,
+    cells: Box<dyn Cells>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What the absent units hold, for all of the memory.
+    store: Vec<u8>,
+    accesses: VecDeque<Access>,
+    /// How many accesses may be under way.
+    room: usize,
+    schedule: Schedule,
+    /// Who was told that there is no room.
+    starving: Vec<Waker>,
+    /// How many accesses were asked for.
+    asked: u64,
+}
+
+struct Access {
+    what: What,
+    range: HostRange,
+    due: u64,
+    transfer: Arc<TestTransfer>,
+    waker: Waker,
+}
+
+enum What {
+    Read,
+    Write(Vec<u8>),
+    Atomic(AtomicOp),
+    Flush,
+}
+
+impl fmt::Debug for TestPager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestPager").field("presence", &self.presence).finish_non_exhaustive()
+    }
+}
+
+impl TestPager {
+    /// A pager for a part of memory. Its range begins `ahead` bytes before that, which moves the borders of units.
+    /// Everything is absent; the store holds what the memory holds now.
+    pub fn new(memory: HostRange, ahead: u64, cells: Box<dyn Cells>) -> Arc<TestPager> {
+        let mut store = vec![0; memory.len as usize];
+        cells.get(0, &mut store);
+        cells.set(0, &vec![SPOILED; store.len()]);
+        let range = HostRange { addr: memory.addr - ahead, len: memory.len + ahead };
+        Arc::new(TestPager {
+            presence: Presence::new(range),
+            memory,
+            cells,
+            state: Mutex::new(State {
+                store,
+                accesses: VecDeque::new(),
+                room: usize::MAX,
+                schedule: Box::new(|| 0),
+                starving: Vec::new(),
+                asked: 0,
+            }),
+        })
+    }
+
+    /// How many accesses may be under way, and when each ends.
+    pub fn set_habits(&self, room: usize, schedule: Schedule) {
+        let mut state = self.lock();
+        (state.room, state.schedule) = (room, schedule);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no test goes on after a panic")
+    }
+
+    /// Brings a unit into memory, unless changes of it are under way.
+    pub fn admit(&self, unit: usize) -> bool {
+        let state = self.lock();
+        let range = self.presence.unit_range(unit);
+        let changed = |access: &Access| !matches!(access.what, What::Read) && overlap(access.range, range);
+        if self.presence.is_present(unit) || state.accesses.iter().any(changed) {
+            return false;
+        }
+        if let Some((start, end)) = self.inside(range) {
+            self.cells.set(start, &state.store[start..end]);
+        }
+        self.presence.admit(unit);
+        true
+    }
+
+    /// Takes a unit out of memory.
+    pub fn expel(&self, unit: usize) -> bool {
+        let mut state = self.lock();
+        if !self.presence.is_present(unit) {
+            return false;
+        }
+        self.presence.expel(unit);
+        if let Some((start, end)) = self.inside(self.presence.unit_range(unit)) {
+            self.cells.get(start, &mut state.store[start..end]);
+            self.cells.set(start, &vec![SPOILED; end - start]);
+        }
+        true
+    }
+
+    /// The offsets of a range in the memory that there is.
+    fn inside(&self, range: HostRange) -> Option<(usize, usize)> {
+        let start = range.addr.max(self.memory.addr);
+        let end = (range.addr + range.len).min(self.memory.addr + self.memory.len);
+        (start < end).then(|| ((start - self.memory.addr) as usize, (end - self.memory.addr) as usize))
+    }
+
+    /// How many accesses are under way, and how many were asked for altogether.
+    pub fn counts(&self) -> (usize, u64) {
+        let state = self.lock();
+        (state.accesses.len(), state.asked)
+    }
+
+    /// When the next access ends.
+    pub fn next_due(&self) -> Option<u64> {
+        self.lock().accesses.iter().map(|access| access.due).min()
+    }
+
+    /// Ends the accesses that are due. Returns how many.
+    pub fn complete_due(&self, now: u64) -> usize {
+        let mut count = 0;
+        // One that overlaps an earlier one waits for that, whatever its own time.
+        while self.complete_where(|access| access.due <= now, Ok(())) {
+            count += 1;
+        }
+        count
+    }
+
+    /// Ends the oldest access. False when there is none.
+    pub fn complete_one(&self, outcome: Result<(), AccessError>) -> bool {
+        self.complete_where(|_| true, outcome)
+    }
+
+    /// Ends the latest access that overlaps no earlier one. False when there is none.
+    pub fn complete_latest(&self) -> bool {
+        let latest = self.lock().accesses.len();
+        (0..latest).rev().any(|index| self.complete(index, Ok(())))
+    }
+
+    fn complete_where(&self, good: impl Fn(&Access) -> bool, outcome: Result<(), AccessError>) -> bool {
+        let candidates: Vec<usize> = {
+            let state = self.lock();
+            (0..state.accesses.len()).filter(|index| good(&state.accesses[*index])).collect()
+        };
+        candidates.into_iter().any(|index| self.complete(index, outcome))
+    }
+
+    /// Ends an access, unless it has to wait for an earlier one.
+    fn complete(&self, index: usize, outcome: Result<(), AccessError>) -> bool {
+        let mut state = self.lock();
+        let Some(access) = state.accesses.get(index) else { return false };
+        if state.accesses.iter().take(index).any(|earlier| overlap(earlier.range, access.range)) {
+            return false;
+        }
+        let Some(access) = state.accesses.remove(index) else { return false };
+        let result = outcome.map(|()| self.carry_out(&mut state, &access));
+        let starving = std::mem::take(&mut state.starving);
+        drop(state);
+        *access.transfer.0.lock().expect("no test goes on after a panic") = Some(result);
+        (access.waker)();
+        starving.iter().for_each(|waker| waker());
+        true
+    }
+
+    fn carry_out(&self, state: &mut State, access: &Access) -> Vec<u8> {
+        let HostRange { addr, len } = access.range;
+        let mut before = vec![0; len as usize];
+        match &access.what {
+            What::Flush => {}
+            What::Read => self.get(state, addr, &mut before),
+            What::Write(data) => self.set(state, addr, data),
+            What::Atomic(op) => {
+                self.get(state, addr, &mut before);
+                let value = u64::from_ne_bytes(before[..].try_into().expect("8 bytes"));
+                let after = match *op {
+                    AtomicOp::CompareSwap { compare, swap } if value == compare => swap,
+                    AtomicOp::CompareSwap { .. } => value,
+                    AtomicOp::FetchAdd { add } => value.wrapping_add(add),
+                    AtomicOp::Write { value } => value,
+                };
+                self.set(state, addr, &after.to_ne_bytes());
+            }
+        }
+        before
+    }
+
+    fn get(&self, state: &State, addr: u64, out: &mut [u8]) {
+        self.each_unit(addr, out.len(), |unit, offset, part| {
+            let out = &mut out[part.clone()];
+            match self.presence.is_present(unit) {
+                true => self.cells.get(offset, out),
+                false => out.copy_from_slice(&state.store[offset..offset + part.len()]),
+            }
+        });
+    }
+
+    fn set(&self, state: &mut State, addr: u64, data: &[u8]) {
+        self.each_unit(addr, data.len(), |unit, offset, part| {
+            let data = &data[part.clone()];
+            match self.presence.is_present(unit) {
+                true => self.cells.set(offset, data),
+                false => state.store[offset..offset + part.len()].copy_from_slice(data),
+            }
+        });
+    }
+
+    fn each_unit(&self, addr: u64, len: usize, mut act: impl FnMut(usize, usize, std::ops::Range<usize>)) {
+        let mut done = 0;
+        while done < len {
+            let here = addr + done as u64;
+            let to_next = UNIT_BYTES - (here - self.presence.range().addr) % UNIT_BYTES;
+            let part = done..len.min(done + to_next as usize);
+            let unit = ((here - self.presence.range().addr) / UNIT_BYTES) as usize;
+            act(unit, (here - self.memory.addr) as usize, part.clone());
+            done = part.end;
+        }
+    }
+
+    /// What the memory holds, present or not.
+    pub fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.get(&self.lock(), addr, &mut out);
+        out
+    }
+
+    /// Changes what the memory holds, present or not.
+    pub fn poke(&self, addr: u64, data: &[u8]) {
+        self.set(&mut self.lock(), addr, data);
+    }
+
+    fn ask(&self, what: What, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        assert!(self.presence.covers(range), "a pager may rely on that");
+        let mut state = self.lock();
+        if state.accesses.len() >= state.room {
+            state.starving.push(waker.clone());
+            return Err(AccessError::NotReady);
+        }
+        state.asked += 1;
+        let due = (state.schedule)();
+        let transfer = Arc::new(TestTransfer::default());
+        let access = Access { what, range, due, transfer: transfer.clone(), waker: waker.clone() };
+        state.accesses.push_back(access);
+        Ok(transfer)
+    }
+}
+
+fn overlap(a: HostRange, b: HostRange) -> bool {
+    a.addr < b.addr + b.len && b.addr < a.addr + a.len
+}
+
+impl Pager for TestPager {
+    fn presence(&self) -> &Presence {
+        &self.presence
+    }
+
+    fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        assert!(range.len <= 64 << 10, "no more is fetched at a time");
+        self.ask(What::Read, range, waker)
+    }
+
+    fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.ask(What::Write(data.to_vec()), HostRange { addr, len: data.len() as u64 }, waker)
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        assert!(addr.is_multiple_of(8));
+        self.ask(What::Atomic(op), HostRange { addr, len: 8 }, waker)
+    }
+
+    fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.ask(What::Flush, range, waker)
+    }
+}
+
+/// What an access has brought, once it has ended.
+#[derive(Debug, Default)]
+struct TestTransfer(Mutex<Option<Result<Vec<u8>, AccessError>>>);
+
+impl Transfer for TestTransfer {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        let result = self.0.lock().expect("no test goes on after a panic");
+        result.as_ref().map(|result| result.as_ref().map(drop).map_err(|error| *error))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let result = self.0.lock().expect("no test goes on after a panic");
+        let data = result.as_ref().ok_or(AccessError::NotReady)?.as_ref().map_err(|error| *error)?;
+        let part = data.get(offset as usize..).and_then(|data| data.get(..out.len()));
+        out.copy_from_slice(part.ok_or(AccessError::OutOfRange)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,439 @@
+//! Regions whose memory is absent: peers wait, get the pattern, or are told to come back, as the region and the queue pair
+//! have it; and nobody hears of data before it is there.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use common::pager::{Cells, TestPager};
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet};
+use terrace_memory::{AccessError, HostRange, Pager, UNIT_BYTES};
+use terrace_nic::*;
+
+/// Bytes of the paged region: a border between two units lies in the middle.
+const LEN: usize = 512 << 10;
+const BORDER: usize = LEN / 2;
+const MAGIC: u8 = 0xa5;
+const FLUSH: u32 = 1 << 8 | 1 << 9;
+
+struct Bytes(Arc<[AtomicU8]>);
+
+impl Cells for Bytes {
+    fn get(&self, offset: usize, out: &mut [u8]) {
+        out.iter_mut().zip(&self.0[offset..]).for_each(|(byte, cell)| *byte = cell.load(Ordering::SeqCst));
+    }
+
+    fn set(&self, offset: usize, data: &[u8]) {
+        data.iter().zip(&self.0[offset..]).for_each(|(byte, cell)| cell.store(*byte, Ordering::SeqCst));
+    }
+}
+
+/// A paged region of a node.
+struct Paged {
+    cells: Arc<[AtomicU8]>,
+    pager: Arc<TestPager>,
+    mr: Arc<Mr>,
+}
+
+impl Paged {
+    /// All absent, with a pattern of bytes as content.
+    fn new(node: &Node, policy: RegionPolicy) -> Paged {
+        let cells: Arc<[AtomicU8]> = pattern(LEN, 1).into_iter().map(AtomicU8::new).collect();
+        let addr = cells.as_ptr() as u64;
+        let memory = HostRange { addr, len: LEN as u64 };
+        let pager = TestPager::new(memory, UNIT_BYTES - BORDER as u64, Box::new(Bytes(cells.clone())));
+        let paging = Paging { pager: pager.clone(), pattern: Arc::new([MAGIC; 4096]), policy };
+        let request = MrRequest {
+            addr,
+            length: LEN as u64,
+            iova: 0x10_0000,
+            access: REMOTE_ALL | FLUSH,
+            paging: Some(paging),
+        };
+        let mr = node.pd.reg_mr(request).expect("a region");
+        Paged { cells, pager, mr }
+    }
+
+    fn read(&self, offset: usize) -> SendOp {
+        SendOp::Read { va: 0x10_0000 + offset as u64, rkey: self.mr.rkey() }
+    }
+
+    fn write(&self, offset: usize) -> SendOp {
+        SendOp::Write { va: 0x10_0000 + offset as u64, rkey: self.mr.rkey() }
+    }
+
+    fn content(&self, offset: usize, len: usize) -> Vec<u8> {
+        self.pager.peek(self.cells.as_ptr() as u64 + offset as u64, len)
+    }
+
+    fn wait_for_accesses(&self, count: u64) {
+        wait_until("the pager is asked", || self.pager.counts().1 >= count);
+    }
+
+    fn complete_all(&self) {
+        while self.pager.complete_one(Ok(())) {}
+    }
+}
+
+impl Drop for Paged {
+    fn drop(&mut self) {
+        if self.mr.dereg().is_err() {
+            std::mem::forget(self.cells.clone());
+        }
+    }
+}
+
+/// Two nodes over UDP, connected, with a paged region at the second one.
+struct Pair {
+    a: Node,
+    qa: Arc<QueuePair>,
+    qb: Arc<QueuePair>,
+    paged: Paged,
+    b: Node,
+}
+
+fn pair(policy: RegionPolicy) -> Pair {
+    let (a, b) = (Node::udp(), Node::udp());
+    let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { timeout: 18, ..Tuning::default() });
+    allow(&qb, REMOTE_ALL | FLUSH);
+    let paged = Paged::new(&b, policy);
+    Pair { a, qa, qb, paged, b }
+}
+
+/// What peers may do through a queue pair.
+fn allow(qp: &Arc<QueuePair>, access: u32) {
+    let attr = QpAttr { state: QpState::Rts, access, ..QpAttr::default() };
+    qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).expect("RTS to RTS");
+}
+
+/// Checks that nothing completes for a while.
+fn expect_silence(cq: &Cq) {
+    for _ in 0..2000 {
+        cq.poll(1, &mut |wc| panic!("completed too early: {wc:?}")).expect("a healthy queue");
+    }
+}
+
+fn ok(wcs: &[Wc], ids: impl IntoIterator<Item = u64>) {
+    let got: Vec<_> = wcs.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let expected: Vec<_> = ids.into_iter().map(|id| (id, WcStatus::Success)).collect();
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn a_read_of_absent_memory_waits_for_its_data() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    qa.post_send([Ok(a.wr(1, paged.read(100), 0, 8000))]).expect("posted");
+    paged.wait_for_accesses(1);
+    expect_silence(&a.cq);
+    paged.complete_all();
+    ok(&a.completions(1), [1]);
+    assert_eq!(a.memory.bytes(0, 8000), pattern(LEN, 1)[100..8100]);
+}
+
+#[test]
+fn a_long_read_across_present_and_absent_units_brings_all_of_it() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    assert!(paged.pager.admit(1));
+    qa.post_send([Ok(a.wr(1, paged.read(1000), 0, (LEN - 1000) as u32))]).expect("posted");
+    let done = std::cell::Cell::new(false);
+    wait_until("the READ is complete", || {
+        paged.pager.complete_latest();
+        a.cq.poll(1, &mut |wc| done.set(wc.status == WcStatus::Success)).expect("a healthy queue");
+        done.get()
+    });
+    assert_eq!(a.memory.bytes(0, LEN - 1000), pattern(LEN, 1)[1000..]);
+}
+
+#[test]
+fn sixteen_reads_are_fetched_together_and_answered_in_order() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    let wrs = (0..16).map(|id| Ok(a.wr(id, paged.read(id as usize * 5000), id * 4096, 4096)));
+    qa.post_send(wrs).expect("posted");
+    // Before any of them is answered.
+    paged.wait_for_accesses(16);
+    assert_eq!(paged.pager.counts().0, 16);
+    // The last first.
+    for _ in 0..15 {
+        assert!(paged.pager.complete_latest());
+    }
+    expect_silence(&a.cq);
+    paged.complete_all();
+    ok(&a.completions(16), 0..16);
+    for id in 0..16 {
+        assert_eq!(a.memory.bytes(id * 4096, 4096), pattern(LEN, 1)[id * 5000..][..4096], "READ {id}");
+    }
+}
+
+#[test]
+fn a_write_is_acknowledged_when_it_is_done_and_a_read_behind_it_sees_it() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    let data = pattern(10_000, 77);
+    a.memory.fill(0, &data);
+    let (write, read) =
+        (a.wr(1, paged.write(BORDER - 5000), 0, 10_000), a.wr(2, paged.read(BORDER - 5000), 20_000, 10_000));
+    qa.post_send([Ok(write), Ok(read)]).expect("posted");
+    paged.wait_for_accesses(11);
+    expect_silence(&a.cq);
+    paged.complete_all();
+    ok(&a.completions(2), [1, 2]);
+    assert_eq!(a.memory.bytes(20_000, 10_000), data);
+    assert_eq!(paged.content(BORDER - 5000, 10_000), data);
+}
+
+#[test]
+fn a_message_behind_a_write_is_told_of_when_the_write_is_done() {
+    let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
+    qb.post_recv([b.recv(7, 0, 100), b.recv(8, 0, 0)]).expect("posted");
+    let immediate = SendOp::WriteImm { va: 0x10_0000 + 9000, rkey: paged.mr.rkey(), imm: 5 };
+    let wrs = [a.wr(1, paged.write(0), 0, 3000), a.wr(2, SendOp::Send, 0, 100), a.wr(3, immediate, 0, 3000)];
+    qa.post_send(wrs.map(Ok)).expect("posted");
+    paged.wait_for_accesses(6);
+    expect_silence(&b.cq);
+    expect_silence(&a.cq);
+    for _ in 0..3 {
+        assert!(paged.pager.complete_one(Ok(())));
+    }
+    ok(&b.completions(1), [7]);
+    ok(&a.completions(2), [1, 2]);
+    expect_silence(&b.cq);
+    paged.complete_all();
+    let told = b.completion();
+    assert_eq!((told.wr_id, told.opcode, told.imm), (8, WcOpcode::RecvRdmaWithImm, 5));
+    ok(&a.completions(1), [3]);
+}
+
+#[test]
+fn atomics_and_flushes_are_carried_out_by_the_pager_after_the_writes_before_them() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    let (va, rkey) = (0x10_0000 + 4096, paged.mr.rkey());
+    a.memory.fill(0, &41u64.to_ne_bytes());
+    let flush = SendOp::Flush { va, rkey, length: 8, placement: 2, selectivity: 0 };
+    let mut flush = a.wr(4, flush, 0, 0);
+    flush.payload = Payload::Sges(SgeList::new());
+    let wrs = [
+        a.wr(1, SendOp::Write { va, rkey }, 0, 8),
+        a.wr(2, SendOp::FetchAdd { va, rkey, add: 1 }, 8, 8),
+        a.wr(3, SendOp::CompareSwap { va, rkey, compare: 42, swap: 99 }, 16, 8),
+        flush,
+        a.wr(5, paged.read(4096), 24, 8),
+    ];
+    qa.post_send(wrs.map(Ok)).expect("posted");
+    let done = std::cell::RefCell::new(Vec::new());
+    wait_until("everything is complete", || {
+        paged.pager.complete_one(Ok(()));
+        a.cq.poll(8, &mut |wc| done.borrow_mut().push(wc)).expect("a healthy queue");
+        done.borrow().len() == 5
+    });
+    ok(&done.borrow(), 1..=5);
+    assert_eq!([8, 16, 24].map(|at| a.memory.u64_at(at)), [41, 42, 99]);
+}
+
+#[test]
+fn a_failed_transfer_is_the_peers_error() {
+    let failures =
+        [(AccessError::Flush, WcStatus::RemoteOperation), (AccessError::Fault, WcStatus::RemoteAccess)];
+    for (error, status) in failures {
+        for reads in [true, false] {
+            let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+            let op = if reads { paged.read(0) } else { paged.write(0) };
+            qa.post_send([Ok(a.wr(1, op, 0, 100))]).expect("posted");
+            paged.wait_for_accesses(1);
+            assert!(paged.pager.complete_one(Err(error)));
+            let wc = a.completion();
+            assert_eq!((wc.wr_id, wc.status), (1, status), "{error}, reads: {reads}");
+        }
+    }
+}
+
+#[test]
+fn magic_answers_at_once_with_the_pattern() {
+    let Pair { a, qa, qb, paged, b: _b } = pair(RegionPolicy::Wait);
+    qb.set_absence(Absence::Magic);
+    assert!(paged.pager.admit(1));
+    qa.post_send([Ok(a.wr(1, paged.read(BORDER - 3000), 0, 6000))]).expect("posted");
+    ok(&a.completions(1), [1]);
+    assert_eq!(a.memory.bytes(0, 3000), vec![MAGIC; 3000]);
+    assert_eq!(a.memory.bytes(3000, 3000), pattern(LEN, 1)[BORDER..BORDER + 3000]);
+    assert_eq!(paged.pager.counts().1, 0);
+    // Writes are carried out all the same.
+    qa.post_send([Ok(a.wr(2, paged.write(0), 3000, 100))]).expect("posted");
+    paged.wait_for_accesses(1);
+    paged.complete_all();
+    ok(&a.completions(1), [2]);
+    assert_eq!(paged.content(0, 100), pattern(LEN, 1)[BORDER..BORDER + 100]);
+}
+
+#[test]
+fn a_faulting_region_sends_peers_away_until_the_memory_is_there() {
+    let Pair { a, qa, qb, paged, b: _b } = pair(RegionPolicy::Fault);
+    qa.post_send([Ok(a.wr(1, paged.read(0), 0, 4096)), Ok(a.wr(2, paged.write(0), 8192, 100))])
+        .expect("posted");
+    paged.wait_for_accesses(2);
+    expect_silence(&a.cq);
+    assert!(qb.counters().rnr_naks_sent >= 2);
+    assert_eq!(qb.counters().fetches + qb.counters().puts, 0);
+    paged.complete_all();
+    assert!(paged.pager.admit(0));
+    ok(&a.completions(2), [1, 2]);
+    assert_eq!(a.memory.bytes(0, 4096), pattern(LEN, 1)[..4096]);
+    assert_eq!(paged.content(0, 100), a.memory.bytes(8192, 100));
+}
+
+#[test]
+fn a_pager_without_room_is_asked_again_when_it_has_some() {
+    let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
+    paged.pager.set_habits(2, Box::new(|| 0));
+    let wrs = (0..16u64).map(|id| {
+        let op = if id % 3 == 0 { paged.write(id as usize * 5000) } else { paged.read(id as usize * 5000) };
+        Ok(a.wr(id, op, id * 4096, 4096))
+    });
+    qa.post_send(wrs).expect("posted");
+    let done = std::cell::RefCell::new(Vec::new());
+    wait_until("everything is complete", || {
+        paged.pager.complete_one(Ok(()));
+        a.cq.poll(16, &mut |wc| done.borrow_mut().push(wc)).expect("a healthy queue");
+        done.borrow().len() == 16
+    });
+    ok(&done.borrow(), 0..16);
+    for id in (0..16).filter(|id| id % 3 != 0) {
+        assert_eq!(a.memory.bytes(id * 4096, 4096), pattern(LEN, 1)[id * 5000..][..4096], "READ {id}");
+    }
+}
+
+#[test]
+fn queue_pairs_and_devices_end_while_transfers_are_under_way() {
+    for ends_device in [false, true] {
+        let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
+        qb.post_recv([b.recv(9, 0, 10)]).expect("posted");
+        let wrs =
+            [a.wr(1, paged.read(0), 0, 100), a.wr(2, paged.write(0), 0, 100), a.wr(3, SendOp::Send, 0, 10)];
+        qa.post_send(wrs.map(Ok)).expect("posted");
+        paged.wait_for_accesses(2);
+        let weak = Arc::downgrade(&qb);
+        if ends_device {
+            b.device.close();
+        } else {
+            qb.destroy().expect("no events");
+        }
+        drop(qb);
+        paged.complete_all();
+        assert_eq!(paged.pager.counts(), (0, 2));
+        if ends_device {
+            assert!(weak.upgrade().is_none(), "nobody keeps the queue pair");
+        }
+    }
+}
+
+#[test]
+fn messages_that_wait_for_writes_are_flushed_in_order_when_the_queue_pair_fails() {
+    let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
+    qb.post_recv([b.recv(1, 0, 100), b.recv(2, 0, 100), b.recv(3, 0, 100)]).expect("posted");
+    let wrs = [a.wr(1, paged.write(0), 0, 100), a.wr(2, SendOp::Send, 0, 100), a.wr(3, SendOp::Send, 0, 100)];
+    qa.post_send(wrs.map(Ok)).expect("posted");
+    paged.wait_for_accesses(1);
+    wait_until("all have arrived", || qb.counters().rx_packets >= 3);
+    expect_silence(&b.cq);
+    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    qb.modify(&error, QpAttrMask::STATE).expect("ERR");
+    let flushed = b.completions(3);
+    assert_eq!(
+        [0, 1, 2].map(|at| (flushed[at].wr_id, flushed[at].status)),
+        [1, 2, 3].map(|id| (id, WcStatus::Flushed))
+    );
+    paged.complete_all();
+    expect_silence(&b.cq);
+}
+
+/// Ends a pager's accesses when the device makes progress.
+struct Server {
+    pager: Arc<TestPager>,
+    calls: AtomicUsize,
+}
+
+impl Companion for Server {
+    fn advance(&self) -> bool {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.pager.complete_due(0) > 0
+    }
+}
+
+#[test]
+fn a_companion_serves_misses_in_a_simulation() {
+    let net = SimNet::new(5, SimConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let [a, b] = [1, 2].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        let config = DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last));
+        Node::with(config, 1 << 20)
+    });
+    let (qa, _qb) = rc_pair(&a, &b);
+    let paged = Paged::new(&b, RegionPolicy::Wait);
+    let server = Arc::new(Server { pager: paged.pager.clone(), calls: AtomicUsize::new(0) });
+    b.device.attach(server.clone());
+    a.memory.fill(0, &pattern(9000, 3));
+    let wrs = [a.wr(1, paged.write(50), 0, 9000), a.wr(2, paged.read(50), 10_000, 9000)];
+    qa.post_send(wrs.map(Ok)).expect("posted");
+    let mut done = Vec::new();
+    while done.len() < 2 {
+        for node in [&a, &b] {
+            node.device.step(Time(net.now()));
+        }
+        a.cq.take(2, &mut |wc| done.push(wc)).expect("a healthy queue");
+        let deadlines = [&a, &b].into_iter().filter_map(|node| node.device.next_deadline().map(|at| at.0));
+        let next = deadlines.chain(net.next_delivery()).min().expect("something happens");
+        assert!(net.now() < 1_000_000_000, "too late");
+        net.advance_to(next.max(net.now()));
+        clock.set(Time(net.now()));
+    }
+    ok(&done, [1, 2]);
+    assert_eq!(a.memory.bytes(10_000, 9000), pattern(9000, 3));
+    assert!(server.calls.load(Ordering::Relaxed) > 0);
+    b.device.close();
+    assert_eq!(Arc::strong_count(&server), 1, "a closed device lets its companions go");
+}
+
+#[test]
+fn an_idle_engine_serves_a_companion_by_its_descriptor() {
+    let Pair { a, qa, paged, b, .. } = pair(RegionPolicy::Wait);
+    let bell = Arc::new(Ringing {
+        fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("a descriptor"),
+        pager: paged.pager.clone(),
+    });
+    b.device.attach(bell.clone());
+    qa.post_send([Ok(a.wr(1, paged.read(0), 0, 100))]).expect("posted");
+    paged.wait_for_accesses(1);
+    // Nobody polls at the second node: its engine has to find out.
+    rustix::io::write(&bell.fd, &1u64.to_ne_bytes()).expect("rung");
+    ok(&a.completions(1), [1]);
+}
+
+/// Ends a pager's accesses when its descriptor says so.
+struct Ringing {
+    fd: std::os::fd::OwnedFd,
+    pager: Arc<TestPager>,
+}
+
+impl Companion for Ringing {
+    fn advance(&self) -> bool {
+        let mut count = [0; 8];
+        rustix::io::read(&self.fd, &mut count).is_ok() && self.pager.complete_due(0) > 0
+    }
+
+    fn descriptor(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        Some(std::os::fd::AsFd::as_fd(&self.fd))
+    }
+}
+
+#[test]
+fn a_region_must_lie_within_its_pagers_range() {
+    let node = Node::udp();
+    let paged = Paged::new(&node, RegionPolicy::Wait);
+    let paging =
+        Paging { pager: paged.pager.clone(), pattern: Arc::new([0; 4096]), policy: RegionPolicy::Wait };
+    let end = paged.pager.presence().range().addr + paged.pager.presence().range().len;
+    let request = MrRequest { addr: end - 8, length: 9, iova: 0, access: 1, paging: Some(paging) };
+    assert!(matches!(node.pd.reg_mr(request), Err(Error::Invalid(_) | Error::Fault)));
+}
