@@ -251,7 +251,7 @@ fn a_failed_transfer_is_the_peers_error() {
 #[test]
 fn magic_answers_at_once_with_the_pattern() {
     let Pair { a, qa, qb, paged, b: _b } = pair(RegionPolicy::Wait);
-    qb.set_absence(Absence::Magic);
+    qb.set_absence(paged.mr.rkey(), Absence::Magic);
     assert!(paged.pager.admit(1));
     qa.post_send([Ok(a.wr(1, paged.read(BORDER - 3000), 0, 6000))]).expect("posted");
     ok(&a.completions(1), [1]);
