@@ -7,7 +7,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bitmap;
+pub mod counts;
 pub mod layout;
 pub mod pages;
 pub mod pattern;
+pub mod peers;
 pub mod proto;
+pub mod region;
+pub mod session;

@@ -1,0 +1,140 @@
+//! What a client believes to be resident: the residency bitmap, as it was when it was last pulled from the server.
+//!
+//! It is a hint. A unit that is wrongly taken for present costs a round trip, since the READ brings the pattern; one that is
+//! wrongly taken for absent costs the server's processor an RPC. So it is enough to pull now and then, and only while the region
+//! is in use. Between two pulls a unit that turned out to be absent is remembered as such.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrace_transport::Time;
+
+/// How long after a pull the next one is due, in nanoseconds. A server promotes a few times in a second, and a pull moves a
+/// bit per MiB of the region.
+pub const PULL_INTERVAL_NS: u64 = 20_000_000;
+/// How long an answer may take before the bitmap is asked for again, in nanoseconds.
+const PULL_TIMEOUT_NS: u64 = 500_000_000;
+
+const WORD_BITS: usize = 64;
+
+/// The pulled bitmap. Any number of queue pairs may share it.
+#[derive(Debug)]
+pub struct PulledBitmap {
+    /// Unit `n` is bit `n % 64` of word `n / 64`. Before the first pull everything counts as present.
+    words: Box<[AtomicU64]>,
+    pulled_at_ns: AtomicU64,
+    /// Not to be pulled before; moved on by who takes the pull upon itself.
+    next_pull_ns: AtomicU64,
+}
+
+/// `pulled_at_ns` of a bitmap that was never pulled.
+const NEVER: u64 = u64::MAX;
+
+impl PulledBitmap {
+    /// Of a region of so many units.
+    pub fn new(unit_count: usize) -> PulledBitmap {
+        PulledBitmap {
+            words: (0..unit_count.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            pulled_at_ns: AtomicU64::new(NEVER),
+            next_pull_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes of the bitmap that a pull reads.
+    pub fn length_bytes(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    /// Whether a unit is believed to be present; so is one that the region does not have.
+    #[inline]
+    pub fn is_present(&self, unit: usize) -> bool {
+        self.words
+            .get(unit / WORD_BITS)
+            .is_none_or(|word| word.load(Ordering::Relaxed) & (1 << (unit % WORD_BITS)) != 0)
+    }
+
+    /// A READ has found part of a unit absent.
+    pub fn note_absent(&self, unit: usize) {
+        if let Some(word) = self.words.get(unit / WORD_BITS) {
+            word.fetch_and(!(1 << (unit % WORD_BITS)), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the bitmap should be pulled now. Answers yes to one caller only, who then calls [`PulledBitmap::store`] or
+    /// [`PulledBitmap::pull_failed`]; if it never does, another one is asked in half a second.
+    #[inline]
+    pub fn begin_pull(&self, now: Time) -> bool {
+        let due = self.next_pull_ns.load(Ordering::Relaxed);
+        now.0 >= due
+            && self
+                .next_pull_ns
+                .compare_exchange(due, now.after_ns(PULL_TIMEOUT_NS).0, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Takes in what was pulled: the little-endian words that the server's bitmap begins with. What is missing stays as it was.
+    pub fn store(&self, now: Time, bytes: &[u8]) {
+        for (word, bytes) in self.words.iter().zip(bytes.as_chunks::<8>().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        self.pulled_at_ns.store(now.0, Ordering::Relaxed);
+        self.next_pull_ns.store(now.after_ns(PULL_INTERVAL_NS).0, Ordering::Relaxed);
+    }
+
+    /// The pull came to nothing; it is due again after the usual time. Everything counts as present meanwhile, because nobody
+    /// knows better and READs find out.
+    pub fn pull_failed(&self, now: Time) {
+        for word in &self.words {
+            word.store(u64::MAX, Ordering::Relaxed);
+        }
+        self.pulled_at_ns.store(NEVER, Ordering::Relaxed);
+        self.next_pull_ns.store(now.after_ns(PULL_INTERVAL_NS).0, Ordering::Relaxed);
+    }
+
+    /// How old it is, in nanoseconds; `None` before the first pull.
+    pub fn age_ns(&self, now: Time) -> Option<u64> {
+        match self.pulled_at_ns.load(Ordering::Relaxed) {
+            NEVER => None,
+            pulled_at => Some(now.0.saturating_sub(pulled_at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_counts_as_present_until_somebody_knows_better() {
+        let bitmap = PulledBitmap::new(70);
+        assert_eq!(bitmap.length_bytes(), 16);
+        assert!((0..100).all(|unit| bitmap.is_present(unit)));
+        bitmap.note_absent(69);
+        bitmap.note_absent(1000);
+        assert!(!bitmap.is_present(69) && bitmap.is_present(68) && bitmap.is_present(5));
+        assert_eq!(bitmap.age_ns(Time(5)), None);
+
+        let mut pulled = [0; 16];
+        pulled[0] = 0b10;
+        pulled[8] = 0b10_0000;
+        bitmap.store(Time(7), &pulled);
+        let present: Vec<usize> = (0..70).filter(|&unit| bitmap.is_present(unit)).collect();
+        assert_eq!(present, [1, 69]);
+        assert_eq!(bitmap.age_ns(Time(9)), Some(2));
+        bitmap.pull_failed(Time(10));
+        assert!(bitmap.is_present(0));
+    }
+
+    #[test]
+    fn one_caller_pulls_when_it_is_time() {
+        let bitmap = PulledBitmap::new(1);
+        assert!(bitmap.begin_pull(Time(1)));
+        assert!(!bitmap.begin_pull(Time(1)));
+        bitmap.store(Time(100), &[]);
+        assert!(bitmap.is_present(0), "an empty answer changes nothing");
+        assert!(!bitmap.begin_pull(Time(99 + PULL_INTERVAL_NS)));
+        assert!(bitmap.begin_pull(Time(100 + PULL_INTERVAL_NS)));
+        let asked_again = 100 + PULL_INTERVAL_NS + PULL_TIMEOUT_NS;
+        assert!(!bitmap.begin_pull(Time(asked_again - 1)));
+        assert!(bitmap.begin_pull(Time(asked_again)));
+    }
+}

@@ -1,0 +1,212 @@
+//! What becomes of work requests: completions, answers of the server, failures.
+
+use terrace_transport::{SendOp, Time, Wc, WcStatus};
+
+use super::calls::{Request, Task, completion_status};
+use super::entry::{Local, Seq, Way};
+use super::pieces::LocalMemory;
+use super::{Post, Session, read};
+use crate::proto::Status;
+
+impl Session {
+    /// A work request that the session had posted is over. False if it was none of the session's.
+    pub fn handle_completion(&mut self, wc: &Wc, memory: &impl LocalMemory) -> bool {
+        if self.posted.front().is_none_or(|post| post.token != wc.wr_id) {
+            return false;
+        }
+        let Some(post) = self.posted.pop_front() else { return false };
+        self.unchecked_count -= usize::from(post.is_unchecked);
+        self.stalled = false;
+        let Some(index) = self.index(post.seq) else { return true };
+        self.entries[index].posts -= 1;
+        if wc.status != WcStatus::Success {
+            self.in_error = true;
+            self.entries[index].wc = post.part.is_none().then_some(*wc);
+            let (status, vendor_err) = self.cause(post.seq, wc);
+            self.fail(index, status, vendor_err);
+        } else if post.part.is_none() {
+            self.entries[index].wc = Some(*wc);
+        } else {
+            self.inspect(index, &post, memory);
+        }
+        self.settle();
+        true
+    }
+
+    /// Why the queue pair did not carry a post out. One that is flushed because a later request has failed before (it was
+    /// posted late) stands for that failure now: the program shall see why, and not only that.
+    fn cause(&self, seq: Seq, wc: &Wc) -> (WcStatus, u32) {
+        let failed_later = self.broken.filter(|&broken| wc.status == WcStatus::Flushed && broken > seq);
+        let failure = failed_later.and_then(|broken| self.entries[self.index(broken)?].failure);
+        failure.unwrap_or((wc.status, wc.vendor_err))
+    }
+
+    /// Looks at the data of a READ, and asks for what is missing when all of it is back.
+    fn inspect(&mut self, index: usize, post: &Post, memory: &impl LocalMemory) {
+        let entry = &mut self.entries[index];
+        let Some(region) = entry.region.clone().filter(|_| entry.way == Way::Checked) else { return };
+        if entry.failure.is_some() {
+            return;
+        }
+        let part = post.part.clone().unwrap_or(0..entry.length);
+        if read::inspect(entry, &region, part, memory).is_err() {
+            return self.fail(index, WcStatus::LocalProtection, 0);
+        }
+        if entry.posts > 0 || entry.suspects.is_empty() {
+            return;
+        }
+        let suspects = std::mem::take(&mut entry.suspects);
+        if let SendOp::Read { va, .. } = entry.wr.op {
+            read::note_absent(&region, va, &suspects);
+        }
+        let tasks = read::fetches(post.seq, &self.entries[index], &region, &suspects);
+        self.note_overwritten(index, &tasks);
+        self.call(index, tasks);
+    }
+
+    /// READs that came later and use the same buffers are under way already. Their data is fetched again, after this.
+    fn note_overwritten(&mut self, index: usize, tasks: &[Task]) {
+        for later in self.entries.range_mut(index + 1..) {
+            if later.way == Way::Checked && later.posts > 0 {
+                let locals = tasks.iter().filter_map(|task| task.local);
+                let shared: Vec<Local> = locals.filter(|local| later.touches(local)).collect();
+                later.overwritten.extend(shared);
+            }
+        }
+    }
+
+    /// The server has answered a call. False if it was none of the session's.
+    pub fn handle_done(&mut self, now: Time, id: u64, status: Status) -> bool {
+        let Some(task) = self.calls.land(id) else { return false };
+        self.stalled = false;
+        let Some(index) = task.seq.and_then(|seq| self.index(seq)) else {
+            if status == Status::Busy && matches!(task.request, Request::Magic(_)) {
+                self.calls.delay(now, task);
+            }
+            return true;
+        };
+        let has_failed = self.entries[index].failure.is_some();
+        if status == Status::Busy && !has_failed {
+            self.calls.delay(now, task);
+            return true;
+        }
+        self.entries[index].calls -= 1;
+        self.task_count -= 1;
+        match (status, &task.request) {
+            _ if has_failed => {}
+            (Status::Plain, Request::Read(read)) => {
+                let part = task.offset..task.offset + u64::from(read.length);
+                self.enqueue(self.first + index as u64, Some(part), false);
+            }
+            (Status::Plain, _) => self.fail(index, WcStatus::RemoteInvalidRequest, 0),
+            _ => {
+                if let Some(failure) = completion_status(status) {
+                    self.fail(index, failure, status as u32);
+                }
+            }
+        }
+        self.settle();
+        true
+    }
+
+    /// The control queue pair is gone, and with it every answer: nobody uses the program's memory any more. The oldest work
+    /// request that needs a call fails as if the peer had not answered, and everything behind it is flushed.
+    pub fn handle_peer_gone(&mut self) {
+        self.orphaned = true;
+        self.stalled = false;
+        let orphans: Vec<Seq> = self.calls.drop_all().iter().filter_map(|task| task.seq).collect();
+        orphans.iter().for_each(|&seq| self.forget_call(seq));
+        if let Some(index) = orphans.into_iter().min().and_then(|seq| self.index(seq)) {
+            self.fail(index, WcStatus::RetryExceeded, 0);
+        }
+        self.settle();
+    }
+
+    /// The queue pair was moved to the error state: everything that is not over is flushed.
+    pub fn flush(&mut self) {
+        self.in_error = true;
+        self.stalled = false;
+        match self.entries.iter().position(|entry| !entry.is_done()) {
+            Some(index) => self.fail(index, WcStatus::Flushed, 0),
+            // Whatever is posted from now on is flushed as well.
+            None => _ = self.broken.get_or_insert(self.first + self.entries.len() as u64),
+        }
+        self.settle();
+    }
+
+    /// The queue pair was moved to RESET: everything is dropped without completions, and passed on as it is until
+    /// [`Session::start`]. Calls that are under way stay so ([`Session::calls_in_flight`]).
+    pub fn reset(&mut self) {
+        let mut fresh = Session::new(self.config);
+        fresh.next_token = self.next_token;
+        fresh.first = self.first + self.entries.len() as u64;
+        fresh.calls = std::mem::take(&mut self.calls);
+        fresh.calls.forget_unsent();
+        *self = fresh;
+    }
+
+    /// A work request has failed: what is behind it is flushed, and what nobody has been told to do yet is not done.
+    pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
+        self.entries[index].fail(status, vendor_err);
+        self.entries[index].issued = true;
+        let seq = self.first + index as u64;
+        if self.broken.is_some_and(|broken| broken <= seq) {
+            return;
+        }
+        self.broken = Some(seq);
+        for later in self.entries.range_mut(index + 1..) {
+            // Also one that has failed by itself, sooner: in order, it would not have been tried.
+            later.failure = Some((WcStatus::Flushed, 0));
+            later.issued = true;
+        }
+        self.next_index = self.entries.len();
+        for task in self.calls.drop_unsent(|unsent| unsent >= seq) {
+            task.seq.into_iter().for_each(|seq| self.forget_call(seq));
+        }
+        for post in std::mem::take(&mut self.unposted) {
+            match self.index(post.seq) {
+                Some(index) if post.seq >= seq => {
+                    self.entries[index].posts -= 1;
+                    self.unchecked_count -= usize::from(post.is_unchecked);
+                }
+                _ => self.unposted.push_back(post),
+            }
+        }
+    }
+
+    fn forget_call(&mut self, seq: Seq) {
+        if let Some(index) = self.index(seq) {
+            self.entries[index].calls -= 1;
+            self.task_count -= 1;
+        }
+    }
+
+    /// Something is over: calls that waited for it can go.
+    fn settle(&mut self) {
+        if self.calls.held.is_empty() {
+            return;
+        }
+        for task in std::mem::take(&mut self.calls.held) {
+            if self.is_held(&task) {
+                self.calls.held.push(task);
+            } else {
+                self.calls.ready.push_back(task);
+            }
+        }
+    }
+
+    /// Completes the oldest work requests that are over.
+    pub(super) fn retire(&mut self) {
+        while self.entries.front().is_some_and(|entry| entry.is_done()) {
+            let Some(entry) = self.entries.pop_front() else { return };
+            self.first += 1;
+            self.next_index -= 1;
+            self.checked_count -= usize::from(entry.is_counted);
+            if entry.failure.is_some() && !self.in_error {
+                self.in_error = true;
+                self.break_due = true;
+            }
+            self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Parts of scatter/gather lists.
+
+use terrace_transport::{LocalError, Sge, SgeList};
+
+/// The program's memory, as the session sees it: to look at data that has come, and to take data that is to go.
+pub trait LocalMemory {
+    /// Copies `out.len()` bytes from `offset` bytes into an element, which has them.
+    ///
+    /// # Errors
+    /// If the key or the memory does not let it.
+    fn read(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
+}
+
+/// The parts of the elements that make up `length` bytes from `offset` on, each with its offset into the list.
+pub(super) fn pieces(sges: &[Sge], offset: u64, length: u64) -> impl Iterator<Item = (u64, Sge)> + '_ {
+    let end = offset + length;
+    let mut next = 0;
+    sges.iter().filter_map(move |sge| {
+        let start = next;
+        next += u64::from(sge.length);
+        let (from, to) = (start.max(offset), next.min(end));
+        (from < to).then(|| {
+            let piece = Sge { addr: sge.addr + (from - start), length: (to - from) as u32, lkey: sge.lkey };
+            (from, piece)
+        })
+    })
+}
+
+/// The list of `length` bytes from `offset` on.
+pub(super) fn cut(sges: &[Sge], offset: u64, length: u64) -> SgeList {
+    pieces(sges, offset, length).map(|(_, sge)| sge).collect()
+}
+
+/// Copies `out.len()` bytes from `offset` bytes into a list.
+pub(super) fn gather(
+    memory: &impl LocalMemory,
+    sges: &[Sge],
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), LocalError> {
+    for (at, piece) in pieces(sges, offset, out.len() as u64) {
+        let start = (at - offset) as usize;
+        memory.read(&piece, 0, &mut out[start..start + piece.length as usize])?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_cut_out_of_the_elements_that_hold_it() {
+        let sge = |addr, length| Sge { addr, length, lkey: 7 };
+        let list = [sge(100, 10), sge(200, 0), sge(300, 5), sge(400, 20)];
+        assert_eq!(cut(&list, 0, 35)[..], [sge(100, 10), sge(300, 5), sge(400, 20)]);
+        assert_eq!(cut(&list, 3, 4)[..], [sge(103, 4)]);
+        assert_eq!(cut(&list, 9, 7)[..], [sge(109, 1), sge(300, 5), sge(400, 1)]);
+        assert_eq!(cut(&list, 15, 20)[..], [sge(400, 20)]);
+        assert_eq!(cut(&list, 10, 0)[..], []);
+        let offsets: Vec<u64> = pieces(&list, 9, 7).map(|(at, _)| at).collect();
+        assert_eq!(offsets, [9, 10, 15]);
+    }
+}

@@ -1,0 +1,177 @@
+//! READs of extended regions: what to read one-sidedly, what to ask for, and whether what came is data.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use terrace_transport::{LocalError, SendOp};
+
+use super::calls::{self, Request, Task};
+use super::entry::{Entry, Local, Seq};
+use super::pieces::{LocalMemory, gather, pieces};
+use crate::pages::PageBitmap;
+use crate::pattern::{CHUNK_BYTES, PAGE_BYTES};
+use crate::proto::{Pages, READ_PAGES_MAX};
+use crate::region::Region;
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// A part of a work request: bytes from its first one on.
+pub(super) type Part = Range<u64>;
+
+/// How a READ is cut up.
+pub(super) struct Plan {
+    /// What is believed to be present, in runs as long as possible.
+    pub(super) runs: SmallVec<[Part; 2]>,
+    /// The pages that are believed to be absent.
+    pub(super) absent: PageBitmap,
+}
+
+/// Cuts a READ of a region up, by what is believed about each of its units.
+pub(super) fn plan(region: &Region, va: u64, length: u64) -> Plan {
+    let layout = region.layout();
+    let unit_bytes = u64::from(layout.unit_bytes());
+    let start = layout.grid(va);
+    let mut plan = Plan { runs: SmallVec::new(), absent: PageBitmap::default() };
+    for unit in layout.units(va, length) {
+        let from = (unit as u64 * unit_bytes).saturating_sub(start);
+        let to = ((unit as u64 + 1) * unit_bytes - start).min(length);
+        if !region.bitmap().is_present(unit) {
+            if plan.absent.page_count() == 0 {
+                plan.absent = PageBitmap::new(layout.page_count(va, length));
+            }
+            plan.absent.insert_range(pages_of(layout.page_offset(va), &(from..to)));
+        } else if let Some(run) = plan.runs.last_mut().filter(|run| run.end == from) {
+            run.end = to;
+        } else {
+            plan.runs.push(from..to);
+        }
+    }
+    plan
+}
+
+/// The pages that a part touches, of an access that begins `page_offset` bytes into its page 0.
+fn pages_of(page_offset: usize, part: &Part) -> Range<usize> {
+    let offset = page_offset as u64;
+    ((offset + part.start) / PAGE) as usize..(offset + part.end).div_ceil(PAGE) as usize
+}
+
+/// What of a page an access of `length` bytes touches.
+fn part_of(page_offset: usize, page: usize, length: u64) -> Part {
+    let (start, offset) = (page as u64 * PAGE, page_offset as u64);
+    start.saturating_sub(offset)..(start + PAGE - offset).min(length)
+}
+
+/// Cuts a run so that each READ's packets begin at chunk boundaries of the grid: only then is a packet that was absent sure to
+/// hold a whole chunk, or to be a part that is compared by itself. A READ of one packet needs no care: it is all there, or not.
+pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> SmallVec<[Part; 2]> {
+    let start = region.layout().grid(va + run.start);
+    let head_end = run.start + (start.next_multiple_of(mtu_bytes) - start);
+    let is_aligned = start.is_multiple_of(CHUNK_BYTES as u64);
+    if is_aligned || run.end - run.start <= mtu_bytes || head_end >= run.end {
+        SmallVec::from_iter([run])
+    } else {
+        SmallVec::from_iter([run.start..head_end, head_end..run.end])
+    }
+}
+
+/// The calls for pages of a READ: one for each element that wants any.
+pub(super) fn fetches(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBitmap) -> Vec<Task> {
+    let mut tasks = Vec::new();
+    let SendOp::Read { va, .. } = entry.wr.op else { return tasks };
+    if wanted.is_empty() {
+        return tasks;
+    }
+    let page_offset = region.layout().page_offset(va);
+    for (at, sge) in pieces(entry.sges(), 0, entry.length) {
+        let element = at..at + u64::from(sge.length);
+        let mut pages = pages_of(page_offset, &element).filter(|&page| wanted.contains(page)).peekable();
+        while let Some(first) = pages.next() {
+            let mut bits: SmallVec<[usize; 16]> = SmallVec::from_iter([0]);
+            while let Some(page) = pages.next_if(|page| page - first < READ_PAGES_MAX) {
+                bits.push(page - first);
+            }
+            let last = first + bits.last().copied().unwrap_or(0);
+            let from = part_of(page_offset, first, entry.length).start.max(element.start);
+            let to = part_of(page_offset, last, entry.length).end.min(element.end);
+            let mut set = PageBitmap::new(last - first + 1);
+            bits.iter().for_each(|&bit| set.insert(bit));
+            let offset = ((page_offset as u64 + from) % PAGE) as u16;
+            tasks.push(fetch(seq, entry, from..to, Some(Pages { offset, wanted: set })));
+        }
+    }
+    tasks
+}
+
+/// The calls for all of a READ, by who need not know where its pages are: one for each element.
+pub(super) fn fetches_of_all(seq: Seq, entry: &Entry) -> Vec<Task> {
+    pieces(entry.sges(), 0, entry.length)
+        .map(|(at, sge)| fetch(seq, entry, at..at + u64::from(sge.length), None))
+        .collect()
+}
+
+/// A call for a part of a READ that lies within one element.
+fn fetch(seq: Seq, entry: &Entry, part: Part, pages: Option<Pages>) -> Task {
+    let (va, rkey) = match entry.wr.op {
+        SendOp::Read { va, rkey } => (va, rkey),
+        _ => (0, 0),
+    };
+    let length = part.end - part.start;
+    let dest =
+        pieces(entry.sges(), part.start, length).next().map_or((0, 0), |(_, sge)| (sge.addr, sge.lkey));
+    let request: Request = calls::read(rkey, va + part.start, length as u32, pages, dest);
+    Task {
+        seq: Some(seq),
+        offset: part.start,
+        local: Some(Local { addr: dest.0, length }),
+        request,
+        refusals: 0,
+    }
+}
+
+/// Looks at a part of a READ that has come, and remembers the pages that may have been absent.
+///
+/// # Errors
+/// If the program's memory cannot be read.
+pub(super) fn inspect(
+    entry: &mut Entry,
+    region: &Region,
+    part: Part,
+    memory: &impl LocalMemory,
+) -> Result<(), LocalError> {
+    let SendOp::Read { va, .. } = entry.wr.op else { return Ok(()) };
+    let page_offset = region.layout().page_offset(va);
+    let page_count = region.layout().page_count(va, entry.length);
+    let mut buffer = [0; PAGE_BYTES];
+    for page in pages_of(page_offset, &part) {
+        let whole = part_of(page_offset, page, entry.length);
+        let (from, to) = (whole.start.max(part.start), whole.end.min(part.end));
+        let slice = &mut buffer[..(to - from) as usize];
+        gather(memory, entry.sges(), from, slice)?;
+        let offset = ((page_offset as u64 + from) % PAGE) as usize;
+        if region.pattern().suspects(offset, slice) || is_overwritten(entry, &(from..to)) {
+            if entry.suspects.page_count() == 0 {
+                entry.suspects = PageBitmap::new(page_count);
+            }
+            entry.suspects.insert(page);
+        }
+    }
+    Ok(())
+}
+
+/// Whether data of an earlier READ may have been put over that of this part.
+fn is_overwritten(entry: &Entry, part: &Part) -> bool {
+    !entry.overwritten.is_empty()
+        && pieces(entry.sges(), part.start, part.end - part.start)
+            .any(|(_, sge)| entry.overwritten.iter().any(|local| local.overlaps(&Local::from(&sge))))
+}
+
+/// Tells the bitmap which units were found absent.
+pub(super) fn note_absent(region: &Region, va: u64, suspects: &PageBitmap) {
+    let first_page = region.layout().grid(va) / PAGE;
+    let unit_pages = u64::from(region.layout().unit_bytes()) / PAGE;
+    for run in suspects.runs() {
+        let first = (first_page + run.start as u64) / unit_pages;
+        let last = (first_page + run.end as u64 - 1) / unit_pages;
+        (first..=last).for_each(|unit| region.bitmap().note_absent(unit as usize));
+    }
+}

@@ -1,0 +1,57 @@
+//! WRITEs by RPC, which the baselines use.
+
+use std::sync::Arc;
+
+use terrace_transport::{LocalError, Payload, SendOp};
+
+use super::calls::{Data, Request, Task};
+use super::entry::{Entry, Local, Seq};
+use super::pieces::{LocalMemory, gather, pieces};
+use crate::proto::INLINE_BYTES_MAX;
+
+/// Most bytes that a WRITE by RPC carries in its message. Small data is copied twice more on its way (into the message, and out of
+/// it), which up to about this length costs less than the round trip of a READ by the server; and a message of that length still
+/// is one packet at a path MTU of 4096.
+pub(super) const SMALL_BYTES_MAX: u64 = 2048;
+
+/// The calls for a WRITE.
+///
+/// # Errors
+/// If the program's memory cannot be read.
+pub(super) fn stores(seq: Seq, entry: &Entry, memory: &impl LocalMemory) -> Result<Vec<Task>, LocalError> {
+    let SendOp::Write { va, rkey } = entry.wr.op else { return Ok(Vec::new()) };
+    let task = |offset: u64, local, length, source| {
+        let request = Request::Write { rkey, va: va + offset, length, source };
+        Task { seq: Some(seq), offset, local, request, refusals: 0 }
+    };
+    if let Payload::Sges(sges) = &entry.wr.payload
+        && entry.length > SMALL_BYTES_MAX
+    {
+        let by_element = pieces(sges, 0, entry.length).map(|(at, sge)| {
+            let source = Data::Remote { va: sge.addr, rkey: sge.lkey };
+            task(at, Some(Local::from(&sge)), sge.length, source)
+        });
+        return Ok(by_element.collect());
+    }
+    let data = bytes_of(entry, memory)?;
+    let chunks = data.chunks(INLINE_BYTES_MAX).enumerate().map(|(index, chunk)| {
+        let source = Data::Inline(Arc::from(chunk));
+        task((index * INLINE_BYTES_MAX) as u64, None, chunk.len() as u32, source)
+    });
+    Ok(chunks.collect())
+}
+
+/// All of a request's data.
+fn bytes_of(entry: &Entry, memory: &impl LocalMemory) -> Result<Vec<u8>, LocalError> {
+    let mut data = vec![0; entry.length as usize];
+    match &entry.wr.payload {
+        Payload::Sges(sges) => gather(memory, sges, 0, &mut data)?,
+        Payload::Inline(bytes) => data.copy_from_slice(bytes),
+        Payload::Provided(provided) => {
+            if !provided.source.copy(provided.offset, &mut data) {
+                return Err(LocalError::Protection);
+            }
+        }
+    }
+    Ok(data)
+}

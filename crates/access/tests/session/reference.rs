@@ -1,0 +1,172 @@
+//! What plain execution in order of posting does, to memory here and there.
+
+use terrace_transport::{Payload, SendOp, SendWr, Sge};
+
+use crate::server::{Key, LOCAL_BASE, Local, RKEY_BASE, Server};
+
+/// Nobody has written to a byte yet.
+const NOBODY: u32 = u32::MAX;
+
+pub struct Reference {
+    local: Vec<u8>,
+    local_writers: Vec<u32>,
+    memories: Vec<Vec<u8>>,
+    memory_writers: Vec<Vec<u32>>,
+    keys: Vec<Key>,
+    /// What the peer's program hears, with the number of the request.
+    pub heard: Vec<(u32, Vec<u8>)>,
+}
+
+impl Reference {
+    pub fn new(server: &Server, local: &Local) -> Reference {
+        Reference {
+            local: local.bytes.clone(),
+            local_writers: vec![NOBODY; local.bytes.len()],
+            memories: server.memories.iter().map(|memory| memory.bytes.clone()).collect(),
+            memory_writers: server.memories.iter().map(|memory| vec![NOBODY; memory.bytes.len()]).collect(),
+            keys: server.keys.clone(),
+            heard: Vec::new(),
+        }
+    }
+
+    /// The program puts data where a request takes it from.
+    pub fn fill(&mut self, addr: u64, data: &[u8]) {
+        let start = (addr - LOCAL_BASE) as usize;
+        self.local[start..start + data.len()].copy_from_slice(data);
+    }
+
+    /// Carries a request out.
+    pub fn post(&mut self, number: u32, wr: &SendWr) {
+        match wr.op {
+            SendOp::Read { va, rkey } => {
+                let (memory, offset) = self.place(rkey, va);
+                let length = wr.payload.len() as usize;
+                let data = self.memories[memory][offset..offset + length].to_vec();
+                self.scatter(number, wr, &data);
+            }
+            SendOp::Send => {
+                let data = self.gather(wr);
+                self.heard.push((number, data));
+            }
+            SendOp::Write { va, rkey } => {
+                let data = self.gather(wr);
+                self.store(number, rkey, va, &data);
+            }
+            SendOp::WriteImm { va, rkey, .. } => {
+                let data = self.gather(wr);
+                self.store(number, rkey, va, &data);
+                self.heard.push((number, data));
+            }
+            SendOp::FetchAdd { va, rkey, add } => {
+                let old = self.load(rkey, va);
+                self.store(number, rkey, va, &old.wrapping_add(add).to_le_bytes());
+                self.scatter(number, wr, &old.to_le_bytes());
+            }
+            SendOp::CompareSwap { va, rkey, compare, swap } => {
+                let old = self.load(rkey, va);
+                if old == compare {
+                    self.store(number, rkey, va, &swap.to_le_bytes());
+                }
+                self.scatter(number, wr, &old.to_le_bytes());
+            }
+            SendOp::Flush { .. } => {}
+            op => panic!("the test does not post {op:?}"),
+        }
+    }
+
+    fn place(&self, rkey: u32, va: u64) -> (usize, usize) {
+        let key = &self.keys[(rkey - RKEY_BASE) as usize];
+        (key.memory, key.offset(va))
+    }
+
+    pub fn load(&self, rkey: u32, va: u64) -> u64 {
+        let (memory, offset) = self.place(rkey, va);
+        u64::from_le_bytes(self.memories[memory][offset..offset + 8].try_into().expect("eight bytes"))
+    }
+
+    fn store(&mut self, number: u32, rkey: u32, va: u64, data: &[u8]) {
+        let (memory, offset) = self.place(rkey, va);
+        self.memories[memory][offset..offset + data.len()].copy_from_slice(data);
+        self.memory_writers[memory][offset..offset + data.len()].fill(number);
+    }
+
+    fn scatter(&mut self, number: u32, wr: &SendWr, data: &[u8]) {
+        let mut rest = data;
+        for sge in sges(wr) {
+            let start = (sge.addr - LOCAL_BASE) as usize;
+            let (part, tail) = rest.split_at(rest.len().min(sge.length as usize));
+            self.local[start..start + part.len()].copy_from_slice(part);
+            self.local_writers[start..start + part.len()].fill(number);
+            rest = tail;
+        }
+    }
+
+    fn gather(&self, wr: &SendWr) -> Vec<u8> {
+        match &wr.payload {
+            Payload::Inline(bytes) => bytes.to_vec(),
+            _ => {
+                let parts = sges(wr).iter().map(|sge| {
+                    let start = (sge.addr - LOCAL_BASE) as usize;
+                    &self.local[start..start + sge.length as usize]
+                });
+                parts.collect::<Vec<_>>().concat()
+            }
+        }
+    }
+
+    /// Checks what a completed request has brought, where nothing posted later brings something else.
+    pub fn check_brought(&self, number: u32, wr: &SendWr, local: &Local) {
+        for sge in sges(wr) {
+            let start = (sge.addr - LOCAL_BASE) as usize;
+            let range = start..start + sge.length as usize;
+            if local.bytes[range.clone()] == self.local[range.clone()] {
+                continue;
+            }
+            for index in range {
+                if self.local_writers[index] == number {
+                    assert_eq!(
+                        local.bytes[index], self.local[index],
+                        "byte at {index:#x} in the client's memory, of request {number}: {wr:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Checks what the peer's program sees when it hears of a request: all that was written before.
+    pub fn check_visible(&self, number: u32, server: &Server) {
+        for (index, memory) in server.memories.iter().enumerate() {
+            let (bytes, writers) = (&self.memories[index], &self.memory_writers[index]);
+            if memory.bytes == *bytes {
+                continue;
+            }
+            for at in 0..bytes.len() {
+                let is_earlier = writers[at] != NOBODY && writers[at] < number;
+                assert!(
+                    !is_earlier || memory.bytes[at] == bytes[at],
+                    "byte {at:#x} of memory {index} was written by {}, before {number} was heard of",
+                    writers[at]
+                );
+            }
+        }
+    }
+
+    /// Checks everything, when nothing is under way.
+    pub fn check_all(&self, local: &Local, server: &Server) {
+        for (index, memory) in server.memories.iter().enumerate() {
+            let expected = &self.memories[index];
+            let wrong = memory.bytes.iter().zip(expected).position(|(got, expected)| got != expected);
+            assert_eq!(wrong, None, "first wrong byte of memory {index}");
+        }
+        let wrong = local.bytes.iter().zip(&self.local).position(|(got, expected)| got != expected);
+        let writer = wrong.map(|at| self.local_writers[at]);
+        assert_eq!((wrong, writer), (None, None), "first wrong byte of the client's memory, and its request");
+    }
+}
+
+fn sges(wr: &SendWr) -> &[Sge] {
+    match &wr.payload {
+        Payload::Sges(sges) => sges,
+        _ => &[],
+    }
+}

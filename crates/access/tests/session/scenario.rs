@@ -1,0 +1,452 @@
+//! Random work requests on a random world, and what has to come of them.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+use terrace_access::pattern::Pattern;
+use terrace_access::proto::{Mode, Status};
+use terrace_access::region::Knowledge;
+use terrace_access::session::{Config, Session};
+use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
+
+use crate::reference::Reference;
+use crate::rng::Rng;
+use crate::server::{Key, LKEY, LOCAL_BASE, Local, Memory, RKEY_BASE, Server, extended_key};
+use crate::world::World;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Read,
+    Write,
+    WriteInline,
+    /// From where READs put their data, behind a fence.
+    WriteBack,
+    WriteImm,
+    Send,
+    SendBack,
+    FetchAdd,
+    CompareSwap,
+    Flush,
+}
+
+pub const WHATS: [What; 10] = [
+    What::Read,
+    What::Write,
+    What::WriteInline,
+    What::WriteBack,
+    What::WriteImm,
+    What::Send,
+    What::SendBack,
+    What::FetchAdd,
+    What::CompareSwap,
+    What::Flush,
+];
+
+/// A request, before there is a world to place it in: places are taken modulo what there is.
+#[derive(Clone, Copy, Debug)]
+pub struct Spec {
+    pub what: What,
+    pub key: usize,
+    pub place: usize,
+    pub length: usize,
+    pub local: usize,
+    pub sge_count: usize,
+    pub fence: bool,
+    pub signaled: bool,
+    pub content: u8,
+}
+
+impl Spec {
+    pub fn random(rng: &mut Rng, longest: usize) -> Spec {
+        let what = if rng.one_in(2) { What::Read } else { rng.pick(&WHATS) };
+        let length = match rng.below(4) {
+            0 => rng.within(1, 64),
+            1 => rng.pick(&[256, 1024, 4095, 4096, 4097, 8192]),
+            2 => rng.within(1, 9000),
+            _ => rng.within(1, longest),
+        };
+        Spec {
+            what,
+            key: rng.below(100),
+            place: if rng.one_in(2) { rng.below(1 << 24) } else { rng.below(1 << 12) << 12 },
+            length,
+            local: rng.below(1 << 24),
+            sge_count: rng.pick(&[1, 1, 1, 2, 3, 7]),
+            fence: rng.one_in(12),
+            signaled: !rng.one_in(3),
+            content: rng.below(4) as u8,
+        }
+    }
+}
+
+/// What may go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    None,
+    CallFails(usize, Status),
+    PostFails(usize, WcStatus),
+    PeerGone(usize),
+    Flush(usize),
+}
+
+/// A world and what happens in it.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub seed: u64,
+    pub mode: Option<Mode>,
+    pub mtu: usize,
+    /// Bytes of an extended memory, and of its units.
+    pub memory_bytes: usize,
+    pub unit_bytes: usize,
+    pub specs: Vec<Spec>,
+    pub busy_one_in: usize,
+    pub trouble: Trouble,
+}
+
+impl Scenario {
+    pub fn random(seed: u64) -> Scenario {
+        let mut rng = Rng(seed);
+        let is_large = rng.one_in(100);
+        let (memory_bytes, unit_bytes, longest, count) = if is_large {
+            (6 << 20, rng.pick(&[1 << 20, 1 << 16]), 4 << 20, 6)
+        } else {
+            (rng.within(10, 40) * 4096, rng.pick(&[4096, 8192, 32768]), 40_000, 40)
+        };
+        let mode = rng.pick(&[Some(Mode::OneSided), Some(Mode::OneSided), Some(Mode::RpcOnly), None]);
+        let count = rng.within(1, count);
+        let specs = (0..count).map(|_| Spec::random(&mut rng, longest)).collect();
+        Scenario {
+            seed: rng.next(),
+            mode,
+            mtu: if is_large { 4096 } else { rng.pick(&[256, 1024, 4096]) },
+            memory_bytes,
+            unit_bytes,
+            specs,
+            busy_one_in: rng.pick(&[0, 0, 3]),
+            trouble: Trouble::None,
+        }
+    }
+}
+
+/// A work request of the program.
+struct Posted {
+    wr: SendWr,
+    known: Knowledge,
+}
+
+pub struct Run {
+    pub world: World,
+    reference: Reference,
+    posted: Vec<Posted>,
+    /// Where the next data to be sent is put; the first part of the memory is for what is received.
+    next_source: usize,
+    dest_bytes: usize,
+    heard_count: usize,
+    /// Requests completed, or known to be by a later completion.
+    settled: usize,
+}
+
+const PATTERN_SEEDS: [u8; 2] = [7, 8];
+
+fn contents(rng: &mut Rng, kind: u8, pattern: &Pattern, offset: usize, out: &mut [u8]) {
+    match kind {
+        0 => out.iter_mut().for_each(|byte| *byte = rng.next() as u8),
+        1 => out.fill(0),
+        2 => out.fill(0xfd),
+        _ => {
+            let bytes = pattern.bytes();
+            out.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = bytes[at % 4096]);
+        }
+    }
+}
+
+fn memory(rng: &mut Rng, length: usize, unit_bytes: usize, seed: Option<u8>) -> Memory {
+    let pattern = Pattern::derive(&[seed.unwrap_or(1); 32]);
+    let mut bytes = vec![0; length];
+    for (page, out) in bytes.chunks_mut(4096).enumerate() {
+        let kind = rng.below(4) as u8;
+        contents(rng, kind, &pattern, page * 4096, out);
+    }
+    let present = (0..length.div_ceil(unit_bytes)).map(|_| rng.one_in(2)).collect();
+    Memory { bytes, unit_bytes, paging: seed.map(|_| (pattern, present)) }
+}
+
+fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
+    let (length, unit) = (scenario.memory_bytes, scenario.unit_bytes);
+    let memories = vec![
+        memory(rng, length, unit, Some(PATTERN_SEEDS[0])),
+        memory(rng, length / 2, unit, None),
+        memory(rng, length, unit, Some(PATTERN_SEEDS[1])),
+    ];
+    let lead = rng.pick(&[0, 4096, 123]);
+    let plain = |memory: usize, base_va| Key {
+        memory,
+        base_va,
+        length: length / 2,
+        lead: 0,
+        knowledge: Knowledge::Plain,
+        truth: Knowledge::Plain,
+    };
+    let mut keys = vec![
+        extended_key(0, 0, PATTERN_SEEDS[0], 0x7000_0000 + lead as u64, lead, length - lead, unit as u32),
+        // A window on the same memory, at other addresses.
+        extended_key(1, 0, PATTERN_SEEDS[0], 0, 9000, length / 2, unit as u32),
+        plain(1, 0x9000_0000),
+        extended_key(3, 2, PATTERN_SEEDS[1], 0x1_0000_0001, 1, length - 1, unit as u32),
+        plain(1, 0xa000_0000),
+    ];
+    // These two will be known later, or never.
+    keys[3].knowledge = Knowledge::Unknown;
+    keys[4].knowledge = Knowledge::Unknown;
+    Server {
+        memories,
+        keys,
+        magic: false,
+        busy_one_in: scenario.busy_one_in,
+        fail_after: None,
+        fetched_pages: 0,
+        calls: 0,
+    }
+}
+
+impl Run {
+    pub fn new(scenario: &Scenario) -> Run {
+        let mut rng = Rng(scenario.seed);
+        let mut server = server(&mut rng, scenario);
+        let dest_bytes = scenario.specs.iter().map(|spec| spec.length).max().unwrap_or(0) + 20_000;
+        let source_bytes: usize = scenario.specs.iter().map(|spec| spec.length + 64).sum();
+        let local = Local { bytes: vec![0xaa; dest_bytes + source_bytes], is_gone: false };
+        let config = Config {
+            qpn: 0x77,
+            tag: 5,
+            request_count_max: rng.within(1, 50),
+            post_count_max: rng.within(1, 20),
+            call_count_max: rng.within(1, 8),
+            mtu_bytes: scenario.mtu as u32,
+            signal_all: false,
+        };
+        let reference = Reference::new(&server, &local);
+        let mut fail_post = None;
+        match scenario.trouble {
+            Trouble::CallFails(count, status) => server.fail_after = Some((count, status)),
+            Trouble::PostFails(count, status) => fail_post = Some((count, status)),
+            _ => {}
+        }
+        let mut world = World::new(Session::new(config), server, local, rng, scenario.mtu);
+        world.fail_post = fail_post;
+        Run {
+            world,
+            reference,
+            posted: Vec::new(),
+            next_source: dest_bytes,
+            dest_bytes,
+            heard_count: 0,
+            settled: 0,
+        }
+    }
+
+    fn dest(&mut self, spec: &Spec, length: usize) -> u64 {
+        LOCAL_BASE + (spec.local % (self.dest_bytes - length + 1)) as u64
+    }
+
+    /// Memory with data to be sent, such as it belongs at that place.
+    fn source(&mut self, spec: &Spec, memory: usize, offset: usize) -> u64 {
+        let mut data = vec![0; spec.length];
+        let pattern = Pattern::derive(&[PATTERN_SEEDS[memory / 2]; 32]);
+        contents(&mut self.world.rng, spec.content, &pattern, offset, &mut data);
+        let addr = LOCAL_BASE + self.next_source as u64;
+        self.next_source += spec.length;
+        self.world.local.slice(addr, data.len()).copy_from_slice(&data);
+        self.reference.fill(addr, &data);
+        addr
+    }
+
+    /// The work request that a specification comes to.
+    fn work_request(&mut self, spec: &Spec) -> (SendWr, Knowledge) {
+        let index = spec.key % self.world.server.keys.len();
+        let key = self.world.server.keys[index].clone();
+        let is_atomic = matches!(spec.what, What::FetchAdd | What::CompareSwap);
+        let length = if is_atomic { 8 } else { spec.length.min(key.length) };
+        let spec = &Spec { length, ..*spec };
+        let start = spec.place % (key.length - length + 1);
+        let va = key.base_va + if is_atomic { start & !7 } else { start } as u64;
+        let rkey = RKEY_BASE + index as u32;
+        let is_back = matches!(spec.what, What::WriteBack | What::SendBack);
+        let receives = matches!(spec.what, What::Read | What::FetchAdd | What::CompareSwap) || is_back;
+        let addr =
+            if receives { self.dest(spec, length) } else { self.source(spec, key.memory, key.offset(va)) };
+        let expected = if is_atomic && spec.content > 0 { self.reference.load(rkey, va) } else { 3 };
+        let op = match spec.what {
+            What::Read => SendOp::Read { va, rkey },
+            What::Write | What::WriteInline | What::WriteBack => SendOp::Write { va, rkey },
+            What::WriteImm => SendOp::WriteImm { va, rkey, imm: 5 },
+            What::Send | What::SendBack => SendOp::Send,
+            What::FetchAdd => SendOp::FetchAdd { va, rkey, add: 0x0101_0101 },
+            What::CompareSwap => SendOp::CompareSwap { va, rkey, compare: expected, swap: !expected },
+            What::Flush => SendOp::Flush { va, rkey, length: length as u32, placement: 2, selectivity: 0 },
+        };
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::FENCE, spec.fence || is_back);
+        flags.set(SendFlags::SIGNALED, spec.signaled);
+        let payload = match spec.what {
+            What::WriteInline => Payload::Inline(SmallVec::from_slice(self.world.local.slice(addr, length))),
+            What::Flush => Payload::Sges(SmallVec::new()),
+            _ => Payload::Sges(split(addr, length, if is_atomic { 1 } else { spec.sge_count }, spec.local)),
+        };
+        let wr = SendWr { wr_id: u64::MAX - self.posted.len() as u64, op, payload, flags, datagram: None };
+        let known = if op == SendOp::Send { Knowledge::Plain } else { key.knowledge };
+        (wr, known)
+    }
+
+    /// Posts the next request, if the session takes it.
+    fn post(&mut self, specs: &mut VecDeque<Spec>) {
+        if self.world.session.len() >= 40 {
+            return;
+        }
+        let Some(spec) = specs.pop_front() else { return };
+        let (wr, known) = self.work_request(&spec);
+        // The peer hears of requests that the session holds back meanwhile.
+        while self.world.session.post(wr.clone(), &known).is_err() {
+            self.step();
+        }
+        self.reference.post(self.posted.len() as u32, &wr);
+        self.posted.push(Posted { wr, known });
+    }
+
+    fn step(&mut self) {
+        if let Some(wc) = self.world.step() {
+            self.check_completion(&wc);
+        }
+        while self.world.heard.len() > self.heard_count {
+            let heard = &self.world.heard[self.heard_count];
+            let (number, data) = &self.reference.heard[self.heard_count];
+            assert_eq!(&heard.data, data, "what was heard of request {number}");
+            self.reference.check_visible(*number, &self.world.server);
+            self.heard_count += 1;
+        }
+    }
+
+    /// A completion comes in its turn, and everything before it is done.
+    fn check_completion(&mut self, wc: &Wc) {
+        let number = (u64::MAX - wc.wr_id) as usize;
+        assert!(number >= self.settled, "request {number} completes after {}", self.settled);
+        let has_failed = wc.status != WcStatus::Success;
+        for earlier in self.settled..number {
+            let signaled = self.posted[earlier].wr.flags.contains(SendFlags::SIGNALED);
+            assert!(!signaled, "request {earlier} is passed by");
+        }
+        assert!(has_failed || self.posted[number].wr.flags.contains(SendFlags::SIGNALED));
+        let brought = self.settled..number + usize::from(!has_failed);
+        for index in brought {
+            let wr = &self.posted[index].wr;
+            if matches!(wr.op, SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
+                self.reference.check_brought(index as u32, wr, &self.world.local);
+            }
+        }
+        self.settled = number + 1;
+    }
+
+    /// Lets everything happen, and checks all that came of it.
+    pub fn run(mut self, scenario: &Scenario) -> Run {
+        let mut specs: VecDeque<Spec> = scenario.specs.iter().copied().collect();
+        let total = specs.len();
+        let start_at = if self.world.rng.one_in(2) { 0 } else { self.world.rng.below(200) };
+        let mut steps = 0;
+        while !specs.is_empty() || !self.world.session.is_empty() {
+            if steps == start_at
+                && !self.world.is_peer_gone
+                && let Some(mode) = scenario.mode
+            {
+                self.world.session.start(mode, 0x88);
+            }
+            steps += 1;
+            assert!(steps < 400_000, "it does not come to an end, with {} left", self.world.session.len());
+            match self.world.rng.below(16) {
+                0..=1 => self.post(&mut specs),
+                2 => self.world.churn(),
+                3 if self.world.rng.one_in(4) => self.world.pull(),
+                4 if self.world.rng.one_in(16) => {
+                    let key = &mut self.world.server.keys[3];
+                    key.knowledge = key.truth.clone();
+                }
+                _ => self.step(),
+            }
+            self.trouble(scenario.trouble, steps);
+        }
+        // Nobody waits for an answer to a call about the pattern, but it comes.
+        while self.world.session.calls_in_flight() > 0 && !self.world.is_peer_gone {
+            self.step();
+        }
+        assert_eq!(self.posted.len(), total);
+        self
+    }
+
+    fn trouble(&mut self, trouble: Trouble, steps: usize) {
+        match trouble {
+            Trouble::PeerGone(at) if at == steps => self.world.lose_peer(),
+            Trouble::Flush(at) if at == steps => {
+                self.world.in_error = true;
+                self.world.session.flush();
+            }
+            _ => {}
+        }
+    }
+
+    /// Everything went as in order.
+    pub fn check_success(&self) {
+        assert!(self.world.completions.iter().all(|wc| wc.status == WcStatus::Success));
+        let signaled = self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED));
+        assert_eq!(self.world.completions.len(), signaled.count());
+        for (wc, posted) in self
+            .world
+            .completions
+            .iter()
+            .zip(self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED)))
+        {
+            assert_eq!(wc.wr_id, posted.wr.wr_id);
+            let expected = posted.wr.payload.len();
+            assert!(
+                u64::from(wc.byte_len) == expected || !matches!(posted.wr.op, SendOp::Read { .. }),
+                "a READ of {expected} B completes with {}",
+                wc.byte_len
+            );
+        }
+        assert_eq!(self.heard_count, self.reference.heard.len());
+        assert_eq!(self.world.breaks, 0);
+        assert_eq!(self.world.session.calls_in_flight(), 0);
+        self.reference.check_all(&self.world.local, &self.world.server);
+    }
+
+    /// After the first failure everything was flushed, and everything has completed.
+    pub fn check_failure(&self) -> Option<WcStatus> {
+        let first = self.world.completions.iter().position(|wc| wc.status != WcStatus::Success)?;
+        let (before, after) = self.world.completions.split_at(first);
+        let number = (u64::MAX - after[0].wr_id) as usize;
+        assert_eq!(after.len(), self.posted.len() - number, "every request from the failed one on completes");
+        assert!(after[1..].iter().all(|wc| wc.status == WcStatus::Flushed));
+        let signaled = |posted: &&Posted| posted.wr.flags.contains(SendFlags::SIGNALED);
+        assert_eq!(before.len(), self.posted[..number].iter().filter(signaled).count());
+        assert!(self.world.in_error);
+        Some(after[0].status)
+    }
+
+    /// How many requests are on extended regions that the session knew of.
+    pub fn extended_count(&self) -> usize {
+        self.posted.iter().filter(|posted| matches!(posted.known, Knowledge::Extended(_))).count()
+    }
+}
+
+/// A list of so many elements over a range of memory, in another order than that of the addresses.
+fn split(addr: u64, length: usize, count: usize, shuffle: usize) -> SmallVec<[Sge; 2]> {
+    let count = count.min(length).max(1);
+    let mut sges: SmallVec<[Sge; 2]> = SmallVec::new();
+    let mut at = 0;
+    for index in 0..count {
+        let end = if index + 1 == count { length } else { (length * (index + 1)) / count };
+        sges.push(Sge { addr: addr + at as u64, length: (end - at) as u32, lkey: LKEY });
+        at = end;
+    }
+    sges.rotate_left(shuffle % count);
+    sges
+}

@@ -1,0 +1,265 @@
+//! The simulated peer: memories whose units come and go, keys on them, and a server of RPCs that does several at a time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use terrace_access::layout::Layout;
+use terrace_access::pattern::Pattern;
+use terrace_access::proto::{Body, Message, Mode, Read, RegionDescription, Source, Status, Write};
+use terrace_access::region::{Knowledge, Region};
+
+use crate::rng::Rng;
+
+/// Memory of the peer. Its index is the offset on the grid.
+pub struct Memory {
+    pub bytes: Vec<u8>,
+    pub unit_bytes: usize,
+    /// Of an extended memory: what it is derived from, and which units are present.
+    pub paging: Option<(Pattern, Vec<bool>)>,
+}
+
+impl Memory {
+    /// What a READ of the NIC gets in one copy.
+    pub fn copy(&self, offset: usize, out: &mut [u8], magic: bool) {
+        out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
+        let Some((pattern, present)) = self.paging.as_ref().filter(|_| magic) else { return };
+        for (at, byte) in (offset..).zip(out) {
+            if !present[at / self.unit_bytes] {
+                *byte = pattern.bytes()[at % 4096];
+            }
+        }
+    }
+}
+
+/// What an rkey names.
+#[derive(Clone, Debug)]
+pub struct Key {
+    pub memory: usize,
+    pub base_va: u64,
+    pub length: usize,
+    /// Where it begins on the grid.
+    pub lead: usize,
+    pub knowledge: Knowledge,
+    /// What the client will know once it has been told.
+    pub truth: Knowledge,
+}
+
+impl Key {
+    pub fn offset(&self, va: u64) -> usize {
+        (va - self.base_va) as usize + self.lead
+    }
+}
+
+/// An RPC that is being served.
+pub struct Job {
+    pub id: u64,
+    steps: VecDeque<Step>,
+    status: Status,
+}
+
+enum Step {
+    /// Take bytes of a memory, to be put there in the client's memory.
+    Take {
+        memory: usize,
+        offset: usize,
+        length: usize,
+        to: u64,
+    },
+    Put {
+        to: u64,
+        data: Vec<u8>,
+    },
+    /// Take bytes of the client's memory, to be put there in a memory.
+    Ask {
+        from: u64,
+        memory: usize,
+        offset: usize,
+        length: usize,
+    },
+    Apply {
+        memory: usize,
+        offset: usize,
+        data: Vec<u8>,
+    },
+    TurnMagicOn,
+}
+
+pub struct Server {
+    pub memories: Vec<Memory>,
+    pub keys: Vec<Key>,
+    /// Whether the NIC answers with patterns on this queue pair.
+    pub magic: bool,
+    /// One in so many calls is refused for lack of room; 0: none.
+    pub busy_one_in: usize,
+    /// The status to answer to the call that comes after so many others.
+    pub fail_after: Option<(usize, Status)>,
+    pub fetched_pages: usize,
+    pub calls: usize,
+}
+
+pub const RKEY_BASE: u32 = 0x4400;
+
+impl Server {
+    pub fn key(&self, rkey: u32) -> &Key {
+        &self.keys[(rkey - RKEY_BASE) as usize]
+    }
+
+    /// Begins to serve a call.
+    pub fn accept(&mut self, bytes: &[u8], rng: &mut Rng) -> Job {
+        let message = Message::decode(bytes).expect("the client encodes what can be decoded");
+        self.calls += 1;
+        let job = |steps, status| Job { id: message.id, steps, status };
+        if self.busy_one_in > 0 && rng.one_in(self.busy_one_in) {
+            return job(VecDeque::new(), Status::Busy);
+        }
+        match &mut self.fail_after {
+            Some((0, status)) => return job(VecDeque::new(), *status),
+            Some((calls, _)) => *calls -= 1,
+            None => {}
+        }
+        match &message.body {
+            Body::Magic(magic) => {
+                assert!(magic.on && (magic.client_qpn, magic.server_qpn) == (0x77, 0x88));
+                job(VecDeque::from([Step::TurnMagicOn]), Status::Ok)
+            }
+            Body::Read(read) => match self.read_steps(read) {
+                Ok(steps) => job(steps, Status::Ok),
+                Err(status) => job(VecDeque::new(), status),
+            },
+            Body::Write(write) => job(self.write_steps(write), Status::Ok),
+            body => panic!("a session does not send {body:?}"),
+        }
+    }
+
+    fn read_steps(&mut self, read: &Read) -> Result<VecDeque<Step>, Status> {
+        let key = self.key(read.rkey).clone();
+        let Knowledge::Extended(region) = &key.truth else { return Err(Status::Plain) };
+        if !region.layout().covers(read.va, read.length.into()) {
+            return Err(Status::OutOfRange);
+        }
+        let in_page = region.layout().page_offset(read.va);
+        let wanted = match &read.pages {
+            Some(pages) => {
+                assert_eq!(usize::from(pages.offset), in_page);
+                pages.wanted.runs().flatten().collect::<Vec<_>>()
+            }
+            None => (0..region.layout().page_count(read.va, read.length.into())).collect(),
+        };
+        self.fetched_pages += wanted.len();
+        let steps = wanted.into_iter().map(|page| {
+            let start = (page * 4096).max(in_page);
+            let end = ((page + 1) * 4096).min(in_page + read.length as usize);
+            let to = read.dest_va + (start - in_page) as u64;
+            Step::Take {
+                memory: key.memory,
+                offset: key.offset(read.va) - in_page + start,
+                length: end - start,
+                to,
+            }
+        });
+        Ok(steps.collect())
+    }
+
+    fn write_steps(&mut self, write: &Write<'_>) -> VecDeque<Step> {
+        let key = self.key(write.rkey);
+        let (memory, offset) = (key.memory, key.offset(write.va));
+        match write.source {
+            Source::Inline(data) => {
+                let (left, right) = data.split_at(data.len() / 2);
+                VecDeque::from([
+                    Step::Apply { memory, offset, data: left.to_vec() },
+                    Step::Apply { memory, offset: offset + left.len(), data: right.to_vec() },
+                ])
+            }
+            Source::Remote { va, .. } => {
+                let length = write.length as usize;
+                let half = length / 2;
+                VecDeque::from([
+                    Step::Ask { from: va, memory, offset, length: half },
+                    Step::Ask {
+                        from: va + half as u64,
+                        memory,
+                        offset: offset + half,
+                        length: length - half,
+                    },
+                ])
+            }
+        }
+    }
+
+    /// Does a little for a call; its outcome when it is done.
+    pub fn serve(&mut self, job: &mut Job, local: &mut Local) -> Option<Status> {
+        let Some(step) = job.steps.pop_front() else { return Some(job.status) };
+        match step {
+            Step::Take { memory, offset, length, to } => {
+                let data = self.memories[memory].bytes[offset..offset + length].to_vec();
+                job.steps.push_back(Step::Put { to, data });
+            }
+            Step::Put { to, data } => local.slice(to, data.len()).copy_from_slice(&data),
+            Step::Ask { from, memory, offset, length } => {
+                let data = local.slice(from, length).to_vec();
+                job.steps.push_back(Step::Apply { memory, offset, data });
+            }
+            Step::Apply { memory, offset, data } => {
+                self.memories[memory].bytes[offset..offset + data.len()].copy_from_slice(&data);
+            }
+            Step::TurnMagicOn => self.magic = true,
+        }
+        None
+    }
+}
+
+/// The client's memory.
+#[derive(Clone)]
+pub struct Local {
+    pub bytes: Vec<u8>,
+    /// Answers with a protection error.
+    pub is_gone: bool,
+}
+
+pub const LOCAL_BASE: u64 = 0x5000_0000;
+pub const LKEY: u32 = 0x11;
+
+impl Local {
+    pub fn slice(&mut self, addr: u64, length: usize) -> &mut [u8] {
+        let start = (addr - LOCAL_BASE) as usize;
+        &mut self.bytes[start..start + length]
+    }
+}
+
+impl terrace_access::session::LocalMemory for Local {
+    fn read(
+        &self,
+        sge: &terrace_transport::Sge,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), terrace_transport::LocalError> {
+        assert!(sge.lkey == LKEY && offset + out.len() as u64 <= u64::from(sge.length));
+        if self.is_gone {
+            return Err(terrace_transport::LocalError::Protection);
+        }
+        let start = (sge.addr + offset - LOCAL_BASE) as usize;
+        out.copy_from_slice(&self.bytes[start..start + out.len()]);
+        Ok(())
+    }
+}
+
+/// A key on an extended memory, from some offset of its grid on.
+pub fn extended_key(
+    index: usize,
+    memory: usize,
+    seed: u8,
+    base_va: u64,
+    lead: usize,
+    length: usize,
+    unit: u32,
+) -> Key {
+    let layout =
+        Layout::new(base_va, length as u64, lead as u64, unit).expect("the test's layouts make sense");
+    let pattern_key = [seed; 32];
+    let description =
+        RegionDescription { layout, pattern_key, region_id: 900 + memory as u64, mode: Mode::OneSided };
+    let region = Region::new(RKEY_BASE + index as u32, description);
+    let truth = Knowledge::Extended(Arc::new(region));
+    Key { memory, base_va, length, lead, knowledge: truth.clone(), truth }
+}
