@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrace_memory::{AccessError, Accessor};
+use terrace_memory::Accessor;
 use terrace_transport::Sge;
 
 use crate::error::Error;
@@ -56,9 +56,7 @@ impl Buffer {
     /// # Errors
     /// EINVAL for a range that is not within the buffer.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), Error> {
-        let (pd, va) = (self.mr.pd(), self.addr().wrapping_add(offset as u64));
-        let who = Accessor::local(pd.handle(), 0);
-        pd.device().memory.read(who, self.mr.lkey(), va, out).map_err(not_within)
+        self.mr.pd().copy_out(&self.sge(0, 0), offset as u64, out)
     }
 
     /// Copies bytes in.
@@ -68,7 +66,10 @@ impl Buffer {
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let (pd, va) = (self.mr.pd(), self.addr().wrapping_add(offset as u64));
         let who = Accessor::local(pd.handle(), 0);
-        pd.device().memory.write(who, self.mr.lkey(), va, data).map_err(not_within)
+        pd.device()
+            .memory
+            .write(who, self.mr.lkey(), va, data)
+            .map_err(|_| Error::Invalid("not within the buffer, or not permitted"))
     }
 }
 
@@ -79,8 +80,4 @@ impl Drop for Buffer {
             std::mem::forget(std::mem::take(&mut self.memory));
         }
     }
-}
-
-fn not_within(_: AccessError) -> Error {
-    Error::Invalid("not within the buffer, or not permitted")
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrace_memory::{AccessError, Advice};
+use terrace_memory::{AccessError, Accessor, Advice};
 use terrace_transport::Sge;
 
 use crate::address::{AddressVector, Ah};
@@ -71,6 +71,16 @@ impl Pd {
             advised.map_err(advise_error)?;
         }
         Ok(())
+    }
+
+    /// Copies out what lies `offset` bytes into a piece of memory that local work requests may name.
+    ///
+    /// # Errors
+    /// EINVAL for an unknown key, a range that is not within its region, or memory that is gone.
+    pub fn copy_out(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let who = Accessor::local(self.handle, 0);
+        let copied = self.device.memory.read(who, sge.lkey, sge.addr.wrapping_add(offset), out);
+        copied.map_err(|_| Error::Invalid("no memory that local work requests may name"))
     }
 
     /// Makes a memory window; ENOMEM when the device has as many as it can.

@@ -114,6 +114,11 @@ impl Agent {
         }
     }
 
+    /// The protection domain of control queue pairs: what is registered in it can be reached over them.
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -248,8 +253,10 @@ impl Agent {
         }
         let Some(party) = state.parties.touch(wc.qpn) else { return };
         if wc.opcode != WcOpcode::Recv {
-            if let (false, Role::Server(serving)) = (is_nobodys(wc), &mut party.role) {
-                serving.note_completion(&mut party.control, wc.wr_id, &self.pd);
+            match &mut party.role {
+                _ if is_nobodys(wc) => {}
+                Role::Server(serving) => serving.note_completion(&mut party.control, wc.wr_id, &self.pd),
+                Role::Client(link) => link.note_read(wc.wr_id),
             }
             return;
         }

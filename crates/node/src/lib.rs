@@ -7,6 +7,7 @@
 //! | `control`, `parties` | one end of a control queue pair; all of them |
 //! | `link` | the client's half of a control queue pair |
 //! | `server` | files as regions: what `terrace serve` runs |
+//! | `metrics` | counters for Prometheus |
 //! | `client` | the client library |
 //! | `serving` | what a server does with the requests of one client |
 
@@ -18,6 +19,7 @@ mod client;
 mod control;
 mod exports;
 mod link;
+mod metrics;
 mod parties;
 mod server;
 mod serving;
@@ -25,5 +27,6 @@ mod serving;
 pub use agent::Agent;
 pub use client::{Client, ClientConfig, ClientError, Completion, Region, Span};
 pub use exports::Exported;
+pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 pub use terrace_access::proto::Mode;

@@ -1,9 +1,12 @@
 //! The client's half of a control queue pair: how it comes about, and the requests that wait for their answers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
 use terrace_access::proto::{Accepted, Body, Connect, Datagram, Endpoint, Found, Message, Opened, Status};
-use terrace_nic::{Path, Time};
+use terrace_nic::{Path, Payload, SendOp, Sge, SgeList, Time};
 
 use crate::control::{Control, RECEIVE_COUNT};
 
@@ -57,6 +60,40 @@ pub(crate) struct Link {
     next_id: u64,
     /// By id; `None` while it is awaited.
     answers: HashMap<u64, Option<Answer>>,
+    /// Where the answers to the calls of sessions go, by the sessions' tags.
+    sessions: HashMap<u32, Arc<Mailbox>>,
+    /// Who waits for READs over the control queue pair, by their `wr_id`.
+    reads: HashMap<u64, Arc<AtomicBool>>,
+    next_read: u64,
+}
+
+/// Where the answers to a session's calls wait for its owner.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    answers: Mutex<Vec<(u64, Status)>>,
+    any: AtomicBool,
+    /// Whether no more answers will come.
+    lost: AtomicBool,
+}
+
+impl Mailbox {
+    /// What has come since.
+    pub fn take(&self) -> Vec<(u64, Status)> {
+        if !self.any.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.answers.lock())
+    }
+
+    /// Whether no more answers will come. What has come before is to be taken first.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    fn put(&self, id: u64, status: Status) {
+        self.answers.lock().push((id, status));
+        self.any.store(true, Ordering::Release);
+    }
 }
 
 impl Link {
@@ -68,6 +105,9 @@ impl Link {
             requests_max: 0,
             next_id: 0,
             answers: HashMap::new(),
+            sessions: HashMap::new(),
+            reads: HashMap::new(),
+            next_read: 0,
         }
     }
 
@@ -121,11 +161,48 @@ impl Link {
         id
     }
 
-    /// Keeps an answer for whoever has asked.
+    /// Gives the answers to calls with this tag in the upper half of their ids to a session.
+    pub fn register(&mut self, tag: u32, mailbox: Arc<Mailbox>) {
+        self.sessions.insert(tag, mailbox);
+    }
+
+    /// Forgets a session.
+    pub fn unregister(&mut self, tag: u32) {
+        self.sessions.remove(&tag);
+    }
+
+    /// READs the server's memory; the flag is set when the data is there.
+    pub fn read(&mut self, control: &mut Control, va: u64, rkey: u32, into: Sge, done: &Arc<AtomicBool>) {
+        let wr_id = self.next_read;
+        self.next_read += 1;
+        self.reads.insert(wr_id, done.clone());
+        let payload = Payload::Sges(SgeList::from_slice(&[into]));
+        control.push(SendOp::Read { va, rkey }, payload, Some(wr_id));
+    }
+
+    /// A READ has brought its data.
+    pub fn note_read(&mut self, wr_id: u64) {
+        if let Some(done) = self.reads.remove(&wr_id) {
+            done.store(true, Ordering::Release);
+        }
+    }
+
+    /// Brings an answer to whoever has asked.
     pub fn handle_answer(&mut self, id: u64, answer: Answer) {
+        match (self.sessions.get(&((id >> 32) as u32)), answer) {
+            (Some(mailbox), Answer::Done(status)) => return mailbox.put(id, status),
+            _ => {}
+        }
         match self.answers.get_mut(&id) {
             Some(place) => *place = Some(answer),
             None => tracing::debug!(id, "an answer to no question"),
+        }
+    }
+
+    /// The connection has ended.
+    pub fn close(&self) {
+        for mailbox in self.sessions.values() {
+            mailbox.lost.store(true, Ordering::Release);
         }
     }
 

@@ -1,6 +1,7 @@
 //! A memory node: files as regions that peers read and write, within a budget of memory.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -138,6 +139,14 @@ pub enum ServeError {
     /// A name that no region can have.
     #[error("a region cannot be named {0:?}: 1 to {NAME_BYTES_MAX} bytes, and each name once")]
     Name(String),
+    /// Metrics cannot be served.
+    #[error("cannot serve metrics at {addr}: {reason}")]
+    Metrics {
+        /// The address that was asked for.
+        addr: SocketAddr,
+        /// Why not.
+        reason: String,
+    },
     /// There is nothing to serve.
     #[error("no region to serve: give at least one")]
     Nothing,
@@ -153,6 +162,7 @@ pub struct Server {
 
 /// A region that is served. What comes first goes first.
 struct Served {
+    name: String,
     mr: Arc<Mr>,
     region: Arc<TierRegion>,
     _file: BackingFile,
@@ -200,15 +210,15 @@ impl Server {
         };
         let request = MrRequest { addr: map.addr, length: map.len, iova: 0, access: ACCESS, paging };
         let mr = pd.reg_mr(request)?;
-        self.regions.push(Served { mr: mr.clone(), region, _file: file });
-        let name = Some(config.name.clone());
+        let name = config.name.clone();
+        self.regions.push(Served { name: name.clone(), mr: mr.clone(), region, _file: file });
         self.agent.export(Exported {
             mr,
             access: ACCESS,
             pager,
             pattern_key,
             mode: mode.client_mode(),
-            name,
+            name: Some(name),
         })?;
         Ok(())
     }
@@ -221,6 +231,11 @@ impl Server {
     /// What happened so far.
     pub fn stats(&self) -> TierStats {
         self.tier.stats()
+    }
+
+    /// The regions' names, in the order of [`TierStats::regions`].
+    pub fn names(&self) -> Vec<String> {
+        self.regions.iter().map(|served| served.name.clone()).collect()
     }
 
     /// The tier, for tests that move units about.

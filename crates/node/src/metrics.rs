@@ -1,0 +1,171 @@
+//! What a memory node tells Prometheus: its counters in the text exposition format (version 0.0.4), over HTTP at `/metrics`.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use terrace_tier::{KindCounts, RegionStats, Tier, TierStats};
+use tiny_http::{Header, Response, Server as HttpServer};
+
+use crate::server::{ServeError, Server};
+
+/// The text exposition format.
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Answers who asks for metrics, for as long as it lives.
+pub struct Metrics {
+    http: Arc<HttpServer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Metrics {
+    /// Listens at an address for HTTP requests. Port 0 chooses a free one.
+    ///
+    /// # Errors
+    /// `Metrics` when nothing can listen there.
+    pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
+        let failed = |reason: String| ServeError::Metrics { addr, reason };
+        let http = Arc::new(HttpServer::http(addr).map_err(|error| failed(error.to_string()))?);
+        let (listener, tier, names) = (http.clone(), server.tier().clone(), server.names());
+        let builder = std::thread::Builder::new().name("terrace-metrics".into());
+        let thread = builder.spawn(move || answer(&listener, &tier, &names));
+        let thread = thread.map_err(|error| failed(error.to_string()))?;
+        Ok(Metrics { http, thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.http.server_addr().to_ip()
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.http.unblock();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(http: &HttpServer, tier: &Tier, names: &[String]) {
+    for request in http.incoming_requests() {
+        // A reader that goes away is its own loss.
+        let _ = match request.url() {
+            "/metrics" => {
+                let content_type = Header::from_bytes("Content-Type", CONTENT_TYPE);
+                let response = Response::from_string(exposition(&tier.stats(), names));
+                request.respond(match content_type {
+                    Ok(header) => response.with_header(header),
+                    Err(()) => response,
+                })
+            }
+            _ => request.respond(Response::from_string("metrics are at /metrics\n").with_status_code(404)),
+        };
+    }
+}
+
+/// A metric of each region.
+type OfRegion = (&'static str, &'static str, &'static str, fn(&RegionStats) -> f64);
+
+const REGION_METRICS: [OfRegion; 11] = [
+    ("region_bytes", "gauge", "Length of the region.", |region| region.len as f64),
+    ("units_resident", "gauge", "Units of 1 MiB that are locked into memory.", |region| {
+        region.units_resident as f64
+    }),
+    ("hits_total", "counter", "Accesses that found all of their memory resident.", |region| {
+        region.hits as f64
+    }),
+    ("promotions_total", "counter", "Units brought into memory.", |region| region.promotions as f64),
+    ("demotions_total", "counter", "Units taken out of memory.", |region| region.demotions as f64),
+    ("moves_failed_total", "counter", "Units that could not be moved.", |region| region.moves_failed as f64),
+    ("flushes_total", "counter", "Flushes carried out.", |region| region.flushes as f64),
+    ("errors_total", "counter", "Accesses that failed.", |region| region.errors as f64),
+    ("miss_read_bytes_total", "counter", "Bytes read by misses.", |region| region.bytes_read as f64),
+    ("miss_written_bytes_total", "counter", "Bytes written by misses.", |region| region.bytes_written as f64),
+    ("miss_latency_count", "counter", "Misses whose latency was measured.", |region| {
+        region.latency.count as f64
+    }),
+];
+
+/// Misses by what they did and how, and where the count is.
+type OfMiss = (&'static str, fn(&KindCounts) -> u64);
+
+const MISS_KINDS: [OfMiss; 4] = [
+    ("mapping", |kinds| kinds.mapping),
+    ("cached", |kinds| kinds.cached),
+    ("buffered", |kinds| kinds.buffered),
+    ("direct", |kinds| kinds.direct),
+];
+
+fn exposition(stats: &TierStats, names: &[String]) -> String {
+    let mut text = String::new();
+    let regions: Vec<(String, &RegionStats)> =
+        names.iter().map(|name| escaped(name)).zip(&stats.regions).collect();
+    // Writing to a string cannot fail.
+    for (name, help, value) in [
+        ("dram_bytes", "Memory that may be locked.", stats.dram_bytes),
+        ("locked_bytes", "Memory that is locked.", stats.locked_bytes),
+        ("io_in_flight", "Requests that the storage device has.", stats.io_in_flight),
+    ] {
+        let _ = writeln!(
+            text,
+            "# HELP terrace_{name} {help}\n# TYPE terrace_{name} gauge\nterrace_{name} {value}"
+        );
+    }
+    for (name, kind, help, value) in REGION_METRICS {
+        let _ = writeln!(text, "# HELP terrace_{name} {help}\n# TYPE terrace_{name} {kind}");
+        for (region, stats) in &regions {
+            let _ = writeln!(text, "terrace_{name}{{region=\"{region}\"}} {}", value(stats));
+        }
+    }
+    text += "# HELP terrace_misses_total Accesses that went to the file, by direction and kind of IO.\n";
+    text += "# TYPE terrace_misses_total counter\n";
+    for (region, stats) in &regions {
+        for (direction, kinds) in [("read", &stats.reads), ("write", &stats.writes)] {
+            for (kind, count) in MISS_KINDS {
+                let labels = format!("region=\"{region}\",direction=\"{direction}\",io=\"{kind}\"");
+                let _ = writeln!(text, "terrace_misses_total{{{labels}}} {}", count(kinds));
+            }
+        }
+    }
+    text += "# HELP terrace_miss_latency_us How long misses took.\n# TYPE terrace_miss_latency_us gauge\n";
+    for (region, stats) in &regions {
+        let latency = &stats.latency;
+        for (quantile, us) in [("0.5", latency.p50_us), ("0.9", latency.p90_us), ("0.99", latency.p99_us)] {
+            let labels = format!("region=\"{region}\",quantile=\"{quantile}\"");
+            let _ = writeln!(text, "terrace_miss_latency_us{{{labels}}} {us}");
+        }
+    }
+    text
+}
+
+/// A label's value.
+fn escaped(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_region_has_its_lines_and_names_are_escaped() {
+        let region = RegionStats {
+            hits: 7,
+            reads: KindCounts { direct: 3, ..Default::default() },
+            ..Default::default()
+        };
+        let stats =
+            TierStats { dram_bytes: 4096, regions: vec![region.clone(), region], ..TierStats::default() };
+        let text = exposition(&stats, &["a".into(), "b\"\n".into()]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.contains(&"terrace_dram_bytes 4096"));
+        assert!(lines.contains(&"terrace_hits_total{region=\"a\"} 7"));
+        assert!(lines.contains(&"terrace_hits_total{region=\"b\\\"\\n\"} 7"));
+        assert!(lines.contains(&"terrace_misses_total{region=\"a\",direction=\"read\",io=\"direct\"} 3"));
+        let is_comment_or_sample = |line: &&str| line.starts_with("# ") || line.starts_with("terrace_");
+        assert!(lines.iter().all(is_comment_or_sample), "{text}");
+    }
+}
