@@ -69,7 +69,8 @@ pub use stat::{DeviceSnapshot, QpSnapshot};
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_memory::{Absence, RegionPolicy};
 pub use terrace_transport::{
-    BindWindow, ByteSource, Datagram, Payload, Provided, QpAttr, QpAttrMask, QpCap, QpCounters, QpState,
-    QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags, WcOpcode, WcStatus,
+    BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
+    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags,
+    WcOpcode, WcStatus,
 };
 pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};

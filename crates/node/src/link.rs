@@ -166,11 +166,6 @@ impl Link {
         self.sessions.insert(tag, mailbox);
     }
 
-    /// Forgets a session.
-    pub fn unregister(&mut self, tag: u32) {
-        self.sessions.remove(&tag);
-    }
-
     /// READs the server's memory; the flag is set when the data is there.
     pub fn read(&mut self, control: &mut Control, va: u64, rkey: u32, into: Sge, done: &Arc<AtomicBool>) {
         let wr_id = self.next_read;

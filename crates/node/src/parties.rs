@@ -73,7 +73,8 @@ impl Parties {
                 serving.close();
             }
             Role::Client(link) => {
-                tracing::debug!(server = %link.remote.remote, why, "a connection to a server has ended")
+                tracing::debug!(server = %link.remote.remote, why, "a connection to a server has ended");
+                link.close();
             }
         }
         party.control.close();

@@ -104,11 +104,24 @@ fn what_is_written_is_read_from_locked_memory() {
 }
 
 #[test]
+fn what_is_written_is_read_when_clients_detect_what_is_absent() {
+    write_and_read_back(ServeMode::Term, 2 * MIB);
+}
+
+#[test]
+fn what_is_written_is_read_by_rpc_of_every_kind() {
+    for mode in [ServeMode::Rpc, ServeMode::RpcBuffer, ServeMode::RpcDirect, ServeMode::RpcTiering] {
+        write_and_read_back(mode, 2 * MIB);
+    }
+    write_and_read_back(ServeMode::RpcTieringPromote, 2 * MIB);
+}
+
+#[test]
 fn names_that_do_not_exist_are_refused_and_nobody_answers_elsewhere() {
     let node = Node::new("names", ServeMode::Wait, MIB, MIB);
     let client = node.client();
     assert!(matches!(client.open("nothing"), Err(ClientError::NoRegion(_))));
-    assert!(matches!(client.open(""), Err(ClientError::NoRegion(_)) | Err(ClientError::Lost)));
+    assert!(matches!(client.open(""), Err(ClientError::NoRegion(_))));
     let nobody = Client::connect(&ClientConfig { slot: 250, ..ClientConfig::new(LOOPBACK) });
     assert!(matches!(nobody, Err(ClientError::Silent(_))), "{:?}", nobody.err());
 }

@@ -21,16 +21,18 @@
 //! [`Client::poll`], with the tag that it was begun with, in the order of beginning.
 
 mod error;
+mod io;
 mod region;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_access::proto::Body;
+use parking_lot::Mutex;
+use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
+use terrace_access::region::{Knowledge, Region as Extended};
 use terrace_nic::{
-    AddressVector, Buffer, Cq, CqInit, Device, DeviceConfig, Path, Pd, PortConfig, QpCap, QueuePair, Wc,
-    WcStatus,
+    AddressVector, Buffer, Cq, CqInit, Device, DeviceConfig, Path, PortConfig, QpCap, SendWr, WcStatus,
 };
 
 use crate::agent::Agent;
@@ -39,14 +41,13 @@ use crate::link::{Answer, LinkState};
 use crate::parties::{Party, Role};
 
 pub use error::ClientError;
+use io::Io;
 pub use region::{Region, Span};
 
 /// How long `connect` and `open` wait for an answer on a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `ibv_access_flags` of buffers: the server writes into them and READs from them when it carries out requests.
 const BUFFER_ACCESS: u32 = 1 | 1 << 1 | 1 << 2;
-/// Completions that are taken at a time.
-const COMPLETIONS_MAX: usize = 64;
 
 /// Where a client finds its server.
 #[derive(Clone, Debug)]
@@ -84,9 +85,10 @@ pub struct Client {
     agent: Arc<Agent>,
     /// The number of our end of the control queue pair.
     link: u32,
-    pd: Arc<Pd>,
     cq: Arc<Cq>,
-    qp: Arc<QueuePair>,
+    /// The numbers of our end of the queue pair and of the server's.
+    pair: (u32, u32),
+    io: Mutex<Io>,
 }
 
 impl Client {
@@ -108,35 +110,129 @@ impl Client {
     fn on_device(device: &Arc<Device>, config: &ClientConfig) -> Result<Client, ClientError> {
         let agent = Agent::attach(device)?;
         let remote = path_to(device, config)?;
-        let link = agent.connect_to(device, remote)?;
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(CqInit { depth: config.depth.max(1), channel: None, cookie: 0 })?;
+        let link = Connected { device, agent: &agent, link: agent.connect_to(device, remote)? };
+        let calls_max = link.wait_until_connected()?;
+        // In the agent's protection domain, so that the server can reach buffers over the control queue pair.
+        let pd = agent.pd();
+        let depth = config.depth.max(1);
+        let cq = device.create_cq(CqInit { depth, channel: None, cookie: 0 })?;
         let cap = QpCap {
-            max_send_wr: config.depth,
+            max_send_wr: depth,
             max_recv_wr: 0,
             max_send_sge: 1,
             max_recv_sge: 0,
             max_inline_data: 0,
         };
-        let (qp, own) = control::new_pair(&pd, &cq, cap)?;
-        let client = Client { device: device.clone(), agent, link, pd, cq, qp };
-        client.wait_until_connected()?;
-        let Answer::Paired(peer) = client.ask(Body::Pair(own))? else { return Err(ClientError::Nonsense) };
-        control::prepare(&client.qp, 0)?;
-        control::connect(&client.qp, own, remote, peer)?;
-        Ok(client)
+        let (qp, own) = control::new_pair(pd, &cq, cap)?;
+        let Answer::Paired(peer) = link.ask(Body::Pair(own))? else { return Err(ClientError::Nonsense) };
+        control::prepare(&qp, 0)?;
+        control::connect(&qp, own, remote, peer)?;
+        let (link, pair) = (link.link, (own.qpn, peer.qpn));
+        let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
+        Ok(Client { device: device.clone(), agent, link, cq, pair, io })
     }
 
-    fn wait_until_connected(&self) -> Result<(), ClientError> {
-        self.wait(|client| {
-            let mut state = client.agent.lock();
-            let party = state.parties.touch(client.link);
+    fn link(&self) -> Connected<'_> {
+        Connected { device: &self.device, agent: &self.agent, link: self.link }
+    }
+
+    /// Finds a region of the server.
+    ///
+    /// # Errors
+    /// `NoRegion` when it has none of that name; `Lost` when the connection has ended.
+    pub fn open(&self, name: &str) -> Result<Region<'_>, ClientError> {
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+            return Err(ClientError::NoRegion(name.into()));
+        }
+        let found = match self.link().ask(Body::Find(name)) {
+            Ok(Answer::Found(found)) => found,
+            Ok(_) => return Err(ClientError::Nonsense),
+            Err(ClientError::Refused(_)) => return Err(ClientError::NoRegion(name.into())),
+            Err(error) => return Err(error),
+        };
+        let Found { rkey, region: description } = found;
+        let known = match description.mode {
+            Mode::Plain => Knowledge::Plain,
+            Mode::OneSided | Mode::RpcOnly => Knowledge::Extended(Arc::new(Extended::new(rkey, description))),
+        };
+        if let Knowledge::Extended(region) = &known {
+            self.prepare(region)?;
+        }
+        Ok(Region::new(self, found, known))
+    }
+
+    /// Shows the server that this client may use a region, and has its residency bitmap pulled.
+    fn prepare(&self, region: &Arc<Extended>) -> Result<(), ClientError> {
+        let (rkey, region_id) = (region.rkey(), region.description().region_id);
+        let (client_qpn, server_qpn) = self.pair;
+        let magic = Magic { client_qpn, server_qpn, rkey, region_id, on: false };
+        let link = self.link();
+        link.ask(Body::Magic(magic))?;
+        let mode = region.description().mode;
+        if mode == Mode::OneSided {
+            let Answer::Opened(tables) = link.ask(Body::Open(Open { rkey, region_id }))? else {
+                return Err(ClientError::Nonsense);
+            };
+            self.io.lock().pull(self.agent.pd(), region.clone(), tables.bitmap)?;
+        }
+        self.io.lock().start(&self.agent, mode, server_qpn);
+        Ok(())
+    }
+
+    /// Memory that accesses can use.
+    ///
+    /// # Errors
+    /// `Nic` for no bytes, or without memory.
+    pub fn buffer(&self, len: usize) -> Result<Buffer, ClientError> {
+        Ok(Buffer::new(self.agent.pd(), len, BUFFER_ACCESS)?)
+    }
+
+    /// Begins accesses, as far as there is room; the first error ends it.
+    fn begin(
+        &self,
+        wrs: impl Iterator<Item = Result<SendWr, ClientError>>,
+        known: &Knowledge,
+    ) -> Result<(), ClientError> {
+        let mut io = self.io.lock();
+        let begun = wrs.map(|wr| io.begin(wr?, known).map_err(|_| ClientError::Full)).collect();
+        io.advance(&self.device, &self.agent)?;
+        begun
+    }
+
+    /// Makes progress, adds the accesses that have ended, and returns how many.
+    ///
+    /// # Errors
+    /// `Nic` when completions were lost: the connection is of no more use.
+    pub fn poll(&self, done: &mut Vec<Completion>) -> Result<usize, ClientError> {
+        // Only for the progress: what the session has posted completes to the session.
+        self.cq.poll(0, &mut |_| ())?;
+        let mut io = self.io.lock();
+        io.advance(&self.device, &self.agent)?;
+        let before_count = done.len();
+        done.extend(io.take_ended());
+        Ok(done.len() - before_count)
+    }
+}
+
+/// The connection of a client, for what waits for answers.
+struct Connected<'a> {
+    device: &'a Arc<Device>,
+    agent: &'a Arc<Agent>,
+    link: u32,
+}
+
+impl Connected<'_> {
+    /// Returns how many requests the server takes at a time.
+    fn wait_until_connected(&self) -> Result<u16, ClientError> {
+        self.wait(|| {
+            let mut state = self.agent.lock();
+            let party = state.parties.touch(self.link);
             let Some(Party { role: Role::Client(link), .. }) = party else {
                 return Some(Err(ClientError::Lost));
             };
             match link.state {
                 LinkState::Connecting { .. } => None,
-                LinkState::Connected => Some(Ok(())),
+                LinkState::Connected => Some(Ok(link.requests_max)),
                 LinkState::Silent => Some(Err(ClientError::Silent(link.remote.remote))),
                 LinkState::Refused(status) => Some(Err(ClientError::Refused(status))),
             }
@@ -154,28 +250,25 @@ impl Client {
             state.parties.post();
             id
         };
-        let answer = self.wait(|client| {
-            let mut state = client.agent.lock();
-            match state.parties.touch(client.link) {
+        let answer = self.wait(|| {
+            let mut state = self.agent.lock();
+            match state.parties.touch(self.link) {
                 Some(Party { role: Role::Client(link), .. }) => link.take_answer(id).map(Ok),
                 _ => Some(Err(ClientError::Lost)),
             }
         })?;
         match answer {
-            Answer::Done(status) => Err(ClientError::Refused(status)),
+            Answer::Done(status) if status != Status::Ok => Err(ClientError::Refused(status)),
             answer => Ok(answer),
         }
     }
 
     /// Makes progress until there is a result.
-    fn wait<T>(
-        &self,
-        mut look: impl FnMut(&Client) -> Option<Result<T, ClientError>>,
-    ) -> Result<T, ClientError> {
+    fn wait<T>(&self, mut look: impl FnMut() -> Option<Result<T, ClientError>>) -> Result<T, ClientError> {
         let started = Instant::now();
         loop {
             self.device.progress();
-            if let Some(result) = look(self) {
+            if let Some(result) = look() {
                 return result;
             }
             if started.elapsed() > PATIENCE {
@@ -183,36 +276,6 @@ impl Client {
             }
             std::thread::yield_now();
         }
-    }
-
-    /// Finds a region of the server.
-    ///
-    /// # Errors
-    /// `NoRegion` when it has none of that name; `Lost` when the connection has ended.
-    pub fn open(&self, name: &str) -> Result<Region<'_>, ClientError> {
-        match self.ask(Body::Find(name)) {
-            Ok(Answer::Found(found)) => Ok(Region::new(self, found)),
-            Ok(_) => Err(ClientError::Nonsense),
-            Err(ClientError::Refused(_)) => Err(ClientError::NoRegion(name.into())),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Memory that accesses can use.
-    ///
-    /// # Errors
-    /// `Nic` for no bytes, or without memory.
-    pub fn buffer(&self, len: usize) -> Result<Buffer, ClientError> {
-        Ok(Buffer::new(&self.pd, len, BUFFER_ACCESS)?)
-    }
-
-    /// Makes progress, adds the accesses that have ended, and returns how many.
-    ///
-    /// # Errors
-    /// `Nic` when completions were lost: the connection is of no more use.
-    pub fn poll(&self, done: &mut Vec<Completion>) -> Result<usize, ClientError> {
-        let mut take = |wc: Wc| done.push(Completion { tag: wc.wr_id, status: wc.status });
-        Ok(self.cq.poll(COMPLETIONS_MAX, &mut take)?)
     }
 }
 

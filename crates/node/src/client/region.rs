@@ -1,7 +1,8 @@
 //! A region of a server, and the accesses to it.
 
 use terrace_access::proto::Found;
-use terrace_nic::{Buffer, Error, Payload, SendFlags, SendOp, SendWr, SgeList};
+use terrace_access::region::Knowledge;
+use terrace_nic::{Buffer, Payload, SendFlags, SendOp, SendWr, SgeList};
 
 use super::{Client, ClientError};
 
@@ -27,11 +28,12 @@ pub struct Span {
 pub struct Region<'a> {
     client: &'a Client,
     found: Found,
+    known: Knowledge,
 }
 
 impl<'a> Region<'a> {
-    pub(super) fn new(client: &'a Client, found: Found) -> Region<'a> {
-        Region { client, found }
+    pub(super) fn new(client: &'a Client, found: Found, known: Knowledge) -> Region<'a> {
+        Region { client, found, known }
     }
 
     /// Length in bytes.
@@ -91,7 +93,7 @@ impl<'a> Region<'a> {
     pub fn commit(&self, offset: u64, len: u32, tag: u64) -> Result<(), ClientError> {
         let (va, rkey) = (self.va(offset, len.into())?, self.found.rkey);
         let op = SendOp::Flush { va, rkey, length: len, placement: PERSISTENT, selectivity: RANGE };
-        self.post(std::iter::once(work_request(op, SgeList::new(), tag)))
+        self.client.begin(std::iter::once(Ok(work_request(op, SgeList::new(), tag))), &self.known)
     }
 
     fn begin(
@@ -100,23 +102,23 @@ impl<'a> Region<'a> {
         spans: &[Span],
         op: impl Fn(u64, u32) -> SendOp,
     ) -> Result<(), ClientError> {
-        let checked = spans.iter().try_for_each(|span| self.check(buffer, span));
-        let valid = spans.iter().take_while(|span| self.check(buffer, span).is_ok());
-        let base = self.found.region.layout.base_va();
-        let posted = self.post(valid.map(|span| {
+        let rkey = self.found.rkey;
+        let wrs = spans.iter().map(|span| {
+            let va = self.check(buffer, span)?;
             let sges = SgeList::from_slice(&[buffer.sge(span.at, span.len)]);
-            work_request(op(base + span.offset, self.found.rkey), sges, span.tag)
-        }));
-        posted.and(checked)
+            Ok(work_request(op(va, rkey), sges, span.tag))
+        });
+        self.client.begin(wrs, &self.known)
     }
 
-    fn check(&self, buffer: &Buffer, span: &Span) -> Result<(), ClientError> {
-        self.va(span.offset, span.len.into())?;
+    /// The address of a span's first byte in the region.
+    fn check(&self, buffer: &Buffer, span: &Span) -> Result<u64, ClientError> {
+        let va = self.va(span.offset, span.len.into())?;
         let (offset, len, size) = (span.at as u64, u64::from(span.len), buffer.len() as u64);
         if offset > size || len > size - offset {
             return Err(ClientError::OutOfRange { offset, len, within: "the buffer", size });
         }
-        Ok(())
+        Ok(va)
     }
 
     fn va(&self, offset: u64, len: u64) -> Result<u64, ClientError> {
@@ -125,14 +127,6 @@ impl<'a> Region<'a> {
             return Err(ClientError::OutOfRange { offset, len, within: "the region", size });
         }
         Ok(self.found.region.layout.base_va() + offset)
-    }
-
-    fn post(&self, wrs: impl Iterator<Item = SendWr>) -> Result<(), ClientError> {
-        match self.client.qp.post_send(wrs.map(Ok)) {
-            Ok(()) => Ok(()),
-            Err((_, Error::NoMemory(_))) => Err(ClientError::Full),
-            Err((_, error)) => Err(error.into()),
-        }
     }
 }
 

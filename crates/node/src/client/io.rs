@@ -1,0 +1,209 @@
+//! What a client has under way: the session of its queue pair, and the doing of what the session says.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use terrace_access::proto::{Mode, Table};
+use terrace_access::region::{Knowledge, Region};
+use terrace_access::session::{Action, Call, Config, LocalMemory, Session};
+use terrace_nic::{
+    Buffer, Cq, Device, Error, LocalError, Pd, PostError, QpAttr, QpAttrMask, QpState, QueuePair, SendWr,
+    Sge, Time, Wc,
+};
+
+use super::Completion;
+use crate::agent::Agent;
+use crate::link::Mailbox;
+use crate::parties::{Party, Role};
+
+/// The session's tag: the link's own requests have 0.
+const TAG: u32 = 1;
+/// Completions that are taken at a time.
+const COMPLETIONS_MAX: usize = 64;
+/// `ibv_access_flags` of what a pulled bitmap goes into.
+const LOCAL_WRITE: u32 = 1;
+
+/// The residency bitmap of a region that is being used, and the READ that brings it.
+struct Pull {
+    region: Arc<Region>,
+    table: Table,
+    buffer: Buffer,
+    under_way: bool,
+    arrived: Arc<AtomicBool>,
+}
+
+/// See the module.
+pub(super) struct Io {
+    session: Session,
+    qp: Arc<QueuePair>,
+    cq: Arc<Cq>,
+    link: u32,
+    mailbox: Arc<Mailbox>,
+    pulls: Vec<Pull>,
+    /// What the queue pair is to be given.
+    posts: Vec<SendWr>,
+    calls: Vec<Call>,
+    /// Completions of the queue pair that the session has not seen.
+    arrived: Vec<Wc>,
+    /// Accesses that have ended and were not asked for yet.
+    ended: VecDeque<Completion>,
+    /// Whether the session knows that the control queue pair is gone.
+    orphaned: bool,
+}
+
+impl Io {
+    /// For a connected queue pair, with up to `depth` accesses and `calls_max` calls under way.
+    pub fn new(qp: Arc<QueuePair>, cq: Arc<Cq>, link: u32, depth: u32, calls_max: u16) -> Io {
+        let attr = qp.query();
+        let session = Session::new(Config {
+            qpn: qp.qpn(),
+            tag: TAG,
+            request_count_max: depth as usize,
+            post_count_max: qp.cap().max_send_wr as usize,
+            call_count_max: usize::from(calls_max),
+            mtu_bytes: attr.path_mtu,
+            signal_all: false,
+        });
+        Io {
+            session,
+            qp,
+            cq,
+            link,
+            mailbox: Arc::default(),
+            pulls: Vec::new(),
+            posts: Vec::new(),
+            calls: Vec::new(),
+            arrived: Vec::new(),
+            ended: VecDeque::new(),
+            orphaned: false,
+        }
+    }
+
+    /// Has the answers to calls brought here, and how the server's regions are to be accessed.
+    pub fn start(&mut self, agent: &Agent, mode: Mode, peer_qpn: u32) {
+        if let Some(Party { role: Role::Client(link), .. }) = agent.lock().parties.touch(self.link) {
+            link.register(TAG, self.mailbox.clone());
+        }
+        self.session.start(mode, peer_qpn);
+    }
+
+    /// Keeps the residency bitmap of a region fresh from now on.
+    ///
+    /// # Errors
+    /// ENOMEM without room for it.
+    pub fn pull(&mut self, pd: &Arc<Pd>, region: Arc<Region>, table: Table) -> Result<(), Error> {
+        let len = region.bitmap().length_bytes();
+        if table.length_bytes < len as u64 {
+            return Err(Error::Invalid("the server's bitmap is shorter than its region"));
+        }
+        let buffer = Buffer::new(pd, len, LOCAL_WRITE)?;
+        let arrived = Arc::new(AtomicBool::new(false));
+        self.pulls.push(Pull { region, table, buffer, under_way: false, arrived });
+        Ok(())
+    }
+
+    /// Begins an access, which [`Io::advance`] gets going.
+    ///
+    /// # Errors
+    /// `QueueFull` without room for one more.
+    pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
+        self.session.post(wr, known)
+    }
+
+    /// Takes in what has happened, and does what is to be done.
+    ///
+    /// # Errors
+    /// When completions were lost.
+    pub fn advance(&mut self, device: &Device, agent: &Agent) -> Result<(), Error> {
+        let (now, memory) = (device.now(), Memory(self.qp.pd().clone()));
+        let arrived = &mut self.arrived;
+        let taken = self.cq.take(COMPLETIONS_MAX, &mut |wc| arrived.push(wc));
+        for wc in self.arrived.drain(..) {
+            self.session.handle_completion(&wc, &memory);
+        }
+        taken?;
+        for (id, status) in self.mailbox.take() {
+            self.session.handle_done(now, id, status);
+        }
+        if self.mailbox.is_lost() && !std::mem::replace(&mut self.orphaned, true) {
+            self.session.handle_peer_gone();
+        }
+        self.take_pulled(now);
+        self.act(now, &memory);
+        self.hand_over(agent, now);
+        Ok(())
+    }
+
+    /// Accesses that have ended since this was last asked.
+    pub fn take_ended(&mut self) -> impl Iterator<Item = Completion> + '_ {
+        self.ended.drain(..)
+    }
+
+    fn act(&mut self, now: Time, memory: &Memory) {
+        while let Some(action) = self.session.poll_action(now, memory) {
+            match action {
+                Action::Post(wr) => self.posts.push(wr),
+                Action::Call(call) => self.calls.push(call),
+                Action::Complete(wc) => self.ended.push_back(Completion { tag: wc.wr_id, status: wc.status }),
+                Action::Break => {
+                    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                    // The error state can be reached from every state.
+                    let _ = self.qp.modify(&error, QpAttrMask::STATE);
+                }
+            }
+        }
+        if self.posts.is_empty() {
+            return;
+        }
+        // The session keeps to the room that the queue has; what fails otherwise, completes as failed.
+        if let Err((_, error)) = self.qp.post_send(self.posts.drain(..).map(Ok)) {
+            tracing::debug!(%error, "the queue pair takes nothing");
+            self.session.flush();
+        }
+    }
+
+    /// Sends the calls, and asks for bitmaps that are out of date.
+    fn hand_over(&mut self, agent: &Agent, now: Time) {
+        let due = self.pulls.iter().any(|pull| !pull.under_way && pull.region.bitmap().begin_pull(now));
+        if self.calls.is_empty() && !due {
+            return;
+        }
+        let mut state = agent.lock();
+        let Some(Party { control, role: Role::Client(link) }) = state.parties.touch(self.link) else {
+            return;
+        };
+        self.calls.drain(..).for_each(|call| control.send(&call.message()));
+        if due {
+            for pull in self.pulls.iter_mut().filter(|pull| !pull.under_way) {
+                let len = pull.buffer.len() as u32;
+                link.read(control, pull.table.va, pull.table.rkey, pull.buffer.sge(0, len), &pull.arrived);
+                pull.under_way = true;
+            }
+        }
+        state.parties.post();
+    }
+
+    fn take_pulled(&mut self, now: Time) {
+        for pull in self.pulls.iter_mut().filter(|pull| pull.under_way) {
+            if !pull.arrived.swap(false, Ordering::AcqRel) {
+                continue;
+            }
+            pull.under_way = false;
+            let mut bytes = vec![0; pull.buffer.len()];
+            match pull.buffer.read(0, &mut bytes) {
+                Ok(()) => pull.region.bitmap().store(now, &bytes),
+                Err(_) => pull.region.bitmap().pull_failed(now),
+            }
+        }
+    }
+}
+
+/// The program's memory, through the protection domain of the queue pair.
+struct Memory(Arc<Pd>);
+
+impl LocalMemory for Memory {
+    fn read(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        self.0.copy_out(sge, offset, out).map_err(|_| LocalError::Protection)
+    }
+}
