@@ -39,8 +39,6 @@ pub(crate) struct RegionState {
     writes_so_far: u64,
     /// Flushes that wait for writes.
     flushes: Vec<PartId>,
-    /// Writes that wait for their unit to open.
-    held: Vec<PartId>,
     /// Parts under way.
     pub(crate) part_count: usize,
     /// Takes no more accesses.
@@ -57,7 +55,6 @@ impl RegionState {
             writes: BTreeSet::new(),
             writes_so_far: 0,
             flushes: Vec::new(),
-            held: Vec::new(),
             part_count: 0,
             closing: false,
             to_clean: Vec::new(),
@@ -101,6 +98,7 @@ impl Core {
         state.part_count += 1;
         if part.task.is_write() {
             part.write_number = state.writes_so_far;
+            state.units[part.unit].writes += 1;
             state.writes.insert(state.writes_so_far);
             state.writes_so_far += 1;
         }
@@ -130,13 +128,9 @@ impl Core {
         let unit = &mut state.units[part.unit];
         let plan = plan(part.need(), unit, part.means());
         match plan {
-            Plan::Hold => {
-                state.held.push(id);
-                return;
-            }
             Plan::Copy => {
-                let resident = unit.residency == Residency::Resident;
-                part.kind = if resident { Kind::Late } else { Kind::Mapping };
+                let locked = matches!(unit.residency, Residency::Locked | Residency::Resident);
+                part.kind = if locked { Kind::Late } else { Kind::Mapping };
                 unit.copies += 1;
                 part.lane = Lane::Copy;
                 return work.jobs.push(copy_job(part, id));
@@ -169,14 +163,9 @@ impl Core {
                 state.to_clean.push(part.unit);
             }
         }
-        if part.task.is_write() {
-            let (lane, count) = if direct {
-                (Lane::Direct, &mut unit.direct_writes)
-            } else {
-                (Lane::Buffered, &mut unit.buffered_writes)
-            };
-            *count += 1;
-            part.lane = lane;
+        if direct && part.task.is_write() {
+            unit.direct_writes += 1;
+            part.lane = Lane::Direct;
         }
         self.issue(id, work);
     }
@@ -317,6 +306,7 @@ impl Core {
         });
         if write {
             state.writes.remove(&part.write_number);
+            state.units[part.unit].writes -= 1;
             self.start_flushes(region.id, work);
         }
         work.ended.push(part);
@@ -343,23 +333,12 @@ impl Core {
             self.issue(id, work);
         }
     }
-
-    /// Starts what a closed unit has kept waiting.
-    pub(crate) fn release(&mut self, region: usize, unit: usize, work: &mut Work) {
-        let parts = &self.parts;
-        let held: Vec<PartId> =
-            self.regions[region].held.extract_if(.., |id| parts[*id].unit == unit).collect();
-        for id in held {
-            self.start(id, work);
-        }
-    }
 }
 
 fn leave_lane(unit: &mut Unit, lane: Lane) {
     match lane {
         Lane::None => {}
         Lane::Direct => unit.direct_writes -= 1,
-        Lane::Buffered => unit.buffered_writes -= 1,
         Lane::Copy => unit.copies -= 1,
     }
 }

@@ -108,22 +108,17 @@ impl Engine {
         }
     }
 
-    /// Runs `change` under the core's lock when `condition` holds, and does what it finds to do. Makes progress meanwhile.
+    /// Runs `change` under the core's lock when `condition` holds. Makes progress meanwhile.
     pub(crate) fn when<R>(
         &self,
         mut condition: impl FnMut(&mut Core) -> bool,
-        change: impl FnOnce(&mut Core, &mut Work) -> R,
+        change: impl FnOnce(&mut Core) -> R,
     ) -> R {
         loop {
             self.advance();
             let mut core = self.core.lock();
             if condition(&mut core) {
-                let mut work = Work::default();
-                let result = change(&mut core, &mut work);
-                drop(core);
-                self.settle(work);
-                self.advance();
-                return result;
+                return change(&mut core);
             }
             // What ends meanwhile signals; what another thread has submitted may be ours to reap.
             self.ended.wait_for(&mut core, PATIENCE);

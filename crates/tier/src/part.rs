@@ -41,7 +41,7 @@ impl Task {
 /// How far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Waits for pages, for its unit to open, or (a flush) for writes.
+    /// Waits for pages or (a flush) for writes.
     Waiting,
     /// A job copies, or looks into the page cache.
     Working,
@@ -64,8 +64,6 @@ pub(crate) enum Lane {
     None,
     /// `direct_writes`.
     Direct,
-    /// `buffered_writes`.
-    Buffered,
     /// `copies`.
     Copy,
 }

@@ -29,22 +29,20 @@ impl Engine {
             return Ok(false);
         }
         // Those that went past the page cache before it begins to count.
-        self.when(|core| core.unit(region.id, unit).direct_writes == 0, |_, _| ());
+        self.when(|core| core.unit(region.id, unit).direct_writes == 0, |_| ());
         if let Err(error) = read_and_lock(region, unit) {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
             let _ = self.forget(region, unit, range);
             self.end_departure(region, unit, range.len, true);
             return Err(error);
         }
-        self.core.lock().unit(region.id, unit).closed = true;
+        self.core.lock().unit(region.id, unit).residency = Residency::Locked;
+        // Found and admitted under one lock, so that no write can be asked for in between.
         self.when(
-            |core| core.unit(region.id, unit).buffered_writes == 0,
-            |core, work| {
+            |core| core.unit(region.id, unit).writes == 0,
+            |core| {
                 region.presence.admit(unit);
-                let state = core.unit(region.id, unit);
-                state.residency = Residency::Resident;
-                state.closed = false;
-                core.release(region.id, unit, work);
+                core.unit(region.id, unit).residency = Residency::Resident;
             },
         );
         region.counters.promotions.fetch_add(1, Ordering::Relaxed);
@@ -85,7 +83,7 @@ impl Engine {
             state.cached = false;
         }
         region.presence.expel(unit);
-        self.when(|core| core.unit(region.id, unit).copies == 0, |_, _| ());
+        self.when(|core| core.unit(region.id, unit).copies == 0, |_| ());
         let written = self.forget(region, unit, range);
         self.end_departure(region, unit, range.len, written.is_err());
         region.counters.demotions.fetch_add(1, Ordering::Relaxed);
@@ -132,7 +130,7 @@ impl Engine {
             // Before the pages go: what is written meanwhile sets it again.
             state.cached = false;
             let touched = std::mem::take(&mut state.touched);
-            if state.buffered_writes > 0 {
+            if state.writes > 0 {
                 core.note_cached(region.id, unit);
             }
             touched

@@ -94,7 +94,7 @@ impl Tier {
             }
         }
         self.shared.regions.lock().retain(|known| !Arc::ptr_eq(known, region));
-        engine.when(|core| core.regions[region.id].part_count == 0, |_, _| ());
+        engine.when(|core| core.regions[region.id].part_count == 0, |_| ());
         engine.unlock_region(region);
         engine.core.lock().regions.remove(region.id);
     }

@@ -7,27 +7,24 @@ use crate::config::IoMethod;
 /// What a unit is doing.
 ///
 /// ```text
-///                  direct writes drained,           buffered writes drained,
-///                  pages read and locked            admitted to the presence
-///   ┌────────┐ promote ┌──────────┐  close  ┌──────────────────┐ open ┌──────────┐
-///   │ Absent │────────>│ Arriving │────────>│ Arriving, closed │─────>│ Resident │
-///   └────────┘         └──────────┘         └──────────────────┘      └──────────┘
-///     ^  ^                  │ cannot be locked                              │ demote: expelled from
-///     │  └──────────────────┘                                               │ the presence, copies drained
-///     │                                                                     v
-///     │                   unlocked, written back, dropped             ┌──────────┐
-///     └───────────────────────────────────────────────────────────────│ Leaving  │
-///                                                                     └──────────┘
+///             promote                  direct writes drained,        no write under way or waiting:
+///   ┌────────┐         ┌──────────┐    pages read and locked  ┌─────────┐  admitted   ┌──────────┐
+///   │ Absent │────────>│ Arriving │──────────────────────────>│ Locked  │────────────>│ Resident │
+///   └────────┘         └──────────┘                           └─────────┘             └──────────┘
+///     ^    ^                │ cannot be locked                                              │ demote
+///     │    └────────────────┘                                                               v
+///     │                   expelled, copies drained, unlocked, written back, dropped   ┌──────────┐
+///     └───────────────────────────────────────────────────────────────────────────────│ Leaving  │
+///                                                                                     └──────────┘
 ///
 ///   Absent             exclusive: direct; otherwise: reads direct unless cached, writes through the page cache
 ///   Arriving, Leaving  through the page cache, which the mapping shares
-///   Arriving, closed   reads as before; writes wait until the unit is resident
-///   Resident           by copying to and from the mapping
+///   Locked, Resident   by copying to and from the mapping; if Resident, the NIC does so by itself
 /// ```
 ///
-/// A direct write beside pages that are being populated would leave the old bytes in the mapping, hence the first
-/// drain. A buffered write that was asked for before the unit became resident must not take effect after a copy that
-/// was asked for later, hence the second one.
+/// A direct write beside pages that are being populated would leave the old bytes in the mapping: hence the first
+/// drain. A write that was asked for before the NIC makes a copy by itself must not take effect after it, even if it
+/// still waits for its turn: hence the second condition. It holds soon, because copies do not wait for anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Residency {
     /// In the file.
@@ -35,6 +32,8 @@ pub(crate) enum Residency {
     Absent,
     /// Being read and locked.
     Arriving,
+    /// Locked into memory, but not known to the presence.
+    Locked,
     /// Locked into memory and known to the presence.
     Resident,
     /// Being written back and forgotten.
@@ -46,18 +45,16 @@ pub(crate) enum Residency {
 pub(crate) struct Unit {
     /// What it is doing.
     pub(crate) residency: Residency,
-    /// Writes that have not begun have to wait.
-    pub(crate) closed: bool,
     /// Never demoted.
     pub(crate) pinned: bool,
     /// Buffered access may have left pages in the page cache.
     pub(crate) cached: bool,
     /// The mapping was touched while the unit was absent.
     pub(crate) touched: bool,
+    /// Writes and atomics under way, those that wait for their turn included.
+    pub(crate) writes: u16,
     /// Direct writes that have begun, their reading before writing included.
     pub(crate) direct_writes: u16,
-    /// Other writes that have begun.
-    pub(crate) buffered_writes: u16,
     /// Copies to or from the mapping that have begun.
     pub(crate) copies: u16,
 }
@@ -90,8 +87,6 @@ pub(crate) struct Means {
 /// How an access is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
-    /// Not before the unit is open again.
-    Hold,
     /// Copy to or from the mapping.
     Copy,
     /// Read what is in the page cache; if it is not, read directly.
@@ -117,14 +112,12 @@ pub(crate) enum Plan {
 
 /// Decides.
 pub(crate) fn plan(need: Need, unit: &Unit, means: Means) -> Plan {
-    if unit.residency == Residency::Resident || means.method == IoMethod::Mapping {
+    if matches!(unit.residency, Residency::Locked | Residency::Resident) || means.method == IoMethod::Mapping
+    {
         return Plan::Copy;
     }
     if need == Need::Read {
         return plan_read(unit, means);
-    }
-    if unit.closed {
-        return Plan::Hold;
     }
     let direct = means.direct
         && means.exclusive
@@ -198,13 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_unit_holds_writes_only() {
-        let closed = Unit { closed: true, residency: Residency::Arriving, ..Unit::default() };
-        for means in [EXCLUSIVE, SHARED] {
-            assert_eq!(plan(WHOLE, &closed, means), Plan::Hold);
-            assert_eq!(plan(Need::Atomic, &closed, means), Plan::Hold);
-            assert_eq!(plan(Need::Read, &closed, means), Plan::Peek);
+    fn what_is_locked_is_copied() {
+        for residency in [Residency::Locked, Residency::Resident] {
+            for need in [WHOLE, PARTLY, Need::Atomic, Need::Read] {
+                assert_eq!(plan(need, &unit(residency), SHARED), Plan::Copy);
+                assert_eq!(plan(need, &unit(residency), EXCLUSIVE), Plan::Copy);
+            }
         }
-        assert_eq!(plan(WHOLE, &unit(Residency::Resident), SHARED), Plan::Copy);
     }
 }

@@ -1,0 +1,405 @@
+//! Random accesses against a reference, while units come and go as fast as they can.
+//!
+//! Two threads play clients, as the NIC would: they try the registry first, which copies what is present, and ask the
+//! pager for the rest, with many accesses under way that overlap. A third thread promotes and demotes; where the region
+//! is the program's as well, a fourth stores to bytes of the same pages that no client writes.
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{Served, sleep_until_readable, still};
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+use terrace_memory::{
+    Access, AccessError, Accessor, AtomicOp, HostRange, Limits, Pager, RegionSpec, Registry, Transfer,
+};
+use terrace_tier::device::{Best, DeviceFactory, OnlyThreads};
+use terrace_tier::{IoMethod, TierConfig};
+
+const MIB: u64 = 1 << 20;
+const REGION_BYTES: u64 = 6 * MIB;
+const BUDGET_BYTES: u64 = 3 * MIB;
+const IN_FLIGHT_MAX: usize = 24;
+const ACCESS_BYTES_MAX: u64 = 64 << 10;
+const PD: u32 = 1;
+
+/// What is tried, and on what.
+struct Plan {
+    dir: &'static str,
+    exclusive: bool,
+    io: IoMethod,
+    device: Arc<dyn DeviceFactory>,
+    seed: u64,
+    accesses_per_client: usize,
+}
+
+/// A read, or an atomic, whose answer is still to be compared.
+struct Expected {
+    transfer: Arc<dyn Transfer>,
+    offset: u64,
+    /// What the reference held when it was asked for; empty for writes.
+    bytes: Vec<u8>,
+    /// Bytes that were overwritten by a copy meanwhile: a hit may overtake a read that was asked for before.
+    overtaken: Vec<(u64, u8)>,
+}
+
+/// One of the clients: its half of the region, and what that should hold.
+struct Client<'a> {
+    served: &'a Served,
+    registry: &'a Registry,
+    key: u32,
+    start: u64,
+    reference: Vec<u8>,
+    random: StdRng,
+    pending: VecDeque<Expected>,
+    /// Only the first half of each page is ours.
+    half_pages: bool,
+    hits: usize,
+    misses: usize,
+}
+
+impl Client<'_> {
+    fn who(&self) -> Accessor {
+        Accessor::remote(PD, 7)
+    }
+
+    /// A range of the client's half that it may write.
+    fn pick(&mut self) -> (u64, usize) {
+        let len = match self.random.random_range(0..10) {
+            0 => ACCESS_BYTES_MAX,
+            1..=3 => self.random.random_range(1..=ACCESS_BYTES_MAX),
+            4..=6 => self.random.random_range(1..=300),
+            _ => 4096,
+        };
+        let size = self.reference.len() as u64;
+        // Two in three where the others are, so that they overlap.
+        let area = if self.random.random_range(0..3) > 0 { 96 << 10 } else { size };
+        let base = if area < size { (size - area) / 2 } else { 0 };
+        let mut offset = base + self.random.random_range(0..area - len.min(area) + 1);
+        if self.random.random() {
+            offset -= offset % 4096;
+        }
+        let mut len = len.min(size - offset);
+        if self.half_pages {
+            offset -= offset % 4096 / 2048 * 2048;
+            len = len.min(2048 - offset % 4096).max(1);
+        }
+        (offset, len as usize)
+    }
+
+    fn step(&mut self) {
+        let (offset, len) = self.pick();
+        match self.random.random_range(0..20) {
+            0..=8 => self.read(offset, len),
+            9..=16 => self.write(offset, len),
+            17 | 18 => self.atomic(offset & !7),
+            _ => self.flush(offset, len),
+        }
+        while self.pending.len() > self.random.random_range(0..IN_FLIGHT_MAX) {
+            self.settle_one();
+        }
+    }
+
+    fn range(&self, offset: u64, len: usize) -> HostRange {
+        self.served.range(self.start + offset, len as u64)
+    }
+
+    fn read(&mut self, offset: u64, len: usize) {
+        let range = self.range(offset, len);
+        let wanted = self.reference[offset as usize..][..len].to_vec();
+        let mut out = vec![0; len];
+        match self.registry.read(self.who(), self.key, range.addr, &mut out) {
+            Ok(()) => {
+                self.hits += 1;
+                assert!(out == wanted, "a hit at {offset} of {len} bytes");
+            }
+            Err(AccessError::NotReady) => {
+                let served = self.served;
+                let transfer = self.retry(|| served.region.read(range, &served.waker));
+                self.expect(transfer, offset, wanted);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn write(&mut self, offset: u64, len: usize) {
+        let mut data = vec![0; len];
+        match self.random.random_range(0..4) {
+            0 => data.fill(0),
+            1 => data.fill(0xfd),
+            _ => self.random.fill_bytes(&mut data),
+        }
+        let range = self.range(offset, len);
+        match self.registry.write(self.who(), self.key, range.addr, &data) {
+            Ok(()) => self.overtake(offset, &data),
+            Err(AccessError::NotReady) => {
+                let served = self.served;
+                let transfer = self.retry(|| served.region.write(range.addr, &data, &served.waker));
+                self.expect(transfer, offset, vec![]);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.reference[offset as usize..][..len].copy_from_slice(&data);
+    }
+
+    fn atomic(&mut self, offset: u64) {
+        let before = self.reference[offset as usize..][..8].to_vec();
+        let value = u64::from_ne_bytes(before.clone().try_into().unwrap());
+        let (add, swap) = (self.random.random(), self.random.random());
+        let (op, after) = match self.random.random_range(0..4) {
+            0 => (AtomicOp::FetchAdd { add }, value.wrapping_add(add)),
+            1 => (AtomicOp::Write { value: swap }, swap),
+            2 => (AtomicOp::CompareSwap { compare: value, swap }, swap),
+            _ => (AtomicOp::CompareSwap { compare: !value, swap }, value),
+        };
+        let addr = self.range(offset, 8).addr;
+        match self.registry.atomic(self.who(), self.key, addr, op) {
+            Ok(found) => {
+                assert_eq!(found, value, "an atomic that hit at {offset}");
+                self.overtake(offset, &after.to_ne_bytes());
+            }
+            Err(AccessError::NotReady) => {
+                let served = self.served;
+                let transfer = self.retry(|| served.region.atomic(addr, op, &served.waker));
+                self.expect(transfer, offset, before);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.reference[offset as usize..][..8].copy_from_slice(&after.to_ne_bytes());
+    }
+
+    fn flush(&mut self, offset: u64, len: usize) {
+        let (served, range) = (self.served, self.range(offset, len));
+        let transfer = self.retry(|| served.region.flush(range, &served.waker));
+        self.expect(transfer, offset, vec![]);
+    }
+
+    /// Asks until there is room.
+    fn retry(
+        &mut self,
+        mut ask: impl FnMut() -> Result<Arc<dyn Transfer>, AccessError>,
+    ) -> Arc<dyn Transfer> {
+        self.misses += 1;
+        loop {
+            match ask() {
+                Ok(transfer) => return transfer,
+                Err(AccessError::NotReady) if !self.pending.is_empty() => self.settle_one(),
+                // The other client has all the buffers.
+                Err(AccessError::NotReady) => _ = self.served.tier.advance(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn expect(&mut self, transfer: Arc<dyn Transfer>, offset: u64, bytes: Vec<u8>) {
+        self.pending.push_back(Expected { transfer, offset, bytes, overtaken: Vec::new() });
+    }
+
+    /// A copy has changed what reads under way may still see as it was.
+    fn overtake(&mut self, offset: u64, data: &[u8]) {
+        self.hits += 1;
+        for read in &mut self.pending {
+            for (index, &byte) in data.iter().enumerate() {
+                let at = offset + index as u64;
+                if (read.offset..read.offset + read.bytes.len() as u64).contains(&at) {
+                    read.overtaken.push((at - read.offset, byte));
+                }
+            }
+        }
+    }
+
+    fn settle_one(&mut self) {
+        let place = self.random.random_range(0..self.pending.len());
+        let Some(expected) = self.pending.remove(place) else { return };
+        let outcome = self.served.wait(&expected.transfer);
+        assert_eq!(outcome, Ok(()), "at {}", expected.offset);
+        let mut out = vec![0; expected.bytes.len()];
+        expected.transfer.read(0, &mut out).unwrap();
+        for (index, (&found, &wanted)) in out.iter().zip(&expected.bytes).enumerate() {
+            let may_be = |&(at, byte): &(u64, u8)| at == index as u64 && byte == found;
+            assert!(
+                found == wanted || expected.overtaken.iter().any(may_be),
+                "byte {index} of the {} at {} is {found:#x}, not {wanted:#x}",
+                expected.bytes.len(),
+                expected.offset
+            );
+        }
+    }
+
+    fn run(mut self, accesses: usize) -> (Vec<u8>, usize, usize) {
+        for _ in 0..accesses {
+            self.step();
+        }
+        while !self.pending.is_empty() {
+            self.settle_one();
+        }
+        (self.reference, self.hits, self.misses)
+    }
+}
+
+/// Promotes and demotes at random until told to stop.
+fn churn(served: &Served, seed: u64, stop: &AtomicBool) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let unit_count = served.region.presence().unit_count();
+    while !stop.load(Ordering::Relaxed) {
+        let unit = random.random_range(0..unit_count);
+        if served.region.presence().is_present(unit) {
+            served.tier.demote(&served.region, unit).unwrap();
+        } else {
+            served.tier.promote(&served.region, unit).unwrap();
+        }
+        assert!(served.tier.stats().locked_bytes <= BUDGET_BYTES);
+    }
+}
+
+/// Stores to the second half of pages, and loads what it stored.
+fn store(served: &Served, seed: u64, stop: &AtomicBool) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let places = 64;
+    let mut stored = vec![0; places];
+    let place_of =
+        |index: usize| (index as u64 * 7919 % (REGION_BYTES / 4096)) * 4096 + 2048 + index as u64 * 8;
+    let cell = |index: usize| {
+        // SAFETY: the region is mapped while it is served, the place is aligned, and all who look at it do so atomically
+        // or by copies that are no Rust references.
+        unsafe { &*((served.addr() + place_of(index)) as *const AtomicU64) }
+    };
+    while !stop.load(Ordering::Relaxed) {
+        let index = random.random_range(0..places);
+        assert_eq!(cell(index).load(Ordering::Relaxed), stored[index], "a store to place {index} was lost");
+        stored[index] = random.random();
+        cell(index).store(stored[index], Ordering::Relaxed);
+        if random.random_range(0..8) == 0 {
+            let index = random.random_range(0..places);
+            loop {
+                match served.read(place_of(index), 8) {
+                    Ok(read) => break assert_eq!(read, stored[index].to_ne_bytes(), "read at place {index}"),
+                    Err(error) => assert_eq!(error, AccessError::NotReady),
+                }
+                sleep_until_readable(&served.tier, std::time::Duration::from_millis(1));
+            }
+        }
+    }
+    for (index, value) in stored.iter().enumerate() {
+        assert_eq!(cell(index).load(Ordering::Relaxed), *value, "a store to place {index} was lost");
+    }
+}
+
+/// Stops the others, also when a client panics.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn try_out(plan: &Plan) {
+    let config = TierConfig { io: plan.io, device: plan.device.clone(), ..still(BUDGET_BYTES) };
+    let served = Served::new(plan.dir, "model", REGION_BYTES, plan.exclusive, config);
+    let registry = Registry::new(Limits::default()).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let map = served.file.map();
+    let pager: Arc<dyn Pager> = served.region.clone();
+    let spec = RegionSpec { pager: Some(pager), ..RegionSpec::new(PD, map.addr, map.len, access) };
+    let key = registry.register(&spec).unwrap().key;
+    let (stop, half) = (AtomicBool::new(false), REGION_BYTES / 2);
+    let client = |index: u64| Client {
+        served: &served,
+        registry: &registry,
+        key,
+        start: index * half,
+        reference: vec![0; half as usize],
+        random: StdRng::seed_from_u64(plan.seed * 2 + index),
+        pending: VecDeque::new(),
+        half_pages: !plan.exclusive,
+        hits: 0,
+        misses: 0,
+    };
+    let (first, second) = std::thread::scope(|scope| {
+        let _stop = StopAtEnd(&stop);
+        let churner = scope.spawn(|| churn(&served, plan.seed, &stop));
+        let storer = (!plan.exclusive).then(|| scope.spawn(|| store(&served, plan.seed, &stop)));
+        let second = scope.spawn(|| client(1).run(plan.accesses_per_client));
+        let first = client(0).run(plan.accesses_per_client);
+        let second = second.join();
+        stop.store(true, Ordering::Relaxed);
+        churner.join().unwrap();
+        if let Some(storer) = storer {
+            storer.join().unwrap();
+        }
+        (first, second.unwrap())
+    });
+    registry.deregister(key).unwrap();
+    let file = std::fs::read(&served.scratch.0).unwrap();
+    for (reference, part) in [&first.0, &second.0].into_iter().zip(file.chunks(half as usize)) {
+        for (index, (wanted, found)) in reference.iter().zip(part).enumerate() {
+            let ours = plan.exclusive || index % 4096 < 2048;
+            assert!(!ours || wanted == found, "byte {index} of the file");
+        }
+    }
+    let (hits, misses) = (first.1 + second.1, first.2 + second.2);
+    assert!(misses > 0 && (hits > 0 || plan.dir == "/dev/shm"), "{hits} hits, {misses} misses");
+    let stats = served.region.stats();
+    eprintln!(
+        "seed {} {} exclusive {} {:?}: {hits} hits, {misses} misses, {} promotions, {:?} {:?}",
+        plan.seed, plan.dir, plan.exclusive, plan.io, stats.promotions, stats.reads, stats.writes
+    );
+}
+
+/// `TERRACE_TIER_SEEDS=100` tries more, `TERRACE_TIER_SEED=17` only that one.
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
+    match number("TERRACE_TIER_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TERRACE_TIER_SEEDS").unwrap_or(2),
+    }
+}
+
+fn try_seeds(dir: &'static str, exclusive: bool, io: IoMethod, device: Arc<dyn DeviceFactory>) {
+    for seed in seeds() {
+        let device = device.clone();
+        eprintln!("TERRACE_TIER_SEED={seed}");
+        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1500 });
+    }
+}
+
+#[test]
+fn an_exclusive_file() {
+    try_seeds("/tmp", true, IoMethod::Tiering, Arc::new(Best));
+}
+
+#[test]
+fn an_exclusive_file_through_threads() {
+    try_seeds("/tmp", true, IoMethod::Tiering, Arc::new(OnlyThreads));
+}
+
+#[test]
+fn an_exclusive_file_in_memory() {
+    try_seeds("/dev/shm", true, IoMethod::Tiering, Arc::new(Best));
+}
+
+#[test]
+fn a_file_that_the_program_stores_to() {
+    try_seeds("/tmp", false, IoMethod::Tiering, Arc::new(Best));
+}
+
+#[test]
+fn a_file_that_the_program_stores_to_through_threads() {
+    try_seeds("/tmp", false, IoMethod::Tiering, Arc::new(OnlyThreads));
+}
+
+#[test]
+fn a_file_in_memory_that_the_program_stores_to() {
+    try_seeds("/dev/shm", false, IoMethod::Tiering, Arc::new(Best));
+}
+
+#[test]
+fn the_baselines() {
+    for io in [IoMethod::Direct, IoMethod::Buffered, IoMethod::Mapping] {
+        try_seeds("/tmp", true, io, Arc::new(Best));
+    }
+}
