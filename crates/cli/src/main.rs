@@ -8,6 +8,7 @@ mod devices;
 mod library;
 mod program;
 mod run;
+mod serve;
 mod stat;
 mod table;
 
@@ -42,6 +43,8 @@ struct Cli {
 enum Command {
     /// Run a program with a software RDMA NIC
     Run(run::Options),
+    /// Serve files as regions larger than memory
+    Serve(serve::Options),
     /// Show the device that a program would see
     Devices(devices::Options),
     /// Show the counters of a running program's NIC
@@ -51,6 +54,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
+        Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
     };

@@ -70,7 +70,9 @@ impl FromStr for Region {
         }
         // A path may have colons: only what is a size behind the last one is taken for that.
         let (path, size) = match rest.rsplit_once(':') {
-            Some((path, size)) if !path.is_empty() && size.starts_with(|first: char| first.is_ascii_digit()) => {
+            Some((path, size))
+                if !path.is_empty() && size.starts_with(|first: char| first.is_ascii_digit()) =>
+            {
                 (path, Some(size::parse(size).map_err(|error| error.to_string())?))
             }
             _ => (rest, None),
@@ -124,9 +126,8 @@ mod tests {
     #[test]
     fn regions_have_a_name_a_path_and_perhaps_a_size() {
         let parsed = |text: &str| text.parse::<Region>().map(|region| region.0);
-        let region = |name: &str, path: &str, size| {
-            Ok(RegionConfig { name: name.into(), path: path.into(), size })
-        };
+        let region =
+            |name: &str, path: &str, size| Ok(RegionConfig { name: name.into(), path: path.into(), size });
         assert_eq!(parsed("a=/x/y"), region("a", "/x/y", None));
         assert_eq!(parsed("a=/x/y:2G"), region("a", "/x/y", Some(2 << 30)));
         assert_eq!(parsed("a=/dev/by-id/x:y"), region("a", "/dev/by-id/x:y", None));

@@ -184,9 +184,8 @@ impl Link {
 
     /// Brings an answer to whoever has asked.
     pub fn handle_answer(&mut self, id: u64, answer: Answer) {
-        match (self.sessions.get(&((id >> 32) as u32)), answer) {
-            (Some(mailbox), Answer::Done(status)) => return mailbox.put(id, status),
-            _ => {}
+        if let (Some(mailbox), Answer::Done(status)) = (self.sessions.get(&((id >> 32) as u32)), answer) {
+            return mailbox.put(id, status);
         }
         match self.answers.get_mut(&id) {
             Some(place) => *place = Some(answer),

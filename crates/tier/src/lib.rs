@@ -47,6 +47,7 @@ mod pool;
 mod promoter;
 mod region;
 mod residency;
+pub mod size;
 mod stats;
 mod sys;
 mod tier;

@@ -190,11 +190,11 @@ impl Client {
     /// Begins accesses, as far as there is room; the first error ends it.
     fn begin(
         &self,
-        wrs: impl Iterator<Item = Result<SendWr, ClientError>>,
+        mut wrs: impl Iterator<Item = Result<SendWr, ClientError>>,
         known: &Knowledge,
     ) -> Result<(), ClientError> {
         let mut io = self.io.lock();
-        let begun = wrs.map(|wr| io.begin(wr?, known).map_err(|_| ClientError::Full)).collect();
+        let begun = wrs.try_for_each(|wr| io.begin(wr?, known).map_err(|_| ClientError::Full));
         io.advance(&self.device, &self.agent)?;
         begun
     }
