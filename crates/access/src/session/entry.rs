@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::pages::PageBitmap;
+use crate::proto::Mode;
 use crate::region::{Knowledge, Region};
 
 /// Number of a work request since the session began.
@@ -151,8 +152,8 @@ pub(super) struct Entry {
     pub(super) remote: Option<Remote>,
     /// Of an access to an extended region within its bounds.
     pub(super) region: Option<Arc<Region>>,
-    /// Whether the address is of a key that nothing is known about.
-    pub(super) is_unknown: bool,
+    /// Whether what it accesses is known to be all in memory, or to be served as if it were.
+    pub(super) is_plain: bool,
     pub(super) issued: bool,
     /// Whether it is among the READs that the session counts because they may need calls.
     pub(super) is_counted: bool,
@@ -177,8 +178,13 @@ impl Entry {
             _ => wr.payload.len(),
         };
         let remote = Remote::of(&wr.op, length, known);
+        let is_plain = match known {
+            Knowledge::Unknown => false,
+            Knowledge::Plain => true,
+            Knowledge::Extended(region) => region.description().mode == Mode::Plain,
+        };
         let region = match (known, &remote) {
-            (Knowledge::Extended(region), Some(remote)) => {
+            (Knowledge::Extended(region), Some(remote)) if !is_plain => {
                 region.layout().covers(remote.va, remote.length).then(|| Arc::clone(region))
             }
             _ => None,
@@ -189,7 +195,7 @@ impl Entry {
             way: Way::Queue,
             remote,
             region,
-            is_unknown: matches!(known, Knowledge::Unknown),
+            is_plain,
             issued: false,
             is_counted: false,
             posts: 0,

@@ -13,22 +13,27 @@ impl Session {
     pub(super) fn is_blocked(&self, index: usize) -> bool {
         let request = &self.entries[index];
         let fenced = request.wr.flags.contains(SendFlags::FENCE);
+        let can_be_repeated = request.way == Way::Checked
+            && request.region.as_ref().is_some_and(|region| self.grants.is_granted(region));
         // Without calls under way and without READs that may need one, the queue pair's own order is enough.
-        let only_reads = request.way == Way::Checked || self.checked_count == 0;
-        if self.mode.is_none() || (!fenced && self.task_count == 0 && only_reads && request.way != Way::Store)
-        {
+        let no_calls = self.task_count == 0 && (can_be_repeated || self.checked_count == 0);
+        if self.mode.is_none() || (!fenced && no_calls && request.way != Way::Store) {
             return false;
         }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
-            (fenced && matches!(earlier.kind, Kind::Read | Kind::Atomic)) || must_follow(request, earlier)
+            (fenced && matches!(earlier.kind, Kind::Read | Kind::Atomic))
+                || must_follow(request, earlier, can_be_repeated)
         })
     }
 
-    /// Whether a call has to wait for a work request before its own: for one that changes what the call is to read, or that
-    /// uses the memory that the call is to fill.
+    /// Whether a call has to wait: for the server's consent, or for a work request before its own that changes what the call is
+    /// to read, or that uses the memory that the call is to fill.
     pub(super) fn is_held(&self, task: &Task) -> bool {
         let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return false };
         let request = &self.entries[index];
+        if request.region.as_ref().is_some_and(|region| !self.grants.is_granted(region)) {
+            return true;
+        }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
             let changes =
                 earlier.remote.as_ref().is_some_and(|remote| remote.writes) && earlier.meets(request);
@@ -38,8 +43,9 @@ impl Session {
     }
 }
 
-/// Whether a request cannot begin while an earlier one is under way.
-fn must_follow(request: &Entry, earlier: &Entry) -> bool {
+/// Whether a request cannot begin while an earlier one is under way. `can_be_repeated` tells of the request that its data can
+/// be asked for again.
+fn must_follow(request: &Entry, earlier: &Entry, can_be_repeated: bool) -> bool {
     let receives = matches!(request.kind, Kind::Read | Kind::Atomic);
     let writes = request.remote.as_ref().is_some_and(|remote| remote.writes);
     match earlier.way {
@@ -52,13 +58,10 @@ fn must_follow(request: &Entry, earlier: &Entry) -> bool {
         }
         // It shall not read what is written only now.
         Way::Checked | Way::Fetch if writes && request.meets(earlier) => true,
-        Way::Checked | Way::Fetch if receives && request.shares_memory(earlier) => match request.way {
-            // If it finds out too late, it is itself read again.
-            Way::Checked => earlier.calls > 0,
-            Way::Queue => true,
-            // Its calls wait.
-            Way::Fetch | Way::Store => false,
-        },
+        // If it turns out too late that the earlier one needs a call, the request is itself repeated; and calls of its own wait.
+        Way::Checked | Way::Fetch if receives && request.shares_memory(earlier) => {
+            request.way != Way::Fetch && (earlier.calls > 0 || !can_be_repeated)
+        }
         _ => request.way == Way::Store && request.meets(earlier),
     }
 }

@@ -32,6 +32,7 @@
 
 mod calls;
 mod entry;
+mod grants;
 mod hazards;
 mod outcome;
 mod pieces;
@@ -47,6 +48,7 @@ use crate::proto::{Magic, Mode};
 use crate::region::{Knowledge, Region};
 use calls::{Calls, Request, Task};
 use entry::{Entry, Kind, Seq, Way};
+use grants::Grants;
 use read::Part;
 
 pub use calls::Call;
@@ -82,6 +84,12 @@ pub enum Action {
     Complete(Wc),
     /// A request has failed that the queue pair knows nothing of: move the queue pair to the error state.
     Break,
+    /// The server serves this queue pair's calls for the region: it also answers when it is asked where the region's tables are
+    /// ([`Open`](crate::proto::Open)).
+    Granted(Arc<Region>),
+    /// What is known of this rkey is out of date: the server has no such registration. Forget it
+    /// ([`Peers::forget`](crate::peers::Peers::forget)), so that it is asked about again.
+    Outdated(u32),
 }
 
 /// A work request that is posted on the queue pair, or is about to be.
@@ -91,16 +99,8 @@ struct Post {
     seq: Seq,
     /// The part of the work request; `None` for it as it is.
     part: Option<Part>,
-    /// Whether it is a READ whose data could be a pattern that nobody looks for.
-    is_unchecked: bool,
-}
-
-/// A registration for which the server's NIC is to answer with the pattern.
-#[derive(Debug, PartialEq, Eq)]
-struct MagicRegion {
-    rkey: u32,
-    region_id: u64,
-    is_asked: bool,
+    /// The key of a READ whose data could be a pattern that nobody looks for.
+    unchecked_rkey: Option<u32>,
 }
 
 /// The state of a client's queue pair. See the module's documentation.
@@ -130,11 +130,11 @@ pub struct Session {
     /// Whether the queue pair is in the error state, or is about to be told.
     in_error: bool,
     break_due: bool,
+    /// What has become known about regions.
+    news: Vec<Action>,
     /// Whether there is nobody to call.
     orphaned: bool,
-    magic: Vec<MagicRegion>,
-    /// READs among the posts whose data nobody will look at although their region may be extended.
-    unchecked_count: usize,
+    grants: Grants,
     /// READs among the entries that may need calls.
     checked_count: usize,
     /// Calls that entries wait for.
@@ -160,22 +160,23 @@ impl Session {
             broken: None,
             in_error: false,
             break_due: false,
+            news: Vec::new(),
             orphaned: false,
-            magic: Vec::new(),
-            unchecked_count: 0,
+            grants: Grants::default(),
             checked_count: 0,
             task_count: 0,
         }
     }
 
-    /// From now on extended regions are accessed in this mode: there is a control queue pair to the peer, whose end of this
-    /// queue pair has the number `peer_qpn`. The server is asked to answer with the pattern once no READ is under way that nobody
-    /// would look at.
+    /// From now on extended regions are accessed in this mode (but those that the server wants to be accessed as plain ones): there
+    /// is a control queue pair to the peer, whose end of this queue pair has the number `peer_qpn`. The first use of each region
+    /// makes the session ask the server for it ([`Magic`]).
     pub fn start(&mut self, mode: Mode, peer_qpn: u32) {
         self.mode = Some(mode);
         self.peer_qpn = peer_qpn;
         self.orphaned = false;
         self.stalled = false;
+        self.grants.start_anew();
     }
 
     /// The mode; `None` while everything is passed on as it is.
@@ -212,6 +213,9 @@ impl Session {
         if std::mem::take(&mut self.break_due) {
             return Some(Action::Break);
         }
+        if let Some(action) = self.news.pop() {
+            return Some(action);
+        }
         if let Some(wc) = self.completions.pop_front() {
             return Some(Action::Complete(wc));
         }
@@ -220,13 +224,14 @@ impl Session {
         {
             return Some(Action::Post(self.release(post)));
         }
-        self.ask_for_magic();
+        self.ask_for_grant(now);
         self.calls.launch(self.config.tag, self.config.call_count_max).map(Action::Call)
     }
 
     /// When [`Session::poll_action`] has something to do although nothing has happened.
     pub fn deadline(&self) -> Option<Time> {
-        self.calls.deadline()
+        let grants = self.grants.deadline(|rkey| self.orphaned || self.is_unchecked(rkey));
+        [self.calls.deadline(), grants].into_iter().flatten().min()
     }
 
     /// Work requests that were taken and not completed.
@@ -268,20 +273,12 @@ impl Session {
 
     /// How a work request is to be carried out.
     fn way(&self, entry: &Entry) -> Way {
+        let (Some(mode), Some(region)) = (self.mode, &entry.region) else { return Way::Queue };
         let is_list = matches!(entry.wr.payload, Payload::Sges(_));
-        let is_extended = entry.region.is_some();
-        match (self.mode, entry.kind) {
-            (Some(Mode::OneSided), Kind::Read) if is_extended && is_list => Way::Checked,
-            // The server may answer with a pattern that this end does not know.
-            (Some(Mode::OneSided), Kind::Read) if entry.is_unknown && is_list && !self.magic.is_empty() => {
-                if entry.length > 0 {
-                    Way::Fetch
-                } else {
-                    Way::Queue
-                }
-            }
-            (Some(Mode::RpcOnly), Kind::Read) if is_extended && is_list => Way::Fetch,
-            (Some(Mode::RpcOnly), Kind::Write) if is_extended => Way::Store,
+        match (mode, entry.kind) {
+            (Mode::OneSided, Kind::Read) if is_list && !self.grants.is_refused(region) => Way::Checked,
+            (Mode::RpcOnly, Kind::Read) if is_list && self.grants.is_granted(region) => Way::Fetch,
+            (Mode::RpcOnly, Kind::Write) if self.grants.is_granted(region) => Way::Store,
             _ => Way::Queue,
         }
     }
@@ -295,13 +292,15 @@ impl Session {
         {
             region.counts().note(region.layout().units(remote.va, remote.length));
         }
+        if let (Some(region), Kind::Read | Kind::Write, true) =
+            (&entry.region, entry.kind, self.mode.is_some())
+        {
+            self.grants.want(region);
+        }
         entry.is_counted = entry.may_fetch();
         self.checked_count += usize::from(entry.is_counted);
         match entry.way {
-            Way::Queue => {
-                let is_unchecked = entry.kind == Kind::Read && (entry.is_unknown || entry.region.is_some());
-                self.enqueue(seq, None, is_unchecked);
-            }
+            Way::Queue => self.enqueue(seq, None),
             Way::Checked => self.begin_checked(seq, index),
             Way::Fetch => {
                 let tasks = read::fetches_of_all(seq, &self.entries[index]);
@@ -318,11 +317,10 @@ impl Session {
     fn begin_checked(&mut self, seq: Seq, index: usize) {
         let entry = &self.entries[index];
         let (Some(region), Some(remote)) = (entry.region.clone(), entry.remote) else { return };
-        self.want_magic(&region);
-        let plan = read::plan(&region, remote.va, remote.length);
+        let plan = read::plan(&region, remote.va, remote.length, self.grants.is_granted(&region));
         for run in plan.runs {
             for part in read::align(&region, remote.va, run, self.config.mtu_bytes.into()) {
-                self.enqueue(seq, Some(part), false);
+                self.enqueue(seq, Some(part));
             }
         }
         let tasks = read::fetches(seq, &self.entries[index], &region, &plan.absent);
@@ -330,12 +328,13 @@ impl Session {
     }
 
     /// Lines up a work request for the queue pair.
-    fn enqueue(&mut self, seq: Seq, part: Option<Part>, is_unchecked: bool) {
-        if let Some(index) = self.index(seq) {
-            self.entries[index].posts += 1;
-            self.unchecked_count += usize::from(is_unchecked);
-            self.unposted.push_back(Post { token: 0, seq, part, is_unchecked });
-        }
+    fn enqueue(&mut self, seq: Seq, part: Option<Part>) {
+        let Some(index) = self.index(seq) else { return };
+        let entry = &mut self.entries[index];
+        entry.posts += 1;
+        let is_unchecked = entry.way == Way::Queue && entry.kind == Kind::Read && !entry.is_plain;
+        let unchecked_rkey = entry.remote.filter(|_| is_unchecked).map(|remote| remote.rkey);
+        self.unposted.push_back(Post { token: 0, seq, part, unchecked_rkey });
     }
 
     /// Lines up calls that a work request waits for.
@@ -380,27 +379,29 @@ impl Session {
         wr
     }
 
-    /// Notes that a region's READs should be answered with the pattern.
-    fn want_magic(&mut self, region: &Arc<Region>) {
+    /// Asks the server to serve this queue pair's calls for a region. The pattern has to wait until no READ with the same key
+    /// is under way that nobody will look at.
+    fn ask_for_grant(&mut self, now: Time) {
+        let (Some(mode), false) = (self.mode, self.orphaned) else { return };
+        let on = mode == Mode::OneSided;
+        let (posted, unposted) = (&self.posted, &self.unposted);
+        let Some(region) = self.grants.ask(now, on, |rkey| is_unchecked(posted, unposted, rkey)) else {
+            return;
+        };
+        let (client_qpn, server_qpn) = (self.config.qpn, self.peer_qpn);
         let (rkey, region_id) = (region.rkey(), region.description().region_id);
-        if !self.magic.iter().any(|magic| (magic.rkey, magic.region_id) == (rkey, region_id)) {
-            self.magic.push(MagicRegion { rkey, region_id, is_asked: false });
-        }
+        let request = Request::Magic(Magic { client_qpn, server_qpn, rkey, region_id, on });
+        self.calls.ready.push_front(Task { seq: None, offset: 0, local: None, request, refusals: 0 });
     }
 
-    /// Asks the server to answer with the pattern, as soon as every READ that could get it is looked at.
-    fn ask_for_magic(&mut self) {
-        if self.unchecked_count > 0 || self.orphaned {
-            return;
-        }
-        let (client_qpn, server_qpn) = (self.config.qpn, self.peer_qpn);
-        for region in self.magic.iter_mut().filter(|region| !region.is_asked) {
-            region.is_asked = true;
-            let MagicRegion { rkey, region_id, .. } = *region;
-            let request = Request::Magic(Magic { client_qpn, server_qpn, rkey, region_id, on: true });
-            self.calls.ready.push_front(Task { seq: None, offset: 0, local: None, request, refusals: 0 });
-        }
+    fn is_unchecked(&self, rkey: u32) -> bool {
+        is_unchecked(&self.posted, &self.unposted, rkey)
     }
+}
+
+/// Whether a READ with this key is under way that nobody will look at.
+fn is_unchecked(posted: &VecDeque<Post>, unposted: &VecDeque<Post>, rkey: u32) -> bool {
+    posted.iter().chain(unposted).any(|post| post.unchecked_rkey == Some(rkey))
 }
 
 /// A payload for the queue pair. Of data that only the queue pair needs, nothing stays behind.

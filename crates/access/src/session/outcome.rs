@@ -4,8 +4,9 @@ use terrace_transport::{SendOp, Time, Wc, WcStatus};
 
 use super::calls::{Request, Task, completion_status};
 use super::entry::{Local, Seq, Way};
+use super::grants::Verdict;
 use super::pieces::LocalMemory;
-use super::{Post, Session, read};
+use super::{Action, Post, Session, read};
 use crate::proto::Status;
 
 impl Session {
@@ -15,7 +16,6 @@ impl Session {
             return false;
         }
         let Some(post) = self.posted.pop_front() else { return false };
-        self.unchecked_count -= usize::from(post.is_unchecked);
         self.stalled = false;
         let Some(index) = self.index(post.seq) else { return true };
         self.entries[index].posts -= 1;
@@ -55,6 +55,10 @@ impl Session {
         if entry.posts > 0 || entry.suspects.is_empty() {
             return;
         }
+        // The NIC was not yet asked for patterns, or has none: it is data.
+        if !self.grants.may_be_on(&region) {
+            return;
+        }
         let suspects = std::mem::take(&mut entry.suspects);
         if let SendOp::Read { va, .. } = entry.wr.op {
             read::note_absent(&region, va, &suspects);
@@ -79,12 +83,13 @@ impl Session {
     pub fn handle_done(&mut self, now: Time, id: u64, status: Status) -> bool {
         let Some(task) = self.calls.land(id) else { return false };
         self.stalled = false;
-        let Some(index) = task.seq.and_then(|seq| self.index(seq)) else {
-            if status == Status::Busy && matches!(task.request, Request::Magic(_)) {
-                self.calls.delay(now, task);
-            }
+        if let Request::Magic(magic) = task.request {
+            let verdict = self.grants.answer(now, magic.rkey, magic.region_id, status);
+            self.note_verdict(magic.rkey, verdict);
             return true;
-        };
+        }
+        // Nobody is left for an answer after RESET.
+        let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return true };
         let has_failed = self.entries[index].failure.is_some();
         if status == Status::Busy && !has_failed {
             self.calls.delay(now, task);
@@ -96,7 +101,7 @@ impl Session {
             _ if has_failed => {}
             (Status::Plain, Request::Read(read)) => {
                 let part = task.offset..task.offset + u64::from(read.length);
-                self.enqueue(self.first + index as u64, Some(part), false);
+                self.enqueue(self.first + index as u64, Some(part));
             }
             (Status::Plain, _) => self.fail(index, WcStatus::RemoteInvalidRequest, 0),
             _ => {
@@ -107,6 +112,35 @@ impl Session {
         }
         self.settle();
         true
+    }
+
+    /// The server has said whether it serves calls for a region.
+    fn note_verdict(&mut self, rkey: u32, verdict: Verdict) {
+        match verdict {
+            Verdict::Granted(region) => self.news.push(Action::Granted(region)),
+            Verdict::Later => self.take_for_data(rkey),
+            Verdict::Refused { is_outdated } => {
+                self.take_for_data(rkey);
+                if is_outdated {
+                    self.news.push(Action::Outdated(rkey));
+                }
+            }
+        }
+        self.settle();
+    }
+
+    /// Without consent nothing of a region was answered with the pattern: what looks like it is data, and need not be asked for.
+    fn take_for_data(&mut self, rkey: u32) {
+        let (grants, entries, first) = (&self.grants, &self.entries, self.first);
+        let is_data = |task: &mut Task| {
+            let entry = task.seq.and_then(|seq| entries.get(seq.checked_sub(first)? as usize));
+            let region = entry.and_then(|entry| entry.region.as_ref());
+            region.is_some_and(|region| {
+                region.rkey() == rkey && !grants.may_be_on(region) && !grants.is_granted(region)
+            })
+        };
+        let dropped: Vec<Task> = self.calls.held.extract_if(.., is_data).collect();
+        dropped.iter().filter_map(|task| task.seq).for_each(|seq| self.forget_call(seq));
     }
 
     /// The control queue pair is gone, and with it every answer: nobody uses the program's memory any more. The oldest work
@@ -167,7 +201,6 @@ impl Session {
             match self.index(post.seq) {
                 Some(index) if post.seq >= seq => {
                     self.entries[index].posts -= 1;
-                    self.unchecked_count -= usize::from(post.is_unchecked);
                 }
                 _ => self.unposted.push_back(post),
             }

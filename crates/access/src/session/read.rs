@@ -26,8 +26,8 @@ pub(super) struct Plan {
     pub(super) absent: PageBitmap,
 }
 
-/// Cuts a READ of a region up, by what is believed about each of its units.
-pub(super) fn plan(region: &Region, va: u64, length: u64) -> Plan {
+/// Cuts a READ of a region up, by what is believed about each of its units. What cannot be asked for counts as present.
+pub(super) fn plan(region: &Region, va: u64, length: u64, may_ask: bool) -> Plan {
     let layout = region.layout();
     let unit_bytes = u64::from(layout.unit_bytes());
     let start = layout.grid(va);
@@ -35,7 +35,7 @@ pub(super) fn plan(region: &Region, va: u64, length: u64) -> Plan {
     for unit in layout.units(va, length) {
         let from = (unit as u64 * unit_bytes).saturating_sub(start);
         let to = ((unit as u64 + 1) * unit_bytes - start).min(length);
-        if !region.bitmap().is_present(unit) {
+        if may_ask && !region.bitmap().is_present(unit) {
             if plan.absent.page_count() == 0 {
                 plan.absent = PageBitmap::new(layout.page_count(va, length));
             }

@@ -1,6 +1,6 @@
 //! Random work requests on a random world, and what has to come of them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use smallvec::SmallVec;
 use terrace_access::pattern::Pattern;
@@ -151,7 +151,7 @@ const PATTERN_SEEDS: [u8; 2] = [7, 8];
 
 fn contents(rng: &mut Rng, kind: u8, pattern: &Pattern, offset: usize, out: &mut [u8]) {
     match kind {
-        0 => out.iter_mut().for_each(|byte| *byte = rng.next() as u8),
+        0 => out.chunks_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()])),
         1 => out.fill(0),
         2 => out.fill(0xfd),
         _ => {
@@ -202,7 +202,9 @@ fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
     Server {
         memories,
         keys,
-        magic: false,
+        magic: HashSet::new(),
+        granted: HashSet::new(),
+        mode: scenario.mode,
         busy_one_in: scenario.busy_one_in,
         fail_after: None,
         fetched_pages: 0,

@@ -1,6 +1,6 @@
 //! The simulated peer: memories whose units come and go, keys on them, and a server of RPCs that does several at a time.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use terrace_access::layout::Layout;
@@ -81,14 +81,20 @@ enum Step {
         offset: usize,
         data: Vec<u8>,
     },
-    TurnMagicOn,
+    Grant {
+        rkey: u32,
+        on: bool,
+    },
 }
 
 pub struct Server {
     pub memories: Vec<Memory>,
     pub keys: Vec<Key>,
-    /// Whether the NIC answers with patterns on this queue pair.
-    pub magic: bool,
+    /// The keys for which the NIC answers with patterns on this queue pair.
+    pub magic: HashSet<u32>,
+    /// The keys that the client may name in calls.
+    pub granted: HashSet<u32>,
+    pub mode: Option<Mode>,
     /// One in so many calls is refused for lack of room; 0: none.
     pub busy_one_in: usize,
     /// The status to answer to the call that comes after so many others.
@@ -119,8 +125,14 @@ impl Server {
         }
         match &message.body {
             Body::Magic(magic) => {
-                assert!(magic.on && (magic.client_qpn, magic.server_qpn) == (0x77, 0x88));
-                job(VecDeque::from([Step::TurnMagicOn]), Status::Ok)
+                assert_eq!((magic.client_qpn, magic.server_qpn), (0x77, 0x88));
+                assert_eq!(magic.on, self.mode == Some(Mode::OneSided));
+                assert!(!self.granted.contains(&magic.rkey), "once is enough");
+                match rng.below(8) {
+                    0 => job(VecDeque::new(), Status::AccessDenied),
+                    1 => job(VecDeque::new(), Status::NoSuchRegion),
+                    _ => job(VecDeque::from([Step::Grant { rkey: magic.rkey, on: magic.on }]), Status::Ok),
+                }
             }
             Body::Read(read) => match self.read_steps(read) {
                 Ok(steps) => job(steps, Status::Ok),
@@ -132,6 +144,7 @@ impl Server {
     }
 
     fn read_steps(&mut self, read: &Read) -> Result<VecDeque<Step>, Status> {
+        assert!(self.granted.contains(&read.rkey), "without a grant there is no call");
         let key = self.key(read.rkey).clone();
         let Knowledge::Extended(region) = &key.truth else { return Err(Status::Plain) };
         if !region.layout().covers(read.va, read.length.into()) {
@@ -161,6 +174,7 @@ impl Server {
     }
 
     fn write_steps(&mut self, write: &Write<'_>) -> VecDeque<Step> {
+        assert!(self.granted.contains(&write.rkey), "without a grant there is no call");
         let key = self.key(write.rkey);
         let (memory, offset) = (key.memory, key.offset(write.va));
         match write.source {
@@ -203,7 +217,12 @@ impl Server {
             Step::Apply { memory, offset, data } => {
                 self.memories[memory].bytes[offset..offset + data.len()].copy_from_slice(&data);
             }
-            Step::TurnMagicOn => self.magic = true,
+            Step::Grant { rkey, on } => {
+                self.granted.insert(rkey);
+                if on {
+                    self.magic.insert(rkey);
+                }
+            }
         }
         None
     }

@@ -53,6 +53,8 @@ pub struct World {
     pub fail_post: Option<(usize, WcStatus)>,
     pub is_peer_gone: bool,
     pub breaks: usize,
+    pub outdated: Vec<u32>,
+    pub granted: Vec<u32>,
     pub posts: usize,
 }
 
@@ -77,6 +79,8 @@ impl World {
             fail_post: None,
             is_peer_gone: false,
             breaks: 0,
+            outdated: Vec::new(),
+            granted: Vec::new(),
             posts: 0,
         }
     }
@@ -124,6 +128,8 @@ impl World {
                 self.completions.push(wc);
                 return Some(wc);
             }
+            Action::Outdated(rkey) => self.outdated.push(rkey),
+            Action::Granted(region) => self.granted.push(region.rkey()),
             Action::Break => {
                 self.breaks += 1;
                 self.in_error = true;
@@ -184,7 +190,7 @@ impl World {
         let mut data = vec![0; self.mtu.min(total - reading.done)];
         let key = self.server.key(rkey);
         let offset = key.offset(va) + reading.done;
-        self.server.memories[key.memory].copy(offset, &mut data, self.server.magic);
+        self.server.memories[key.memory].copy(offset, &mut data, self.server.magic.contains(&rkey));
         let (offset, length) = (reading.done, data.len());
         self.responses.push_back(Response::Data { sges: sges_of(&reading.wr), offset, data });
         reading.done += length;

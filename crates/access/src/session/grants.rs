@@ -1,0 +1,150 @@
+//! Which regions the server serves this queue pair's calls for, and of which its NIC answers with the pattern.
+//!
+//! One message does both ([`Magic`](crate::proto::Magic)): it shows the server which queue pair the client may use the region through. It is sent
+//! when a region is first used, and nothing waits for the answer: until then READs go as they would to a plain region, but are
+//! looked at, because the NIC may turn to the pattern at any moment.
+//!
+//! ```text
+//!   first use          nothing unchecked under way          Ok
+//!   ----------> Wanted -----------------------------> Asked ----> Granted
+//!                 ^                                     |
+//!                 +------- not now: after a while ------+------> Refused: a plain region
+//!                                                          never
+//! ```
+
+use std::sync::Arc;
+
+use terrace_transport::Time;
+
+use crate::proto::Status;
+use crate::region::Region;
+
+/// A server that cannot say yes yet is asked again after this long, in nanoseconds, and twice as long each further time: its end
+/// of the queue pair may not be connected yet.
+const RETRY_NS: u64 = 500_000;
+/// How often it is asked in all; the last answer comes after half a second at the soonest.
+const TRIES_MAX: u32 = 11;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Wanted,
+    Asked,
+    Granted,
+    Refused,
+}
+
+#[derive(Debug)]
+struct Grant {
+    region: Arc<Region>,
+    state: State,
+    /// Whether READs may be answered with the pattern.
+    may_be_on: bool,
+    /// When it may be asked for.
+    not_before: Time,
+    refusals: u32,
+}
+
+/// What is to be done about an answer.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    Granted(Arc<Region>),
+    /// It will be asked for again.
+    Later,
+    /// The region is accessed as a plain one; it may be another one by now.
+    Refused {
+        is_outdated: bool,
+    },
+}
+
+/// The grants of a session. Most have one or two.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    list: Vec<Grant>,
+}
+
+impl Grants {
+    fn find(&self, region: &Region) -> Option<&Grant> {
+        self.list.iter().find(|grant| is_same(&grant.region, region))
+    }
+
+    /// Notes that a region is used.
+    pub(super) fn want(&mut self, region: &Arc<Region>) {
+        if self.find(region).is_none() {
+            let (region, not_before) = (Arc::clone(region), Time(0));
+            self.list.push(Grant { region, state: State::Wanted, may_be_on: false, not_before, refusals: 0 });
+        }
+    }
+
+    /// Whether calls for a region are served.
+    pub(super) fn is_granted(&self, region: &Region) -> bool {
+        self.find(region).is_some_and(|grant| grant.state == State::Granted)
+    }
+
+    /// Whether a region has turned out to be a plain one.
+    pub(super) fn is_refused(&self, region: &Region) -> bool {
+        self.find(region).is_some_and(|grant| grant.state == State::Refused)
+    }
+
+    /// Whether a READ of a region may have been answered with the pattern.
+    pub(super) fn may_be_on(&self, region: &Region) -> bool {
+        self.find(region).is_some_and(|grant| grant.may_be_on)
+    }
+
+    /// The next region to ask for, with whether the pattern is wanted. Patterns have to wait for READs that nobody looks at.
+    pub(super) fn ask(
+        &mut self,
+        now: Time,
+        pattern: bool,
+        is_unchecked: impl Fn(u32) -> bool,
+    ) -> Option<Arc<Region>> {
+        let grant = self.list.iter_mut().find(|grant| {
+            let is_due = grant.state == State::Wanted && grant.not_before <= now;
+            is_due && !(pattern && is_unchecked(grant.region.rkey()))
+        })?;
+        grant.state = State::Asked;
+        grant.may_be_on |= pattern;
+        Some(Arc::clone(&grant.region))
+    }
+
+    /// When a region is to be asked for again; not those that wait for something to happen.
+    pub(super) fn deadline(&self, is_unchecked: impl Fn(u32) -> bool) -> Option<Time> {
+        let wanted = self.list.iter().filter(|grant| grant.state == State::Wanted);
+        wanted.filter(|grant| !is_unchecked(grant.region.rkey())).map(|grant| grant.not_before).min()
+    }
+
+    /// Takes the answer about a registration in.
+    pub(super) fn answer(&mut self, now: Time, rkey: u32, region_id: u64, status: Status) -> Verdict {
+        let is_it = |region: &Region| (region.rkey(), region.description().region_id) == (rkey, region_id);
+        let Some(grant) =
+            self.list.iter_mut().find(|grant| grant.state == State::Asked && is_it(&grant.region))
+        else {
+            return Verdict::Later;
+        };
+        if status == Status::Ok {
+            grant.state = State::Granted;
+            return Verdict::Granted(Arc::clone(&grant.region));
+        }
+        grant.may_be_on = false;
+        if matches!(status, Status::Busy | Status::AccessDenied) && grant.refusals + 1 < TRIES_MAX {
+            grant.state = State::Wanted;
+            grant.not_before = now.after_ns(RETRY_NS << grant.refusals);
+            grant.refusals += 1;
+            return Verdict::Later;
+        }
+        grant.state = State::Refused;
+        Verdict::Refused { is_outdated: status == Status::NoSuchRegion }
+    }
+
+    /// There is another server, or another connection to it: everything is to be asked for anew. Its NIC may still answer
+    /// with patterns.
+    pub(super) fn start_anew(&mut self) {
+        for grant in &mut self.list {
+            (grant.state, grant.not_before, grant.refusals) = (State::Wanted, Time(0), 0);
+        }
+    }
+}
+
+fn is_same(left: &Arc<Region>, right: &Region) -> bool {
+    std::ptr::eq(Arc::as_ptr(left), right)
+        || (left.rkey(), left.description().region_id) == (right.rkey(), right.description().region_id)
+}
