@@ -294,14 +294,17 @@ impl World {
 
     /// A receive that was flushed may have got the beginning of a message.
     fn note_failed_receive(&mut self, index: usize, receive: Receive, status: WcStatus) -> Checked {
-        let begun = self.ends[index].inbound.front().cloned();
+        let is_paged = self.nodes[index & 1].pagers.is_some();
+        let nth = if is_paged { self.ends[index].receives_failed as usize } else { 0 };
+        let begun = self.ends[index].inbound.get(nth).cloned();
         if status == WcStatus::LocalLength {
             ensure!(begun.as_ref().is_some_and(|message| message.too_long), "the message was not too long");
         } else {
             ensure!(status == WcStatus::Flushed, "a receive cannot fail like that");
         }
-        // Only the oldest receive can have been under way; of a shared queue no other can be touched at all.
-        let is_first = self.ends[index].receives_failed == 0;
+        // Only the oldest receive can have been under way, and those whose messages waited for absent memory; of a shared
+        // queue no other can be touched at all.
+        let is_first = self.ends[index].receives_failed == 0 || is_paged;
         self.ends[index].receives_failed += 1;
         ensure!(is_first || !self.ends[index].plan.uses_srq, "several shared receives were flushed");
         let begun = begun.filter(|_| is_first);

@@ -18,6 +18,7 @@ pub(crate) enum Stream {
     Device(u8),
     Port(u8),
     Memory(u8),
+    Pager(u8),
 }
 
 /// The seed of one stream of a run.
@@ -29,13 +30,18 @@ pub(crate) fn stream_seed(seed: u64, stream: Stream) -> u64 {
         Stream::Device(node) => 0x100 + u64::from(node),
         Stream::Port(node) => 0x200 + u64::from(node),
         Stream::Memory(node) => 0x300 + u64::from(node),
+        Stream::Pager(node) => 0x400 + u64::from(node),
     };
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 48
 }
 
 impl Dice {
     pub fn new(seed: u64, stream: Stream) -> Dice {
-        Dice(StdRng::seed_from_u64(stream_seed(seed, stream)))
+        Dice::from_seed(stream_seed(seed, stream))
+    }
+
+    pub fn from_seed(seed: u64) -> Dice {
+        Dice(StdRng::seed_from_u64(seed))
     }
 
     pub fn chance(&mut self, probability: f64) -> bool {

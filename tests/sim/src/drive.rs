@@ -122,6 +122,8 @@ impl World {
 
     /// The program of a node acts: looks for completions, posts this and that.
     fn tick(&mut self, node: usize) -> Checked {
+        let churned = self.nodes[node].pagers.as_ref().is_some_and(|pagers| pagers.churn());
+        self.tally.add("units that came or went", churned.into());
         let mut acted = self.poll_node(node)?;
         self.take_async_events(node)?;
         for index in self.ends_of(node) {
@@ -216,13 +218,16 @@ impl World {
         let now = self.now();
         let busy = (0..self.ends.len()).any(|index| self.end_is_busy(index));
         for node in 0..self.nodes.len() {
-            if self.nodes[node].device.next_deadline().is_some_and(|at| at.0 <= now) {
+            let deadlines =
+                [self.nodes[node].device.next_deadline().map(|at| at.0), self.nodes[node].next_due()];
+            if deadlines.into_iter().flatten().any(|at| at <= now) {
                 self.wake(node);
             }
         }
         let nodes = self.nodes.iter().flat_map(|node| {
             let deadline = node.device.next_deadline().map(|at| at.0).filter(|at| *at > now);
-            [node.wakes_at, deadline, node.opens_at(), busy.then_some(node.ticks_at)]
+            let due = node.next_due().filter(|at| *at > now);
+            [node.wakes_at, deadline, due, node.opens_at(), busy.then_some(node.ticks_at)]
         });
         let next = nodes.flatten().chain(self.net.next_delivery()).min()?;
         // The weather changes while something happens, and is no event of its own.
@@ -275,6 +280,7 @@ impl World {
             }
             self.take_async_events(node)?;
         }
+        self.nodes.iter().filter_map(|node| node.pagers.as_ref()).for_each(|pagers| pagers.finish());
         for index in 0..self.ends.len() {
             self.succeed_unheard(index)?;
             let end = &self.ends[index];

@@ -13,6 +13,7 @@ mod drive;
 mod end;
 mod memory;
 mod node;
+mod paging;
 mod plan;
 mod port;
 mod post;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_nic::{Error, Mr, MrRequest, Pd, Sge};
 
 use crate::dice::{Dice, Stream};
+use crate::paging::{Pagers, TestPager};
 
 /// `ibv_access_flags`.
 pub(crate) const LOCAL_WRITE: u32 = 1;
@@ -64,7 +65,9 @@ impl Place {
 
 struct Chunk {
     purpose: Purpose,
-    cells: Box<[AtomicU64]>,
+    cells: Arc<[AtomicU64]>,
+    /// Who knows what they hold, if not all of them are there.
+    pager: Option<Arc<TestPager>>,
     model: Vec<u8>,
     mr: Arc<Mr>,
     /// The address by which work requests name the first byte.
@@ -75,6 +78,7 @@ struct Chunk {
 /// A node's memory.
 pub(crate) struct Memory {
     pd: Arc<Pd>,
+    pagers: Option<Arc<Pagers>>,
     chunks: Vec<Chunk>,
     dice: Dice,
 }
@@ -96,8 +100,8 @@ pub(crate) struct Difference {
 }
 
 impl Memory {
-    pub fn new(pd: &Arc<Pd>, seed: u64, node: u8) -> Memory {
-        Memory { pd: pd.clone(), chunks: Vec::new(), dice: Dice::new(seed, Stream::Memory(node)) }
+    pub fn new(pd: &Arc<Pd>, seed: u64, node: u8, pagers: Option<Arc<Pagers>>) -> Memory {
+        Memory { pd: pd.clone(), pagers, chunks: Vec::new(), dice: Dice::new(seed, Stream::Memory(node)) }
     }
 
     /// Takes fresh memory, aligned to 8 bytes if asked. The content is noise, known to the model.
@@ -122,7 +126,7 @@ impl Memory {
     fn add_chunk(&mut self, purpose: Purpose, len: usize) -> Result<usize, Error> {
         let model = self.dice.bytes(len.next_multiple_of(8));
         let words = model.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")));
-        let cells: Box<[AtomicU64]> = words.map(AtomicU64::new).collect();
+        let cells: Arc<[AtomicU64]> = words.map(AtomicU64::new).collect();
         let access = match purpose {
             Purpose::Private => LOCAL_WRITE,
             Purpose::Open => LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | FLUSH,
@@ -130,10 +134,12 @@ impl Memory {
         };
         // Addresses on the wire do not depend on where this process happens to have its memory.
         let iova = (self.chunks.len() as u64 + 1) << 32 | (self.dice.word() & 0xffff_fff8);
+        let pagers = self.pagers.as_ref().filter(|_| purpose != Purpose::Private);
+        let (pager, paging) = pagers.map(|pagers| pagers.add(cells.clone())).unzip();
         let request =
-            MrRequest { addr: cells.as_ptr() as u64, length: model.len() as u64, iova, access, paging: None };
+            MrRequest { addr: cells.as_ptr() as u64, length: model.len() as u64, iova, access, paging };
         let mr = self.pd.reg_mr(request)?;
-        self.chunks.push(Chunk { purpose, cells, model, mr, iova, used: 0 });
+        self.chunks.push(Chunk { purpose, cells, pager, model, mr, iova, used: 0 });
         Ok(self.chunks.len() - 1)
     }
 
@@ -162,7 +168,10 @@ impl Memory {
 
     /// What the memory holds.
     pub fn actual(&self, place: Place) -> Vec<u8> {
-        let cells = &self.chunk(place).cells;
+        let Chunk { cells, pager, .. } = self.chunk(place);
+        if let Some(pager) = pager {
+            return pager.peek(cells.as_ptr() as u64 + u64::from(place.start), place.len());
+        }
         let (start, end) = (place.start as usize, place.start as usize + place.len());
         let words = cells[start / 8..end.div_ceil(8).max(start / 8)].iter();
         let bytes: Vec<u8> = words.flat_map(|cell| cell.load(Ordering::Relaxed).to_ne_bytes()).collect();
@@ -192,6 +201,9 @@ impl Memory {
     pub fn store(&mut self, place: Place, bytes: &[u8]) {
         self.expect(place, bytes);
         let chunk = &self.chunks[place.chunk as usize];
+        if let Some(pager) = &chunk.pager {
+            return pager.poke(chunk.cells.as_ptr() as u64 + u64::from(place.start), bytes);
+        }
         let (start, end) = (place.start as usize, place.start as usize + place.len());
         for index in start / 8..end.div_ceil(8) {
             let word: [u8; 8] = chunk.model[index * 8..index * 8 + 8].try_into().expect("8 bytes");
@@ -209,23 +221,19 @@ impl Memory {
 
     /// The first place where memory and model disagree.
     pub fn difference(&self) -> Option<Difference> {
-        for chunk in &self.chunks {
-            let words = chunk.cells.iter().zip(chunk.model.chunks_exact(8));
-            let differs = |(_, (cell, model)): &(usize, (&AtomicU64, &[u8]))| {
-                cell.load(Ordering::Relaxed).to_ne_bytes() != **model
-            };
-            if let Some((index, _)) = words.enumerate().find(differs) {
-                let shown = index..(index + 4).min(chunk.cells.len());
-                let actual = chunk.cells[shown.clone()].iter();
-                return Some(Difference {
-                    address: chunk.iova + index as u64 * 8,
-                    purpose: chunk.purpose,
-                    actual: actual.flat_map(|cell| cell.load(Ordering::Relaxed).to_ne_bytes()).collect(),
-                    model: chunk.model[shown.start * 8..shown.end * 8].to_vec(),
-                });
-            }
-        }
-        None
+        (0..self.chunks.len()).find_map(|index| {
+            let chunk = &self.chunks[index];
+            let whole = Place { chunk: index as u32, start: 0, len: chunk.model.len() as u32 };
+            let actual = self.actual(whole);
+            let at = actual.iter().zip(&chunk.model).position(|(actual, model)| actual != model)?;
+            let shown = at..(at + 32).min(actual.len());
+            Some(Difference {
+                address: chunk.iova + at as u64,
+                purpose: chunk.purpose,
+                actual: actual[shown.clone()].to_vec(),
+                model: chunk.model[shown].to_vec(),
+            })
+        })
     }
 
     /// Ends the regions.

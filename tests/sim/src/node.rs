@@ -15,6 +15,7 @@ use terrace_nic::{
 use crate::dice::{Dice, Stream, stream_seed};
 use crate::end::Receive;
 use crate::memory::Memory;
+use crate::paging::Pagers;
 use crate::plan::{NodePlan, Plan, Waiting};
 use crate::port::{Gate, MoodyPort};
 
@@ -45,6 +46,8 @@ pub(crate) struct Node {
     pub device: Arc<Device>,
     pub pd: Arc<Pd>,
     pub memory: Memory,
+    /// Those of its regions whose memory is not all there.
+    pub pagers: Option<Arc<Pagers>>,
     /// For sends, and for receives.
     pub completions: [Completions; 2],
     pub shared: Shared,
@@ -81,12 +84,17 @@ impl Node {
         let device = Device::open(DeviceConfig::simulated(Box::new(port), clock.clone(), device_seed))?;
         fcntl_setfl(device.async_fd(), OFlags::NONBLOCK)
             .map_err(|errno| Error::System(errno.raw_os_error()))?;
+        let pagers = node.paging.clone().map(|plan| Arc::new(Pagers::new(plan, clock, seed, index)));
+        if let Some(pagers) = &pagers {
+            device.attach(pagers.clone());
+        }
         let pd = device.alloc_pd()?;
         let srq = pd.create_srq(SrqInit { max_wr: SRQ_DEPTH, max_sge: SRQ_SGES, limit: 0, cookie: 0 })?;
         let [sends, receives] = node.waiting;
         Ok(Node {
             plan: node.clone(),
-            memory: Memory::new(&pd, seed, index),
+            memory: Memory::new(&pd, seed, index, pagers.clone()),
+            pagers,
             completions: [Completions::new(&device, sends)?, Completions::new(&device, receives)?],
             shared: Shared { srq, posted: BTreeMap::new(), limit: None },
             device,
@@ -113,6 +121,11 @@ impl Node {
     /// When the port takes packets again, if it does not now.
     pub fn opens_at(&self) -> Option<u64> {
         Some(self.gate.load(Ordering::Relaxed)).filter(|opens_ns| *opens_ns != 0)
+    }
+
+    /// When an access to absent memory ends, in nanoseconds.
+    pub fn next_due(&self) -> Option<u64> {
+        self.pagers.as_ref()?.next_due()
     }
 
     /// The oldest asynchronous event, already acknowledged.

@@ -6,6 +6,7 @@ use terrace_fabric::sim::SimConfig;
 use terrace_nic::QpType;
 
 use crate::dice::{Dice, Stream};
+use crate::paging::PagingPlan;
 
 /// What is promised to the programs, and so what is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,8 @@ pub(crate) struct NodePlan {
     pub waiting: [Waiting; 2],
     /// How often the program acts, at most and at least, in nanoseconds.
     pub tick_ns: (u64, u64),
+    /// How its memory is paged, if it is.
+    pub paging: Option<PagingPlan>,
 }
 
 /// A connection, or for UD a pair of queue pairs that send to each other.
@@ -147,14 +150,18 @@ impl Plan {
         // Two devices with one address are two processes of one host: the second gets another slot.
         let same_host = dice.chance(0.2);
         let connection_count = dice.pick(&[1, 1, 2, 2, 3, 4, 6]);
-        Plan {
+        let mut plan = Plan {
             temper,
             weather: Weather::draw(dice, temper, ipv6, mtu),
             nodes: [1, 2]
                 .map(|last| NodePlan::draw(dice, temper, address(ipv6, if same_host { 1 } else { last }))),
             connections: (0..connection_count).map(|_| ConnectionPlan::draw(dice, temper, mtu)).collect(),
             epochs: if dice.chance(0.15) { 2 } else { 1 },
+        };
+        for (node, index) in plan.nodes.iter_mut().zip(0..) {
+            node.paging = PagingPlan::draw(seed, index, temper == Temper::Calm);
         }
+        plan
     }
 }
 
@@ -206,6 +213,7 @@ impl NodePlan {
             block: if !calm && dice.chance(0.3) { 0.2 } else { 0.0 },
             waiting: [waiting(dice), waiting(dice)],
             tick_ns: (dice.spread(100..=20_000), dice.spread(20_000..=500_000)),
+            paging: None,
         }
     }
 }

@@ -27,7 +27,9 @@ const GONE_THROUGH: &[&str] = &[
     "connections that broke",
     "duplicates",
     "error NAKs",
+    "fetches of absent memory",
     "packets with a bad ICRC",
+    "puts to absent memory",
     "received Rc Recv LocalLength",
     "received Rc RecvRdmaWithImm Success",
     "received Uc Recv Success",
@@ -39,6 +41,7 @@ const GONE_THROUGH: &[&str] = &[
     "sequence NAKs",
     "solicited events",
     "timeouts",
+    "units that came or went",
 ];
 
 #[test]

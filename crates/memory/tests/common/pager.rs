@@ -263,7 +263,9 @@ impl TestPager {
             return Err(AccessError::NotReady);
         }
         state.asked += 1;
-        let due = (state.schedule)();
+        let earlier = state.accesses.iter().filter(|access| overlap(access.range, range));
+        let not_before = earlier.map(|access| access.due).max().unwrap_or(0);
+        let due = (state.schedule)().max(not_before);
         let transfer = Arc::new(TestTransfer::default());
         let access = Access { what, range, due, transfer: transfer.clone(), waker: waker.clone() };
         state.accesses.push_back(access);

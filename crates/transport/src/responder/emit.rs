@@ -83,6 +83,7 @@ impl Responder {
                     }
                     Settled::All(ack) => {
                         self.owed.pop_front();
+                        self.tell_settled(common);
                         self.owe_first(common, ack);
                     }
                 },
@@ -94,14 +95,10 @@ impl Responder {
                                 self.remember_value(psn, value, msn);
                             }
                             self.owed[0] = answer;
+                            self.tell_settled(common);
                         }
                         Err(error) => return Some(self.fail(common, psn, msn, error)),
                     }
-                }
-                Owed::Tell(wc) => {
-                    let wc = *wc;
-                    self.owed.pop_front();
-                    common.complete_receive(wc);
                 }
                 _ => return None,
             }

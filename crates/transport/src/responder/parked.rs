@@ -3,7 +3,7 @@
 //!
 //! - A READ is fetched ahead, at most [`FETCH_BYTES_MAX`] at a time, from the moment it is accepted.
 //! - A WRITE's ACK, and everything behind it, waits until the write is done.
-//! - A completion that tells the program of a message waits for the writes before it.
+//! - A completion that tells the program of a message waits for the writes before it: it stands behind one of them.
 //! - What others could see before those writes (an atomic, a FLUSH) is told to come back.
 
 use std::collections::VecDeque;
@@ -262,6 +262,21 @@ impl Responder {
         match self.is_unsettled() {
             true => self.owed.push_back(Owed::Tell(wc)),
             false => common.complete_receive(wc),
+        }
+    }
+
+    /// Tells of the messages that wait for nothing any more. READs that are answered before them do not matter.
+    pub(super) fn tell_settled(&mut self, common: &mut Common) {
+        let mut index = 0;
+        while let Some(owed) = self.owed.get(index) {
+            match owed {
+                Owed::Tell(wc) => {
+                    common.complete_receive(*wc);
+                    self.owed.remove(index);
+                }
+                owed if owed.is_unsettled() => return,
+                _ => index += 1,
+            }
         }
     }
 

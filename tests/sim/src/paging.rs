@@ -1,0 +1,157 @@
+//! Memory that is not all there: in some runs the regions that peers reach have pagers, whose units come and go while the
+//! programs know nothing of it. What peers see must not differ.
+
+#[path = "../../../crates/memory/tests/common/pager.rs"]
+#[allow(dead_code)] // The simulation uses a part of it.
+mod pager;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use terrace_memory::{HostRange, Pager, UNIT_BYTES};
+use terrace_nic::{Clock, Companion, ManualClock, Paging, RegionPolicy};
+
+use crate::dice::{Dice, Stream, stream_seed};
+use pager::Cells;
+pub(crate) use pager::TestPager;
+
+/// What a node's memory is like.
+#[derive(Clone, Debug)]
+pub(crate) struct PagingPlan {
+    /// Accesses that a pager has under way, at most.
+    pub room: usize,
+    /// How long an access takes at most, in nanoseconds.
+    pub access_ns_max: u64,
+    /// Probability at each tick of the program that a unit comes or goes.
+    pub churn: f64,
+    /// Probability that a region tells its peers to come back, instead of letting them wait.
+    pub faulting: f64,
+    /// Probability that a unit is there at the beginning.
+    pub present: f64,
+}
+
+impl PagingPlan {
+    /// Whether, and how, the node's memory is paged.
+    pub fn draw(seed: u64, node: u8, calm: bool) -> Option<PagingPlan> {
+        let mut dice = Dice::new(seed, Stream::Pager(node));
+        dice.chance(0.4).then(|| PagingPlan {
+            room: if calm { usize::MAX } else { dice.pick(&[4, 16, usize::MAX]) },
+            access_ns_max: dice.spread(100..=200_000),
+            churn: dice.pick(&[0.0, 0.02, 0.2]),
+            // An unreliable connection cannot be told to come back: it would lose messages in a perfect network.
+            faulting: if calm { 0.0 } else { dice.pick(&[0.0, 0.0, 0.5]) },
+            present: dice.pick(&[0.0, 0.5, 0.9]),
+        })
+    }
+}
+
+/// The pagers of a node. The device looks after them.
+pub(crate) struct Pagers {
+    plan: PagingPlan,
+    clock: Arc<ManualClock>,
+    seed: u64,
+    dice: Mutex<Dice>,
+    all: Mutex<Vec<Paged>>,
+}
+
+#[derive(Clone)]
+struct Paged {
+    pager: Arc<TestPager>,
+    policy: RegionPolicy,
+}
+
+impl Pagers {
+    pub fn new(plan: PagingPlan, clock: &Arc<ManualClock>, seed: u64, node: u8) -> Pagers {
+        // Another stream than that which the plan is drawn from.
+        let seed = stream_seed(seed, Stream::Pager(node)) ^ 1;
+        let dice = Mutex::new(Dice::from_seed(seed));
+        Pagers { plan, clock: clock.clone(), seed, dice, all: Mutex::default() }
+    }
+
+    /// A pager for some memory, of which a part is there.
+    pub fn add(&self, cells: Arc<[AtomicU64]>) -> (Arc<TestPager>, Paging) {
+        let mut dice = self.dice.lock();
+        let memory = HostRange { addr: cells.as_ptr() as u64, len: cells.len() as u64 * 8 };
+        let pages = dice.within(0..=memory.len / 4096);
+        let ahead = if pages == 0 { 0 } else { UNIT_BYTES - pages * 4096 % UNIT_BYTES };
+        let pager = TestPager::new(memory, ahead, Box::new(Words(cells)));
+        let (clock, access_ns_max) = (self.clock.clone(), self.plan.access_ns_max);
+        let mut times = Dice::from_seed(self.seed ^ dice.word());
+        let due = move || clock.now().0 + times.within(0..=access_ns_max);
+        pager.set_habits(self.plan.room, Box::new(due));
+        for unit in 0..pager.presence().unit_count() {
+            if dice.chance(self.plan.present) {
+                pager.admit(unit);
+            }
+        }
+        let faults = dice.chance(self.plan.faulting);
+        let policy = if faults { RegionPolicy::Fault } else { RegionPolicy::Wait };
+        self.all.lock().push(Paged { pager: pager.clone(), policy });
+        let paging = Paging { pager: pager.clone(), pattern: Arc::new([0xee; 4096]), policy };
+        (pager, paging)
+    }
+
+    /// When the next access ends, in nanoseconds.
+    pub fn next_due(&self) -> Option<u64> {
+        self.all.lock().iter().filter_map(|paged| paged.pager.next_due()).min()
+    }
+
+    /// Lets a unit come or go, now and then. Returns whether one did.
+    pub fn churn(&self) -> bool {
+        let mut dice = self.dice.lock();
+        if !dice.chance(self.plan.churn) {
+            return false;
+        }
+        let all = self.all.lock();
+        if all.is_empty() {
+            return false;
+        }
+        let pager = &all[dice.index(all.len())].pager;
+        let unit = dice.index(pager.presence().unit_count());
+        if dice.chance(0.5) { pager.admit(unit) } else { pager.expel(unit) }
+    }
+
+    /// Ends everything that is under way: nobody waits for it any more.
+    pub fn finish(&self) {
+        let all = self.all.lock().clone();
+        while all.iter().any(|paged| paged.pager.complete_due(u64::MAX) > 0) {}
+    }
+}
+
+impl Companion for Pagers {
+    fn advance(&self) -> bool {
+        let all = self.all.lock().clone();
+        let mut active = false;
+        for Paged { pager, policy } in all {
+            let ended = pager.complete_due(self.clock.now().0);
+            active |= ended > 0;
+            if ended > 0 && policy == RegionPolicy::Fault {
+                // What peers were sent away for is there now.
+                for unit in 0..pager.presence().unit_count() {
+                    pager.admit(unit);
+                }
+            }
+        }
+        active
+    }
+}
+
+/// Memory in words, as the simulation has it.
+struct Words(Arc<[AtomicU64]>);
+
+impl Cells for Words {
+    fn get(&self, offset: usize, out: &mut [u8]) {
+        for (index, byte) in (offset..).zip(out) {
+            *byte = self.0[index / 8].load(Ordering::Relaxed).to_ne_bytes()[index % 8];
+        }
+    }
+
+    fn set(&self, offset: usize, data: &[u8]) {
+        for (index, byte) in (offset..).zip(data) {
+            let mut word = self.0[index / 8].load(Ordering::Relaxed).to_ne_bytes();
+            word[index % 8] = *byte;
+            self.0[index / 8].store(u64::from_ne_bytes(word), Ordering::Relaxed);
+        }
+    }
+}
