@@ -138,6 +138,8 @@ impl Link {
             return;
         }
         self.state = match accepted {
+            // It may have room, or regions, when it is asked again.
+            Err(Status::Busy) => return,
             Err(status) => LinkState::Refused(status),
             Ok(Accepted { qpn, psn, mtu_bytes, receive_count }) => {
                 self.requests_max = receive_count;
