@@ -151,6 +151,8 @@ impl Io {
                     // The error state can be reached from every state.
                     let _ = self.qp.modify(&error, QpAttrMask::STATE);
                 }
+                // The client has asked for the tables when it opened the region, whose keys do not change.
+                Action::Granted(_) | Action::Outdated(_) => {}
             }
         }
         if self.posts.is_empty() {
