@@ -153,7 +153,8 @@ fn lock_file(file: &File, path: &Path) -> Result<(), TierError> {
 /// Makes the file long enough, and says how long the region is.
 fn fit(file: &File, path: &Path, size: Option<u64>) -> Result<u64, TierError> {
     // Also tells the size of a block device, whose metadata say 0.
-    let there = rustix::fs::seek(file, SeekFrom::End(0)).map_err(TierError::system("find a file's size"))?;
+    let there =
+        rustix::fs::seek(file, SeekFrom::End(0)).map_err(|_| TierError::Kind { path: path.to_owned() })?;
     let len = size.unwrap_or(there);
     let refuse = |reason: String| Err(TierError::Size { path: path.to_owned(), bytes: len, reason });
     if len == 0 {

@@ -3,6 +3,7 @@
 //! A device takes requests with their buffers and gives both back when they are done; in between the buffer is the
 //! kernel's. It has no thread that the caller would have to wait for: whoever makes progress submits and reaps.
 
+mod faulty;
 mod threads;
 mod uring;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+pub use faulty::{Faults, Faulty};
 pub use threads::Threads;
 pub use uring::Uring;
 

@@ -1,0 +1,130 @@
+//! A process that is killed loses nothing that it has acknowledged.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use common::{Scratch, counting_waker, still, wait};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use terrace_memory::{Pager, Transfer, UNIT_BYTES};
+use terrace_tier::{BackingFile, Tier};
+
+const REGION_BYTES: u64 = 4 * UNIT_BYTES;
+/// Not a divisor of the page size, so that many straddle pages.
+const SLOT_BYTES: usize = 1560;
+const SLOTS: usize = 2000;
+const ROUNDS: u64 = 5;
+/// Says in the environment that this is the process to be killed: the file, the seed, and whether it is exclusive.
+const CHILD: &str = "TERRACE_TIER_CRASH_CHILD";
+
+/// A slot full of one number.
+fn content(version: u64) -> Vec<u8> {
+    version.to_ne_bytes().repeat(SLOT_BYTES / 8)
+}
+
+/// Writes for ever, and says which writes were acknowledged: `slot version`, each in one line.
+fn write_until_killed(path: &Path, seed: u64, exclusive: bool, first_version: u64) {
+    let tier = Tier::open(still(2 * UNIT_BYTES)).unwrap();
+    let file = BackingFile::open(path, Some(REGION_BYTES), exclusive).unwrap();
+    let region = tier.add(file.source().unwrap()).unwrap();
+    let (waker, _) = counting_waker();
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut version = first_version;
+    let mut under_way: Vec<(usize, u64, Arc<dyn Transfer>)> = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for unit in (0..4).cycle() {
+                tier.promote(&region, unit).unwrap();
+                tier.demote(&region, (unit + 2) % 4).unwrap();
+            }
+        });
+        loop {
+            let slot = random.random_range(0..SLOTS);
+            if under_way.iter().all(|(other, ..)| *other != slot) {
+                version += 1;
+                let addr = file.map().addr + (slot * SLOT_BYTES) as u64;
+                under_way.push((slot, version, region.write(addr, &content(version), &waker).unwrap()));
+            }
+            if under_way.len() == 8 {
+                let (slot, version, transfer) = under_way.swap_remove(random.random_range(0..8));
+                wait(&tier, &transfer).unwrap();
+                let line = format!("{slot} {version}\n");
+                std::io::stdout().write_all(line.as_bytes()).unwrap();
+            }
+        }
+    });
+}
+
+/// Not a test of its own: what the others start, with [`CHILD`] set.
+#[test]
+fn child() {
+    let Ok(child) = std::env::var(CHILD) else { return };
+    let mut fields = child.split(' ');
+    let path = fields.next().unwrap();
+    let mut number = || fields.next().unwrap().parse::<u64>().unwrap();
+    let (seed, exclusive, first_version) = (number(), number() == 1, number());
+    write_until_killed(path.as_ref(), seed, exclusive, first_version);
+}
+
+/// Lets a process write until so many writes were acknowledged, kills it, and notes what was.
+fn kill_after(count: usize, child: String, acknowledged: &mut [u64]) {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(CHILD, child)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut note = |line: std::io::Result<String>| -> bool {
+        let line = line.unwrap();
+        let Some((slot, version)) = line.split_once(' ') else { return false };
+        let (Ok(slot), Ok(version)) = (slot.parse::<usize>(), version.parse()) else { return false };
+        acknowledged[slot] = version;
+        true
+    };
+    let mut noted = 0;
+    while noted < count {
+        noted += usize::from(note(lines.next().expect("the process goes on")));
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+    // What it had said before.
+    lines.for_each(|line| _ = note(line));
+}
+
+fn survives(exclusive: bool) {
+    let scratch = Scratch::new("/tmp", "crash");
+    let mut random = StdRng::seed_from_u64(u64::from(exclusive));
+    let mut acknowledged = vec![0; SLOTS];
+    for round in 0..ROUNDS {
+        let path = scratch.0.to_str().unwrap();
+        let first_version = round << 32;
+        let child = format!("{path} {round} {} {first_version}", u8::from(exclusive));
+        kill_after(random.random_range(1..500), child, &mut acknowledged);
+        let file = std::fs::File::open(&scratch.0).unwrap();
+        let mut found = vec![0; SLOT_BYTES];
+        for (slot, version) in acknowledged.iter().enumerate() {
+            file.read_exact_at(&mut found, (slot * SLOT_BYTES) as u64).unwrap();
+            for word in found.chunks(8) {
+                let word = u64::from_ne_bytes(word.try_into().unwrap());
+                // Later writes may have been under way.
+                assert!(word >= *version, "slot {slot} in round {round}: {word} after {version}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exclusive_file_survives_a_kill() {
+    survives(true);
+}
+
+#[test]
+fn a_shared_file_survives_a_kill() {
+    survives(false);
+}

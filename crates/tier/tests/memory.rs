@@ -1,0 +1,104 @@
+//! How much memory is used: no more than the budget says, wherever the accesses go.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Served, sleep_until_readable};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use terrace_memory::{AccessError, Pager, Transfer, UNIT_BYTES};
+use terrace_tier::TierConfig;
+
+const REGION_BYTES: u64 = 64 * UNIT_BYTES;
+const BUDGET_BYTES: u64 = 16 * UNIT_BYTES;
+
+/// The memory that this process has in the page table.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// How much of a region's file is in the page cache.
+fn cached_bytes(served: &Served) -> u64 {
+    let map = served.file.map();
+    let mut pages = vec![0u8; (map.len / 4096) as usize];
+    // SAFETY: the kernel writes one byte for each page of the mapping.
+    let result = unsafe { libc::mincore(map.addr as *mut _, map.len as usize, pages.as_mut_ptr().cast()) };
+    assert_eq!(result, 0);
+    pages.iter().filter(|&&page| page & 1 != 0).count() as u64 * 4096
+}
+
+/// Reads and writes at random, many at a time, until enough units have come and gone; looks at the memory meanwhile.
+fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
+    let mut random = StdRng::seed_from_u64(1);
+    let (mut resident_max, mut cached_max) = (0, 0);
+    let mut under_way: Vec<Arc<dyn Transfer>> = Vec::new();
+    let mut count = 0;
+    while !done() {
+        // Interest moves, so that units do.
+        let hot = count / 20_000 * 16 * UNIT_BYTES;
+        let offset = (hot + random.random_range(0..24 * UNIT_BYTES / 4096) * 4096) % REGION_BYTES;
+        let range = served.range(offset, 4096);
+        served.region.presence().note_access(range);
+        let asked = if random.random() {
+            served.region.read(range, &served.waker)
+        } else {
+            served.region.write(range.addr, &[random.random(); 4096], &served.waker)
+        };
+        match asked {
+            Ok(transfer) => under_way.push(transfer),
+            Err(error) => assert_eq!(error, AccessError::NotReady),
+        }
+        while under_way.len() > 32 {
+            served.tier.advance();
+            under_way.retain(|transfer| transfer.outcome().is_none());
+            sleep_until_readable(&served.tier, Duration::from_millis(1));
+        }
+        count += 1;
+        if count % 1000 == 0 {
+            resident_max = resident_max.max(resident_bytes());
+            cached_max = cached_max.max(cached_bytes(served));
+            assert!(served.tier.stats().locked_bytes <= BUDGET_BYTES);
+        }
+        assert!(count < 5_000_000, "units do not move: {:?}", served.region.stats());
+    }
+    under_way.iter().for_each(|transfer| served.wait(transfer).unwrap());
+    (resident_max, cached_max)
+}
+
+#[test]
+fn memory_stays_within_the_budget_and_misses_leave_nothing_in_the_page_cache() {
+    for exclusive in [true, false] {
+        let config = TierConfig { period: Duration::from_millis(20), ..TierConfig::new(BUDGET_BYTES) };
+        let served = Served::new("/tmp", "memory", REGION_BYTES, exclusive, config);
+        let file = std::fs::File::options().write(true).open(&served.scratch.0).unwrap();
+        for offset in (0..REGION_BYTES).step_by(UNIT_BYTES as usize) {
+            file.write_all_at(&vec![1; UNIT_BYTES as usize], offset).unwrap();
+        }
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let before = resident_bytes();
+        let (resident, cached) = load(&served, || served.region.stats().demotions > 30);
+        let buffers = served.tier.stats().buffer_bytes;
+        // Besides, what the test itself needs: stacks, the allocator.
+        let allowed = BUDGET_BYTES + buffers + UNIT_BYTES;
+        assert!(resident - before <= allowed, "{} of {allowed} bytes", resident - before);
+        if exclusive {
+            // A unit that leaves is in the page cache until it is written back.
+            assert!(cached <= BUDGET_BYTES + UNIT_BYTES, "{cached} bytes in the page cache");
+        }
+        // Two periods later nothing is there but what is locked.
+        let clean = || cached_bytes(&served) <= served.tier.stats().locked_bytes + UNIT_BYTES / 16;
+        for _ in 0..2000 {
+            if clean() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(clean(), "{} bytes are still in the page cache", cached_bytes(&served));
+    }
+}
