@@ -76,7 +76,8 @@ pub struct Config {
 /// What the session wants done.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Post this on the queue pair. Its completion is for [`Session::handle_completion`].
+    /// Post this on the queue pair. Its completion is for [`Session::handle_completion`]; if it cannot be posted, that is for
+    /// [`Session::handle_refused`].
     Post(SendWr),
     /// Send this over the control queue pair. The answer is for [`Session::handle_done`].
     Call(Call),
@@ -170,8 +171,11 @@ impl Session {
 
     /// From now on extended regions are accessed in this mode (but those that the server wants to be accessed as plain ones): there
     /// is a control queue pair to the peer, whose end of this queue pair has the number `peer_qpn`. The first use of each region
-    /// makes the session ask the server for it ([`Magic`]).
+    /// makes the session ask the server for it ([`Magic`]). The same again changes nothing, unless the peer was gone.
     pub fn start(&mut self, mode: Mode, peer_qpn: u32) {
+        if (self.mode, self.peer_qpn, self.orphaned) == (Some(mode), peer_qpn, false) {
+            return;
+        }
         self.mode = Some(mode);
         self.peer_qpn = peer_qpn;
         self.orphaned = false;

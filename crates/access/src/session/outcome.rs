@@ -33,6 +33,20 @@ impl Session {
         true
     }
 
+    /// The queue pair did not take a work request: it, and all that is behind it, is flushed. False if it was none of the
+    /// session's.
+    pub fn handle_refused(&mut self, wr_id: u64) -> bool {
+        let Some(position) = self.posted.iter().position(|post| post.token == wr_id) else { return false };
+        let Some(post) = self.posted.remove(position) else { return false };
+        self.stalled = false;
+        if let Some(index) = self.index(post.seq) {
+            self.entries[index].posts -= 1;
+            self.fail(index, WcStatus::Flushed, 0);
+        }
+        self.settle();
+        true
+    }
+
     /// Why the queue pair did not carry a post out. One that is flushed because a later request has failed before (it was
     /// posted late) stands for that failure now: the program shall see why, and not only that.
     fn cause(&self, seq: Seq, wc: &Wc) -> (WcStatus, u32) {
