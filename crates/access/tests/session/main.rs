@@ -2,16 +2,18 @@
 
 mod reference;
 mod rng;
+mod rules;
 mod scenario;
 mod server;
 mod world;
 
-use scenario::{Run, Scenario, Trouble};
-use terrace_access::proto::Status;
+use proptest::prelude::*;
+use scenario::{Run, Scenario, Spec, Trouble, WHATS};
+use terrace_access::proto::{Mode, Status};
 use terrace_transport::WcStatus;
 
 /// How many seeds the loop goes through; `TERRACE_ACCESS_SEEDS=first..end` takes others.
-const SEEDS: std::ops::Range<u64> = 0..3000;
+const SEEDS: std::ops::Range<u64> = 0..2400;
 
 fn seeds() -> std::ops::Range<u64> {
     let Ok(text) = std::env::var("TERRACE_ACCESS_SEEDS") else { return SEEDS };
@@ -66,4 +68,51 @@ fn after_a_failure_everything_is_flushed_in_order() {
         failed[kind] += usize::from(run.check_failure().is_some());
     }
     assert!(seeds() != SEEDS || failed.iter().all(|&count| count > 30), "{failed:?}");
+}
+
+fn specs() -> impl Strategy<Value = Spec> {
+    let place = prop_oneof![0_usize..1 << 18, (0_usize..64).prop_map(|page| page << 12)];
+    let length = prop_oneof![1_usize..64, Just(4096_usize), 1_usize..20_000];
+    let flags = (any::<bool>(), any::<bool>());
+    let what = prop::sample::select(&WHATS[..]);
+    (what, 0_usize..5, place, length, 0_usize..30_000, 1_usize..5, flags, 0_u8..4).prop_map(
+        |(what, key, place, length, local, sge_count, (fence, signaled), content)| Spec {
+            what,
+            key,
+            place,
+            length,
+            local,
+            sge_count,
+            fence,
+            signaled,
+            content,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The same as the loop, and what fails is made as small as it can be.
+    #[test]
+    fn any_requests_have_the_effect_of_plain_execution(
+        seed: u64,
+        specs in prop::collection::vec(specs(), 1..30),
+        mtu in prop::sample::select(vec![256_usize, 1024, 4096]),
+        unit_bytes in prop::sample::select(vec![4096_usize, 16384]),
+        by_rpc: bool,
+    ) {
+        let mode = Some(if by_rpc { Mode::RpcOnly } else { Mode::OneSided });
+        let scenario = Scenario {
+            seed,
+            mode,
+            mtu,
+            memory_bytes: 20 * 4096,
+            unit_bytes,
+            specs,
+            busy_one_in: 5,
+            trouble: Trouble::None,
+        };
+        Run::new(&scenario).run(&scenario).check_success();
+    }
 }
