@@ -7,7 +7,7 @@
 //! | `target` | what carries accesses out |
 //! | `workload`, `worker`, `measure` | client threads and what came out of them |
 //! | `plan`, `ratios` | figures, tables and promises as data |
-//! | `bed`, `runner`, `session` | servers, points, whole runs |
+//! | `bed`, `servers`, `runner`, `session` | servers, points, whole runs |
 //! | `cgroup`, `process`, `storage` | the server's limits, its process and the region's file |
 //! | `results`, `plot`, `machine`, `progress` | what people get to see |
 #![forbid(unsafe_code)]
@@ -30,6 +30,7 @@ pub mod progress;
 pub mod ratios;
 pub mod results;
 pub mod runner;
+pub mod servers;
 pub mod session;
 pub mod storage;
 pub mod target;

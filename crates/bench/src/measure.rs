@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Ledger;
-use crate::target::Connect;
+use crate::target::{Connect, TargetError};
 use crate::worker::{Schedule, WorkError, Worker};
 use crate::workload::{Measured, Workload};
 
@@ -30,14 +30,26 @@ pub fn measure(
         Ledger::new(workload.key_count(), workload.access_bytes as u64, workload.threads as u64, epoch);
     let (stop, connected) = (AtomicBool::new(false), Barrier::new(workload.threads + 1));
     let work = |thread: usize| -> Result<Measured, WorkError> {
-        let worker = Worker::new(workload, &ledger, thread, connect);
-        // Connecting takes longer for some; the time that counts begins when everybody is there, also those who failed.
-        connected.wait();
-        let outcome = worker.and_then(|worker| worker.run(Schedule::new(workload, Instant::now()), &stop));
-        if outcome.is_err() {
-            stop.store(true, Ordering::Relaxed);
+        let mut outcome = None;
+        let made = connect.with_target(thread, workload.depth, workload.access_bytes, &mut |target| {
+            let worker = Worker::new(workload, &ledger, thread, target);
+            // Connecting takes longer for some; the time that counts begins when everybody is there, also those who failed.
+            connected.wait();
+            let worked = worker.run(Schedule::new(workload, Instant::now()), &stop);
+            stop.fetch_or(worked.is_err(), Ordering::Relaxed);
+            outcome = Some(worked);
+        });
+        match (outcome, made) {
+            (Some(outcome), _) => outcome,
+            (None, made) => {
+                stop.store(true, Ordering::Relaxed);
+                connected.wait();
+                Err(WorkError::Connect {
+                    thread,
+                    error: made.err().unwrap_or(TargetError("nothing was done".into())),
+                })
+            }
         }
-        outcome
     };
     let outcomes: Vec<Result<Measured, WorkError>> = std::thread::scope(|scope| {
         let work = &work;

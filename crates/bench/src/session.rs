@@ -173,7 +173,11 @@ impl Session<'_> {
             }
         }
         results.write_csv(&self.summary.dir)?;
-        Figure::new(&results).write(&self.summary.dir, &plan.figure)?;
+        let mut figure = Figure::new(&results);
+        if self.summary.document.is_rehearsal {
+            figure.title += " (rehearsal: the numbers mean nothing)";
+        }
+        figure.write(&self.summary.dir, &plan.figure)?;
         self.summary.document.figures.push(results);
         Ok(())
     }

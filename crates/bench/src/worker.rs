@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::content::fill;
 use crate::keys::Keys;
 use crate::ledger::{Corruption, Ledger};
-use crate::target::{Completion, Connect, Target, TargetError};
+use crate::target::{Completion, Target, TargetError};
 use crate::workload::{Measured, STEP, Workload};
 
 /// How long accesses may be outstanding after the end before they count as lost.
@@ -93,24 +93,23 @@ pub struct Worker<'a> {
     ledger: &'a Ledger,
     thread: usize,
     schedule: Schedule,
-    target: Box<dyn Target>,
+    target: &'a mut dyn Target,
     keys: Keys,
+    /// What is about to be written, or was read just now.
+    bytes: Vec<u8>,
     slots: Vec<Option<Outstanding>>,
     free: Vec<usize>,
     measured: Measured,
 }
 
 impl<'a> Worker<'a> {
-    /// Connects.
+    /// The worker of thread `thread`, whose target has a buffer for each access that it keeps outstanding.
     pub fn new(
         workload: &'a Workload,
         ledger: &'a Ledger,
         thread: usize,
-        connect: &dyn Connect,
-    ) -> Result<Worker<'a>, WorkError> {
-        let target = connect
-            .connect(thread, workload.depth, workload.access_bytes)
-            .map_err(|error| WorkError::Connect { thread, error })?;
+        target: &'a mut dyn Target,
+    ) -> Worker<'a> {
         let keys = Keys::new(
             workload.distribution,
             workload.theta,
@@ -118,17 +117,18 @@ impl<'a> Worker<'a> {
             thread as u64,
             workload.threads as u64,
         );
-        Ok(Worker {
+        Worker {
             workload,
             ledger,
             thread,
             schedule: Schedule::new(workload, Instant::now()),
             target,
             keys,
+            bytes: vec![0; workload.access_bytes],
             slots: vec![None; workload.depth],
             free: (0..workload.depth).collect(),
             measured: Measured::empty(workload.measured),
-        })
+        }
     }
 
     /// Works until the end of the schedule, or until `stop` is set because another thread has failed.
@@ -182,8 +182,9 @@ impl<'a> Worker<'a> {
         let key = self.ledger.owned(key, self.thread as u64);
         let stamp = self.ledger.issue(key);
         let (offset, len) = self.place(key);
-        fill(&mut self.target.buffer(slot)[..len], offset, stamp);
-        let written = self.target.write(offset, slot, len, slot as u64);
+        fill(&mut self.bytes, offset, stamp);
+        let stored = self.target.store(slot, &self.bytes);
+        let written = stored.and_then(|()| self.target.write(offset, slot, len, slot as u64));
         written.map_err(|error| self.access_error(true, key, error))?;
         Ok(Outstanding { is_write: true, key, version: stamp.version, posted })
     }
@@ -207,8 +208,9 @@ impl<'a> Worker<'a> {
         if is_write {
             self.ledger.acknowledge(key, version);
         } else if self.workload.verify {
-            let len = self.workload.access_bytes;
-            let verified = self.ledger.verify(key, version, &self.target.buffer(slot)[..len])?;
+            let loaded = self.target.load(slot, &mut self.bytes);
+            loaded.map_err(|error| self.access_error(is_write, key, error))?;
+            let verified = self.ledger.verify(key, version, &self.bytes)?;
             self.measured.verified.granules += verified.granules;
             self.measured.verified.mixed += verified.mixed;
         }

@@ -47,12 +47,13 @@ pub const STEP: Duration = Duration::from_millis(100);
 /// Nanoseconds, to three digits.
 pub type Latencies = Histogram<u64>;
 
-/// An empty histogram up to a minute.
+/// What takes longer counts as this long: a client thread gives up before.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// An empty histogram.
 pub fn latencies() -> Latencies {
-    let mut empty = Histogram::new(3).expect("three digits are valid");
-    // A stalled access may well take longer than what was expected when the histogram was made.
-    empty.auto(true);
-    empty
+    // Its range is fixed: one that resizes itself does so in `record` only, and in the middle of a measurement.
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
 
 /// What came out of a measurement, of one thread or of all.
@@ -111,5 +112,28 @@ impl Measured {
         let mut all = self.read_latencies.clone();
         all += &self.write_latencies;
         all.value_at_percentile(percentile) as f64 / 1e3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_keep_their_size_from_nanoseconds_to_seconds() {
+        let mut measured = Measured::empty(Duration::from_secs(1));
+        for (count, nanoseconds) in [(50, 100), (40, 70_000), (9, 5_000_000), (1, 2_000_000_000)] {
+            measured.read_latencies.record_n(nanoseconds, count).unwrap();
+        }
+        measured.write_latencies.saturating_record(u64::MAX);
+        let near = |percentile, expected: f64| {
+            let found = measured.latency_us(percentile);
+            assert!((found / expected - 1.0).abs() < 0.002, "p{percentile}: {found}, not {expected}");
+        };
+        near(40.0, 0.1);
+        near(80.0, 70.0);
+        near(95.0, 5_000.0);
+        near(99.0, 2e6);
+        near(100.0, 60e6);
     }
 }

@@ -1,12 +1,12 @@
 //! Whole measurements on memory in this process.
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use terrace_bench::content::Stamp;
 use terrace_bench::keys::Distribution;
 use terrace_bench::measure::measure;
-use terrace_bench::target::{Completion, Connect, MemoryTarget, SharedBytes, Target, TargetError};
+use terrace_bench::target::{Body, Completion, Connect, MemoryTarget, SharedBytes, Target, TargetError};
 use terrace_bench::worker::WorkError;
 use terrace_bench::workload::Workload;
 
@@ -60,20 +60,20 @@ enum Fault {
     FailsAccesses,
 }
 
-struct Faulty {
-    inner: Box<dyn Target>,
+struct Faulty<'a> {
+    inner: &'a mut dyn Target,
     fault: Fault,
     countdown: u32,
 }
 
-impl Faulty {
+impl Faulty<'_> {
     fn is_due(&mut self) -> bool {
         self.countdown = self.countdown.saturating_sub(1);
         self.countdown == 0
     }
 }
 
-impl Target for Faulty {
+impl Target for Faulty<'_> {
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
         self.inner.read(offset, slot, len, tag)
     }
@@ -99,22 +99,28 @@ impl Target for Faulty {
         Ok(())
     }
 
-    fn buffer(&mut self, slot: usize) -> &mut [u8] {
-        self.inner.buffer(slot)
+    fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError> {
+        self.inner.store(slot, bytes)
+    }
+
+    fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError> {
+        self.inner.load(slot, bytes)
     }
 }
 
 struct Faults(SharedBytes, Fault);
 
 impl Connect for Faults {
-    fn connect(
+    fn with_target(
         &self,
         thread: usize,
         slots: usize,
         slot_bytes: usize,
-    ) -> Result<Box<dyn Target>, TargetError> {
-        let inner = self.0.connect(thread, slots, slot_bytes)?;
-        Ok(Box::new(Faulty { inner, fault: self.1, countdown: 50 }))
+        body: Body<'_>,
+    ) -> Result<(), TargetError> {
+        self.0.with_target(thread, slots, slot_bytes, &mut |inner| {
+            body(&mut Faulty { inner, fault: self.1, countdown: 50 });
+        })
     }
 }
 
@@ -145,9 +151,12 @@ fn failures_of_the_target_are_reported_as_what_they_are() {
 fn a_thread_that_cannot_connect_ends_the_measurement() {
     struct Nowhere;
     impl Connect for Nowhere {
-        fn connect(&self, thread: usize, _: usize, _: usize) -> Result<Box<dyn Target>, TargetError> {
+        fn with_target(&self, thread: usize, _: usize, _: usize, body: Body<'_>) -> Result<(), TargetError> {
             match thread {
-                0 => Ok(Box::new(MemoryTarget::new(MemoryTarget::region(REGION), 4, 4096))),
+                0 => {
+                    body(&mut MemoryTarget::new(MemoryTarget::region(REGION), 4, 4096));
+                    Ok(())
+                }
                 _ => Err(TargetError("nobody listens".into())),
             }
         }
@@ -161,4 +170,69 @@ fn content_begins_with_the_first_stamp() {
     let region = MemoryTarget::region(REGION);
     let bytes = region.lock().unwrap();
     assert_eq!(terrace_bench::content::stamp_of(&bytes[640..704], 640), Some(Stamp::FIRST));
+}
+
+/// Completes an access when it has waited for a while.
+struct Slow<'a> {
+    inner: &'a mut dyn Target,
+    waiting: Vec<(Instant, Completion)>,
+}
+
+const DELAY: Duration = Duration::from_millis(3);
+
+impl Target for Slow<'_> {
+    fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.inner.read(offset, slot, len, tag)
+    }
+
+    fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.inner.write(offset, slot, len, tag)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
+        let mut ended = Vec::new();
+        self.inner.poll(&mut ended)?;
+        self.waiting.extend(ended.into_iter().map(|completion| (Instant::now() + DELAY, completion)));
+        let now = Instant::now();
+        while self.waiting.first().is_some_and(|(due, _)| *due <= now) {
+            done.push(self.waiting.remove(0).1);
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError> {
+        self.inner.store(slot, bytes)
+    }
+
+    fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError> {
+        self.inner.load(slot, bytes)
+    }
+}
+
+struct Slowly(SharedBytes);
+
+impl Connect for Slowly {
+    fn with_target(
+        &self,
+        thread: usize,
+        slots: usize,
+        slot_bytes: usize,
+        body: Body<'_>,
+    ) -> Result<(), TargetError> {
+        self.0.with_target(thread, slots, slot_bytes, &mut |inner| {
+            body(&mut Slow { inner, waiting: Vec::new() })
+        })
+    }
+}
+
+#[test]
+fn no_latency_is_shorter_than_what_the_target_takes() {
+    let region = Slowly(MemoryTarget::region(REGION));
+    let measured = measure(&workload(), 1, &region, &mut |_| {}).unwrap();
+    let least = DELAY.as_nanos() as u64;
+    for latencies in [&measured.read_latencies, &measured.write_latencies] {
+        // Of three digits.
+        assert!(latencies.min() >= least - least / 500, "{} ns", latencies.min());
+        assert!(latencies.value_at_quantile(0.5) >= latencies.min());
+    }
 }

@@ -4,6 +4,7 @@
 //! then lives in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod devices;
 mod library;
 mod program;
@@ -49,6 +50,8 @@ enum Command {
     Devices(devices::Options),
     /// Show the counters of a running program's NIC
     Stat(stat::Options),
+    /// Measure regions larger than memory
+    Bench(bench::Options),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
         Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
         Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Bench(options) => bench::bench(&options).map_err(|error| (1, error.to_string())),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -50,6 +50,15 @@ impl fmt::Display for Mode {
     }
 }
 
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Mode, String> {
+        let value = toml::Value::String(text.to_owned());
+        Mode::deserialize(value).map_err(|error| error.message().to_owned())
+    }
+}
+
 /// Where the region's file lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]

@@ -27,21 +27,26 @@ fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }
 
+/// Width of the legend.
+const LEGEND_PIXELS: i32 = 160;
+
 /// Draws a figure. The error is the backend's.
 pub fn draw<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure) -> Result<(), String> {
     root.fill(&WHITE).map_err(|error| error.to_string())?;
+    let width = root.dim_in_pixel().0 as i32;
+    let (chart, legend) = root.split_horizontally(width - LEGEND_PIXELS);
     let drawn = match &figure.shape {
-        Shape::Lines(categories) => draw_lines(root, figure, categories),
-        Shape::Time { step } => draw_time(root, figure, *step),
+        Shape::Lines(categories) => draw_lines(&chart, figure, categories),
+        Shape::Time { step } => draw_time(&chart, figure, *step),
         Shape::Bars { categories, is_logarithmic: false } => {
-            draw_bars(root, figure, categories, 0.0..top(figure))
+            draw_bars(&chart, figure, categories, 0.0..top(figure))
         }
         Shape::Bars { categories, is_logarithmic: true } => {
             let bottom = 10_f64.powf(least(figure).log10().floor());
-            draw_bars(root, figure, categories, (bottom..top(figure).max(bottom * 10.0)).log_scale())
+            draw_bars(&chart, figure, categories, (bottom..top(figure).max(bottom * 10.0)).log_scale())
         }
     };
-    drawn.map_err(|error| error.to_string())
+    drawn.and_then(|()| draw_legend(&legend, figure)).map_err(|error| error.to_string())
 }
 
 fn values(figure: &Figure) -> impl Iterator<Item = f64> {
@@ -121,13 +126,10 @@ fn draw_lines<Back: DrawingBackend>(
     for (index, series) in figure.series.iter().enumerate() {
         let points = present(series).map(|(place, value)| (place as f64, value)).collect::<Vec<_>>();
         let style = colour(index).stroke_width(2);
-        chart
-            .draw_series(LineSeries::new(points.iter().copied(), style))?
-            .label(&series.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour(index).filled())))?;
     }
-    draw_legend(&mut chart)
+    Ok(())
 }
 
 fn present(series: &Series) -> impl Iterator<Item = (usize, f64)> {
@@ -153,12 +155,9 @@ fn draw_time<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure, step:
     for (index, series) in figure.series.iter().enumerate() {
         let style = colour(index).stroke_width(2);
         let points = present(series).map(|(place, value)| ((place as f64 + 0.5) * step, value));
-        chart
-            .draw_series(LineSeries::new(points, style))?
-            .label(&series.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        chart.draw_series(LineSeries::new(points, style))?;
     }
-    draw_legend(&mut chart)
+    Ok(())
 }
 
 /// The share of a category's width that its bars take.
@@ -193,25 +192,17 @@ where
             let left = place as f64 - GROUP / 2.0 + index as f64 * width;
             Rectangle::new([(left, bottom), (left + width * 0.92, value)], style)
         });
-        chart
-            .draw_series(bars)?
-            .label(&series.name)
-            .legend(move |(x, y)| Rectangle::new([(x + 4, y - 5), (x + 14, y + 5)], style));
+        chart.draw_series(bars)?;
     }
-    draw_legend(&mut chart)
+    Ok(())
 }
 
-fn draw_legend<'a, Back, X, Y>(chart: &mut ChartContext<'a, Back, Cartesian2d<X, Y>>) -> Drawn<Back>
-where
-    Back: DrawingBackend + 'a,
-    X: Ranged<ValueType = f64>,
-    Y: Ranged<ValueType = f64>,
-{
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .label_font(("sans-serif", 14))
-        .background_style(WHITE.mix(0.85))
-        .border_style(RGBColor(200, 200, 200))
-        .draw()
+/// Beside the chart, where it hides nothing.
+fn draw_legend<Back: DrawingBackend>(area: &Area<'_, Back>, figure: &Figure) -> Drawn<Back> {
+    for (index, series) in figure.series.iter().enumerate() {
+        let y = 50 + index as i32 * 22;
+        area.draw(&Rectangle::new([(4, y), (18, y + 10)], colour(index).filled()))?;
+        area.draw(&Text::new(series.name.clone(), (24, y - 1), ("sans-serif", 13)))?;
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Completion, Connect, Target, TargetError};
+use super::{Body, Completion, Connect, Target, TargetError};
 use crate::content::{Stamp, fill};
 
 /// The region's bytes, shared by all targets.
@@ -59,13 +59,26 @@ impl Target for MemoryTarget {
         Ok(())
     }
 
-    fn buffer(&mut self, slot: usize) -> &mut [u8] {
-        &mut self.buffers[slot]
+    fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError> {
+        self.buffers[slot][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError> {
+        bytes.copy_from_slice(&self.buffers[slot][..bytes.len()]);
+        Ok(())
     }
 }
 
 impl Connect for SharedBytes {
-    fn connect(&self, _: usize, slots: usize, slot_bytes: usize) -> Result<Box<dyn Target>, TargetError> {
-        Ok(Box::new(MemoryTarget::new(Arc::clone(self), slots, slot_bytes)))
+    fn with_target(
+        &self,
+        _: usize,
+        slots: usize,
+        slot_bytes: usize,
+        body: Body<'_>,
+    ) -> Result<(), TargetError> {
+        body(&mut MemoryTarget::new(Arc::clone(self), slots, slot_bytes));
+        Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! What a workload runs on.
 
 mod memory;
+mod node;
 
 pub use memory::{MemoryTarget, SharedBytes};
+pub use node::NodeRegion;
 
 /// One client thread's connection to one region.
 ///
@@ -15,8 +17,10 @@ pub trait Target {
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Makes progress and adds what has completed. Returns soon, also when nothing has.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError>;
-    /// The buffer of a slot that no access uses.
-    fn buffer(&mut self, slot: usize) -> &mut [u8];
+    /// Copies into the buffer of a slot that no access uses.
+    fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError>;
+    /// Copies out of the buffer of a slot that no access uses.
+    fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError>;
 }
 
 /// An access that has ended.
@@ -33,9 +37,18 @@ pub struct Completion {
 #[error("{0}")]
 pub struct TargetError(pub String);
 
+/// What a client thread does with its target.
+pub type Body<'a> = &'a mut dyn FnMut(&mut dyn Target);
+
 /// Makes each client thread's target, within that thread.
 pub trait Connect: Sync {
-    /// The target of thread `thread`, with `slots` buffers of `slot_bytes` bytes each.
-    fn connect(&self, thread: usize, slots: usize, slot_bytes: usize)
-    -> Result<Box<dyn Target>, TargetError>;
+    /// Has `body` work with the target of thread `thread`, which has `slots` buffers of `slot_bytes` bytes each. When there is
+    /// none, `body` is not called.
+    fn with_target(
+        &self,
+        thread: usize,
+        slots: usize,
+        slot_bytes: usize,
+        body: Body<'_>,
+    ) -> Result<(), TargetError>;
 }

@@ -1,0 +1,211 @@
+//! Real servers: `terrace serve` in a control group, over a file that nobody has in memory.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use terrace_nic::stat;
+
+use crate::bed::{Bed, BedError, Served, ServerCounts, ServerSpec};
+use crate::cgroup::Group;
+use crate::plan::{Mode, Storage};
+use crate::process::Process;
+use crate::progress::Step;
+use crate::storage::RegionFile;
+use crate::target::{Connect, NodeRegion};
+
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const REGION: &str = "bench";
+/// What the server needs beside its budget: its program and stacks, packet buffers, page tables of the mapping (a five
+/// hundredth of the region), bounce buffers (at most 32 MiB).
+const HEADROOM_BYTES: u64 = 64 << 20;
+/// How long a server may take to be ready: `pin` reads the whole region first.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Starts servers. The regions' files are kept until this is dropped.
+pub struct Servers {
+    program: PathBuf,
+    data: PathBuf,
+    logs: tempfile::TempDir,
+    files: Vec<((bool, u64), RegionFile)>,
+    started: u32,
+}
+
+impl Servers {
+    /// Servers of the program at `program`, with files on the disk of `data`.
+    pub fn new(program: &Path, data: &Path) -> Result<Servers, BedError> {
+        let logs =
+            tempfile::tempdir().map_err(|error| BedError(format!("no directory for logs: {error}")))?;
+        Ok(Servers {
+            program: program.to_owned(),
+            data: data.to_owned(),
+            logs,
+            files: Vec::new(),
+            started: 0,
+        })
+    }
+
+    /// The region's file, out of the page cache.
+    fn file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, BedError> {
+        let key = (storage == Storage::Tmpfs, len);
+        if !self.files.iter().any(|(of, _)| *of == key) {
+            let step = Step::new("writing the region's file", len);
+            let file = RegionFile::create(storage, &self.data, len, &mut |bytes| step.at(bytes));
+            step.end();
+            self.files.push((key, file.map_err(said)?));
+        }
+        let (_, file) = self.files.iter().find(|(of, _)| *of == key).expect("just made");
+        file.leave_cache().map_err(said)?;
+        Ok(file)
+    }
+}
+
+fn said(error: impl std::fmt::Display) -> BedError {
+    BedError(error.to_string())
+}
+
+fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
+    let mut region = OsString::from(format!("{REGION}="));
+    region.push(path);
+    let mut arguments: Vec<OsString> = vec!["serve".into(), "--region".into(), region];
+    // Where everything is locked the budget is the region.
+    let dram = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
+    let mib = format!("{}M", dram >> 20);
+    arguments.extend(["--dram".into(), mib.into(), "--mode".into(), spec.mode.to_string().into()]);
+    arguments.extend(["--listen".into(), ADDRESS.to_string().into()]);
+    if spec.threads != 1 {
+        arguments.extend(["--threads".into(), spec.threads.to_string().into()]);
+    }
+    arguments
+}
+
+impl Bed for Servers {
+    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
+        self.started += 1;
+        let name = format!("terrace-bench-{}-{}", std::process::id(), self.started);
+        let log = self.logs.path().join(format!("{}.log", self.started));
+        let program = self.program.clone();
+        let file = self.file(spec.storage, spec.region)?;
+        let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
+        let throttle = match spec.storage {
+            Storage::Throttled => Some(file.throttle().map_err(said)?),
+            _ => None,
+        };
+        let group = Group::new(&name, budget + HEADROOM_BYTES, throttle).map_err(said)?;
+        let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
+            .map_err(|error| BedError(format!("cannot start {}: {error}", program.display())))?;
+        let mut server = RunningServer { process, region: None };
+        server.await_region(spec.region)?;
+        Ok(Box::new(server))
+    }
+}
+
+struct RunningServer {
+    process: Process,
+    region: Option<NodeRegion>,
+}
+
+impl RunningServer {
+    /// Waits until the region can be opened.
+    fn await_region(&mut self, len: u64) -> Result<(), BedError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(ended) = self.process.obituary() {
+                return Err(BedError(ended));
+            }
+            let error = match self.slot() {
+                None => "it has opened no port".to_owned(),
+                Some(slot) => {
+                    let region = NodeRegion { server: ADDRESS, slot, name: REGION.to_owned() };
+                    match region.probe() {
+                        Ok(found) if found == len => {
+                            self.region = Some(region);
+                            return Ok(());
+                        }
+                        Ok(found) => {
+                            return Err(BedError(format!("the region has {found} bytes, not {len}")));
+                        }
+                        Err(error) => error.to_string(),
+                    }
+                }
+            };
+            if Instant::now() > deadline {
+                return Err(BedError(format!(
+                    "the server is not ready after {} s: {error}",
+                    PATIENCE.as_secs()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn snapshot(&self) -> Option<stat::DeviceSnapshot> {
+        stat::fetch(self.process.id()).ok()?.into_iter().next()
+    }
+
+    /// Other processes on this machine may have taken the first ones.
+    fn slot(&self) -> Option<u8> {
+        self.snapshot().map(|device| device.slot)
+    }
+}
+
+impl Served for RunningServer {
+    fn connect(&self) -> &dyn Connect {
+        self.region.as_ref().expect("a server is handed out when its region is there")
+    }
+
+    fn counts(&self) -> Option<ServerCounts> {
+        counts(self.snapshot()?.reports.get("tier")?)
+    }
+
+    fn peak_bytes(&self) -> Option<u64> {
+        self.process.group().peak_bytes()
+    }
+
+    fn obituary(&mut self) -> Option<String> {
+        self.process.obituary()
+    }
+}
+
+/// Hits and misses out of the tier's report.
+fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
+    let region = report.get("regions")?.get(0)?;
+    let misses = |accesses: &str| -> Option<u64> {
+        let kinds = region.get(accesses)?;
+        ["mapping", "cached", "buffered", "direct"].iter().map(|kind| kinds.get(kind)?.as_u64()).sum()
+    };
+    Some(ServerCounts { hits: region.get("hits")?.as_u64()?, misses: misses("reads")? + misses("writes")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrace_tier::{KindCounts, RegionStats, TierStats};
+
+    const SPEC: ServerSpec =
+        ServerSpec { mode: Mode::Term, region: 2 << 30, dram: 512 << 20, storage: Storage::Disk, threads: 1 };
+
+    fn line(spec: &ServerSpec) -> String {
+        arguments(spec, Path::new("/d/file")).join(&OsString::from(" ")).into_string().unwrap()
+    }
+
+    #[test]
+    fn the_command_line_is_that_of_serve() {
+        assert_eq!(line(&SPEC), "serve --region bench=/d/file --dram 512M --mode term --listen 127.0.0.1");
+        // All is locked: the budget must hold it.
+        assert!(line(&ServerSpec { mode: Mode::Pin, ..SPEC }).contains("--dram 2048M --mode pin"));
+        assert!(line(&ServerSpec { threads: 4, ..SPEC }).ends_with("--threads 4"));
+    }
+
+    #[test]
+    fn hits_and_misses_are_those_of_the_tiers_report() {
+        let reads = KindCounts { late_hits: 1, mapping: 2, cached: 3, buffered: 4, direct: 5 };
+        let writes = KindCounts { direct: 100, ..KindCounts::default() };
+        let region = RegionStats { hits: 1000, reads, writes, ..RegionStats::default() };
+        let report = TierStats { regions: vec![region], ..TierStats::default() };
+        let report = serde_json::to_value(report).unwrap();
+        assert_eq!(counts(&report), Some(ServerCounts { hits: 1000, misses: 114 }));
+        assert_eq!(counts(&serde_json::json!({ "regions": [] })), None);
+    }
+}

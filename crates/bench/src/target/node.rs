@@ -1,0 +1,97 @@
+//! A region of a memory node, through the client library: what everything is really measured on.
+
+use std::net::IpAddr;
+
+use terrace_nic::{Buffer, WcStatus};
+use terrace_node::{Client, ClientConfig, ClientError, Region};
+
+use super::{Body, Completion, Connect, Target, TargetError};
+
+/// A region of a server. Each client thread has a connection, and a port, of its own, as if it were a process.
+#[derive(Clone, Debug)]
+pub struct NodeRegion {
+    /// The server's address.
+    pub server: IpAddr,
+    /// The server's slot at that address.
+    pub slot: u8,
+    /// The region's name.
+    pub name: String,
+}
+
+impl NodeRegion {
+    /// Whether the region can be opened, and how large it is.
+    pub fn probe(&self) -> Result<u64, ClientError> {
+        let client = Client::connect(&self.config(1))?;
+        let region = client.open(&self.name)?;
+        Ok(region.len())
+    }
+
+    fn config(&self, depth: usize) -> ClientConfig {
+        ClientConfig { slot: self.slot, depth: depth as u32, ..ClientConfig::new(self.server) }
+    }
+}
+
+impl Connect for NodeRegion {
+    fn with_target(
+        &self,
+        _: usize,
+        slots: usize,
+        slot_bytes: usize,
+        body: Body<'_>,
+    ) -> Result<(), TargetError> {
+        let client = Client::connect(&self.config(slots)).map_err(failed)?;
+        let region = client.open(&self.name).map_err(failed)?;
+        let buffer = client.buffer(slots * slot_bytes).map_err(failed)?;
+        body(&mut NodeTarget { client: &client, region, buffer, slot_bytes, done: Vec::new() });
+        Ok(())
+    }
+}
+
+struct NodeTarget<'a> {
+    client: &'a Client,
+    region: Region<'a>,
+    buffer: Buffer,
+    slot_bytes: usize,
+    /// Completions on their way from the library's form to ours; kept for its memory.
+    done: Vec<terrace_node::Completion>,
+}
+
+impl Target for NodeTarget<'_> {
+    fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.region.read(offset, &self.buffer, slot * self.slot_bytes, len as u32, tag).map_err(failed)
+    }
+
+    fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError> {
+        self.region.write(offset, &self.buffer, slot * self.slot_bytes, len as u32, tag).map_err(failed)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
+        self.client.poll(&mut self.done).map_err(failed)?;
+        if self.done.is_empty() {
+            // Clients and server share few cores: whoever has nothing to do leaves its own to the others.
+            std::thread::yield_now();
+        }
+        done.extend(self.done.drain(..).map(|completion| Completion {
+            tag: completion.tag,
+            outcome: match completion.status {
+                WcStatus::Success => Ok(()),
+                status => Err(TargetError(format!("completion status {status:?}"))),
+            },
+        }));
+        Ok(())
+    }
+
+    fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError> {
+        let stored = self.buffer.write(slot * self.slot_bytes, bytes);
+        stored.map_err(|error| TargetError(error.to_string()))
+    }
+
+    fn load(&mut self, slot: usize, bytes: &mut [u8]) -> Result<(), TargetError> {
+        let loaded = self.buffer.read(slot * self.slot_bytes, bytes);
+        loaded.map_err(|error| TargetError(error.to_string()))
+    }
+}
+
+fn failed(error: ClientError) -> TargetError {
+    TargetError(error.to_string())
+}
