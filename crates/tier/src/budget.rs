@@ -16,7 +16,7 @@ const CGROUP_LIMIT_MAX: u64 = 1 << 60;
 ///
 /// # Errors
 /// `MachineMemory`, `CgroupLimit`, `MemlockLimit`.
-pub(crate) fn check(config: &TierConfig) -> Result<(), TierError> {
+pub fn check(config: &TierConfig) -> Result<(), TierError> {
     if config.dram_bytes == 0 {
         return Ok(());
     }

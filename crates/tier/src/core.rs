@@ -173,6 +173,10 @@ impl Core {
     /// Gives the transfer under way to the device, or to whoever is there if the file is memory.
     fn issue(&mut self, id: PartId, work: &mut Work) {
         let part = &mut self.parts[id];
+        if part.lies_beyond() {
+            tracing::warn!(offset = part.file_offset(), "a region's file has become too short");
+            return self.finish(id, Err(AccessError::Fault), work);
+        }
         let is_memory = part.region.ways.is_memory;
         let request = part.request(id);
         if is_memory {
@@ -218,17 +222,18 @@ impl Core {
             Ok(_) if part.step == Step::Syncing => self.finish(id, Ok(()), work),
             Ok(count) => {
                 let io = part.io.as_mut().expect("a step with a transfer");
+                let before = io.done;
                 io.done += count;
                 if io.done >= io.needed {
                     return self.step_done(id, work);
                 }
-                if count == 0 {
-                    tracing::warn!(offset = io.at + io.done as u64, "a region's file has become too short");
-                    return self.finish(id, Err(AccessError::Fault), work);
-                }
                 if io.direct {
                     // Goes on at a page, so the end of what was moved may be moved again.
                     io.done -= io.done % PAGE_BYTES as usize;
+                }
+                if io.done == before {
+                    tracing::warn!(offset = io.at + io.done as u64, "a region's file has become too short");
+                    return self.finish(id, Err(AccessError::Fault), work);
                 }
                 self.issue(id, work);
             }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_memory::{HostRange, PAGE_BYTES};
 
@@ -44,6 +44,8 @@ pub(crate) struct Ways {
     pub(crate) is_memory: bool,
     /// The file's length when it was opened.
     pub(crate) file_len: u64,
+    /// It is a file, and no device: it can become shorter, and writing makes it longer.
+    is_file: bool,
 }
 
 impl Ways {
@@ -55,8 +57,14 @@ impl Ways {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let kind = rustix::fs::fstatfs(&file)?.f_type as u64;
         let is_memory = MEMORY_FILE_SYSTEMS.contains(&kind);
+        let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
         let direct = if is_memory { None } else { open_direct(&file, writable) };
-        Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len })
+        Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len, is_file })
+    }
+
+    /// Whether the file still goes as far. In memory, what lies beyond is a fault; writing there would make the file longer.
+    pub(crate) fn reach(&self, end: u64) -> bool {
+        !self.is_file || rustix::fs::fstat(&self.buffered).is_ok_and(|status| status.st_size as u64 >= end)
     }
 }
 

@@ -27,7 +27,7 @@
 //! | `promoter`, `heat` | the thread; which units are hot |
 //! | `device` | io_uring, threads |
 //! | `pool` | bounce buffers |
-//! | `file`, `budget` | files of regions; limits |
+//! | `file`, `budget`, `size` | files of regions; limits; sizes as people write them |
 //! | `sys` | system calls on mappings |
 //!
 //! This crate knows nothing of packets.
@@ -54,6 +54,7 @@ mod tier;
 mod transfer;
 mod unit;
 
+pub use budget::check as check_budget;
 pub use config::{IoMethod, TierConfig};
 pub use error::TierError;
 pub use file::{BackingFile, Source};

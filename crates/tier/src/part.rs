@@ -183,6 +183,13 @@ impl Part {
         }
     }
 
+    /// Whether the file has become too short for what is about to be written.
+    pub(crate) fn lies_beyond(&self) -> bool {
+        let write = matches!(self.step, Step::Writing | Step::WritingBack);
+        let end = self.io.as_ref().map(|io| io.at + io.part.len() as u64);
+        write && end.is_some_and(|end| !self.region.ways.reach(end))
+    }
+
     /// What remains of the transfer under way, as a request.
     pub(crate) fn request(&mut self, id: PartId) -> Request {
         if self.step == Step::Syncing {

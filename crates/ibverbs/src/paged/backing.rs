@@ -1,0 +1,419 @@
+//! The file behind a mapping, opened once more: the program's own descriptor of it may be closed, or not allow enough.
+//!
+//! There are three ways to it: the kernel's link for each mapping, which needs privileges; the file's name, which may
+//! have been given to another file meanwhile; and the program's descriptors, if one of them is still of this file. So
+//! whatever was opened is mapped for a moment, and the kernel must list that mapping with the same file.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+
+use super::maps::{FileId, Run, file_at};
+
+/// File systems whose files can be mapped, and not read and written at any offset.
+const UNSUITABLE: [(i64, &str); 4] = [
+    (0x9584_58f6, "hugetlbfs (its files cannot be written)"),
+    (0x6265_6572, "sysfs"),
+    (0x9fa0, "proc"),
+    (0x6462_6720, "debugfs"),
+];
+
+/// Why a file cannot be used.
+#[derive(Debug)]
+pub enum NoBacking {
+    /// Neither a regular file nor a block device, or on a file system that does not do.
+    Unsuitable(&'static str),
+    /// None of the ways led to the file; how the last one failed.
+    Unreachable(io::Error),
+    /// It was opened and cannot be read.
+    Unreadable(io::Error),
+}
+
+impl fmt::Display for NoBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoBacking::Unsuitable(what) => write!(f, "the file is on or of the kind {what}"),
+            NoBacking::Unreachable(error) => write!(f, "the file cannot be opened again: {error}"),
+            NoBacking::Unreadable(error) => write!(f, "the file cannot be read: {error}"),
+        }
+    }
+}
+
+/// Opens the file of a run for reading, and for writing where the mapping can be written.
+///
+/// # Errors
+/// Why there is none that will do.
+pub fn open(run: &Run) -> Result<OwnedFd, NoBacking> {
+    let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
+    for path in candidates(run) {
+        match open_same(&path, run) {
+            Ok(Some(file)) => return suitable(file, run),
+            Ok(None) => {}
+            // A name that leads nowhere says less than a file that may not be opened.
+            Err(NoBacking::Unreachable(error)) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
+}
+
+/// Names that may lead to the file. The link comes first because nobody can have moved it.
+fn candidates(run: &Run) -> impl Iterator<Item = PathBuf> {
+    let (start, end) = (run.first.addr, run.first.addr + run.first.len);
+    let link = PathBuf::from(format!("/proc/self/map_files/{start:x}-{end:x}"));
+    let named = [Some(run.path.clone()), with_line_ends(&run.path)];
+    let named = named.into_iter().flatten().map(|name| PathBuf::from(OsStr::from_bytes(&name)));
+    [link].into_iter().chain(named.collect::<Vec<_>>()).chain(descriptors(run.file.inode()))
+}
+
+/// The kernel writes a line end in a name as `\012`, and a backslash as it is. So that may mean either.
+fn with_line_ends(path: &[u8]) -> Option<Vec<u8>> {
+    const ESCAPED: &[u8] = b"\\012";
+    let mut name = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some(at) = rest.windows(ESCAPED.len()).position(|bytes| bytes == ESCAPED) {
+        name.extend_from_slice(&rest[..at]);
+        name.push(b'\n');
+        rest = &rest[at + ESCAPED.len()..];
+    }
+    name.extend_from_slice(rest);
+    (name != path).then_some(name)
+}
+
+/// The program's descriptors of files with that inode number. Opening one by this name makes a new description of the same
+/// file, even of one that has no name.
+fn descriptors(inode: u64) -> impl Iterator<Item = PathBuf> {
+    let list = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
+    let paths = list.flatten().map(|entry| entry.path());
+    paths.filter(move |path| path.metadata().is_ok_and(|status| status.ino() == inode))
+}
+
+/// Opens what a name leads to; `None` when that is another file.
+fn open_same(path: &Path, run: &Run) -> Result<Option<File>, NoBacking> {
+    // Looked at first: opening a device or a pipe can do things, or wait. And closing a file that the program has open
+    // as well gives up the locks that it has on it.
+    let status = path.metadata().map_err(NoBacking::Unreachable)?;
+    let kind = status.file_type();
+    if !(kind.is_file() || kind.is_block_device()) || run.file.is_surely_not(status.dev(), status.ino()) {
+        return Ok(None);
+    }
+    let file =
+        OpenOptions::new().read(true).write(run.writable).open(path).map_err(NoBacking::Unreachable)?;
+    check_file_system(&file)?;
+    let mapped = mapped_id(&file).map_err(NoBacking::Unreachable)?;
+    Ok((mapped == Some(run.file)).then_some(file))
+}
+
+/// Refuses file systems whose files are not like disks. They need not even have pages of the usual size.
+fn check_file_system(file: &File) -> Result<(), NoBacking> {
+    // SAFETY: integers only.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a structure to be written to.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
+        return Err(NoBacking::Unreadable(io::Error::last_os_error()));
+    }
+    match UNSUITABLE.iter().find(|(kind, _)| *kind == system.f_type as i64) {
+        Some((_, name)) => Err(NoBacking::Unsuitable(name)),
+        None => Ok(()),
+    }
+}
+
+/// What the kernel calls the file when it is mapped.
+fn mapped_id(file: &File) -> io::Result<Option<FileId>> {
+    // SAFETY: no preconditions.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    // SAFETY: a new mapping at a place that the kernel chooses, which nobody can access.
+    let addr = unsafe {
+        libc::mmap(null_mut(), page_bytes, libc::PROT_NONE, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+    };
+    if addr == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let id = file_at(addr as u64);
+    // SAFETY: the mapping from above.
+    unsafe { libc::munmap(addr, page_bytes) };
+    id
+}
+
+/// Whether this process holds POSIX locks on a file with that inode number. It would lose them with the next descriptor of
+/// the file that it closes.
+pub fn is_locked_by_us(inode: u64) -> bool {
+    match std::fs::read_to_string("/proc/locks") {
+        Ok(list) => list.lines().any(|line| is_our_lock(line, std::process::id(), inode)),
+        // To keep a descriptor too many does less harm.
+        Err(_) => true,
+    }
+}
+
+/// `1: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`
+fn is_our_lock(line: &str, pid: u32, inode: u64) -> bool {
+    let mut words = line.split_whitespace().filter(|word| *word != "->").skip(1);
+    let is_posix = words.next() == Some("POSIX");
+    let owner = words.nth(2).and_then(|word| word.parse().ok());
+    let file = words.next().and_then(|word| word.rsplit(':').next()?.parse().ok());
+    is_posix && owner == Some(pid) && file == Some(inode)
+}
+
+/// Tries whether the file can be read.
+fn suitable(file: File, run: &Run) -> Result<OwnedFd, NoBacking> {
+    // At the end of a file nothing is read, which is no failure.
+    file.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::{CStr, c_void};
+    use std::os::fd::{FromRawFd, RawFd};
+
+    use terrace_memory::HostRange;
+
+    use super::*;
+    use crate::paged::maps::{NoRun, find};
+
+    const PAGE_BYTES: u64 = 4096;
+
+    /// A mapping of a file, of eight pages from the second page on.
+    struct Mapped(*mut c_void);
+
+    impl Mapped {
+        const LEN: usize = 8 * PAGE_BYTES as usize;
+
+        fn new(file: &File, protection: i32, flags: i32) -> Mapped {
+            // SAFETY: a new mapping of an open file.
+            let addr = unsafe {
+                libc::mmap(null_mut(), Mapped::LEN, protection, flags, file.as_raw_fd(), PAGE_BYTES as i64)
+            };
+            assert_ne!(addr, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+            Mapped(addr)
+        }
+
+        fn shared(file: &File) -> Mapped {
+            Mapped::new(file, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED)
+        }
+
+        fn part(&self, offset: u64, len: u64) -> HostRange {
+            HostRange { addr: self.0 as u64 + offset, len }
+        }
+
+        fn run(&self) -> Run {
+            find(self.part(1, Mapped::LEN as u64 - 1)).unwrap().unwrap()
+        }
+    }
+
+    impl Drop for Mapped {
+        fn drop(&mut self) {
+            // SAFETY: made by `new`; nobody uses it.
+            unsafe { libc::munmap(self.0, Mapped::LEN) };
+        }
+    }
+
+    /// A directory of its own, removed at the end.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(parent: &Path, name: &str) -> Directory {
+            let path = parent.join(format!("terrace-backing-{}-{name}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Directory(path)
+        }
+
+        fn file(&self, name: &str, content: &str) -> File {
+            let path = self.0.join(name);
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.write_all_at(content.as_bytes(), PAGE_BYTES).unwrap();
+            file.set_len(16 * PAGE_BYTES).unwrap();
+            file
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn directory(name: &str) -> Directory {
+        Directory::new(&std::env::temp_dir(), name)
+    }
+
+    fn content(file: OwnedFd, run: &Run) -> String {
+        let mut bytes = [0; 5];
+        File::from(file).read_exact_at(&mut bytes, run.file_offset).unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    fn anonymous(name: &CStr, flags: u32) -> File {
+        // SAFETY: a C string and flags.
+        let fd: RawFd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: just opened.
+        unsafe { File::from_raw_fd(fd) }
+    }
+
+    /// What is tried where the kernel does not give its own link to a process without privileges.
+    fn without_link(mut run: Run) -> Run {
+        run.first = HostRange { addr: PAGE_BYTES, len: PAGE_BYTES };
+        run
+    }
+
+    #[test]
+    fn a_file_is_found_by_any_name() {
+        let names = ["plain", "with  spaces ", "line\nend", "back\\012slash", "both\n\\012", "gone (deleted)", "\u{e9}\t"];
+        let directory = directory("names");
+        for name in names {
+            let file = directory.file(name, "right");
+            let mapped = Mapped::shared(&file);
+            drop(file);
+            let run = mapped.run();
+            assert_eq!((run.file_offset, run.range), (PAGE_BYTES, mapped.part(0, Mapped::LEN as u64)));
+            assert_eq!(content(open(&run).unwrap(), &run), "right", "{name:?}");
+            if name != "both\n\\012" {
+                assert_eq!(content(open(&without_link(run.clone())).unwrap(), &run), "right", "{name:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_deleted_file_is_found_while_somebody_has_it_open() {
+        let directory = directory("deleted");
+        let file = directory.file("data", "right");
+        let mapped = Mapped::shared(&file);
+        std::fs::remove_file(directory.0.join("data")).unwrap();
+        // Another file has its name now.
+        let _other = directory.file("data", "wrong");
+        let run = without_link(mapped.run());
+        assert_eq!(content(open(&run).unwrap(), &run), "right");
+        drop(file);
+        assert!(matches!(open(&run), Err(NoBacking::Unreachable(_))));
+    }
+
+    #[test]
+    fn a_replaced_file_is_not_taken_for_the_mapped_one() {
+        let directory = directory("replaced");
+        let mapped = Mapped::shared(&directory.file("data", "right"));
+        let _other = directory.file("new", "wrong");
+        std::fs::rename(directory.0.join("new"), directory.0.join("data")).unwrap();
+        let run = mapped.run();
+        assert!(matches!(open(&without_link(run.clone())), Err(NoBacking::Unreachable(_))));
+        match open(&run) {
+            Ok(file) => assert_eq!(content(file, &run), "right"),
+            Err(error) => assert!(matches!(error, NoBacking::Unreachable(_)), "{error}"),
+        }
+    }
+
+    #[test]
+    fn anonymous_and_tmpfs_files_do() {
+        let directory = Directory::new(Path::new("/dev/shm"), "tmpfs");
+        for file in [anonymous(c"terrace test", 0), directory.file("data", "right")] {
+            file.write_all_at(b"right", PAGE_BYTES).unwrap();
+            let mapped = Mapped::shared(&file);
+            for run in [mapped.run(), without_link(mapped.run())] {
+                assert_eq!(content(open(&run).unwrap(), &run), "right");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_opened_for_reading() {
+        let directory = directory("read-only");
+        let mapped = Mapped::new(&directory.file("data", "right"), libc::PROT_READ, libc::MAP_SHARED);
+        let run = mapped.run();
+        assert!(!run.writable);
+        let file = File::from(open(&run).unwrap());
+        assert!(file.write_all_at(b"x", 0).is_err());
+    }
+
+    #[test]
+    fn memory_of_other_kinds_is_left_alone() {
+        let directory = directory("private");
+        let file = directory.file("data", "right");
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let private = Mapped::new(&file, protection, libc::MAP_PRIVATE);
+        let inaccessible = Mapped::new(&file, libc::PROT_NONE, libc::MAP_SHARED);
+        let unnamed = Mapped::new(&File::open("/dev/zero").unwrap(), libc::PROT_READ, libc::MAP_SHARED);
+        for mapped in [private, inaccessible, unnamed] {
+            assert_eq!(find(mapped.part(0, 1)).unwrap(), Err(NoRun::NoSharedFile));
+        }
+    }
+
+    #[test]
+    fn a_mapping_in_pieces_is_one_run() {
+        let directory = directory("pieces");
+        let mapped = Mapped::shared(&directory.file("data", "right"));
+        let whole = mapped.run();
+        // A lock on part of it cuts the mapping in three.
+        // SAFETY: memory that is mapped.
+        assert_eq!(unsafe { libc::mlock(mapped.0.wrapping_byte_add(2 << 12), 1 << 12) }, 0);
+        let cut = mapped.run();
+        assert_eq!((cut.range, cut.file_offset), (whole.range, whole.file_offset));
+        assert_eq!(cut.first.len, 2 << 12);
+        assert_eq!(content(open(&cut).unwrap(), &cut), "right");
+        // SAFETY: as above; nobody uses it.
+        assert_eq!(unsafe { libc::munmap(mapped.0.wrapping_byte_add(4 << 12), 1 << 12) }, 0);
+        assert_eq!(find(mapped.part(0, Mapped::LEN as u64)).unwrap(), Err(NoRun::GoesBeyond));
+        assert_eq!(find(mapped.part(5, 4096)).unwrap().unwrap().range, mapped.part(0, 4 << 12));
+    }
+
+    #[test]
+    fn files_of_huge_pages_are_refused() {
+        let huge = anonymous(c"terrace huge", libc::MFD_HUGETLB);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let len = 2 << 20;
+        // SAFETY: a new mapping. Nothing is reserved or touched, so the system need not have huge pages.
+        let addr = unsafe {
+            libc::mmap(null_mut(), len, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, huge.as_raw_fd(), 0)
+        };
+        assert_ne!(addr, libc::MAP_FAILED, "{}", io::Error::last_os_error());
+        let run = find(HostRange { addr: addr as u64, len: 1 }).unwrap().unwrap();
+        assert!(matches!(open(&run), Err(NoBacking::Unsuitable(_))));
+        // SAFETY: nobody uses it.
+        unsafe { libc::munmap(addr, len) };
+    }
+
+    #[test]
+    fn a_disk_does() {
+        let devices = std::fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
+        let disk = devices.filter(|path| path.metadata().is_ok_and(|status| status.file_type().is_block_device()));
+        let Some(file) = disk.filter_map(|path| File::open(path).ok()).find(|file| file.read_at(&mut [0], 4096).is_ok())
+        else {
+            return eprintln!("no disk may be read here: not tested");
+        };
+        let mapped = Mapped::new(&file, libc::PROT_READ, libc::MAP_SHARED);
+        for run in [mapped.run(), without_link(mapped.run())] {
+            open(&run).unwrap();
+        }
+    }
+
+    #[test]
+    fn locks_of_the_process_are_seen() {
+        const LINE: &str = "12: POSIX  ADVISORY  WRITE 1234 fe:00:5678 0 EOF";
+        assert!(is_our_lock(LINE, 1234, 5678));
+        assert!(!is_our_lock(LINE, 123, 5678) && !is_our_lock(LINE, 1234, 567));
+        assert!(!is_our_lock("12: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF", 1234, 5678));
+        assert!(!is_our_lock("12: POSIX", 1234, 5678) && !is_our_lock("", 1234, 5678));
+
+        let directory = directory("locks");
+        let file = directory.file("data", "right");
+        let inode = file.metadata().unwrap().ino();
+        assert!(!is_locked_by_us(inode));
+        // SAFETY: integers only.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as i16;
+        // SAFETY: an open descriptor and a structure that is read.
+        assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) }, 0);
+        assert!(is_locked_by_us(inode));
+    }
+
+    #[test]
+    fn line_ends_are_read_back() {
+        assert_eq!(with_line_ends(b"/a\\012b\\012").as_deref(), Some(&b"/a\nb\n"[..]));
+        assert_eq!(with_line_ends(b"/a\\01"), None);
+    }
+}

@@ -1,0 +1,284 @@
+//! Which mappings lie behind a range of addresses: `/proc/self/maps`, see proc_pid_maps(5).
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+
+use terrace_memory::HostRange;
+
+const MAPS: &str = "/proc/self/maps";
+
+/// How the kernel names a file in its list of mappings. Nothing else need use the same numbers: on btrfs and overlayfs
+/// `stat` has others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+impl FileId {
+    /// The inode's number.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether a file that `stat` describes so is certainly another one: of the same device, by the same numbers, and with
+    /// another inode.
+    pub fn is_surely_not(&self, device: u64, inode: u64) -> bool {
+        (libc::major(device), libc::minor(device)) == (self.major, self.minor) && inode != self.inode
+    }
+}
+
+/// One line of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    readable: bool,
+    writable: bool,
+    shared: bool,
+    offset: u64,
+    file: FileId,
+    path: Vec<u8>,
+}
+
+/// Neighbouring mappings of neighbouring parts of one file, with the same protection: what one `mmap` made, and locks
+/// have cut since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The addresses, whole pages.
+    pub range: HostRange,
+    /// Where in the file they begin.
+    pub file_offset: u64,
+    /// Whether the program may store to them.
+    pub writable: bool,
+    /// The file.
+    pub file: FileId,
+    /// Its name, in the kernel's spelling.
+    pub path: Vec<u8>,
+    /// The first of the mappings.
+    pub first: HostRange,
+}
+
+/// Why a range is not backed by a file, in the way that is needed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRun {
+    /// Ordinary memory, or none at all.
+    NoSharedFile,
+    /// There is a shared file mapping, and the range goes beyond it.
+    GoesBeyond,
+}
+
+impl fmt::Display for NoRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoRun::NoSharedFile => "there is no shared, readable mapping of a file",
+            NoRun::GoesBeyond => "it goes beyond one mapping of one file",
+        })
+    }
+}
+
+/// The run that covers a range.
+///
+/// # Errors
+/// When the list cannot be read.
+pub fn find(range: HostRange) -> io::Result<Result<Run, NoRun>> {
+    find_in(BufReader::with_capacity(1 << 16, File::open(MAPS)?), range)
+}
+
+/// The file that is mapped at an address.
+pub fn file_at(addr: u64) -> io::Result<Option<FileId>> {
+    let found = find_line(BufReader::new(File::open(MAPS)?), addr)?;
+    Ok(found.map(|mapping| mapping.file))
+}
+
+fn find_line(mut list: impl BufRead, addr: u64) -> io::Result<Option<Mapping>> {
+    let mut line = Vec::new();
+    while next_line(&mut list, &mut line)? {
+        match Mapping::parse(&line) {
+            Some(mapping) if mapping.end > addr => return Ok((mapping.start <= addr).then_some(mapping)),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+fn find_in(mut list: impl BufRead, range: HostRange) -> io::Result<Result<Run, NoRun>> {
+    let Some(end) = range.addr.checked_add(range.len) else { return Ok(Err(NoRun::NoSharedFile)) };
+    let mut run: Option<Run> = None;
+    let mut line = Vec::new();
+    while next_line(&mut list, &mut line)? {
+        let Some(mapping) = Mapping::parse(&line) else { continue };
+        if run.as_mut().is_some_and(|run| run.extend(&mapping)) {
+            continue;
+        }
+        // The list is in the order of addresses: the first run that reaches the range is the only one that can cover it.
+        if run.as_ref().is_some_and(|run| run.end() > range.addr) || mapping.start >= end {
+            break;
+        }
+        run = mapping.begins_run().then(|| Run::of(mapping));
+    }
+    Ok(match run {
+        Some(run) if run.range.addr <= range.addr && run.end() > range.addr => run.checked(end),
+        _ => Err(NoRun::NoSharedFile),
+    })
+}
+
+/// Reads a line without its end; false at the end of the list. Names may have any bytes but line ends in them.
+fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    line.clear();
+    let length = list.read_until(b'\n', line)?;
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    Ok(length > 0)
+}
+
+impl Run {
+    /// Whether another run is a part of this one, of the same file at the same place.
+    pub fn includes(&self, other: &Run) -> bool {
+        let offset = other.range.addr.wrapping_sub(self.range.addr);
+        offset <= self.range.len
+            && other.range.len <= self.range.len - offset
+            && other.file == self.file
+            && other.writable == self.writable
+            && other.file_offset == self.file_offset.wrapping_add(offset)
+    }
+
+    /// Whether it has addresses of the range.
+    pub fn overlaps(&self, range: HostRange) -> bool {
+        self.end() > range.addr && range.addr.saturating_add(range.len) > self.range.addr
+    }
+
+    fn of(mapping: Mapping) -> Run {
+        let range = HostRange { addr: mapping.start, len: mapping.end - mapping.start };
+        let Mapping { offset: file_offset, writable, file, path, .. } = mapping;
+        Run { range, file_offset, writable, file, path, first: range }
+    }
+
+    fn end(&self) -> u64 {
+        self.range.addr + self.range.len
+    }
+
+    /// Takes the next mapping in, if it is the file's next part.
+    fn extend(&mut self, next: &Mapping) -> bool {
+        let fits = next.begins_run()
+            && next.start == self.end()
+            && next.file == self.file
+            && next.writable == self.writable
+            && self.file_offset.checked_add(self.range.len) == Some(next.offset);
+        if fits {
+            self.range.len += next.end - next.start;
+        }
+        fits
+    }
+
+    fn checked(self, end: u64) -> Result<Run, NoRun> {
+        if self.end() < end { Err(NoRun::GoesBeyond) } else { Ok(self) }
+    }
+}
+
+impl Mapping {
+    /// `55d0c8a00000-55d0c8a21000 rw-s 00001000 fd:02 1234     /name with spaces`
+    fn parse(line: &[u8]) -> Option<Mapping> {
+        let mut rest = line;
+        let mut field = || {
+            let length = rest.iter().position(|&byte| byte == b' ').unwrap_or(rest.len());
+            let (field, after) = rest.split_at(length);
+            rest = after.get(1..).unwrap_or_default();
+            std::str::from_utf8(field).ok()
+        };
+        let (start, end) = field()?.split_once('-')?;
+        let permissions = field()?.as_bytes();
+        let offset = field()?;
+        let (major, minor) = field()?.split_once(':')?;
+        let inode = field()?;
+        let padding = rest.iter().position(|&byte| byte != b' ').unwrap_or(rest.len());
+        let mapping = Mapping {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            readable: permissions.first() == Some(&b'r'),
+            writable: permissions.get(1) == Some(&b'w'),
+            shared: permissions.get(3) == Some(&b's'),
+            offset: u64::from_str_radix(offset, 16).ok()?,
+            file: FileId {
+                major: u32::from_str_radix(major, 16).ok()?,
+                minor: u32::from_str_radix(minor, 16).ok()?,
+                inode: inode.parse().ok()?,
+            },
+            path: rest[padding..].to_owned(),
+        };
+        (mapping.start < mapping.end).then_some(mapping)
+    }
+
+    fn begins_run(&self) -> bool {
+        // What the kernel makes up for memory that processes share without a file.
+        let made_up = self.path.starts_with(b"/dev/zero") || self.path.starts_with(b"/SYSV");
+        self.shared && self.readable && self.file.inode != 0 && self.path.starts_with(b"/") && !made_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "\
+10000-12000 r-xp 00000000 fe:00 77                         /usr/bin/program
+20000-24000 rw-s 00001000 fe:00 1234                       /data/a name  with\\012spaces (deleted)
+24000-25000 rw-s 00005000 fe:00 1234                       /data/a name  with\\012spaces (deleted)
+25000-26000 rw-s 00006000 fe:00 9                          /data/other
+26000-27000 rw-s 00009000 fe:00 9                          /data/other
+27000-28000 r--s 0000a000 fe:00 9                          /data/other
+30000-31000 rw-p 00000000 00:00 0
+40000-41000 rw-p 00001000 fe:00 1234                       /data/private
+50000-52000 rw-s 00000000 00:01 5                          /dev/zero (deleted)
+60000-61000 -w-s 00000000 00:01 8                          /memfd:x (deleted)
+7ffd0000-7ffd1000 rw-p 00000000 00:00 0                    [stack]
+";
+
+    fn run(addr: u64, len: u64) -> Result<Run, NoRun> {
+        find_in(LIST.as_bytes(), HostRange { addr, len }).unwrap()
+    }
+
+    #[test]
+    fn neighbouring_parts_of_a_file_are_one_run() {
+        let found = run(0x21001, 0x3001).unwrap();
+        assert_eq!(found.range, HostRange { addr: 0x20000, len: 0x5000 });
+        assert_eq!(found.first, HostRange { addr: 0x20000, len: 0x4000 });
+        assert_eq!((found.file_offset, found.writable, found.file.inode), (0x1000, true, 1234));
+        assert_eq!(found.path, b"/data/a name  with\\012spaces (deleted)");
+        assert_eq!(run(0x24fff, 1).unwrap(), found);
+    }
+
+    #[test]
+    fn another_file_offset_or_protection_ends_a_run() {
+        assert_eq!(run(0x24fff, 2), Err(NoRun::GoesBeyond));
+        assert_eq!(run(0x25000, 0x1000).unwrap().range.len, 0x1000);
+        assert_eq!(run(0x25000, 0x1001), Err(NoRun::GoesBeyond));
+        assert_eq!(run(0x26000, 0x1001), Err(NoRun::GoesBeyond));
+        assert!(!run(0x27000, 0x1000).unwrap().writable);
+        assert_eq!(run(0x27000, 0x9000), Err(NoRun::GoesBeyond));
+    }
+
+    #[test]
+    fn other_memory_has_no_file() {
+        for (addr, len) in
+            [(0x10000, 16), (0x30000, 16), (0x40000, 16), (0x50000, 16), (0x60000, 1), (0, 1), (u64::MAX, 9)]
+        {
+            assert_eq!(run(addr, len), Err(NoRun::NoSharedFile), "{addr:#x}");
+        }
+        // It begins before the mapping.
+        assert_eq!(run(0x1ffff, 2), Err(NoRun::NoSharedFile));
+    }
+
+    #[test]
+    fn what_is_no_line_is_passed_over() {
+        for line in ["", "x", "1-2", "2-1 rw-s 0 1:2 3 /x", "g-2 rw-s 0 1:2 3 /x", "1-2 rw-s 0 1 3 /x", "1-2 rw-s 0 1:2 -3"]
+        {
+            assert_eq!(Mapping::parse(line.as_bytes()), None, "{line}");
+        }
+        assert_eq!(Mapping::parse(b"1-2 rw-s 0 1:2 3 \xff/").unwrap().path, b"\xff/");
+        assert_eq!(Mapping::parse(b"1-2 rw-s 0 1:2 3").unwrap().path, b"");
+    }
+}

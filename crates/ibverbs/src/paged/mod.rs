@@ -1,0 +1,77 @@
+//! Regions larger than memory, for programs that know nothing of them: with `TERRACE_DRAM`, a region that is registered for
+//! on-demand paging over a shared file mapping is extended by that file.
+//!
+//! ```text
+//!   ibv_reg_mr ──> mod: is it one? ──> maps: which mapping is it ──> backing: the file behind it
+//!                        │
+//!                        └──> table: one region of the tier per mapping ──> pager: what the NIC asks
+//! ```
+
+mod backing;
+mod maps;
+mod pager;
+mod settings;
+mod table;
+
+use std::sync::OnceLock;
+
+use terrace_memory::HostRange;
+use terrace_tier::TierConfig;
+pub use table::{ForkHold, Lease, before_change, hold_for_fork};
+
+use crate::abi::IBV_ACCESS_ON_DEMAND;
+use crate::errno::{EINVAL, Result};
+use settings::Settings;
+
+/// What the environment asks for, or what is wrong with it.
+fn settings() -> &'static std::result::Result<Option<Settings>, String> {
+    static SETTINGS: OnceLock<std::result::Result<Option<Settings>, String>> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::from_env)
+}
+
+/// Looks at the environment when a device is opened: who asked for something impossible is told now.
+///
+/// # Errors
+/// EINVAL, when the user was told what is wrong.
+pub fn check_environment() -> Result<()> {
+    let problem = match settings() {
+        Ok(None) => return Ok(()),
+        Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)).err().map(|error| error.to_string()),
+        Err(problem) => Some(problem.clone()),
+    };
+    match problem {
+        None => Ok(()),
+        Some(problem) => {
+            eprintln!("terrace: {problem}");
+            Err(EINVAL)
+        }
+    }
+}
+
+/// A share of the mapping below a range that is about to be registered, if that is to be extended by a file.
+///
+/// # Errors
+/// ENOMEM when there is not the memory that was asked for, which the user is told.
+pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
+    let Ok(Some(settings)) = settings() else { return Ok(None) };
+    let everything = range.len == u64::MAX;
+    if access & IBV_ACCESS_ON_DEMAND == 0 || range.len == 0 || everything {
+        return Ok(None);
+    }
+    let refusal = match maps::find(range) {
+        Ok(Ok(run)) => match table::lease(run, settings)? {
+            Ok(lease) => return Ok(Some(lease)),
+            Err(refusal) => refusal,
+        },
+        // Ordinary memory: nobody expected anything else.
+        Ok(Err(maps::NoRun::NoSharedFile)) => return Ok(None),
+        Ok(Err(other)) => other.to_string(),
+        Err(error) => format!("cannot read the list of mappings: {error}"),
+    };
+    tracing::warn!(
+        addr = format_args!("{:#x}", range.addr),
+        len = range.len,
+        "a region stays ordinary on-demand memory, without --dram's budget: {refusal}"
+    );
+    Ok(None)
+}

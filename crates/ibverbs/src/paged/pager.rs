@@ -1,0 +1,201 @@
+//! What stands between the NIC and a tier's region: the program may take the mapping away at any time.
+//!
+//! While the mapping is as it was when the region was registered, everything goes to the tier's pager. Before the
+//! program unmaps, moves or protects any of it, the region turns into ordinary memory for good: the tier lets go of it and
+//! every unit is marked present, so that the NIC copies to and from whatever is mapped, and gets a fault where nothing is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker};
+
+/// A pager that can be switched off.
+#[derive(Debug)]
+pub struct MappingPager {
+    inner: Arc<dyn Pager>,
+    /// Held for reading by whoever asks the pager for something, for writing while it is switched off.
+    is_paged: RwLock<bool>,
+    is_ordinary: AtomicBool,
+    /// Who asked meanwhile.
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting(Vec<Waker>);
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} waiting", self.0.len())
+    }
+}
+
+impl MappingPager {
+    /// Everything goes to `inner`.
+    pub fn new(inner: Arc<dyn Pager>) -> MappingPager {
+        MappingPager {
+            inner,
+            is_paged: RwLock::new(true),
+            is_ordinary: AtomicBool::new(false),
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// Whether it is switched off.
+    pub fn is_ordinary(&self) -> bool {
+        self.is_ordinary.load(Ordering::SeqCst)
+    }
+
+    /// Switches it off. `let_go` returns when the pager underneath touches the mapping no more.
+    pub fn make_ordinary(&self, let_go: impl FnOnce()) {
+        let mut is_paged = self.is_paged.write();
+        if *is_paged {
+            let_go();
+            let presence = self.inner.presence();
+            let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
+            absent.for_each(|unit| presence.admit(unit));
+            *is_paged = false;
+            self.is_ordinary.store(true, Ordering::SeqCst);
+        }
+        drop(is_paged);
+        self.wake();
+    }
+
+    /// Passes a request on. Where there is nobody to pass it to, the answer is to ask again: all is present then.
+    fn pass<T>(
+        &self,
+        waker: &Waker,
+        ask: impl FnOnce(&dyn Pager) -> Result<T, AccessError>,
+    ) -> Result<T, AccessError> {
+        if let Some(is_paged) = self.is_paged.try_read()
+            && *is_paged
+        {
+            return ask(&*self.inner);
+        }
+        self.waiting.lock().0.push(waker.clone());
+        if self.is_ordinary() {
+            self.wake();
+        }
+        Err(AccessError::NotReady)
+    }
+
+    fn wake(&self) {
+        let wakers = std::mem::take(&mut self.waiting.lock().0);
+        wakers.iter().for_each(|wake| wake());
+    }
+}
+
+impl Pager for MappingPager {
+    fn presence(&self) -> &Presence {
+        self.inner.presence()
+    }
+
+    fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.pass(waker, |inner| inner.read(range, waker))
+    }
+
+    fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.pass(waker, |inner| inner.write(addr, data, waker))
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.pass(waker, |inner| inner.atomic(addr, op, waker))
+    }
+
+    fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if self.is_ordinary() {
+            return Ok(Arc::new(Synced(sync(range))));
+        }
+        self.pass(waker, |inner| inner.flush(range, waker))
+    }
+}
+
+/// A flush that is over.
+#[derive(Debug)]
+struct Synced(Result<(), AccessError>);
+
+impl Transfer for Synced {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        Some(self.0)
+    }
+
+    fn read(&self, _offset: u64, _out: &mut [u8]) -> Result<(), AccessError> {
+        Err(AccessError::OutOfRange)
+    }
+}
+
+/// Writes the pages of a range to their file.
+fn sync(range: HostRange) -> Result<(), AccessError> {
+    // SAFETY: asks for a constant.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let start = range.addr & !(page_bytes - 1);
+    let len = range.addr + range.len - start;
+    // SAFETY: msync changes no memory; the kernel checks the range.
+    match unsafe { libc::msync(start as *mut _, len as usize, libc::MS_SYNC) } {
+        0 => Ok(()),
+        _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM) => Err(AccessError::Fault),
+        _ => Err(AccessError::Flush),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use terrace_memory::UNIT_BYTES;
+
+    use super::*;
+
+    const RANGE: HostRange = HostRange { addr: 1 << 30, len: 3 * UNIT_BYTES };
+
+    /// Refuses everything in its own way.
+    #[derive(Debug)]
+    struct Refusing(Presence);
+
+    impl Pager for Refusing {
+        fn presence(&self) -> &Presence {
+            &self.0
+        }
+
+        fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Permission)
+        }
+
+        fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Permission)
+        }
+
+        fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Permission)
+        }
+
+        fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+            Err(AccessError::Permission)
+        }
+    }
+
+    #[test]
+    fn whoever_asks_while_it_is_switched_off_is_woken_to_find_all_present() {
+        let pager = Arc::new(MappingPager::new(Arc::new(Refusing(Presence::new(RANGE)))));
+        let woken = Arc::new(AtomicU32::new(0));
+        let count = woken.clone();
+        let waker: Waker = Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        pager.presence().admit(1);
+        assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::Permission);
+        pager.make_ordinary(|| {
+            assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
+            assert_eq!(pager.write(RANGE.addr, &[1], &waker).unwrap_err(), AccessError::NotReady);
+            assert_eq!(woken.load(Ordering::SeqCst), 0);
+        });
+        assert_eq!(woken.load(Ordering::SeqCst), 2);
+        assert!((0..3).all(|unit| pager.presence().is_present(unit)));
+        assert_eq!(pager.read(RANGE, &waker).unwrap_err(), AccessError::NotReady);
+        assert_eq!(woken.load(Ordering::SeqCst), 3);
+        // Nothing is mapped there.
+        let flushed = pager.flush(HostRange { addr: 4096, len: 1 }, &waker).unwrap();
+        assert_eq!(flushed.outcome(), Some(Err(AccessError::Fault)));
+        pager.make_ordinary(|| unreachable!("once is enough"));
+    }
+}

@@ -1,0 +1,91 @@
+//! What the environment asks for: `TERRACE_DRAM` and its like.
+
+use std::time::Duration;
+
+use terrace_tier::size;
+
+/// What an on-demand region over a file mapping becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Extended by the file: who accesses what is not in memory waits for it.
+    Wait,
+    /// What hardware makes of on-demand paging, for comparison.
+    Odp,
+    /// Locked into memory as a whole, for comparison.
+    Pin,
+}
+
+/// What the environment asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How much memory the regions may keep, in bytes.
+    pub dram_bytes: u64,
+    /// What they become.
+    pub mode: Mode,
+    /// How often the hottest units are looked for; `None` for the usual.
+    pub period: Option<Duration>,
+}
+
+impl Settings {
+    /// Reads the environment; `None` when no memory budget is given.
+    ///
+    /// # Errors
+    /// One line for the user.
+    pub fn from_env() -> Result<Option<Settings>, String> {
+        Settings::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, String> {
+        // An empty variable is what shell scripts leave of one that was not given.
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let Some(dram) = given("TERRACE_DRAM") else { return Ok(None) };
+        let dram_bytes = size::parse(&dram).map_err(|error| format!("TERRACE_DRAM: {error}"))?;
+        let mode = match given("TERRACE_MODE").as_deref() {
+            None | Some("wait") => Mode::Wait,
+            Some("odp") => Mode::Odp,
+            Some("pin") => Mode::Pin,
+            Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
+        };
+        let period = given("TERRACE_PERIOD_MS")
+            .map(|text| match text.parse() {
+                Ok(ms @ 1..=60_000) => Ok(Duration::from_millis(ms)),
+                _ => Err(format!("TERRACE_PERIOD_MS: {text}: not a number of milliseconds from 1 to 60000")),
+            })
+            .transpose()?;
+        Ok(Some(Settings { dram_bytes, mode, period }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<Option<Settings>, String> {
+        Settings::from_variables(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn without_a_budget_there_is_nothing_to_do() {
+        assert_eq!(settings(&[]), Ok(None));
+        assert_eq!(settings(&[("TERRACE_DRAM", ""), ("TERRACE_MODE", "nonsense")]), Ok(None));
+    }
+
+    #[test]
+    fn the_budget_and_what_to_do_with_it() {
+        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, period: None };
+        assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted)));
+        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "odp"), ("TERRACE_PERIOD_MS", "10")];
+        let wanted = Settings { mode: Mode::Odp, period: Some(Duration::from_millis(10)), ..wanted };
+        assert_eq!(settings(&variables), Ok(Some(wanted)));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term"), ("TERRACE_PERIOD_MS", "0")] {
+            let error = settings(&[(name, value), ("TERRACE_DRAM", "1M")]).unwrap_err();
+            assert!(error.starts_with(name) && error.contains(value), "{error}");
+        }
+    }
+}

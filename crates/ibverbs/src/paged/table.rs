@@ -1,0 +1,282 @@
+//! The served mappings of this process: each is one region of the tier, shared by all that the program registers in it.
+//!
+//! One, because accesses by different keys to the same bytes have to take effect in their order, and because memory is
+//! either locked or not: two regions that took turns would undo each other's locks.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+
+use terrace_memory::{HostRange, PAGE_BYTES, RegionPolicy};
+use terrace_nic::{Companion, Paging};
+use terrace_tier::{Source, Tier, TierConfig, TierError, TierRegion};
+
+use super::backing;
+use super::maps::Run;
+use super::pager::MappingPager;
+use super::settings::{Mode, Settings};
+use crate::errno::{ENOMEM, Errno, Result};
+
+/// A mapping that is served.
+pub struct Served {
+    run: Run,
+    tier: Arc<Tier>,
+    region: Arc<TierRegion>,
+    pager: Arc<MappingPager>,
+}
+
+/// The tier, for those who make progress on a device.
+struct TierCompanion {
+    tier: Arc<Tier>,
+}
+
+impl Companion for TierCompanion {
+    fn advance(&self) -> bool {
+        self.tier.advance()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.tier.descriptor())
+    }
+
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        Some(("memory".into(), serde_json::to_value(self.tier.stats()).ok()?))
+    }
+}
+
+/// What this process serves.
+#[derive(Default)]
+struct Table {
+    /// Opened for the first mapping.
+    tier: Option<Arc<Tier>>,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    served: Arc<Served>,
+    users: usize,
+}
+
+/// Not a lock of parking_lot, because of `fork`; see there. It is held while a mapping begins or ceases to be served.
+static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
+
+/// Where the served mappings are, for whoever changes mappings. Held for a moment only.
+static RANGES: RwLock<Vec<HostRange>> = RwLock::new(Vec::new());
+/// How many there are: most programs have none, and look no further.
+static RANGE_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts the processes since the first one that forked. What another one has made here is not to be touched.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+fn table() -> MutexGuard<'static, Table> {
+    // Nothing panics while it holds the table; if something did, the table would still be one.
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which process of a line of forked ones this is.
+fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A registered region's share of a served mapping.
+pub struct Lease {
+    served: Option<Arc<Served>>,
+    generation: u32,
+}
+
+impl Lease {
+    /// The process that has it, of a line of forked ones.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// What the device has to look after.
+    pub fn companion(&self) -> Arc<dyn Companion> {
+        Arc::new(TierCompanion { tier: self.served().tier.clone() })
+    }
+
+    /// For the registration.
+    pub fn paging(&self) -> Paging {
+        let served = self.served();
+        // Peers that ask for the pattern are told by a server of which this process has none.
+        let pattern = Arc::new([0; PAGE_BYTES as usize]);
+        Paging { pager: served.pager.clone(), pattern, policy: RegionPolicy::Wait }
+    }
+
+    fn served(&self) -> &Served {
+        self.served.as_ref().expect("only dropping takes it")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let Some(served) = self.served.take() else { return };
+        if self.generation != generation() {
+            // The parent's: its threads, and what they were at, are not here.
+            return std::mem::forget(served);
+        }
+        let mut table = table();
+        let Some(index) = table.entries.iter().position(|entry| Arc::ptr_eq(&entry.served, &served)) else {
+            return;
+        };
+        table.entries[index].users -= 1;
+        if table.entries[index].users == 0 {
+            table.entries.swap_remove(index);
+            served.end();
+        }
+    }
+}
+
+/// Why a mapping is not served, for the log.
+pub type Refusal = String;
+
+/// Takes a share of the mapping `run`, which is served from now on if it was not.
+///
+/// # Errors
+/// ENOMEM when the budget is more than can be had, which the user is told. The inner error is for a mapping that cannot
+/// be served.
+pub fn lease(run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
+    let mut table = table();
+    let overlaps = |entry: &&mut Entry| entry.served.run.overlaps(run.range);
+    let served = match table.entries.iter_mut().filter(|entry| !entry.served.pager.is_ordinary()).find(overlaps) {
+        Some(entry) if entry.served.run.includes(&run) => {
+            entry.users += 1;
+            entry.served.clone()
+        }
+        Some(_) => return Ok(Err("part of the mapping is served already, and it has changed since".into())),
+        None => match table.serve(run, settings)? {
+            Ok(served) => served,
+            Err(refusal) => return Ok(Err(refusal)),
+        },
+    };
+    Ok(Ok(Lease { served: Some(served), generation: generation() }))
+}
+
+impl Table {
+    fn serve(&mut self, run: Run, settings: &Settings) -> Result<std::result::Result<Arc<Served>, Refusal>> {
+        let file = match backing::open(&run) {
+            Ok(file) => file,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let tier = self.tier(settings)?;
+        let source = Source {
+            file,
+            file_offset: run.file_offset,
+            map: run.range,
+            exclusive: false,
+            writable: run.writable,
+        };
+        let region = match tier.add(source) {
+            Ok(region) => region,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if settings.mode == Mode::Pin {
+            tier.pin(&region).map_err(|error| {
+                tier.remove(&region);
+                out_of_memory(&error)
+            })?;
+        }
+        let pager = Arc::new(MappingPager::new(region.clone()));
+        let served = Arc::new(Served { run, tier, region, pager });
+        self.entries.push(Entry { served: served.clone(), users: 1 });
+        served.list();
+        Ok(Ok(served))
+    }
+
+    fn tier(&mut self, settings: &Settings) -> Result<Arc<Tier>> {
+        if let Some(tier) = &self.tier {
+            return Ok(tier.clone());
+        }
+        let mut config = TierConfig::new(settings.dram_bytes);
+        config.period = settings.period.unwrap_or(config.period);
+        let tier = Tier::open(config).map_err(|error| out_of_memory(&error))?;
+        self.tier = Some(tier.clone());
+        Ok(tier)
+    }
+}
+
+/// Tells the user, who sees only an errno otherwise.
+fn out_of_memory(error: &TierError) -> Errno {
+    eprintln!("terrace: {error}");
+    ENOMEM
+}
+
+impl Served {
+    fn list(&self) {
+        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.push(self.run.range);
+        RANGE_COUNT.store(ranges.len(), Ordering::SeqCst);
+    }
+
+    fn unlist(&self) {
+        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = ranges.iter().position(|range| *range == self.run.range) {
+            ranges.swap_remove(index);
+        }
+        RANGE_COUNT.store(ranges.len(), Ordering::SeqCst);
+    }
+
+    /// Nobody uses it any more.
+    fn end(self: Arc<Self>) {
+        if !self.pager.is_ordinary() {
+            self.unlist();
+            self.tier.remove(&self.region);
+        }
+        if backing::is_locked_by_us(self.run.file.inode()) {
+            // To close any descriptor of a file is to give up the process's locks on it.
+            std::mem::forget(self);
+        }
+    }
+
+    /// The program is about to change the mapping.
+    fn make_ordinary(&self) {
+        if self.pager.is_ordinary() {
+            return;
+        }
+        self.unlist();
+        self.pager.make_ordinary(|| self.tier.remove(&self.region));
+        let name = String::from_utf8_lossy(&self.run.path);
+        tracing::warn!(file = %name, "the mapping changes: its regions are ordinary on-demand regions from now on");
+    }
+}
+
+/// Called before mappings in a range go or change.
+#[inline]
+pub fn before_change(range: HostRange) {
+    if RANGE_COUNT.load(Ordering::Relaxed) != 0 {
+        leave(range);
+    }
+}
+
+#[cold]
+fn leave(range: HostRange) {
+    let end = range.addr.saturating_add(range.len);
+    let overlaps = |served: &HostRange| served.addr < end && range.addr < served.addr + served.len;
+    if !RANGES.read().unwrap_or_else(PoisonError::into_inner).iter().any(overlaps) {
+        return;
+    }
+    let table = table();
+    let concerned = table.entries.iter().filter(|entry| entry.served.run.overlaps(range));
+    concerned.for_each(|entry| entry.served.make_ordinary());
+}
+
+/// Everything here, held still while the process forks.
+pub struct ForkHold {
+    table: MutexGuard<'static, Table>,
+    ranges: RwLockWriteGuard<'static, Vec<HostRange>>,
+}
+
+/// Before `fork`: waits until nothing here is half done.
+pub fn hold_for_fork() -> ForkHold {
+    ForkHold { table: table(), ranges: RANGES.write().unwrap_or_else(PoisonError::into_inner) }
+}
+
+impl ForkHold {
+    /// In the child, whose mappings are its own: plain memory, and none of the parent's threads serve it.
+    pub fn forget_in_child(mut self) {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        std::mem::forget(std::mem::take(&mut *self.table));
+        self.ranges.clear();
+        RANGE_COUNT.store(0, Ordering::SeqCst);
+    }
+}

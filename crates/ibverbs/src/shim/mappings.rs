@@ -1,0 +1,96 @@
+//! Functions that change mappings. Regions that are larger than memory (`paged`) rest on mappings of the program, and have to
+//! know before it takes one of them away.
+//!
+//! These do not look the C library's functions up but make the system calls themselves: allocators call them before
+//! anything can be looked up.
+
+use std::ffi::{c_int, c_long, c_void};
+
+use libc::{off_t, off64_t, size_t};
+use terrace_memory::HostRange;
+
+use crate::paged;
+
+fn range(addr: *const c_void, len: size_t) -> HostRange {
+    HostRange { addr: addr as u64, len: len as u64 }
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(addr: *mut c_void, len: size_t) -> c_int {
+    paged::before_change(range(addr, len));
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
+}
+
+/// `mprotect(2)`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_int) -> c_int {
+    paged::before_change(range(addr, len));
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mprotect, addr, len, c_long::from(protection)) as c_int }
+}
+
+/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel does not look at it.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    paged::before_change(range(old, old_len));
+    if flags & libc::MREMAP_FIXED != 0 {
+        paged::before_change(range(new, new_len));
+    }
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
+}
+
+/// `mmap(2)`: over something else with `MAP_FIXED`.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    addr: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off64_t,
+) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0 {
+        paged::before_change(range(addr, len));
+    }
+    let (protection, flags, fd) = (c_long::from(protection), c_long::from(flags), c_long::from(fd));
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mmap, addr, len, protection, flags, fd, offset) as *mut c_void }
+}
+
+/// The same; offsets have 64 bits in both.
+///
+/// # Safety
+/// As for the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    addr: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { mmap64(addr, len, protection, flags, fd, offset) }
+}

@@ -1,0 +1,159 @@
+"""Unmodified programs whose region is a file larger than the memory that their server may use: `terrace run --dram`."""
+
+import contextlib
+import filecmp
+import json
+import os
+import random
+import subprocess
+import time
+
+from cases import last_line
+from matrix import LOSSY_PLAN
+from harness import cgroup, perftest, procs
+
+MIB = 1 << 20
+FILE_REGION = procs.ROOT / "build/examples/file_region"
+STRESS = procs.ROOT / "build/interop/programs/paged_stress"
+
+FILE_MIB = 128
+DRAM_MIB = 24
+# What the server may have in all, its page cache included.
+LIMIT_MIB = 80
+# As fast as it goes: memory is moved in and out all the time.
+CHURN = {"TERRACE_PERIOD_MS": "1"}
+
+
+class Served:
+    """A server under `terrace run --dram` within a memory limit, and its client."""
+
+    def __init__(self, log_dir, server, client, port, env=None, client_options=()):
+        self.log_dir, self.port, self.env = log_dir, port, env or {}
+        self.server_argv = procs.under_terrace(server, "--dram", f"{DRAM_MIB}M")
+        self.client_argv = procs.under_terrace(client, *client_options)
+        self.memory = None  # what `terrace stat` showed of the server's regions last
+
+    def run(self, timeout_s=120):
+        """Runs both to their end. Returns a complaint or None."""
+        with cgroup.memory_group(f"terrace-paged-{os.getpid()}", LIMIT_MIB * MIB) as group:
+            self.server = procs.Program(group.argv(self.server_argv), self.log_dir, "server", self.env)
+            try:
+                return self._run(group, timeout_s)
+            finally:
+                self.server.stop()
+
+    def _run(self, group, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while not procs.is_listening(self.port):
+            if self.server.wait(0.05) is not None or time.monotonic() > deadline:
+                return f"the server did not start: {last_line(self.server.outcome())}"
+        self.client = procs.Program(self.client_argv, self.log_dir, "client")
+        try:
+            while self.client.wait(0.2) is None:
+                self._look()
+                if time.monotonic() > deadline:
+                    return f"the client did not end in {timeout_s} s; {self._shown()}"
+        finally:
+            self.client.stop()
+        for name, program in (("client", self.client), ("server", self.server)):
+            if program.wait(20) != 0:
+                return f"{name}: {program.outcome().verdict}: {last_line(program.outcome())}"
+        return self._complaint_about_memory(group)
+
+    def _look(self):
+        """Remembers the newest answer of `terrace stat`: the server may be gone at the next look."""
+        with contextlib.suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
+            command = [str(procs.terrace_binary()), "stat", str(self.server.process.pid), "--json"]
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            self.memory = json.loads(shown.stdout)[0]["memory"] or self.memory
+
+    def _shown(self):
+        return f"`terrace stat` showed {self.memory}"
+
+    def _complaint_about_memory(self, group):
+        if not self.memory or not self.memory["regions"]:
+            return f"no region was extended by its file; {self._shown()}"
+        misses = sum(region[kind][way] for region in self.memory["regions"] for kind in ("reads", "writes")
+                     for way in ("cached", "buffered", "direct"))
+        if misses == 0:
+            return f"nothing was fetched from the file; {self._shown()}"
+        if self.memory["locked_bytes"] > DRAM_MIB * MIB:
+            return f"more memory was locked than --dram said; {self._shown()}"
+        peak = group.peak_bytes()
+        if peak is not None and peak > LIMIT_MIB * MIB:
+            return f"the server used {peak // MIB} MiB"
+        return None
+
+
+def _file(log_dir, mib=FILE_MIB):
+    """A file that is not in the page cache."""
+    path, generator = log_dir / "data.bin", random.Random(1)
+    with open(path, "wb") as file:
+        for _ in range(mib):
+            file.write(generator.randbytes(MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
+def _perftest(tool, *options):
+    def case(log_dir):
+        # perftest's buffer is twice a message for each queue pair.
+        path, port = _file(log_dir), procs.free_port()
+        client = [tool, "-F", "-p", str(port), *options, procs.HOST]
+        server = [tool, "-F", "-p", str(port), *options, "--odp", f"--mmap={path}"]
+        try:
+            served = Served(log_dir, server, client, port)
+            complaint = served.run()
+        finally:
+            path.unlink()
+        rows = perftest.parse_table(served.client.outcome().out) if complaint is None else []
+        return complaint or (None if len(rows) == 1 else f"{len(rows)} rows of results instead of 1")
+
+    return case
+
+
+def _file_region(log_dir):
+    """All of the file arrives as it is; it is READ twice as much as fits into memory."""
+    path, port = _file(log_dir), str(procs.free_port())
+    try:
+        complaint = Served(log_dir, [str(FILE_REGION), "serve", "--odp", "-p", port, str(path)],
+                           [str(FILE_REGION), "fetch", "-p", port, procs.HOST], int(port)).run()
+        if complaint:
+            return complaint
+        return None if filecmp.cmp(path, log_dir / "client.out", shallow=False) else "the data differs"
+    finally:
+        path.unlink()
+        (log_dir / "client.out").unlink(missing_ok=True)
+
+
+def _stress(seconds, *client_options):
+    """The server's own stores, two queue pairs of a peer and a budget in motion, on the same pages; every byte is checked."""
+
+    def case(log_dir):
+        path, port = log_dir / "data.bin", str(procs.free_port())
+        server = [str(STRESS), "serve", "-p", port, "-m", str(FILE_MIB), str(path)]
+        client = [str(STRESS), "drive", "-p", port, "-t", str(seconds), procs.HOST]
+        try:
+            served = Served(log_dir, server, client, int(port), CHURN, client_options)
+            complaint = served.run(timeout_s=seconds + 120)
+        finally:
+            path.unlink(missing_ok=True)
+        if complaint:
+            return complaint
+        moved = [sum(region[what] for region in served.memory["regions"]) for what in ("promotions", "demotions")]
+        return f"memory did not churn: {moved[0]} promotions, {moved[1]} demotions" if min(moved) < 10 else None
+
+    return case
+
+
+SPECIAL = {
+    "paged/ib_read_bw": _perftest("ib_read_bw", "-s", str(64 * MIB), "-n", "20"),
+    "paged/ib_read_bw-16-qps": _perftest("ib_read_bw", "-s", str(4 * MIB), "-q", "16", "-n", "40"),
+    "paged/ib_write_bw": _perftest("ib_write_bw", "-s", str(64 * MIB), "-n", "20"),
+    "paged/ib_read_lat": _perftest("ib_read_lat", "-s", str(64 * MIB), "-n", "20"),
+    "paged/file-region": _file_region,
+    "paged/stress": _stress(20),
+    "paged/stress-under-faults": _stress(10, "--fault-plan", LOSSY_PLAN),
+}
