@@ -8,6 +8,7 @@ mod bench;
 mod devices;
 mod library;
 mod program;
+mod regions;
 mod run;
 mod serve;
 mod stat;

@@ -15,7 +15,8 @@ pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String
         now.buffer_bytes as f64 / MIB,
         now.io_in_flight,
     );
-    let mut header = vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "cached", "buffered", "direct"];
+    let mut header =
+        vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "cached", "buffered", "direct"];
     header.extend(["promoted", "demoted", "errors", "p50 us", "p99 us", "max us"]);
     if before.is_some() {
         header.extend(["hits/s", "misses/s", "promoted/s", "demoted/s"]);
@@ -26,7 +27,8 @@ pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String
 }
 
 fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<String> {
-    let of_kind = |kind: fn(&terrace_tier::KindCounts) -> u64| (kind(&now.reads) + kind(&now.writes)).to_string();
+    let of_kind =
+        |kind: fn(&terrace_tier::KindCounts) -> u64| (kind(&now.reads) + kind(&now.writes)).to_string();
     let mut row = vec![
         format!("{:#x}", now.addr),
         format!("{:.0}", now.len as f64 / MIB),
@@ -46,7 +48,8 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
     if let Some(before) = before {
         let nothing = RegionStats::default();
         let then = before.regions.iter().find(|region| region.addr == now.addr).unwrap_or(&nothing);
-        let counts = |region: &RegionStats| [region.hits, misses(region), region.promotions, region.demotions];
+        let counts =
+            |region: &RegionStats| [region.hits, misses(region), region.promotions, region.demotions];
         let rates = counts(now).into_iter().zip(counts(then));
         row.extend(rates.map(|(now, then)| (now.saturating_sub(then) / seconds).to_string()));
     }

@@ -20,6 +20,15 @@ Examples:
   terrace run --pcap run.pcap -- ib_send_bw -n 5 127.0.0.1
   tshark -r run.pcap -d udp.port==4791-5046,infiniband
   terrace run --fault-plan lossy.toml -- ./my_client
+  terrace run --dram 512M -- ./my_server         # regions larger than memory; see below
+
+Regions larger than memory: with --dram, a region that the program registers with
+IBV_ACCESS_ON_DEMAND over a shared mapping of a file (or of a disk) becomes one that its file extends.
+Its hottest parts are kept in at most that much memory, the rest is read and written where it lies,
+and neither peers nor the NIC ever wait for a page fault. The program's own loads and stores go on
+working. Nothing else changes: other regions, and programs that register none of this kind, need no
+memory of that budget. `terrace stat PID` shows hits, misses and what was moved. For comparison,
+--mode pin keeps all of such a region in memory.
 
 A fault plan is a TOML file; every key may be left out:
   seed = 7             # the same seed draws the same faults for the same packets
@@ -52,6 +61,12 @@ pub struct Options {
     /// Write every packet to this file, for Wireshark; a process that finds it in use adds a number to its name
     #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
     pcap: Option<PathBuf>,
+    /// Memory for regions that are larger than it: 512M, 2G, or a number of bytes [default: no such regions]
+    #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]
+    dram: Option<String>,
+    /// What becomes of on-demand regions over file mappings [default: wait]
+    #[arg(long, value_name = "MODE", env = "TERRACE_MODE", hide_env_values = true)]
+    mode: Option<PagingMode>,
     /// What the NIC logs to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true)]
     log: Option<LogLevel>,
@@ -69,6 +84,15 @@ enum LogLevel {
     Info,
     Debug,
     Trace,
+}
+
+/// What becomes of on-demand regions over file mappings.
+#[derive(Clone, Copy, ValueEnum)]
+enum PagingMode {
+    /// Hot parts in memory, the rest where it lies; whoever asks for that waits for it and for nothing else
+    Wait,
+    /// All of it locked into memory
+    Pin,
 }
 
 /// Why the program was not started.
@@ -95,6 +119,15 @@ pub enum RunError {
     /// The capture could not be written.
     #[error("--pcap {}: {error}", path.display())]
     Pcap { path: PathBuf, error: std::io::Error },
+    /// Not a size.
+    #[error("--dram {0}")]
+    DramSyntax(#[from] terrace_tier::size::NotASize),
+    /// More memory than there is, or than may be used.
+    #[error("--dram: {0}")]
+    Dram(#[from] terrace_tier::TierError),
+    /// A mode without a budget.
+    #[error("--mode says what to do with the memory that --dram gives: add, for example, --dram 512M")]
+    ModeWithoutDram,
     /// The program is there, and what it needs to be executed is not.
     #[error(
         "{0}: the interpreter that it names does not exist (the `#!` line of a script, the loader of an executable)"
@@ -147,11 +180,25 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
     }
+    variables.extend(memory(options)?);
     if let Some(level) = options.log {
         let name = level.to_possible_value().expect("no level is hidden").get_name().to_owned();
         variables.push(("TERRACE_LOG", name.into()));
     }
     Ok(variables)
+}
+
+/// What `--dram` and `--mode` ask for.
+fn memory(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
+    // As the library does: an empty variable is none.
+    let Some(dram) = options.dram.as_deref().filter(|dram| !dram.is_empty()) else {
+        return if options.mode.is_some() { Err(RunError::ModeWithoutDram) } else { Ok(Vec::new()) };
+    };
+    let dram_bytes = terrace_tier::size::parse(dram)?;
+    terrace_tier::check_budget(&terrace_tier::TierConfig::new(dram_bytes))?;
+    let mode = options.mode.unwrap_or(PagingMode::Wait);
+    let name = mode.to_possible_value().expect("no mode is hidden").get_name().to_owned();
+    Ok(vec![("TERRACE_DRAM", dram_bytes.to_string().into()), ("TERRACE_MODE", name.into())])
 }
 
 /// What `--addr` and `--mtu` ask for. Whether this host can give it only the port knows.

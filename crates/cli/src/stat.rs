@@ -1,10 +1,12 @@
 //! `terrace stat`: what the NICs of running processes are doing, asked of the processes themselves.
 
-use crate::table;
+use crate::{regions, table};
 use clap::Args;
+use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
+use terrace_tier::TierStats;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -14,7 +16,12 @@ Examples:
   terrace stat 4242 --json | jq '.[0].port'
 
 Worth a look when things are slow: retransmits, timeouts, bad_icrc, and rx_overflows (the kernel
-dropped packets because nobody fetched them in time).";
+dropped packets because nobody fetched them in time).
+
+A process that was started with --dram has a table of the regions that are larger than memory: how
+many of their units of 1 MiB are resident, how many accesses found what they asked for there (hits),
+and how the others were carried out (misses): from or to the page cache (cached, buffered), or
+directly from or to the disk (direct).";
 
 /// Options of `terrace stat`.
 #[derive(Args)]
@@ -177,11 +184,19 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     text += &section("port", &device.port, before.map(|device| &device.port), seconds);
     text += &section("dropped", &device.dropped, before.map(|device| &device.dropped), seconds);
     text += &section("objects", &device.objects, None, seconds);
+    if let Some(now) = memory(device) {
+        text += &regions::text(&now, before.and_then(memory).as_ref(), seconds);
+    }
     if !device.queue_pairs.is_empty() {
         text += "\n";
         text += &queue_pair_table(&device.queue_pairs);
     }
     text
+}
+
+/// What the process's regions larger than memory are doing, if it has any.
+fn memory(device: &DeviceSnapshot) -> Option<TierStats> {
+    device.reports.get("memory").and_then(|report| TierStats::deserialize(report).ok())
 }
 
 /// Counters under a title; with the rate since `before`, when there is one.

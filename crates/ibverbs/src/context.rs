@@ -6,11 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use terrace_memory::HostRange;
 use terrace_nic::Device;
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use crate::object::{self, CPart};
+use crate::paged::{self, Lease};
 use crate::{cq, cq_ex, device_list, dm, fork, identity, mr, mw, pd, qp, query, room, srq};
 
 /// Completion vectors: all completions of a device come from one engine.
@@ -31,6 +33,8 @@ pub struct Context {
     next_handle: AtomicU32,
     /// Device memory given out, in bytes.
     device_memory: AtomicU64,
+    /// In which process of a line of forked ones the device was given a tier to look after; 0: in none.
+    tier_attached: AtomicU32,
 }
 
 const CONTEXT_OFFSET: usize = offset_of!(Context, verbs) + offset_of!(verbs_context, context);
@@ -41,6 +45,7 @@ impl Context {
         fork::install()?;
         // First what may fail: a device that is open has a thread, which only `close` ends.
         let command = command_descriptor()?;
+        paged::check_environment()?;
         let device = identity::open_device()?;
         fork::track(&device);
         let context = Arc::new(Context {
@@ -49,6 +54,7 @@ impl Context {
             command,
             next_handle: AtomicU32::new(1),
             device_memory: AtomicU64::new(0),
+            tier_attached: AtomicU32::new(0),
         });
         let verbs = context.verbs.get();
         // SAFETY: nobody else has it before it is handed out.
@@ -102,6 +108,21 @@ impl Context {
     /// A number for an object's `handle` field, unique within the context.
     pub fn new_handle(&self) -> u32 {
         self.next_handle.fetch_add(1, Relaxed)
+    }
+
+    /// A share of the mapping below a range that is about to be registered, if it is to be extended by a file. From the first
+    /// one on, the device's engine looks after the tier, too.
+    ///
+    /// # Errors
+    /// ENOMEM when there is not the memory that was asked for.
+    pub fn lease(&self, range: HostRange, access: u32) -> Result<Option<Lease>> {
+        let lease = paged::lease(range, access)?;
+        if let Some(lease) = &lease
+            && self.tier_attached.swap(lease.generation(), Relaxed) != lease.generation()
+        {
+            self.device.attach(lease.companion());
+        }
+        Ok(lease)
     }
 
     /// Takes so many bytes of device memory; false if there are no more than `limit` of all.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use terrace_nic::{Device, ForkPause};
 
 use crate::errno::{Errno, Result};
+use crate::paged::{self, ForkHold};
 
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
@@ -23,6 +24,7 @@ static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
 /// What the forking thread holds still.
 struct Paused {
     pauses: Vec<ForkPause>,
+    paged: ForkHold,
     _devices: MutexGuard<'static, Devices>,
 }
 
@@ -65,22 +67,25 @@ pub fn track(device: &Arc<Device>) {
 
 /// Every device stands still while the process is copied, and the list of them is locked.
 extern "C" fn before() {
+    // First, because whoever is at work there may need the devices to go on.
+    let paged = paged::hold_for_fork();
     let devices = devices();
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
-    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, _devices: devices })));
+    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, paged, _devices: devices })));
 }
 
 extern "C" fn in_parent() {
-    resume(ForkPause::resume_in_parent);
+    resume(ForkPause::resume_in_parent, drop);
 }
 
 extern "C" fn in_child() {
-    resume(ForkPause::resume_in_child);
+    resume(ForkPause::resume_in_child, ForkHold::forget_in_child);
 }
 
-fn resume(how: fn(ForkPause)) {
+fn resume(devices: fn(ForkPause), paged: fn(ForkHold)) {
     if let Some(paused) = PAUSED.with(RefCell::take) {
-        paused.pauses.into_iter().rev().for_each(how);
+        paused.pauses.into_iter().rev().for_each(devices);
+        paged(paused.paged);
     }
 }
 

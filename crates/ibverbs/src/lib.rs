@@ -38,6 +38,7 @@ mod mr;
 mod mw;
 mod neighbour;
 mod object;
+mod paged;
 mod pd;
 #[allow(non_snake_case, non_upper_case_globals)]
 mod private_nodes;

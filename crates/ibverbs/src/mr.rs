@@ -2,8 +2,10 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
+use terrace_memory::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
 
 use crate::abi::newer::{ibv_mr_init_attr, mr_init};
@@ -14,6 +16,7 @@ use crate::abi::{
 use crate::context::Context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
+use crate::paged::Lease;
 use crate::pd::{PdObject, Use};
 use crate::room;
 
@@ -31,6 +34,9 @@ pub struct MrObject {
     mr: Arc<Mr>,
     pd: Mutex<Use>,
     device_memory: Option<Use>,
+    access: AtomicU32,
+    /// For a region that a file extends.
+    lease: Mutex<Option<Lease>>,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -43,6 +49,29 @@ impl MrObject {
     pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
+
+    /// Changes domain, place (address, length, iova) and access as far as given. Whether a file extends the region is
+    /// decided anew when that can be another answer. On error nothing has changed.
+    fn change(
+        &self,
+        domain: Option<&PdObject>,
+        place: Option<(u64, u64, u64)>,
+        access: Option<u32>,
+    ) -> Result<()> {
+        // Held throughout: two changes at the same time must not mix.
+        let mut lease = self.lease.lock();
+        let (addr, len, _) = place.unwrap_or((self.mr.addr(), self.mr.length(), 0));
+        let wanted = access.unwrap_or(self.access.load(Relaxed));
+        let decided_anew = place.is_some() || access.is_some();
+        let new = if decided_anew { self.context.lease(HostRange { addr, len }, wanted)? } else { None };
+        self.mr.rereg(domain.map(PdObject::pd), place, access)?;
+        self.access.store(wanted, Relaxed);
+        if decided_anew {
+            self.mr.set_paging(new.as_ref().map(Lease::paging))?;
+            *lease = new;
+        }
+        Ok(())
+    }
 }
 
 /// What C sees of a region's place, and what keeps it.
@@ -53,6 +82,8 @@ pub struct Place {
     pub length: usize,
     /// For a region in device memory.
     pub device_memory: Option<Use>,
+    /// For a region that a file extends.
+    pub lease: Option<Lease>,
 }
 
 /// Registers a region and makes its object.
@@ -63,13 +94,14 @@ pub unsafe fn register(pd: *mut ibv_pd, request: MrRequest, place: Place) -> Res
     // SAFETY: the caller's.
     let object = unsafe { borrow::<PdObject>(pd)? };
     room::for_object()?;
-    let request = MrRequest { access: request.access & !OPTIONAL_ACCESS, ..request };
-    let mr = object.pd().reg_mr(request)?;
+    let access = request.access & !OPTIONAL_ACCESS;
+    let mr = object.pd().reg_mr(MrRequest { access, ..request })?;
     let context = object.context().clone();
-    let Place { addr, length, device_memory } = place;
+    let Place { addr, length, device_memory, lease } = place;
     let (handle, lkey, rkey) = (context.new_handle(), mr.lkey(), mr.rkey());
     let c = CPart::new(ibv_mr { context: context.as_c(), pd, addr, length, handle, lkey, rkey });
-    Ok(MrObject { c, context, mr, pd: Mutex::new(object.in_use()), device_memory }.publish())
+    let (pd, access, lease) = (Mutex::new(object.in_use()), AtomicU32::new(access), Mutex::new(lease));
+    Ok(MrObject { c, context, mr, pd, device_memory, access, lease }.publish())
 }
 
 /// The same for memory of the program.
@@ -83,9 +115,13 @@ unsafe fn register_range(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
-    let request = MrRequest { addr: addr as u64, length: length as u64, iova, access, paging: None };
+    let range = HostRange { addr: addr as u64, len: length as u64 };
     // SAFETY: the caller's.
-    unsafe { register(pd, request, Place { addr, length, device_memory: None }) }
+    let lease = unsafe { borrow::<PdObject>(pd)? }.context().lease(range, access)?;
+    let paging = lease.as_ref().map(Lease::paging);
+    let request = MrRequest { addr: range.addr, length: range.len, iova, access, paging };
+    // SAFETY: the caller's.
+    unsafe { register(pd, request, Place { addr, length, device_memory: None, lease }) }
 }
 
 /// `ibv_reg_mr(3)`.
@@ -217,7 +253,7 @@ unsafe fn reregister(
     }
     let place = new_place.then_some((addr as u64, length as u64, addr as u64));
     let access = new_access.then_some(access & !OPTIONAL_ACCESS);
-    object.mr.rereg(domain.map(PdObject::pd), place, access)?;
+    object.change(domain, place, access)?;
     let c = object.c.get();
     if let Some(domain) = domain {
         *object.pd.lock() = domain.in_use();

@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -45,11 +45,11 @@ impl fmt::Display for NoBacking {
     }
 }
 
-/// Opens the file of a run for reading, and for writing where the mapping can be written.
+/// Opens the file of a run for reading, and for writing where the mapping can be written. Also says how long it is.
 ///
 /// # Errors
 /// Why there is none that will do.
-pub fn open(run: &Run) -> Result<OwnedFd, NoBacking> {
+pub fn open(run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
     let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
     for path in candidates(run) {
         match open_same(&path, run) {
@@ -161,10 +161,12 @@ fn is_our_lock(line: &str, pid: u32, inode: u64) -> bool {
 }
 
 /// Tries whether the file can be read.
-fn suitable(file: File, run: &Run) -> Result<OwnedFd, NoBacking> {
+fn suitable(mut file: File, run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
     // At the end of a file nothing is read, which is no failure.
     file.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
-    Ok(file.into())
+    // Works for disks as well, of which `stat` tells no size.
+    let file_len = file.seek(SeekFrom::End(0)).map_err(NoBacking::Unreadable)?;
+    Ok((file.into(), file_len))
 }
 
 #[cfg(test)]
@@ -243,7 +245,7 @@ mod tests {
         Directory::new(&std::env::temp_dir(), name)
     }
 
-    fn content(file: OwnedFd, run: &Run) -> String {
+    fn content((file, _): (OwnedFd, u64), run: &Run) -> String {
         let mut bytes = [0; 5];
         File::from(file).read_exact_at(&mut bytes, run.file_offset).unwrap();
         String::from_utf8(bytes.to_vec()).unwrap()
@@ -265,7 +267,15 @@ mod tests {
 
     #[test]
     fn a_file_is_found_by_any_name() {
-        let names = ["plain", "with  spaces ", "line\nend", "back\\012slash", "both\n\\012", "gone (deleted)", "\u{e9}\t"];
+        let names = [
+            "plain",
+            "with  spaces ",
+            "line\nend",
+            "back\\012slash",
+            "both\n\\012",
+            "gone (deleted)",
+            "\u{e9}\t",
+        ];
         let directory = directory("names");
         for name in names {
             let file = directory.file(name, "right");
@@ -326,7 +336,9 @@ mod tests {
         let mapped = Mapped::new(&directory.file("data", "right"), libc::PROT_READ, libc::MAP_SHARED);
         let run = mapped.run();
         assert!(!run.writable);
-        let file = File::from(open(&run).unwrap());
+        let (file, file_len) = open(&run).unwrap();
+        assert_eq!(file_len, 16 * PAGE_BYTES);
+        let file = File::from(file);
         assert!(file.write_all_at(b"x", 0).is_err());
     }
 
@@ -368,7 +380,14 @@ mod tests {
         let len = 2 << 20;
         // SAFETY: a new mapping. Nothing is reserved or touched, so the system need not have huge pages.
         let addr = unsafe {
-            libc::mmap(null_mut(), len, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, huge.as_raw_fd(), 0)
+            libc::mmap(
+                null_mut(),
+                len,
+                protection,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                huge.as_raw_fd(),
+                0,
+            )
         };
         assert_ne!(addr, libc::MAP_FAILED, "{}", io::Error::last_os_error());
         let run = find(HostRange { addr: addr as u64, len: 1 }).unwrap().unwrap();
@@ -380,14 +399,17 @@ mod tests {
     #[test]
     fn a_disk_does() {
         let devices = std::fs::read_dir("/dev").unwrap().flatten().map(|entry| entry.path());
-        let disk = devices.filter(|path| path.metadata().is_ok_and(|status| status.file_type().is_block_device()));
-        let Some(file) = disk.filter_map(|path| File::open(path).ok()).find(|file| file.read_at(&mut [0], 4096).is_ok())
+        let disk =
+            devices.filter(|path| path.metadata().is_ok_and(|status| status.file_type().is_block_device()));
+        let Some(file) = disk
+            .filter_map(|path| File::open(path).ok())
+            .find(|file| file.read_at(&mut [0], 4096).is_ok_and(|count| count == 1))
         else {
             return eprintln!("no disk may be read here: not tested");
         };
         let mapped = Mapped::new(&file, libc::PROT_READ, libc::MAP_SHARED);
         for run in [mapped.run(), without_link(mapped.run())] {
-            open(&run).unwrap();
+            assert!(open(&run).unwrap().1 > PAGE_BYTES);
         }
     }
 

@@ -136,14 +136,20 @@ fn next_line(list: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
 }
 
 impl Run {
-    /// Whether another run is a part of this one, of the same file at the same place.
-    pub fn includes(&self, other: &Run) -> bool {
-        let offset = other.range.addr.wrapping_sub(self.range.addr);
-        offset <= self.range.len
-            && other.range.len <= self.range.len - offset
+    /// Whether a range within another run is a part of this one, too, and the same part of the same file.
+    pub fn serves(&self, range: HostRange, other: &Run) -> bool {
+        let place = |run: &Run| run.file_offset.wrapping_sub(run.range.addr);
+        range.addr >= self.range.addr
+            && range.addr.checked_add(range.len).is_some_and(|end| end <= self.end())
             && other.file == self.file
             && other.writable == self.writable
-            && other.file_offset == self.file_offset.wrapping_add(offset)
+            && place(other) == place(self)
+    }
+
+    /// The run as far as the file goes, which may end within the last page, or before it.
+    pub fn cut_at(mut self, file_len: u64) -> Run {
+        self.range.len = self.range.len.min(file_len.saturating_sub(self.file_offset));
+        self
     }
 
     /// Whether it has addresses of the range.
@@ -262,6 +268,25 @@ mod tests {
     }
 
     #[test]
+    fn a_run_serves_what_is_the_same_part_of_the_same_file() {
+        let whole = run(0x20000, 1).unwrap();
+        let range = |addr, len| HostRange { addr, len };
+        assert!(whole.serves(range(0x20001, 0x4fff), &whole));
+        assert!(!whole.serves(range(0x20001, 0x5000), &whole) && !whole.serves(range(0x1ffff, 1), &whole));
+        // Another part of the file has taken the place, or another file, or it may not be written any more.
+        assert!(!whole.serves(range(0x20000, 1), &Run { file_offset: 0x2000, ..whole.clone() }));
+        assert!(!whole.serves(range(0x20000, 1), &Run { writable: false, ..whole.clone() }));
+        assert!(
+            !whole.serves(range(0x20000, 1), &Run { file: run(0x25000, 1).unwrap().file, ..whole.clone() })
+        );
+        let larger = Run { range: range(0x1f000, 0x9000), file_offset: 0, ..whole.clone() };
+        assert!(whole.serves(range(0x20000, 0x5000), &larger));
+        let cut = whole.clone().cut_at(0x1000 + 0x4010);
+        assert!(cut.serves(range(0x24000, 0x10), &whole) && !cut.serves(range(0x24000, 0x11), &whole));
+        assert_eq!(whole.cut_at(0x100).range.len, 0);
+    }
+
+    #[test]
     fn other_memory_has_no_file() {
         for (addr, len) in
             [(0x10000, 16), (0x30000, 16), (0x40000, 16), (0x50000, 16), (0x60000, 1), (0, 1), (u64::MAX, 9)]
@@ -274,8 +299,15 @@ mod tests {
 
     #[test]
     fn what_is_no_line_is_passed_over() {
-        for line in ["", "x", "1-2", "2-1 rw-s 0 1:2 3 /x", "g-2 rw-s 0 1:2 3 /x", "1-2 rw-s 0 1 3 /x", "1-2 rw-s 0 1:2 -3"]
-        {
+        for line in [
+            "",
+            "x",
+            "1-2",
+            "2-1 rw-s 0 1:2 3 /x",
+            "g-2 rw-s 0 1:2 3 /x",
+            "1-2 rw-s 0 1 3 /x",
+            "1-2 rw-s 0 1:2 -3",
+        ] {
             assert_eq!(Mapping::parse(line.as_bytes()), None, "{line}");
         }
         assert_eq!(Mapping::parse(b"1-2 rw-s 0 1:2 3 \xff/").unwrap().path, b"\xff/");

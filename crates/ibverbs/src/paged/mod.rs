@@ -8,6 +8,7 @@
 //! ```
 
 mod backing;
+mod churn;
 mod maps;
 mod pager;
 mod settings;
@@ -15,9 +16,9 @@ mod table;
 
 use std::sync::OnceLock;
 
+pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 use terrace_memory::HostRange;
 use terrace_tier::TierConfig;
-pub use table::{ForkHold, Lease, before_change, hold_for_fork};
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
@@ -36,7 +37,9 @@ fn settings() -> &'static std::result::Result<Option<Settings>, String> {
 pub fn check_environment() -> Result<()> {
     let problem = match settings() {
         Ok(None) => return Ok(()),
-        Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes)).err().map(|error| error.to_string()),
+        Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes))
+            .err()
+            .map(|error| error.to_string()),
         Err(problem) => Some(problem.clone()),
     };
     match problem {
@@ -59,7 +62,7 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
         return Ok(None);
     }
     let refusal = match maps::find(range) {
-        Ok(Ok(run)) => match table::lease(run, settings)? {
+        Ok(Ok(run)) => match table::lease(range, run, settings)? {
             Ok(lease) => return Ok(Some(lease)),
             Err(refusal) => refusal,
         },

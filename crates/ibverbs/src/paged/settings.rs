@@ -9,8 +9,6 @@ use terrace_tier::size;
 pub enum Mode {
     /// Extended by the file: who accesses what is not in memory waits for it.
     Wait,
-    /// What hardware makes of on-demand paging, for comparison.
-    Odp,
     /// Locked into memory as a whole, for comparison.
     Pin,
 }
@@ -24,6 +22,8 @@ pub struct Settings {
     pub mode: Mode,
     /// How often the hottest units are looked for; `None` for the usual.
     pub period: Option<Duration>,
+    /// Whether units are moved at random as well.
+    pub churn: bool,
 }
 
 impl Settings {
@@ -32,7 +32,9 @@ impl Settings {
     /// # Errors
     /// One line for the user.
     pub fn from_env() -> Result<Option<Settings>, String> {
-        Settings::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        Settings::from_variables(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, String> {
@@ -42,9 +44,8 @@ impl Settings {
         let dram_bytes = size::parse(&dram).map_err(|error| format!("TERRACE_DRAM: {error}"))?;
         let mode = match given("TERRACE_MODE").as_deref() {
             None | Some("wait") => Mode::Wait,
-            Some("odp") => Mode::Odp,
             Some("pin") => Mode::Pin,
-            Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
+            Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait or pin")),
         };
         let period = given("TERRACE_PERIOD_MS")
             .map(|text| match text.parse() {
@@ -52,7 +53,7 @@ impl Settings {
                 _ => Err(format!("TERRACE_PERIOD_MS: {text}: not a number of milliseconds from 1 to 60000")),
             })
             .transpose()?;
-        Ok(Some(Settings { dram_bytes, mode, period }))
+        Ok(Some(Settings { dram_bytes, mode, period, churn: given("TERRACE_CHURN").is_some() }))
     }
 }
 
@@ -74,16 +75,17 @@ mod tests {
 
     #[test]
     fn the_budget_and_what_to_do_with_it() {
-        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, period: None };
+        let wanted = Settings { dram_bytes: 512 << 20, mode: Mode::Wait, period: None, churn: false };
         assert_eq!(settings(&[("TERRACE_DRAM", "512M")]), Ok(Some(wanted)));
-        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "odp"), ("TERRACE_PERIOD_MS", "10")];
-        let wanted = Settings { mode: Mode::Odp, period: Some(Duration::from_millis(10)), ..wanted };
+        let variables = [("TERRACE_DRAM", "536870912"), ("TERRACE_MODE", "pin"), ("TERRACE_PERIOD_MS", "10")];
+        let wanted = Settings { mode: Mode::Pin, period: Some(Duration::from_millis(10)), ..wanted };
         assert_eq!(settings(&variables), Ok(Some(wanted)));
     }
 
     #[test]
     fn nonsense_is_named() {
-        for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term"), ("TERRACE_PERIOD_MS", "0")] {
+        for (name, value) in [("TERRACE_DRAM", "much"), ("TERRACE_MODE", "term"), ("TERRACE_PERIOD_MS", "0")]
+        {
             let error = settings(&[(name, value), ("TERRACE_DRAM", "1M")]).unwrap_err();
             assert!(error.starts_with(name) && error.contains(value), "{error}");
         }

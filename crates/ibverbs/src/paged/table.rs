@@ -3,18 +3,20 @@
 //! One, because accesses by different keys to the same bytes have to take effect in their order, and because memory is
 //! either locked or not: two regions that took turns would undo each other's locks.
 
+use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::Duration;
 
 use terrace_memory::{HostRange, PAGE_BYTES, RegionPolicy};
 use terrace_nic::{Companion, Paging};
 use terrace_tier::{Source, Tier, TierConfig, TierError, TierRegion};
 
-use super::backing;
 use super::maps::Run;
 use super::pager::MappingPager;
 use super::settings::{Mode, Settings};
+use super::{backing, churn};
 use crate::errno::{ENOMEM, Errno, Result};
 
 /// A mapping that is served.
@@ -130,34 +132,79 @@ impl Drop for Lease {
 /// Why a mapping is not served, for the log.
 pub type Refusal = String;
 
-/// Takes a share of the mapping `run`, which is served from now on if it was not.
+/// Takes a share of the mapping `run`, in which the range lies, and which is served from now on if it was not.
 ///
 /// # Errors
 /// ENOMEM when the budget is more than can be had, which the user is told. The inner error is for a mapping that cannot
 /// be served.
-pub fn lease(run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
+pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
     let mut table = table();
     let overlaps = |entry: &&mut Entry| entry.served.run.overlaps(run.range);
-    let served = match table.entries.iter_mut().filter(|entry| !entry.served.pager.is_ordinary()).find(overlaps) {
-        Some(entry) if entry.served.run.includes(&run) => {
-            entry.users += 1;
-            entry.served.clone()
-        }
-        Some(_) => return Ok(Err("part of the mapping is served already, and it has changed since".into())),
-        None => match table.serve(run, settings)? {
-            Ok(served) => served,
-            Err(refusal) => return Ok(Err(refusal)),
-        },
-    };
+    let served =
+        match table.entries.iter_mut().filter(|entry| !entry.served.pager.is_ordinary()).find(overlaps) {
+            Some(entry) if entry.served.run.serves(range, &run) => {
+                entry.users += 1;
+                entry.served.clone()
+            }
+            Some(_) => {
+                return Ok(Err("part of the mapping is served already, and it has changed since".into()));
+            }
+            None => match table.serve(range, run, settings)? {
+                Ok(served) => served,
+                Err(refusal) => return Ok(Err(refusal)),
+            },
+        };
     Ok(Ok(Lease { served: Some(served), generation: generation() }))
 }
 
+/// The life of a thread that keeps memory in motion.
+fn churn() {
+    for number in churn::numbers() {
+        let table = table();
+        // Under the lock, so that the region does not end meanwhile.
+        let index = (number >> 16) as usize % table.entries.len().max(1);
+        if let Some(Entry { served, .. }) = table.entries.get(index)
+            && !served.pager.is_ordinary()
+        {
+            churn::step(&served.tier, &served.region, number);
+        }
+        drop(table);
+        // Somebody may wait for the lock.
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// Runs `start` so that the threads that it starts leave the program's signals to the program's threads. (Faults cannot
+/// be blocked: see `shim::signals`.)
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    // SAFETY: integers only.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { (zeroed(), zeroed()) };
+    // SAFETY: two sets of ours.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let result = start();
+    // SAFETY: the set from above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}
+
 impl Table {
-    fn serve(&mut self, run: Run, settings: &Settings) -> Result<std::result::Result<Arc<Served>, Refusal>> {
-        let file = match backing::open(&run) {
-            Ok(file) => file,
+    fn serve(
+        &mut self,
+        range: HostRange,
+        run: Run,
+        settings: &Settings,
+    ) -> Result<std::result::Result<Arc<Served>, Refusal>> {
+        let (file, file_len) = match backing::open(&run) {
+            Ok(found) => found,
             Err(error) => return Ok(Err(error.to_string())),
         };
+        let run = run.cut_at(file_len);
+        if !run.serves(range, &run) {
+            return Ok(Err("it goes beyond the end of the file".into()));
+        }
         let tier = self.tier(settings)?;
         let source = Source {
             file,
@@ -189,7 +236,14 @@ impl Table {
         }
         let mut config = TierConfig::new(settings.dram_bytes);
         config.period = settings.period.unwrap_or(config.period);
-        let tier = Tier::open(config).map_err(|error| out_of_memory(&error))?;
+        let tier = without_signals(|| {
+            let tier = Tier::open(config);
+            if tier.is_ok() && settings.churn {
+                std::thread::spawn(churn);
+            }
+            tier
+        });
+        let tier = tier.map_err(|error| out_of_memory(&error))?;
         self.tier = Some(tier.clone());
         Ok(tier)
     }

@@ -1,0 +1,28 @@
+//! Memory in motion, for tests: with `TERRACE_CHURN`, units come and go at random and as fast as they can, which no workload
+//! makes them do.
+
+use std::sync::Arc;
+
+use terrace_memory::Pager;
+use terrace_tier::{Tier, TierRegion};
+
+/// Moves one of the region's units, chosen by `number`: out of memory if it is there, or else in.
+pub fn step(tier: &Tier, region: &Arc<TierRegion>, number: u64) {
+    let unit = (number % region.presence().unit_count() as u64) as usize;
+    let moved = match region.presence().is_present(unit) {
+        true => tier.demote(region, unit),
+        false => tier.promote(region, unit),
+    };
+    // No room is what happens half of the time; the rest was logged.
+    let _ = moved;
+}
+
+/// A sequence without end that looks like chance (splitmix64).
+pub fn numbers() -> impl Iterator<Item = u64> {
+    let mut state = 0_u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 31
+    })
+}
