@@ -47,6 +47,10 @@ build/bench/%: bench/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -o $@ $< -libverbs
 
+build/interop/programs/%: tests/interop/programs/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
+
 # Programs that make mistakes on purpose; lab.c is what they share.
 BADINPUT_SHARED := $(wildcard tests/badinput/programs/lab.*) tests/badinput/programs/check.h
 BADINPUT_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/lab.c,$(wildcard tests/badinput/programs/*.c)))
@@ -71,7 +75,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 
 conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory build/examples/file_region
+	@$(MAKE) --no-print-directory build/examples/file_region build/interop/programs/paged_stress
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone

@@ -46,11 +46,12 @@ def fresh_address():
 class Endpoint:
     """A running `endpoint` program; see programs/endpoint.c for what it understands."""
 
-    def __init__(self, address, *options, wrapper=()):
+    def __init__(self, address, *options, wrapper=(), inner_wrapper=()):
         self.address = address
         self._errors = tempfile.TemporaryFile()
+        program = [*inner_wrapper, str(PROGRAMS / "endpoint")]
         self.process = subprocess.Popen(
-            [*wrapper, *procs.under_terrace([str(PROGRAMS / "endpoint")], *options, addr=address)],
+            [*wrapper, *procs.under_terrace(program, *options, addr=address)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, start_new_session=True)
         self.pid = self.process.pid  # `terrace run` becomes the program
         self._pending = b""

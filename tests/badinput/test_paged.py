@@ -270,18 +270,6 @@ class LockedAsAWhole(Paged):
         self.assertEqual(self.server.stat()["memory"]["locked_bytes"], 0)
 
 
-class AsHardwareDoes(Paged):
-    options = ("--dram", "2M", "--mode", "odp")
-
-    def test_as_hardware_does(self):
-        region = self.extended()
-        for number in range(8):
-            self.write(region, number * MIB + 5, 3 * PAGE, number)
-        for number in range(8):
-            self.expect_content(region, number * MIB + 5, 3 * PAGE, number)
-        self.assertGreater(self.server.counts("q")["rnr_naks_sent"], 0)
-
-
 class Budgets(BadInput):
     def terrace(self, *arguments, wrapper=(), **variables):
         address = fresh_address()
@@ -300,7 +288,7 @@ class Budgets(BadInput):
             with self.subTest(size):
                 self.refused("such as 512M", f"--dram={size}")
         self.refused("such as 512M", TERRACE_DRAM="x")
-        self.refused("--dram 512M", "--mode", "odp")
+        self.refused("--dram 512M", "--mode", "pin")
         self.assertEqual(self.terrace("--dram", "1M", "--mode", "fast", "--", "true").returncode, 2)
 
     def test_more_than_the_machine_has(self):

@@ -20,8 +20,8 @@ FILE_MIB = 128
 DRAM_MIB = 24
 # What the server may have in all, its page cache included.
 LIMIT_MIB = 80
-# As fast as it goes: memory is moved in and out all the time.
-CHURN = {"TERRACE_PERIOD_MS": "1"}
+# Memory is moved in and out all the time, as fast as it goes.
+CHURN = {"TERRACE_CHURN": "1"}
 
 
 class Served:
@@ -65,14 +65,16 @@ class Served:
         with contextlib.suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
             command = [str(procs.terrace_binary()), "stat", str(self.server.process.pid), "--json"]
             shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            self.memory = json.loads(shown.stdout)[0]["memory"] or self.memory
+            memory = json.loads(shown.stdout)[0]["memory"]
+            if memory["regions"]:
+                self.memory = memory
 
     def _shown(self):
         return f"`terrace stat` showed {self.memory}"
 
     def _complaint_about_memory(self, group):
-        if not self.memory or not self.memory["regions"]:
-            return f"no region was extended by its file; {self._shown()}"
+        if not self.memory:
+            return "no region was extended by its file"
         misses = sum(region[kind][way] for region in self.memory["regions"] for kind in ("reads", "writes")
                      for way in ("cached", "buffered", "direct"))
         if misses == 0:
@@ -143,14 +145,13 @@ def _stress(seconds, *client_options):
         if complaint:
             return complaint
         moved = [sum(region[what] for region in served.memory["regions"]) for what in ("promotions", "demotions")]
-        return f"memory did not churn: {moved[0]} promotions, {moved[1]} demotions" if min(moved) < 10 else None
+        return f"memory did not churn: {moved[0]} promotions, {moved[1]} demotions" if min(moved) < 100 else None
 
     return case
 
 
 SPECIAL = {
     "paged/ib_read_bw": _perftest("ib_read_bw", "-s", str(64 * MIB), "-n", "20"),
-    "paged/ib_read_bw-16-qps": _perftest("ib_read_bw", "-s", str(4 * MIB), "-q", "16", "-n", "40"),
     "paged/ib_write_bw": _perftest("ib_write_bw", "-s", str(64 * MIB), "-n", "20"),
     "paged/ib_read_lat": _perftest("ib_read_lat", "-s", str(64 * MIB), "-n", "20"),
     "paged/file-region": _file_region,

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import time
 
+import paged
 from cases import FAILED, PASSED, Result, last_line
 from matrix import LOSSY_PLAN
-from harness import perftest, procs
+from harness import cgroup, perftest, procs
 
 FILE_REGION = procs.ROOT / "build/examples/file_region"
 FILE_LEN = 16 << 20
@@ -170,6 +171,7 @@ SPECIAL = {
     "special/idle-uses-no-cpu": idle,
     "special/three-pairs-at-once": neighbours,
     "special/terrace-stat": statistics,
+    **paged.SPECIAL,
 }
 
 
@@ -177,6 +179,9 @@ def run(name, log_dir):
     """Runs one of them."""
     log_dir.mkdir(parents=True)
     started = time.monotonic()
-    complaint = SPECIAL[name](log_dir)
+    try:
+        complaint = SPECIAL[name](log_dir)
+    except cgroup.Unavailable as unavailable:
+        complaint = str(unavailable)
     seconds = round(time.monotonic() - started, 2)
     return Result(name, FAILED if complaint else PASSED, complaint or "", seconds)

@@ -5,7 +5,9 @@
  * against each other, or against a peer of its own making. Every command is one line of words and gets one line as its
  * answer: `ok` and perhaps some `name=value`, or `errno N`. Objects have names that the test chooses.
  *
- *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, memfd, huge, sparse
+ *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, sparse
+ *     also|rereg NAME MR OFFSET BYTES ACCESS        another region in the memory of one, or a region moved there
+ *     close|lock NAME                               the file of a region: its descriptor closed, a POSIX lock on it
  *     fill NAME OFFSET BYTES SEED                   writes what only this seed gives
  *     check NAME OFFSET BYTES SEED                  how many bytes differ from that
  *     unmap|protect|truncate|dereg NAME ...
@@ -127,25 +129,26 @@ static bool map(struct region *region, const char *kind, const char *path)
         flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
     else if (strcmp(kind, "memfd") == 0)
         region->fd = memfd_create("endpoint", MFD_CLOEXEC);
+    else if (strcmp(kind, "readonly") == 0)
+        region->fd = open(path, O_RDONLY | O_CLOEXEC), protection = PROT_READ;
     else
         region->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (region->fd >= 0 && ftruncate(region->fd, (off_t)region->bytes) != 0)
+    if (region->fd >= 0 && protection != PROT_READ && ftruncate(region->fd, (off_t)region->bytes) != 0)
         return false;
     region->memory = mmap(NULL, region->bytes, protection, flags, region->fd, 0);
     return region->memory != MAP_FAILED;
 }
 
-static void command_mr(void)
+static struct region *free_region(void)
 {
     struct region *region = regions;
     while (region->name[0] != '\0')
         region++;
-    region->bytes = number(3);
-    if (!map(region, word(2), word_count > 5 ? word(5) : NULL)) {
-        answer_code(errno);
-        return;
-    }
-    region->mr = ibv_reg_mr(pd, region->memory, region->bytes, (int)number(4));
+    return region;
+}
+
+static void answer_region(struct region *region)
+{
     if (region->mr == NULL) {
         answer_code(errno);
         return;
@@ -153,6 +156,51 @@ static void command_mr(void)
     snprintf(region->name, sizeof region->name, "%s", word(1));
     printf("ok addr=%llu lkey=%u rkey=%u\n", (unsigned long long)(uintptr_t)region->memory, region->mr->lkey,
            region->mr->rkey);
+}
+
+static void command_mr(void)
+{
+    struct region *region = free_region();
+    region->bytes = number(3);
+    if (!map(region, word(2), word_count > 5 ? word(5) : NULL)) {
+        answer_code(errno);
+        return;
+    }
+    region->mr = ibv_reg_mr(pd, region->memory, region->bytes, (int)number(4));
+    answer_region(region);
+}
+
+static void command_also(void)
+{
+    struct region *within = region_named(2), *region = free_region();
+    region->memory = within->memory + number(3), region->bytes = number(4), region->fd = within->fd;
+    region->mr = ibv_reg_mr(pd, region->memory, region->bytes, (int)number(5));
+    answer_region(region);
+}
+
+static void command_rereg(void)
+{
+    struct region *region = region_named(1), *within = region_named(2);
+    uint8_t *memory = within->memory + number(3);
+    size_t bytes = number(4);
+    if (ibv_rereg_mr(region->mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, memory, bytes,
+                     (int)number(5)) != 0) {
+        answer_code(errno);
+        return;
+    }
+    region->memory = memory, region->bytes = bytes, region->fd = within->fd;
+    answer_region(region);
+}
+
+static void command_close(void)
+{
+    answer_code(close(region_named(1)->fd) == 0 ? 0 : errno);
+}
+
+static void command_lock(void)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    answer_code(fcntl(region_named(1)->fd, F_SETLK, &lock) == 0 ? 0 : errno);
 }
 
 static uint8_t pattern(uint64_t offset, uint64_t seed)
@@ -472,7 +520,8 @@ static const struct command {
     {"qp", command_qp},           {"connect", command_connect}, {"recv", command_recv},         {"post", command_post},
     {"poll", command_poll},       {"arm", command_arm},         {"wait", command_wait},         {"state", command_state},
     {"error", command_error},     {"destroy", command_destroy}, {"stream", command_stream},     {"rest", command_rest},
-    {"fork", command_fork},       {"reap", command_reap},
+    {"fork", command_fork},       {"reap", command_reap},       {"also", command_also},         {"rereg", command_rereg},
+    {"close", command_close},     {"lock", command_lock},
 };
 
 static void run(char *line)
