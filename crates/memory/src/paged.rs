@@ -1,6 +1,7 @@
 //! The data path of regions whose bytes need not be in memory: what is present is copied at once; what is absent is
 //! refused, answered with the pattern, or handed to the pager.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::access::{Absence, AccessError, AccessNeed, Accessor};
@@ -37,9 +38,10 @@ pub(crate) fn read(
 /// Copies to memory that is present.
 pub(crate) fn write(entry: &Entry, pager: &dyn Pager, host: u64, data: &[u8]) -> Result<(), AccessError> {
     let part = HostRange { addr: host, len: data.len() as u64 };
-    let Some(_held) = pager.presence().hold(part) else { return Err(refuse(entry, pager, part)) };
-    // SAFETY: the program registered this range for the device to write, and its entry is pinned.
-    unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
+    match pager.presence().hold(part) {
+        Some(_held) => copy_to(host, data),
+        None => Err(refuse(entry, pager, part)),
+    }
 }
 
 /// The right to perform an atomic, if the region needs any; counts it.
@@ -57,6 +59,11 @@ pub(crate) fn hold_for_atomic(
 fn copy_from(host: u64, out: &mut [u8]) -> Result<(), AccessError> {
     // SAFETY: the program registered this range for the device to read, and the caller has its entry pinned.
     unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
+}
+
+fn copy_to(host: u64, data: &[u8]) -> Result<(), AccessError> {
+    // SAFETY: the program registered this range for the device to write, and the caller has its entry pinned.
+    unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
 }
 
 /// What this peer gets for absent bytes, if it is not to wait for them.
@@ -84,6 +91,26 @@ fn read_around(
         out = others;
     }
     Ok(())
+}
+
+/// Writes to the present units at either end of a range, and returns the part between them, which has at least one unit. A
+/// write to a present unit must not be left to later: what is written there meanwhile would be undone.
+fn write_around(presence: &Presence, addr: u64, data: &[u8]) -> Result<Range<usize>, AccessError> {
+    let mut rest = 0..data.len();
+    for last in [false, true] {
+        loop {
+            let whole = HostRange { addr: addr + rest.start as u64, len: rest.len() as u64 };
+            let piece = if last { presence.last_part(whole) } else { presence.first_part(whole) };
+            if piece == whole {
+                return Ok(rest);
+            }
+            let Some(_held) = presence.hold(piece) else { break };
+            let (start, len) = ((piece.addr - addr) as usize, piece.len as usize);
+            copy_to(piece.addr, &data[start..start + len])?;
+            rest = if last { rest.start..start } else { start + len..rest.end };
+        }
+    }
+    Ok(rest)
 }
 
 /// The pattern of bytes that begin at `offset`.
@@ -175,10 +202,11 @@ impl Registry {
         entry.pager_for(who).ok_or(AccessError::Retry)?.read(HostRange { addr, len }, waker)
     }
 
-    /// Has the pager write, whether or not the range is present. The waker is called as for [`Registry::fetch`].
+    /// Writes what is present, and has the pager write what is absent: one range, of which the middle may be present. The
+    /// waker is called as for [`Registry::fetch`].
     ///
     /// # Errors
-    /// As for [`Registry::fetch`].
+    /// As for [`Registry::fetch`]; bytes may have been written then.
     pub fn put(
         &self,
         who: Accessor,
@@ -189,7 +217,9 @@ impl Registry {
     ) -> Result<Arc<dyn Transfer>, AccessError> {
         let entry = self.slot(key)?.entry.pin();
         let addr = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
-        entry.pager_for(who).ok_or(AccessError::Retry)?.write(addr, data, waker)
+        let pager = entry.pager_for(who).ok_or(AccessError::Retry)?;
+        let absent = write_around(pager.presence(), addr, data)?;
+        pager.write(addr + absent.start as u64, &data[absent], waker)
     }
 
     /// Has the pager perform an atomic operation. The waker is called as for [`Registry::fetch`].

@@ -159,6 +159,14 @@ impl Presence {
         HostRange { addr: part.addr, len: part.len.min(to_next_unit) }
     }
 
+    /// The part of a range, which is not empty, that lies in the last of its units.
+    pub(crate) fn last_part(&self, part: HostRange) -> HostRange {
+        let end = part.addr + part.len;
+        let from_its_start = (end - 1 - self.range.addr) % UNIT_BYTES + 1;
+        let len = part.len.min(from_its_start);
+        HostRange { addr: end - len, len }
+    }
+
     /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.
     #[inline]
     pub fn note_access(&self, part: HostRange) {
@@ -199,6 +207,11 @@ pub trait Transfer: Send + Sync + Debug {
 /// Every method returns at once. Accesses that overlap take effect in the order of these calls, whether or not
 /// the units become present meanwhile: a read sees the writes that were asked for before. A pager without room
 /// answers `NotReady` and calls the waker when there is some; such a call had no effect.
+///
+/// Who finds a unit present copies to memory without asking, so two things must never be: a unit that is admitted while a
+/// write or an atomic on it is under way, and a write or an atomic that is asked for while its unit is present and takes
+/// effect later. The unit may have become present between the look that found it absent and the call, so the pager has to
+/// look again, and carry out what falls into present units before it returns.
 ///
 /// Ranges lie within [`Presence::range`]; a pager may rely on that.
 pub trait Pager: Send + Sync + Debug {

@@ -12,6 +12,11 @@
 //! region 1 0x1000:0x4000 lrwagp   memory with this lkey and rkey: address, length, rights (tests/support/host.rs)
 //! region 1 gone                   ... is deregistered;  `broken`: its flushes fail
 //! put 0x1000 u64:5                the program writes to its memory
+//! absent 0x1000:0x400             this part of the memory is absent;  `present 0x1000:0x400`: all of it is there again
+//! faulting                        peers shall come back for absent memory
+//! slots 2                         two more accesses to absent memory may be under way;  `slots any`
+//! complete                        the oldest of them ends;  `complete last`: the latest;  `complete access`,
+//!                                 `complete operation`: the oldest, with an error
 //!
 //! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv, or
 //!                                 shared (a receive of the shared queue); mem= lists addresses and lengths, key=
@@ -31,7 +36,8 @@
 //!
 //! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive
 //! event SqDrained                 an asynchronous event
-//! did flush key=0x1 ...           flush, invalidate or bind reached the memory
+//! did flush key=0x1 ...           flush, invalidate or bind reached the memory; fetch, put, put-atomic or flush-later:
+//!                                 an access to absent memory has begun
 //! memory 0x1000 @0x9000:300       content;  `memory 0x1000:300 untouched`
 //! timer 640us                     when the next timer goes off;  `timer none`
 //! state err;  query sq_psn=1 rq_psn=2 in_flight=3 queued=4 draining;  counter retransmits=1

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use terrace_transport::{
-    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpEvent, QpState, QpType, Time, Transmit, Wc,
-    WcFlags, WcStatus,
+    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpEvent, QpState, QpType, RemoteError, Time,
+    Transmit, Wc, WcFlags, WcStatus,
 };
 use terrace_wire::{Packet, Path};
 
@@ -129,6 +129,22 @@ impl Machine {
             "modify" => self.modify(&mut line)?,
             "wait" => self.wait(&line.word("the time")?)?,
             "region" => self.change_region(&mut line)?,
+            "absent" | "present" => {
+                let span = line.word("the addresses")?;
+                let (addr, len) = line.span(&span)?;
+                self.host.absent.borrow_mut().retain(|range| range.start < addr || range.end > addr + len);
+                if verb == "absent" {
+                    self.host.absent.borrow_mut().push(addr..addr + len);
+                }
+            }
+            "faulting" => self.host.faulting.set(true),
+            "slots" => {
+                let word = line.word("the number of accesses")?;
+                let free = if word == "any" { None } else { Some(line.evaluate(&word)? as usize) };
+                self.host.slots.set(free);
+                self.wake()?;
+            }
+            "complete" => self.complete(&mut line)?,
             "put" => {
                 let addr = line.word("the address")?;
                 let (addr, data) = (line.evaluate(&addr)?, line.word("the data")?);
@@ -180,6 +196,27 @@ impl Machine {
                 return Ok(());
             }
         }
+    }
+
+    /// Ends an access to absent memory: the oldest, the latest, or with an error.
+    fn complete(&mut self, line: &mut Line) -> Result<(), String> {
+        let count = self.host.under_way.borrow().len();
+        let (index, outcome) = match line.optional_word().as_deref() {
+            None => (0, Ok(())),
+            Some("last") => (count.saturating_sub(1), Ok(())),
+            Some("access") => (0, Err(RemoteError::Access)),
+            Some("operation") => (0, Err(RemoteError::Operation)),
+            Some(other) => return Err(format!("complete {other:?}?")),
+        };
+        if !self.host.complete(index, outcome) {
+            return Err("no access to absent memory is under way".to_owned());
+        }
+        self.wake()
+    }
+
+    fn wake(&mut self) -> Result<(), String> {
+        self.qp.wake();
+        self.run()
     }
 
     fn take_packet(&mut self, path: Path, bytes: &[u8]) -> Result<(), String> {
@@ -437,6 +474,8 @@ impl Machine {
             ("error_naks_received", counters.error_naks_received),
             ("duplicates", counters.duplicates),
             ("dropped", counters.dropped),
+            ("fetches", counters.fetches),
+            ("puts", counters.puts),
             ("cnps_received", counters.cnps_received),
             ("cnps_sent", counters.cnps_sent),
         ] {

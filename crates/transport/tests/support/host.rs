@@ -1,11 +1,13 @@
 //! Memory with keys: one flat address space from 0, regions in it, a shared receive queue, and a log of what was done
-//! to regions.
+//! to regions. Parts of it may be absent: peers' accesses to those end when the test says so.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use terrace_transport::{
-    AtomicOp, BindWindow, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
@@ -41,6 +43,55 @@ pub struct Memory {
     pub moved_bytes: Cell<u64>,
     /// How long an unreliable service rests after each packet, in nanoseconds.
     pub rest_ns: Cell<Option<u64>>,
+    /// Addresses whose memory is absent.
+    pub absent: RefCell<Vec<Range<u64>>>,
+    /// Whether peers shall come back for absent memory.
+    pub faulting: Cell<bool>,
+    /// How many more accesses to absent memory may be under way; `None` for any number.
+    pub slots: Cell<Option<usize>>,
+    pub under_way: RefCell<VecDeque<UnderWay>>,
+}
+
+/// An access to absent memory.
+#[derive(Debug)]
+pub struct UnderWay {
+    what: What,
+    transfer: Arc<Transfer>,
+}
+
+#[derive(Debug)]
+enum What {
+    Read { va: u64, len: u64 },
+    Write { va: u64, data: Vec<u8> },
+    Atomic { va: u64, op: AtomicOp },
+    Flush,
+}
+
+/// What an access has brought, once it has ended.
+#[derive(Default)]
+pub struct Transfer(Mutex<Option<Result<Vec<u8>, RemoteError>>>);
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Transfer")
+    }
+}
+
+#[derive(Debug)]
+struct Handle(Arc<Transfer>);
+
+impl Deferred for Handle {
+    fn outcome(&self) -> Option<Result<(), RemoteError>> {
+        let result = self.0.0.lock().expect("one thread");
+        result.as_ref().map(|result| result.as_ref().map(drop).map_err(|error| *error))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        let result = self.0.0.lock().expect("one thread");
+        let Some(Ok(data)) = result.as_ref() else { return Err(RemoteError::NotReady) };
+        out.copy_from_slice(&data[offset as usize..][..out.len()]);
+        Ok(())
+    }
 }
 
 /// What a byte holds before anybody has written it: no two neighbouring pages look alike.
@@ -98,6 +149,64 @@ impl Memory {
         pieces
     }
 
+    /// Whether part of a range is absent, and what peers are told then.
+    fn presence(&self, va: u64, len: u64) -> Result<(), RemoteError> {
+        let absent = self.absent.borrow();
+        if !absent.iter().any(|range| range.start < va + len && va < range.end) {
+            return Ok(());
+        }
+        Err(if self.faulting.get() { RemoteError::Retry } else { RemoteError::NotReady })
+    }
+
+    fn defer(
+        &self,
+        name: &str,
+        key: u32,
+        va: u64,
+        len: u64,
+        what: What,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        match self.slots.get() {
+            Some(0) => return Err(RemoteError::NotReady),
+            slots => self.slots.set(slots.map(|slots| slots - 1)),
+        }
+        self.log.borrow_mut().push_back(format!("{name} key={key:#x} va={va:#x} len={len}"));
+        let transfer = Arc::new(Transfer::default());
+        self.under_way.borrow_mut().push_back(UnderWay { what, transfer: transfer.clone() });
+        Ok(Box::new(Handle(transfer)))
+    }
+
+    /// Ends an access to absent memory. False when there is none with this index.
+    pub fn complete(&self, index: usize, outcome: Result<(), RemoteError>) -> bool {
+        let Some(UnderWay { what, transfer }) = self.under_way.borrow_mut().remove(index) else {
+            return false;
+        };
+        let result = outcome.map(|()| match what {
+            What::Flush => Vec::new(),
+            What::Read { va, len } => self.read(va, len as usize),
+            What::Write { va, data } => {
+                self.write(va, &data);
+                Vec::new()
+            }
+            What::Atomic { va, op } => self.perform(va, op).to_ne_bytes().to_vec(),
+        });
+        *transfer.0.lock().expect("one thread") = Some(result);
+        self.slots.set(self.slots.get().map(|slots| slots + 1));
+        true
+    }
+
+    fn perform(&self, va: u64, op: AtomicOp) -> u64 {
+        let before = u64::from_ne_bytes(self.read(va, 8).try_into().expect("8 bytes were read"));
+        let after = match op {
+            AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
+            AtomicOp::CompareSwap { .. } => before,
+            AtomicOp::FetchAdd { add } => before.wrapping_add(add),
+            AtomicOp::Write { value } => value,
+        };
+        self.write(va, &after.to_ne_bytes());
+        before
+    }
+
     fn count(&self, len: usize) {
         self.moved_bytes.set(self.moved_bytes.get() + len as u64);
     }
@@ -133,11 +242,13 @@ impl Host for Memory {
             RemoteAccess::Atomic => 'a',
             RemoteAccess::Flush => 'g',
         };
-        self.remote(rkey, va, len, right)
+        self.remote(rkey, va, len, right)?;
+        self.presence(va, len)
     }
 
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
         self.remote(rkey, va, out.len() as u64, 'r')?;
+        self.presence(va, out.len() as u64)?;
         out.copy_from_slice(&self.read(va, out.len()));
         self.count(out.len());
         Ok(())
@@ -145,6 +256,7 @@ impl Host for Memory {
 
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
         self.remote(rkey, va, data.len() as u64, 'w')?;
+        self.presence(va, data.len() as u64)?;
         self.write(va, data);
         self.count(data.len());
         Ok(())
@@ -155,15 +267,34 @@ impl Host for Memory {
         if !va.is_multiple_of(8) {
             return Err(RemoteError::Invalid);
         }
-        let before = u64::from_ne_bytes(self.read(va, 8).try_into().expect("8 bytes were read"));
-        let after = match op {
-            AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
-            AtomicOp::CompareSwap { .. } => before,
-            AtomicOp::FetchAdd { add } => before.wrapping_add(add),
-            AtomicOp::Write { value } => value,
-        };
-        self.write(va, &after.to_ne_bytes());
-        Ok(before)
+        self.presence(va, 8)?;
+        Ok(self.perform(va, op))
+    }
+
+    fn fetch(&self, rkey: u32, va: u64, len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.remote(rkey, va, len, 'r')?;
+        self.defer("fetch", rkey, va, len, What::Read { va, len })
+    }
+
+    fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.remote(rkey, va, data.len() as u64, 'w')?;
+        self.defer("put", rkey, va, data.len() as u64, What::Write { va, data: data.to_vec() })
+    }
+
+    fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.remote(rkey, va, 8, if matches!(op, AtomicOp::Write { .. }) { 'w' } else { 'a' })?;
+        self.defer("put-atomic", rkey, va, 8, What::Atomic { va, op })
+    }
+
+    fn flush(
+        &self,
+        rkey: u32,
+        va: u64,
+        len: u64,
+        _placement: u8,
+        _selectivity: u8,
+    ) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.defer("flush-later", rkey, va, len, What::Flush)
     }
 
     fn remote_flush(
@@ -184,6 +315,9 @@ impl Host for Memory {
         }
         if region.broken {
             return Err(RemoteError::Operation);
+        }
+        if !whole_region {
+            self.presence(va, len)?;
         }
         let what = format!(
             "flush key={rkey:#x} va={va:#x} len={len} placement={placement} selectivity={selectivity}"
