@@ -26,6 +26,10 @@ pub trait Companion: Send + Sync {
     }
 }
 
+/// How often companions that ask for more are called before the network has its turn. Whoever makes progress comes back: what is
+/// asked for stays so.
+const ROUNDS_MAX: usize = 4;
+
 /// The companions of a device.
 #[derive(Default)]
 pub(crate) struct Companions {
@@ -89,8 +93,11 @@ impl Companions {
 
     fn call(&self) -> bool {
         let mut active = false;
-        // Whoever asks and then finds somebody else here, relies on that one to look again.
-        while !self.busy.swap(true, Ordering::SeqCst) {
+        for _ in 0..ROUNDS_MAX {
+            // Whoever asks and then finds somebody else here, relies on that one to look again.
+            if self.busy.swap(true, Ordering::SeqCst) {
+                break;
+            }
             self.asked.store(false, Ordering::SeqCst);
             for companion in self.all() {
                 active |= companion.advance();

@@ -26,6 +26,9 @@ const CQ_DEPTH: u32 = 1 << 18;
 /// Completions that are handled before the batches that they led to are posted.
 const COMPLETIONS_PER_ROUND: usize = 64;
 
+/// How often an agent that finds more to do goes on at once.
+const ROUNDS_MAX: usize = 4;
+
 /// Jobs whose transfers have ended, by control queue pair. Wakers fill it, from any thread.
 #[derive(Default)]
 struct Ready {
@@ -311,10 +314,18 @@ impl Agent {
 impl Companion for Agent {
     fn advance(&self) -> bool {
         let mut active = false;
-        while self.has_work() {
+        for round in 0.. {
+            if !self.has_work() {
+                break;
+            }
             let (Some(mut state), Some(device)) = (self.state.try_lock(), self.device.upgrade()) else {
                 return active;
             };
+            if round == ROUNDS_MAX {
+                // The network has its turn first: what there is to do may be waiting for that.
+                device.ask_companions();
+                break;
+            }
             self.work(&device, &mut state);
             active = true;
         }

@@ -238,8 +238,28 @@ impl Server {
         self.regions.iter().map(|served| served.name.clone()).collect()
     }
 
-    /// The tier, for tests that move units about.
-    pub fn tier(&self) -> &Arc<Tier> {
+    /// Brings a unit of a region into memory now. False without room, or if it is there already.
+    ///
+    /// # Errors
+    /// When there is no such region, or the unit cannot be read or locked.
+    pub fn promote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
+        self.tier.promote(self.region(name)?, unit)
+    }
+
+    /// Takes a unit of a region out of memory now. False if it is not there.
+    ///
+    /// # Errors
+    /// When there is no such region, or the unit cannot be written back.
+    pub fn demote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
+        self.tier.demote(self.region(name)?, unit)
+    }
+
+    fn region(&self, name: &str) -> std::io::Result<&TierRegion> {
+        let served = self.regions.iter().find(|served| served.name == name);
+        served.map(|served| &*served.region).ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    }
+
+    pub(crate) fn tier(&self) -> &Arc<Tier> {
         &self.tier
     }
 }

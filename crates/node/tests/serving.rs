@@ -1,63 +1,9 @@
 //! A server and its clients on one machine: what is written is read, wherever it is meanwhile.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+mod common;
 
-use terrace_nic::{PortConfig, WcStatus};
+use common::*;
 use terrace_node::*;
-
-const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const MIB: u64 = 1 << 20;
-
-struct Node {
-    server: Server,
-    path: PathBuf,
-}
-
-impl Node {
-    fn new(name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
-        let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}", std::process::id()));
-        let region = RegionConfig { name: "data".into(), path: path.clone(), size: Some(size) };
-        let config = ServerConfig {
-            regions: vec![region],
-            dram_bytes,
-            mode,
-            port: PortConfig { address: Some(LOOPBACK), ..PortConfig::default() },
-            period: Some(Duration::from_millis(10)),
-        };
-        let server = Server::open(&config).expect("a server");
-        Node { server, path }
-    }
-
-    fn client(&self) -> Client {
-        let slot = self.server.device().snapshot().slot;
-        Client::connect(&ClientConfig { slot, ..ClientConfig::new(LOOPBACK) }).expect("a client")
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn wait_for(client: &Client, count: usize) -> Vec<Completion> {
-    let (mut done, started) = (Vec::new(), Instant::now());
-    while done.len() < count {
-        client.poll(&mut done).expect("a healthy connection");
-        assert!(started.elapsed() < Duration::from_secs(20), "{} of {count}: {done:?}", done.len());
-    }
-    assert!(done.iter().all(|completion| completion.status == WcStatus::Success), "{done:?}");
-    done
-}
-
-/// Content that tells where it belongs.
-fn content(offset: u64, len: usize, version: u64) -> Vec<u8> {
-    (offset..offset + len as u64)
-        .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version * 77) >> 32) as u8)
-        .collect()
-}
 
 fn write_and_read_back(mode: ServeMode, dram_bytes: u64) {
     let node = Node::new(&mode.to_string(), mode, 8 * MIB, dram_bytes);

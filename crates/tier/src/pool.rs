@@ -66,7 +66,8 @@ impl Pool {
             }
             if let Some(offset) = free.offsets[class].pop() {
                 let addr = self.memory.range().addr + u64::from(offset);
-                return Some(Buffer { pool: self.clone(), addr, len: *size, class: class as u8 });
+                let (pool, class) = (self.clone(), class as u8);
+                return Some(Buffer { pool, addr, len: *size, class, quietly: false });
             }
         }
         if !free.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
@@ -75,10 +76,10 @@ impl Pool {
         None
     }
 
-    fn give_back(&self, class: u8, addr: u64) {
+    fn give_back(&self, class: u8, addr: u64, quietly: bool) {
         let mut free = self.free.lock();
         free.offsets[usize::from(class)].push((addr - self.memory.range().addr) as u32);
-        let waiting = std::mem::take(&mut free.waiting);
+        let waiting = if quietly { Vec::new() } else { std::mem::take(&mut free.waiting) };
         drop(free);
         for waker in waiting {
             waker();
@@ -92,6 +93,14 @@ pub struct Buffer {
     addr: u64,
     len: usize,
     class: u8,
+    quietly: bool,
+}
+
+impl Buffer {
+    /// Goes back to its pool without anybody being told.
+    pub(crate) fn give_back_quietly(mut self) {
+        self.quietly = true;
+    }
 }
 
 impl Debug for Buffer {
@@ -119,7 +128,7 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.give_back(self.class, self.addr);
+        self.pool.give_back(self.class, self.addr, self.quietly);
     }
 }
 
@@ -150,6 +159,9 @@ mod tests {
         }
         assert!(pool.take(1, &waker).is_none());
         assert_eq!(called.load(Ordering::Relaxed), 0);
+        taken.pop().unwrap().give_back_quietly();
+        assert_eq!(called.load(Ordering::Relaxed), 0);
+        taken.extend(pool.take(1, &waker));
         taken.pop();
         assert_eq!(called.load(Ordering::Relaxed), 1, "asked three times, told once");
         assert!(pool.take(SPAN_BYTES_MAX, &waker).is_some());

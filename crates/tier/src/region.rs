@@ -12,7 +12,7 @@ use crate::core::Work;
 use crate::engine::Engine;
 use crate::file::Ways;
 use crate::part::{Lane, Part, Step, Task};
-use crate::pool::TRANSFER_BYTES_MAX;
+use crate::pool::{Buffer, TRANSFER_BYTES_MAX};
 use crate::stats::{Kind, RegionCounters, RegionStats};
 use crate::transfer::Access;
 
@@ -211,29 +211,41 @@ impl TierRegion {
         }
         let mut parts = Vec::with_capacity(part_count);
         for (index, slice) in self.slices(range).enumerate() {
-            let mut part = self.part(&access, index, &slice, task);
-            self.equip(&mut part, data, waker)?;
-            parts.push(part);
+            parts.push(self.part(&access, index, &slice, task));
+            let equipped = parts.last_mut().map_or(Ok(()), |part| self.equip(part, data, waker));
+            if let Err(error) = equipped {
+                give_back(parts);
+                return Err(error);
+            }
         }
         self.begin(access, parts)
     }
 
     /// Gives a part the buffers that it may need, whatever its unit will be doing when its turn comes.
     fn equip(&self, part: &mut Part, data: &[u8], waker: &Waker) -> Result<(), AccessError> {
-        let take = || self.engine.pool.take(part.span(), waker).ok_or(AccessError::NotReady);
+        let span = part.span();
+        let take = || self.engine.pool.take(span, waker).ok_or(AccessError::NotReady);
         match part.task {
             Task::Read | Task::Flush { .. } => part.data = Some(take()?),
             Task::Atomic(_) => part.scratch = Some(take()?),
             Task::Write => {
-                let mut buffer = take()?;
-                if self.region.exclusive && part.span() != part.len {
+                let bytes = part.bytes();
+                let buffer = part.data.insert(take()?);
+                buffer[bytes].copy_from_slice(&data[part.base..part.base + part.len]);
+                if self.region.exclusive && span != part.len {
                     part.scratch = Some(take()?);
                 }
-                buffer[part.bytes()].copy_from_slice(&data[part.base..part.base + part.len]);
-                part.data = Some(buffer);
             }
         }
         Ok(())
+    }
+}
+
+/// Gives the buffers of an access back that did not get all that it needs. Nobody is told: whoever waits for buffers has been turned
+/// away while these were free, and telling the caller of this access that there is room would have it try again at once.
+fn give_back(parts: Vec<Part>) {
+    for part in parts {
+        part.data.into_iter().chain(part.scratch).for_each(Buffer::give_back_quietly);
     }
 }
 
