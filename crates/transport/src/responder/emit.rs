@@ -4,7 +4,7 @@ use terrace_wire::{Aeth, Extensions, Opcode, Operation, Path, Position, Psn, Ser
 
 use super::duplicates::refuse_repetition;
 use super::parked::{ReadAnswer, Settled, Source};
-use super::{Owed, Responder, event_of};
+use super::{Owed, PATIENCE_TIMER, Responder, event_of};
 use crate::common::{Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
 use crate::types::{QpEvent, QpType};
@@ -22,16 +22,19 @@ impl Responder {
     /// Whether anything but a plain ACK is owed, and can be looked at.
     pub(crate) fn owes_more_than_ack(&self) -> bool {
         let more = self.owed.len() > 1 || self.owed.front().is_some_and(|owed| !is_plain_ack(owed));
-        more && !self.parked
+        (more && !self.parked) || self.impatient
     }
 
     pub(crate) fn owes(&self) -> bool {
-        !self.owed.is_empty() && !self.parked
+        (!self.owed.is_empty() && !self.parked) || self.impatient
     }
 
     /// Sends one packet of what is owed.
     pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
         self.feed(common, host);
+        if self.impatient {
+            return self.ask_for_patience(common, host, sink);
+        }
         if self.parked {
             return Answered::Nothing;
         }
@@ -69,6 +72,23 @@ impl Responder {
                 Answered::Sent
             }
         }
+    }
+
+    /// Tells a peer that repeats what waits for memory to be patient; unless the wait is over.
+    fn ask_for_patience(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
+        if let Some(psn) = self.waits_at(common) {
+            let syndrome = Syndrome::RnrNak { timer: PATIENCE_TIMER };
+            let ext = Extensions { aeth: Some(Aeth { syndrome, msn: self.msn }), ..Default::default() };
+            let Some(len) = push_answer(common, sink, Opcode::RcAcknowledge, psn, &ext) else {
+                return Answered::SinkFull;
+            };
+            count(common, len);
+            common.counters.rnr_naks_sent += 1;
+            self.impatient = false;
+            return Answered::Sent;
+        }
+        self.impatient = false;
+        self.emit(common, host, sink)
     }
 
     /// Brings the oldest things that are owed up to date that wait for memory, until one can leave or has to wait.

@@ -114,6 +114,8 @@ pub(crate) struct Responder {
     parked: bool,
     /// Whether somebody has done that, and READs that wait for room may get it.
     woken: bool,
+    /// Whether the peer repeats what waits for memory, and is to be told to be patient.
+    impatient: bool,
     history: VecDeque<Remembered>,
 }
 
@@ -173,6 +175,10 @@ const ABSENT: Refusal = Refusal::ComeBack { timer: 7 };
 /// not wait any longer then: 0.01 ms, the shortest time there is.
 const UNSETTLED: Refusal = Refusal::ComeBack { timer: 1 };
 
+/// A peer that repeats what waits for memory is told to do so again after 10.24 ms: its patience with a silent responder has an
+/// end, and storage that is busy takes longer than that at times.
+const PATIENCE_TIMER: u8 = 20;
+
 const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
 
 impl Responder {
@@ -227,11 +233,16 @@ impl Responder {
         packet: &Packet<'_>,
         host: &impl Host,
     ) -> Verdict {
+        let distance = packet.bth.psn.since(self.expected);
+        if distance < 0 && self.waits_at(common).is_some() {
+            common.counters.duplicates += 1;
+            self.impatient = true;
+            return Verdict::Fine;
+        }
         if self.owed.len() >= OWED_MAX + 4 * usize::from(common.attr.max_dest_rd_atomic) {
             common.counters.dropped += 1;
             return Verdict::Fine;
         }
-        let distance = packet.bth.psn.since(self.expected);
         if distance > 0 {
             if !self.nak_out {
                 common.counters.sequence_naks_sent += 1;

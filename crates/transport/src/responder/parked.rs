@@ -210,6 +210,19 @@ impl Parked {
 }
 
 impl Owed {
+    /// The PSN of what waits for memory, if this does.
+    fn waits_at(&self, mtu: u64) -> Option<Psn> {
+        match self {
+            Owed::Read(read) => {
+                let under_way = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::UnderWay));
+                under_way.then(|| read.psn.plus(read.sent))
+            }
+            Owed::Settle(settle) => settle.writes.front().map(|write| write.psn),
+            Owed::Parked(parked) => Some(parked.psn),
+            _ => None,
+        }
+    }
+
     /// Whether this stands for a change of memory that has yet to come about.
     pub(super) fn is_unsettled(&self) -> bool {
         matches!(self, Owed::Settle(_) | Owed::Parked(_))
@@ -221,6 +234,11 @@ impl Responder {
     pub(crate) fn wake(&mut self) {
         self.parked = false;
         self.woken = true;
+    }
+
+    /// The PSN at which everything that is owed waits for memory.
+    pub(super) fn waits_at(&self, common: &Common) -> Option<Psn> {
+        self.owed.front()?.waits_at(common.mtu())
     }
 
     /// Whether changes of memory that the peer has asked for have yet to come about.
