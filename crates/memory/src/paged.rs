@@ -129,16 +129,15 @@ fn fill(mut out: &mut [u8], pattern: &Pattern, offset: u64) {
 fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
     match entry.policy {
         RegionPolicy::Wait => AccessError::NotReady,
-        RegionPolicy::Fault => {
-            bring(pager, part);
-            AccessError::Retry
-        }
+        RegionPolicy::Fault if bring(pager, part) => AccessError::NotReady,
+        RegionPolicy::Fault => AccessError::Retry,
     }
 }
 
 /// Asks the pager for the first absent bytes. Nobody waits for the answer: the peer comes back, and if the pager had no
-/// room, or more is absent, then it is asked again.
-fn bring(pager: &dyn Pager, part: HostRange) {
+/// room, or more is absent, then it is asked again. True if the pager has them at hand without their being present: then
+/// it can be asked to carry the access out.
+fn bring(pager: &dyn Pager, part: HostRange) -> bool {
     let presence = pager.presence();
     let mut rest = part;
     while rest.len > 0 {
@@ -146,11 +145,11 @@ fn bring(pager: &dyn Pager, part: HostRange) {
         if presence.hold(here).is_none() {
             let wanted = HostRange { len: here.len.min(FAULT_BYTES_MAX), ..here };
             let nobody: Waker = Arc::new(|| {});
-            let _ = pager.read(wanted, &nobody);
-            return;
+            return pager.read(wanted, &nobody).is_ok_and(|transfer| transfer.outcome().is_some());
         }
         rest = HostRange { addr: here.addr + here.len, len: rest.len - here.len };
     }
+    false
 }
 
 impl Registry {

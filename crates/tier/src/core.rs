@@ -12,7 +12,7 @@ use terrace_memory::{AccessError, PAGE_BYTES, Waker};
 
 use crate::config::IoMethod;
 use crate::device::{Completion, Request};
-use crate::job::{Job, Outcome, Span};
+use crate::job::{Job, Outcome, Seen, Span};
 use crate::order::{PageQueues, PartId};
 use crate::part::{Lane, Part, Step, Task, apply};
 use crate::stats::Kind;
@@ -41,7 +41,9 @@ pub(crate) struct RegionState {
     flushes: Vec<PartId>,
     /// Parts under way.
     pub(crate) part_count: usize,
-    /// Takes no more accesses.
+    /// Units that are being moved or cleaned.
+    pub(crate) moves: usize,
+    /// Takes no more accesses, and its units do not begin to move.
     pub(crate) closing: bool,
     /// Units that have something in the page cache.
     pub(crate) to_clean: Vec<usize>,
@@ -56,6 +58,7 @@ impl RegionState {
             writes_so_far: 0,
             flushes: Vec::new(),
             part_count: 0,
+            moves: 0,
             closing: false,
             to_clean: Vec::new(),
         }
@@ -197,14 +200,18 @@ impl Core {
                 }
                 self.finish(id, result.map(drop).map_err(|Fault| AccessError::Fault), work);
             }
-            Outcome::Peeked { id, buffer, found } => {
+            Outcome::Peeked { id, buffer, seen } => {
                 let part = &mut self.parts[id];
                 part.data = Some(buffer);
-                if found {
+                if seen == Seen::All {
                     return self.finish(id, Ok(()), work);
                 }
                 begin_read(part, true);
                 part.kind = Kind::Direct;
+                let (region, unit) = (part.region.id, part.unit);
+                if seen == Seen::Gone {
+                    self.note_cached(region, unit);
+                }
                 self.issue(id, work);
             }
             Outcome::Transferred(completion) => self.transferred(completion, work),

@@ -31,8 +31,6 @@ pub(crate) struct Engine {
     pub(crate) descriptor: OwnedFd,
     /// Of the core: looked at without its lock.
     pub(crate) in_flight: Arc<AtomicUsize>,
-    /// One unit moves at a time.
-    pub(crate) moving: Mutex<()>,
     pub(crate) dram_bytes: u64,
 }
 
@@ -50,7 +48,6 @@ impl Engine {
             ended: Condvar::new(),
             device: Mutex::new(device),
             descriptor,
-            moving: Mutex::new(()),
             dram_bytes: config.dram_bytes,
         })
     }

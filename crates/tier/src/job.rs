@@ -44,10 +44,21 @@ pub(crate) struct Span {
 pub(crate) enum Outcome {
     /// A copy; of an atomic, the value before.
     Copied { id: PartId, buffer: Option<Buffer>, result: Result<u64, Fault> },
-    /// A look into the page cache, and whether all was there.
-    Peeked { id: PartId, buffer: Buffer, found: bool },
+    /// A look into the page cache.
+    Peeked { id: PartId, buffer: Buffer, seen: Seen },
     /// As if the device had done it.
     Transferred(Completion),
+}
+
+/// What a look into the page cache found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// All of it: the bytes are in the buffer.
+    All,
+    /// Not all of it.
+    Less,
+    /// All of it, but then it went. The kernel has begun to read it again.
+    Gone,
 }
 
 impl Job {
@@ -66,8 +77,8 @@ impl Job {
                 Outcome::Copied { id, buffer: None, result: sys::atomic(addr, op) }
             }
             Job::Peek(mut span) => {
-                let found = span.peek();
-                Outcome::Peeked { id: span.id, buffer: span.buffer, found }
+                let seen = span.peek();
+                Outcome::Peeked { id: span.id, buffer: span.buffer, seen }
             }
             Job::Transfer(mut request) => {
                 let result = transfer(&mut request);
@@ -83,17 +94,17 @@ impl Span {
     }
 
     /// Asks first: a read without waiting starts to read what it does not find, and so would fill the page cache.
-    fn peek(&mut self) -> bool {
+    fn peek(&mut self) -> Seen {
         let skip = self.addr() % 4096;
         let pages = HostRange { addr: self.addr() - skip, len: skip + self.bytes.len() as u64 };
         if !sys::is_cached(pages) {
-            return false;
+            return Seen::Less;
         }
         let at = self.region.file_offset + self.offset;
         let wanted = self.bytes.len();
         let target = IoSliceMut::new(&mut self.buffer[self.bytes.clone()]);
         let read = rustix::io::preadv2(&self.region.ways.buffered, &mut [target], at, ReadWriteFlags::NOWAIT);
-        read == Ok(wanted)
+        if read == Ok(wanted) { Seen::All } else { Seen::Gone }
     }
 }
 

@@ -25,7 +25,8 @@
 //! | `engine` | progress: from the core to the device and back |
 //! | `residency` | promoting, demoting, cleaning a unit |
 //! | `promoter`, `heat` | the thread; which units are hot |
-//! | `device` | io_uring, threads |
+//! | `fault_pager` | a baseline: on-demand paging as hardware does it |
+//! | `device` | io_uring, threads, one that fails on purpose |
 //! | `pool` | bounce buffers |
 //! | `file`, `budget`, `size` | files of regions; limits; sizes as people write them |
 //! | `sys` | system calls on mappings |
@@ -38,6 +39,7 @@ mod core;
 pub mod device;
 mod engine;
 mod error;
+mod fault_pager;
 mod file;
 mod heat;
 mod job;
@@ -57,6 +59,7 @@ mod unit;
 pub use budget::check as check_budget;
 pub use config::{IoMethod, TierConfig};
 pub use error::TierError;
+pub use fault_pager::{FaultModel, FaultPager};
 pub use file::{BackingFile, Source};
 pub use pool::TRANSFER_BYTES_MAX;
 pub use region::TierRegion;

@@ -1,6 +1,7 @@
 //! The thread that brings hot units into memory, and writes back what buffered access left in the page cache. It is the
 //! only one that waits for the disk.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,6 +17,8 @@ use crate::unit::Residency;
 
 /// The most units that are moved in a period; more than a disk can do.
 const MOVES_MAX: usize = 2048;
+/// How many units are read at a time.
+const AHEAD_MAX: usize = 4;
 
 /// What the thread shares with the tier.
 #[derive(Debug)]
@@ -126,20 +129,33 @@ fn clean(shared: &Shared, watched: &[Watched]) {
 
 fn move_units(shared: &Shared, watched: &[Watched], deadline: Instant) {
     let (absent, resident, room) = survey(shared, watched);
+    let mut on_their_way: VecDeque<Key> = VecDeque::new();
     for step in choose(absent, resident, room, MOVES_MAX) {
         if shared.is_stopped() || Instant::now() >= deadline {
-            return;
+            break;
         }
         if let Some((region, unit)) = step.demote {
             // What cannot be written back was logged; the memory is free all the same.
             let _ = shared.engine.demote(&watched[region].region, unit);
         }
         let (region, unit) = step.promote;
-        if let Err(error) = shared.engine.promote(&watched[region].region, unit) {
-            tracing::warn!(%error, unit, "a unit cannot be brought into memory");
-            return;
+        if shared.engine.begin_promotion(&watched[region].region, unit) {
+            on_their_way.push_back(step.promote);
+        }
+        if on_their_way.len() == AHEAD_MAX && !finish_first(shared, watched, &mut on_their_way) {
+            break;
         }
     }
+    while !on_their_way.is_empty() {
+        finish_first(shared, watched, &mut on_their_way);
+    }
+}
+
+/// Waits for the unit that has been on its way longest. False if it cannot be had: others could not either.
+fn finish_first(shared: &Shared, watched: &[Watched], on_their_way: &mut VecDeque<Key>) -> bool {
+    let Some((region, unit)) = on_their_way.pop_front() else { return true };
+    let finished = shared.engine.finish_promotion(&watched[region].region, unit);
+    finished.inspect_err(|error| tracing::warn!(%error, unit, "a unit cannot be brought into memory")).is_ok()
 }
 
 /// The units that may come and go, and how many more fit.

@@ -14,6 +14,8 @@ use crate::region::Region;
 use crate::sys;
 use crate::unit::Residency;
 
+/// How often in a row it is tried to drop pages that somebody uses.
+const CLEANINGS_MAX: u8 = 3;
 /// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 
@@ -23,16 +25,34 @@ impl Engine {
     /// # Errors
     /// When it cannot be read or locked; it is absent then.
     pub(crate) fn promote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
-        let _moving = self.moving.lock();
+        if !self.begin_promotion(region, unit) {
+            return Ok(false);
+        }
+        self.finish_promotion(region, unit).map(|()| true)
+    }
+
+    /// Asks the kernel to read a unit, so that several can be on their way. False as for [`Engine::promote`]; otherwise
+    /// [`Engine::finish_promotion`] must follow.
+    pub(crate) fn begin_promotion(&self, region: &Arc<Region>, unit: usize) -> bool {
         let range = region.presence.unit_range(unit);
         if !self.begin_arrival(region, unit, range.len) {
-            return Ok(false);
+            return false;
         }
         // Those that went past the page cache before it begins to count.
         self.when(|core| core.unit(region.id, unit).direct_writes == 0, |_| ());
-        if let Err(error) = read_and_lock(region, unit) {
+        read_ahead(region, range);
+        true
+    }
+
+    /// Locks a unit, and tells the presence of it when no write is under way.
+    ///
+    /// # Errors
+    /// As for [`Engine::promote`].
+    pub(crate) fn finish_promotion(&self, region: &Arc<Region>, unit: usize) -> io::Result<()> {
+        let range = region.presence.unit_range(unit);
+        if let Err(error) = sys::lock(range) {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
-            let _ = self.forget(region, unit, range);
+            let _ = forget(region, range);
             self.end_departure(region, unit, range.len, true);
             return Err(error);
         }
@@ -43,10 +63,11 @@ impl Engine {
             |core| {
                 region.presence.admit(unit);
                 core.unit(region.id, unit).residency = Residency::Resident;
+                core.regions[region.id].moves -= 1;
             },
         );
         region.counters.promotions.fetch_add(1, Ordering::Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     fn begin_arrival(&self, region: &Region, unit: usize, len: u64) -> bool {
@@ -59,6 +80,7 @@ impl Engine {
             return false;
         }
         state.residency = Residency::Arriving;
+        core.regions[region.id].moves += 1;
         core.locked_bytes += len;
         true
     }
@@ -68,7 +90,6 @@ impl Engine {
     /// # Errors
     /// When it cannot be written back. It is absent then, and what was stored is still in the page cache.
     pub(crate) fn demote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
-        let _moving = self.moving.lock();
         let range = region.presence.unit_range(unit);
         {
             let mut core = self.core.lock();
@@ -81,31 +102,24 @@ impl Engine {
             }
             state.residency = Residency::Leaving;
             state.cached = false;
+            core.regions[region.id].moves += 1;
         }
         region.presence.expel(unit);
         self.when(|core| core.unit(region.id, unit).copies == 0, |_| ());
-        let written = self.forget(region, unit, range);
-        self.end_departure(region, unit, range.len, written.is_err());
+        let dropped = forget(region, range);
+        self.end_departure(region, unit, range.len, !matches!(dropped, Ok(true)));
         region.counters.demotions.fetch_add(1, Ordering::Relaxed);
-        if written.is_err() {
+        if dropped.is_err() {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
         }
-        written.map(|()| true)
-    }
-
-    /// Unlocks a unit, writes it back and drops it from the page cache.
-    fn forget(&self, region: &Region, unit: usize, range: HostRange) -> io::Result<()> {
-        // The mapping may be gone; then there is nothing to unlock.
-        let _ = sys::unlock(range);
-        let _ = sys::unmap_pages(range);
-        drop_pages(region, unit, range)
+        dropped.map(|_| true)
     }
 
     fn end_departure(&self, region: &Region, unit: usize, len: u64, cached: bool) {
         let mut core = self.core.lock();
         core.locked_bytes -= len;
-        let state = core.unit(region.id, unit);
-        state.residency = Residency::Absent;
+        core.regions[region.id].moves -= 1;
+        core.unit(region.id, unit).residency = Residency::Absent;
         if cached {
             core.note_cached(region.id, unit);
         }
@@ -117,7 +131,6 @@ impl Engine {
     /// # Errors
     /// When it cannot be written back.
     pub(crate) fn clean(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
-        let _moving = self.moving.lock();
         let touched = {
             let mut core = self.core.lock();
             if !core.serves(region.id) {
@@ -133,6 +146,7 @@ impl Engine {
             if state.writes > 0 {
                 core.note_cached(region.id, unit);
             }
+            core.regions[region.id].moves += 1;
             touched
         };
         let range = region.presence.unit_range(unit);
@@ -140,11 +154,19 @@ impl Engine {
             // The mapping may be gone; then its pages are, too.
             let _ = sys::unmap_pages(range);
         }
-        let written = drop_pages(region, unit, range);
-        if written.is_err() {
-            self.core.lock().note_cached(region.id, unit);
+        let dropped = drop_pages(region, range);
+        let mut core = self.core.lock();
+        core.regions[region.id].moves -= 1;
+        let state = core.unit(region.id, unit);
+        state.cleanings_left = match &dropped {
+            // Somebody uses them, the program perhaps, or the kernel was busy with them for a moment.
+            Ok(false) => state.cleanings_left.checked_sub(1).unwrap_or(CLEANINGS_MAX),
+            _ => CLEANINGS_MAX,
+        };
+        if dropped.is_err() || state.cleanings_left < CLEANINGS_MAX {
+            core.note_cached(region.id, unit);
         }
-        written.map(|()| true)
+        dropped.map(|_| true)
     }
 
     /// Locks a whole region into memory, for good.
@@ -177,9 +199,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Unlocks everything of a region that takes no more accesses and has none under way.
+    /// Unlocks everything of a region that takes no more accesses, has none under way, and whose units do not move.
     pub(crate) fn unlock_region(&self, region: &Region) {
-        let _moving = self.moving.lock();
         let mut locked_bytes = 0;
         for unit in 0..region.presence.unit_count() {
             if region.presence.is_present(unit) {
@@ -199,29 +220,47 @@ fn unit_offset(region: &Region, range: HostRange) -> u64 {
     region.file_offset + (range.addr - region.presence.range().addr)
 }
 
-/// Reads a unit into the page cache, all at once, and locks it.
-fn read_and_lock(region: &Region, unit: usize) -> io::Result<()> {
-    let range = region.presence.unit_range(unit);
+/// Has a unit read into the page cache.
+fn read_ahead(region: &Region, range: HostRange) {
     let first = unit_offset(region, range);
     for offset in (0..range.len).step_by(READ_AHEAD_BYTES as usize) {
-        let len = READ_AHEAD_BYTES.min(range.len - offset);
-        let len = std::num::NonZero::new(len);
+        let len = std::num::NonZero::new(READ_AHEAD_BYTES.min(range.len - offset));
         // Only advice; locking reads what it has not brought.
         let _ = rustix::fs::fadvise(region.ways.buffered.as_fd(), first + offset, len, Advice::WillNeed);
     }
-    sys::lock(range)
 }
 
-/// Writes a unit's pages back and takes those that nobody has mapped out of the page cache.
-fn drop_pages(region: &Region, unit: usize, range: HostRange) -> io::Result<()> {
+/// Unlocks a unit, writes it back and drops it from the page cache. Says whether all of it is gone.
+fn forget(region: &Region, range: HostRange) -> io::Result<bool> {
+    // The mapping may be gone; then there is nothing to unlock.
+    let _ = sys::unlock(range);
+    let _ = sys::unmap_pages(range);
+    drop_pages(region, range)
+}
+
+impl Region {
+    /// Takes some pages out of the page table and, once written back, out of the page cache.
+    pub(crate) fn drop_from_memory(&self, range: HostRange) {
+        // The mapping may be gone; then its pages are, too.
+        let _ = sys::unmap_pages(range);
+        // What cannot be written back was logged, and stays in the page cache.
+        let _ = drop_pages(self, range);
+    }
+}
+
+/// Writes pages back and takes those that nobody uses out of the page cache. Says whether that was all of them.
+fn drop_pages(region: &Region, range: HostRange) -> io::Result<bool> {
     let offset = unit_offset(region, range);
     let file = region.ways.buffered.as_fd();
     if let Err(error) = sys::write_back(file, offset, range.len) {
-        tracing::error!(%error, unit, "a unit cannot be written back; it stays in the page cache");
+        tracing::error!(%error, offset, "a part of a file cannot be written back; it stays in the page cache");
         return Err(error);
     }
+    if region.ways.is_memory {
+        return Ok(true);
+    }
     let len = std::num::NonZero::new(range.len.next_multiple_of(4096));
-    // Only advice: pages that somebody else uses stay.
+    // Only advice: pages that somebody uses stay.
     let _ = rustix::fs::fadvise(file, offset, len, Advice::DontNeed);
-    Ok(())
+    Ok(sys::cached_pages(range).is_none_or(|count| count == 0))
 }

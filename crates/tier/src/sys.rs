@@ -7,8 +7,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use terrace_memory::fault::{self, Fault};
 use terrace_memory::{AtomicOp, HostRange};
 
-/// As many pages as a call to `mincore` here asks for: what the longest transfer touches.
-const MINCORE_PAGES_MAX: usize = 17;
+/// As many pages as a call to `mincore` here asks for.
+const MINCORE_PAGES: usize = 256;
 
 /// Locks a range of a shared file mapping into memory, reading what is not there.
 ///
@@ -50,17 +50,22 @@ fn advise(range: HostRange, advice: Advice) -> io::Result<()> {
 }
 
 /// Whether all pages of a range of a file mapping are in the page cache at this moment. The range starts at a page and is
-/// no longer than a transfer.
+/// not longer than a unit.
 pub(crate) fn is_cached(range: HostRange) -> bool {
+    cached_pages(range) == Some((range.len as usize).div_ceil(4096))
+}
+
+/// How many pages of such a range are in the page cache; `None` when that is not to be found out.
+pub(crate) fn cached_pages(range: HostRange) -> Option<usize> {
     let page_count = (range.len as usize).div_ceil(4096);
-    let mut present = [0u8; MINCORE_PAGES_MAX];
+    let mut present = [0u8; MINCORE_PAGES];
     if page_count > present.len() {
-        return false;
+        return None;
     }
     // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
     let result =
         unsafe { libc::mincore(range.addr as *mut _, range.len as usize, present.as_mut_ptr().cast()) };
-    result == 0 && present[..page_count].iter().all(|page| page & 1 != 0)
+    (result == 0).then(|| present[..page_count].iter().filter(|&page| page & 1 != 0).count())
 }
 
 /// Writes the dirty pages of a part of a file to the device and waits for that. Not durable by itself: the device may

@@ -94,7 +94,8 @@ impl Tier {
             }
         }
         self.shared.regions.lock().retain(|known| !Arc::ptr_eq(known, region));
-        engine.when(|core| core.regions[region.id].part_count == 0, |_| ());
+        let is_quiet = |state: &RegionState| state.part_count == 0 && state.moves == 0;
+        engine.when(|core| is_quiet(&core.regions[region.id]), |_| ());
         engine.unlock_region(region);
         engine.core.lock().regions.remove(region.id);
     }

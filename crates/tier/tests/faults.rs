@@ -28,7 +28,8 @@ struct Pending {
 
 /// Random accesses on a device that fails; what succeeds must be right.
 fn survive(seed: u64, exclusive: bool, faults: Faults) -> (usize, usize) {
-    let faulty = Faulty::new(if seed % 2 == 0 { Arc::new(Best) } else { Arc::new(OnlyThreads) }, faults);
+    let faulty =
+        Faulty::new(if seed.is_multiple_of(2) { Arc::new(Best) } else { Arc::new(OnlyThreads) }, faults);
     let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
     let served = Served::new("/tmp", "faulty", REGION_BYTES, exclusive, config);
     let mut random = StdRng::seed_from_u64(seed);

@@ -111,13 +111,17 @@ pub fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
 
 /// Makes progress, asleep while there is none to make, until a transfer has an outcome.
 pub fn wait(tier: &Tier, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
-    // Long enough for any disk; without it a lost completion would hang the test.
-    for _ in 0..100_000 {
+    // Without a limit a lost completion would hang the test. Another thread may be the one that makes progress, and may
+    // have lost the processor meanwhile: then the descriptor is readable, and there is nothing to do but to let it run.
+    for round in 0..2_000_000 {
         tier.advance();
         if let Some(outcome) = transfer.outcome() {
             return outcome;
         }
         sleep_until_readable(tier, Duration::from_millis(1));
+        if round % 64 == 63 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     panic!("no outcome: {transfer:?}, {:#?}", tier.stats());
 }

@@ -1,0 +1,258 @@
+//! On-demand paging as a hardware NIC does it: a baseline to compare with, never a default.
+//!
+//! Such a NIC has page tables of its own. On a page that is not in them it stalls the queue pair, interrupts a
+//! processor, has the page brought into memory by an ordinary page fault, has its page table changed, and resumes; when
+//! memory gets scarce, the kernel takes pages out of both again. [`FaultPager`] does the same with 4 KiB pages of a
+//! region's mapping, within a budget, oldest page out first. How long a fault takes at least is [`FaultModel`]; reading
+//! the page happens within that time, as it does there.
+
+use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use terrace_memory::{AccessError, AtomicOp, HostRange, PAGE_BYTES, Pager, Presence, Transfer, Waker};
+
+use crate::error::TierError;
+use crate::pool::TRANSFER_BYTES_MAX;
+use crate::region::TierRegion;
+use crate::sys;
+use crate::transfer::{Access, Brought};
+use crate::unit::pages_of;
+
+/// How long faults take.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultModel {
+    /// From the interrupt until the queue pair goes on, at least. Faults are handled one after the other.
+    pub fault: Duration,
+}
+
+impl Default for FaultModel {
+    /// What the TeRM paper (FAST'24) is quoted with for an access that takes a page fault of the NIC: 570 µs, where one
+    /// to pinned memory takes 3.66 µs. See `bench/term/README.md`.
+    fn default() -> FaultModel {
+        FaultModel { fault: Duration::from_micros(570) }
+    }
+}
+
+/// A region behind a NIC that takes page faults. Nothing of it is ever present to the NIC's own copies. An access whose
+/// pages are all mapped is done when the call returns; of any other, the missing pages are brought, the answer is
+/// `NotReady`, and the waker is called when that was done.
+///
+/// The region below takes no other accesses, and nobody promotes its units.
+#[derive(Debug)]
+pub struct FaultPager {
+    region: Arc<TierRegion>,
+    /// Everything absent.
+    presence: Presence,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    region: Arc<TierRegion>,
+    pages: Mutex<Pages>,
+    /// There is a fault to handle, or the end has come.
+    more: Condvar,
+    capacity: usize,
+    model: FaultModel,
+}
+
+#[derive(Default)]
+struct Pages {
+    mapped: HashSet<u64>,
+    /// Oldest first.
+    order: VecDeque<u64>,
+    faults: VecDeque<u64>,
+    /// Those in `faults`, and the one being handled.
+    faulting: HashSet<u64>,
+    waiting: Vec<Waker>,
+    stopped: bool,
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pages")
+            .field("mapped", &self.mapped.len())
+            .field("faults", &self.faults.len())
+            .finish()
+    }
+}
+
+impl FaultPager {
+    /// A region whose pages come by faults, of which `dram_bytes` may be in memory.
+    ///
+    /// # Errors
+    /// `System` when there is no thread to be had.
+    pub fn new(region: Arc<TierRegion>, model: FaultModel, dram_bytes: u64) -> Result<FaultPager, TierError> {
+        let capacity = ((dram_bytes / PAGE_BYTES) as usize).max(1);
+        let shared =
+            Shared { region: region.clone(), pages: Mutex::default(), more: Condvar::new(), capacity, model };
+        let shared = Arc::new(shared);
+        let builder = std::thread::Builder::new().name("terrace-fault".into());
+        let handler = shared.clone();
+        let thread =
+            builder.spawn(move || handler.handle_faults()).map_err(TierError::system("start a thread"))?;
+        let presence = Presence::new(region.presence().range());
+        Ok(FaultPager { region, presence, shared, thread: Some(thread) })
+    }
+
+    /// The region below.
+    pub fn region(&self) -> &Arc<TierRegion> {
+        &self.region
+    }
+
+    /// Has pages brought that are not mapped.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `NotReady` when there were any.
+    fn demand(&self, range: HostRange, waker: &Waker) -> Result<(), AccessError> {
+        if range.len > TRANSFER_BYTES_MAX || !self.presence.covers(range) {
+            return Err(AccessError::OutOfRange);
+        }
+        let mut pages = self.shared.pages.lock();
+        let mut missing = false;
+        for page in self.pages_of(range) {
+            if pages.mapped.contains(&page) {
+                continue;
+            }
+            missing = true;
+            if pages.faulting.insert(page) {
+                pages.faults.push_back(page);
+            }
+        }
+        if !missing {
+            return Ok(());
+        }
+        if !pages.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
+            pages.waiting.push(waker.clone());
+        }
+        self.shared.more.notify_one();
+        Err(AccessError::NotReady)
+    }
+
+    fn pages_of(&self, range: HostRange) -> Range<u64> {
+        if range.len == 0 {
+            return 0..0;
+        }
+        pages_of(range.addr - self.presence.range().addr, range.len as usize)
+    }
+}
+
+/// An access that is over.
+fn ended(access: Access, result: Result<(), AccessError>) -> Arc<dyn Transfer> {
+    if let Some(waker) = access.part_done(result) {
+        waker();
+    }
+    Arc::new(access)
+}
+
+impl Pager for FaultPager {
+    fn presence(&self) -> &Presence {
+        &self.presence
+    }
+
+    fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.demand(range, waker)?;
+        let len = range.len as usize;
+        let mut buffer = self.region.engine.pool.take(len, waker).ok_or(AccessError::NotReady)?;
+        let result = sys::copy_out(range.addr, &mut buffer[..len]).map_err(|_| AccessError::Fault);
+        let access = Access::new(len, false, 1, waker);
+        access.bring(0, Brought { buffer, skip: 0, bytes: 0..len });
+        Ok(ended(access, result))
+    }
+
+    fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.demand(HostRange { addr, len: data.len() as u64 }, waker)?;
+        let result = sys::copy_in(addr, data).map_err(|_| AccessError::Fault);
+        Ok(ended(Access::new(data.len(), false, 1, waker), result))
+    }
+
+    fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        if !addr.is_multiple_of(8) {
+            return Err(AccessError::Misaligned);
+        }
+        self.demand(HostRange { addr, len: 8 }, waker)?;
+        let access = Access::new(8, true, 1, waker);
+        let result = sys::atomic(addr, op).map_err(|_| AccessError::Fault);
+        if let Ok(before) = result {
+            access.found(before);
+        }
+        Ok(ended(access, result.map(drop)))
+    }
+
+    fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.region.flush(range, waker)
+    }
+}
+
+impl Shared {
+    /// The thread's life: one fault after the other.
+    fn handle_faults(&self) {
+        while let Some(page) = self.next() {
+            let deadline = Instant::now() + self.model.fault;
+            // What is not there any more is found out by the access.
+            let _ = sys::copy_out(self.page_range(page).addr, &mut [0]);
+            self.make_room();
+            std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            let waiting = {
+                let mut pages = self.pages.lock();
+                pages.faulting.remove(&page);
+                pages.mapped.insert(page);
+                pages.order.push_back(page);
+                std::mem::take(&mut pages.waiting)
+            };
+            for waker in waiting {
+                waker();
+            }
+        }
+    }
+
+    fn next(&self) -> Option<u64> {
+        let mut pages = self.pages.lock();
+        loop {
+            if pages.stopped {
+                return None;
+            }
+            if let Some(page) = pages.faults.pop_front() {
+                return Some(page);
+            }
+            self.more.wait(&mut pages);
+        }
+    }
+
+    /// Unmaps the oldest page if there are as many as there may be.
+    fn make_room(&self) {
+        let oldest = {
+            let mut pages = self.pages.lock();
+            if pages.order.len() < self.capacity {
+                return;
+            }
+            let oldest = pages.order.pop_front();
+            oldest.inspect(|oldest| _ = pages.mapped.remove(oldest))
+        };
+        if let Some(page) = oldest {
+            self.region.region.drop_from_memory(self.page_range(page));
+        }
+    }
+
+    fn page_range(&self, page: u64) -> HostRange {
+        HostRange { addr: self.region.presence().range().addr + page * PAGE_BYTES, len: PAGE_BYTES }
+    }
+}
+
+impl Drop for FaultPager {
+    fn drop(&mut self) {
+        self.shared.pages.lock().stopped = true;
+        self.shared.more.notify_all();
+        if let Some(thread) = self.thread.take()
+            // A waker that the thread calls may hold the last reference.
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
