@@ -1,6 +1,7 @@
 //! Memory of all kinds, for the tests to take away from under a registration.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+pub mod pager;
 pub mod slow_page;
 
 use std::fs::File;

@@ -1,0 +1,466 @@
+//! Regions whose memory is not all there: what is present is copied, what is absent is refused, answered with the pattern or
+//! handed to the pager, and nothing is torn while units come and go.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use common::pager::{Cells, TestPager};
+use common::*;
+use proptest::prelude::*;
+use terrace_memory::{
+    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp, FlushScope, HostRange, PAGE_BYTES, Pager,
+    Pattern, RegionPolicy, RegionSpec, Registry, UNIT_BYTES, Waker, WindowBind, WindowKind, fault,
+};
+
+/// Bytes of the memory: the end of one unit, a whole one, and the beginning of a third.
+const LEN: usize = 2 * FRINGE + UNIT_BYTES as usize;
+const FRINGE: usize = 4 * PAGE;
+
+struct Raw(u64);
+
+impl Cells for Raw {
+    fn get(&self, offset: usize, out: &mut [u8]) {
+        // SAFETY: the mapping outlives the pager in these tests.
+        unsafe { fault::copy_from(self.0 + offset as u64, out) }.expect("mapped");
+    }
+
+    fn set(&self, offset: usize, data: &[u8]) {
+        // SAFETY: as above.
+        unsafe { fault::copy_to(self.0 + offset as u64, data) }.expect("mapped");
+    }
+}
+
+struct Paged {
+    registry: Registry,
+    memory: Mapping,
+    pager: Arc<TestPager>,
+    key: u32,
+}
+
+fn magic() -> Pattern {
+    Arc::new(std::array::from_fn(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8 ^ 0x5a))
+}
+
+/// What the memory holds at first.
+fn byte(offset: usize) -> u8 {
+    (offset ^ offset >> 9) as u8
+}
+
+fn paged(policy: RegionPolicy) -> Paged {
+    let (registry, memory) = (registry(), Mapping::anonymous(LEN));
+    memory.bytes().iter_mut().enumerate().for_each(|(at, cell)| *cell = byte(at));
+    let range = HostRange { addr: memory.addr, len: LEN as u64 };
+    let pager = TestPager::new(range, UNIT_BYTES - FRINGE as u64, Box::new(Raw(memory.addr)));
+    let spec = RegionSpec {
+        pager: Some(pager.clone()),
+        pattern: Some(magic()),
+        policy,
+        ..RegionSpec::new(PD, memory.addr, LEN as u64, ALL)
+    };
+    let key = registry.register(&spec).expect("registration").key;
+    Paged { registry, memory, pager, key }
+}
+
+/// A waker that counts.
+fn counting() -> (Waker, Arc<AtomicU32>) {
+    let count = Arc::new(AtomicU32::new(0));
+    let counted = count.clone();
+    let waker = move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+    };
+    (Arc::new(waker), count)
+}
+
+impl Paged {
+    fn read(&self, who: Accessor, offset: usize, len: usize) -> Result<Vec<u8>, AccessError> {
+        let mut out = vec![0; len];
+        self.registry.read(who, self.key, self.memory.addr + offset as u64, &mut out).map(|()| out)
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) -> Result<(), AccessError> {
+        self.registry.write(peer(), self.key, self.memory.addr + offset as u64, data)
+    }
+
+    fn add(&self, offset: usize) -> Result<u64, AccessError> {
+        let op = AtomicOp::FetchAdd { add: 1 };
+        self.registry.atomic(peer(), self.key, self.memory.addr + offset as u64, op)
+    }
+}
+
+#[test]
+fn what_is_present_is_copied_and_what_is_absent_is_refused() {
+    let paged = paged(RegionPolicy::Wait);
+    assert_eq!(paged.read(peer(), 0, 8), Err(AccessError::NotReady));
+    assert_eq!(paged.write(FRINGE, &[1; 8]), Err(AccessError::NotReady));
+    assert_eq!(paged.add(FRINGE), Err(AccessError::NotReady));
+    assert!(paged.pager.admit(1));
+    assert_eq!(
+        paged.read(peer(), FRINGE, 100).unwrap(),
+        (FRINGE..FRINGE + 100).map(byte).collect::<Vec<_>>()
+    );
+    paged.write(FRINGE, &[1; 8]).unwrap();
+    assert_eq!(paged.add(FRINGE), Ok(0x0101_0101_0101_0101));
+    // Across the border nothing is written.
+    assert_eq!(paged.write(FRINGE - 4, &[9; 8]), Err(AccessError::NotReady));
+    assert_eq!(paged.read(peer(), FRINGE, 4).unwrap(), [2, 1, 1, 1]);
+    // The program's own requests go to the memory.
+    assert!(paged.read(local(), 0, 8).is_ok());
+    assert_eq!(paged.read(peer(), LEN - 4, 8), Err(AccessError::OutOfRange), "checks come first");
+    assert_eq!(paged.pager.counts().1, 0);
+}
+
+#[test]
+fn magic_fills_absent_bytes_with_the_pattern_of_their_place_in_the_page() {
+    let paged = paged(RegionPolicy::Wait);
+    let who = peer().with_absence(Absence::Magic);
+    assert!(paged.pager.admit(1));
+    let pattern = magic();
+    let start = FRINGE - PAGE - 100;
+    let seen = paged.read(who, start, PAGE + 200).unwrap();
+    for (at, seen) in (start..).zip(&seen[..PAGE + 100]) {
+        assert_eq!(*seen, pattern[at % PAGE], "at {at}");
+    }
+    assert_eq!(seen[PAGE + 100..], (FRINGE..FRINGE + 100).map(byte).collect::<Vec<_>>());
+    assert_eq!(paged.registry.announce(who, paged.key, paged.memory.addr, 64, AccessNeed::Read), Ok(()));
+    // What changes memory is carried out.
+    let va = paged.memory.addr;
+    let announced = paged.registry.announce(who, paged.key, va, 64, AccessNeed::Write);
+    assert_eq!(announced, Err(AccessError::NotReady));
+    assert_eq!(paged.registry.write(who, paged.key, va, &[0]), Err(AccessError::NotReady));
+}
+
+#[test]
+fn a_faulting_region_asks_for_what_is_missing_and_sends_peers_away() {
+    let paged = paged(RegionPolicy::Fault);
+    assert!(paged.pager.admit(0));
+    for who in [peer(), peer().with_absence(Absence::Magic)] {
+        assert_eq!(paged.read(who, FRINGE - 8, 16), Err(AccessError::Retry));
+    }
+    let (va, len) = (paged.memory.addr, LEN as u64);
+    let announced = paged.registry.announce(peer(), paged.key, va, len, AccessNeed::Read);
+    assert_eq!(announced, Err(AccessError::Retry));
+    // The test's pager would not stand for more than 64 KiB at a time.
+    assert_eq!(paged.pager.counts(), (3, 3));
+    assert_eq!(paged.add(FRINGE), Err(AccessError::Retry));
+    assert!(paged.pager.complete_one(Ok(())));
+}
+
+#[test]
+fn accesses_are_counted_hit_or_miss() {
+    let paged = paged(RegionPolicy::Wait);
+    assert!(paged.pager.admit(1));
+    let va = paged.memory.addr;
+    let _ = paged.registry.announce(peer(), paged.key, va, LEN as u64, AccessNeed::Read);
+    let _ = paged.registry.announce(peer(), paged.key, va, 8, AccessNeed::Write);
+    let _ = paged.add(FRINGE);
+    let counts = [0, 1, 2].map(|unit| paged.pager.presence().take_count(unit));
+    assert_eq!(counts, [2, 2, 1]);
+}
+
+#[test]
+fn the_pager_carries_out_what_is_absent() {
+    let paged = paged(RegionPolicy::Wait);
+    let (waker, woken) = counting();
+    let (registry, key, va) = (&paged.registry, paged.key, paged.memory.addr);
+    let put = registry.put(peer(), key, va + 10, b"absent", &waker).unwrap();
+    let read = registry.fetch(peer(), key, va + 8, 12, &waker).unwrap();
+    let add = registry.put_atomic(peer(), key, va + 64, AtomicOp::FetchAdd { add: 1 }, &waker).unwrap();
+    let flush = registry.flush(peer(), key, va, 64, 2, FlushScope::Range);
+    assert_eq!(flush, Err(AccessError::NotReady));
+    let flush = registry.flush_paged(peer(), key, va, 64, 2, FlushScope::Region, &waker).unwrap();
+    // Visibility takes no pager.
+    assert_eq!(registry.flush(peer(), key, va, 64, 1, FlushScope::Range), Ok(()));
+    assert!([&put, &read, &add, &flush].iter().all(|transfer| transfer.outcome().is_none()));
+    while paged.pager.complete_one(Ok(())) {}
+    assert_eq!(woken.load(Ordering::SeqCst), 4);
+    assert!([&put, &read, &add, &flush].iter().all(|transfer| transfer.outcome() == Some(Ok(()))));
+    let mut out = [0; 10];
+    read.read(2, &mut out).unwrap();
+    assert_eq!(out[..6], *b"absent");
+    assert_eq!(out[6..], (16..20).map(byte).collect::<Vec<_>>());
+    assert_eq!(paged.pager.peek(va + 64, 1), [byte(64) + 1]);
+    // The same checks as for any access.
+    let refused = registry.fetch(Accessor::remote(PD + 1, QPN), key, va, 8, &waker).map(drop);
+    assert_eq!(refused, Err(AccessError::WrongPd));
+    let refused = registry.put_atomic(peer(), key, va + 4, AtomicOp::Write { value: 0 }, &waker).map(drop);
+    assert_eq!(refused, Err(AccessError::Misaligned));
+    assert_eq!(
+        registry.put(peer(), key, va + LEN as u64, b"x", &waker).map(drop),
+        Err(AccessError::OutOfRange)
+    );
+}
+
+#[test]
+fn a_put_writes_present_ends_at_once_and_hands_the_middle_to_the_pager() {
+    let paged = paged(RegionPolicy::Wait);
+    assert!(paged.pager.admit(0) && paged.pager.admit(2));
+    let (waker, _) = counting();
+    let (start, len) = (FRINGE - 100, UNIT_BYTES as usize + 200);
+    let data: Vec<u8> = (0..len).map(|at| at as u8 ^ 0x33).collect();
+    let put = paged.registry.put(peer(), paged.key, paged.memory.addr + start as u64, &data, &waker).unwrap();
+    assert_eq!(paged.read(peer(), start, 100).unwrap(), data[..100]);
+    assert_eq!(paged.read(peer(), LEN - FRINGE, 100).unwrap(), data[len - 100..]);
+    // A later write is not undone when the pager has done its part.
+    paged.write(start, &[7; 100]).unwrap();
+    assert!(paged.pager.complete_one(Ok(())));
+    assert_eq!(put.outcome(), Some(Ok(())));
+    assert_eq!(paged.read(peer(), start, 100).unwrap(), [7; 100]);
+    assert_eq!(paged.pager.peek(paged.memory.addr + FRINGE as u64, len - 200), data[100..len - 100]);
+}
+
+#[test]
+fn without_room_the_waker_is_called_when_there_is_some() {
+    let paged = paged(RegionPolicy::Wait);
+    paged.pager.set_habits(1, Box::new(|| 0));
+    let (first, first_woken) = counting();
+    let (second, second_woken) = counting();
+    let fetch = |waker| paged.registry.fetch(peer(), paged.key, paged.memory.addr, 8, waker).map(drop);
+    assert_eq!(fetch(&first), Ok(()));
+    assert_eq!(fetch(&second), Err(AccessError::NotReady));
+    assert!(paged.pager.complete_one(Ok(())));
+    assert_eq!((first_woken.load(Ordering::SeqCst), second_woken.load(Ordering::SeqCst)), (1, 1));
+    assert_eq!(fetch(&second), Ok(()));
+}
+
+#[test]
+fn windows_share_the_pager_and_a_moved_region_has_none() {
+    let paged = paged(RegionPolicy::Wait);
+    let registry = &paged.registry;
+    let window = registry.alloc_window(PD, WindowKind::Type2).unwrap();
+    let (addr, len, access) = (paged.memory.addr + FRINGE as u64, 64, Access::REMOTE_READ);
+    let (region_key, window_key, new_key) = (paged.key, window, window);
+    let bind = WindowBind { window_key, new_key, region_key, addr, len, access, pd: PD, qpn: QPN };
+    registry.bind_window(&bind).unwrap();
+    let mut out = [0; 8];
+    assert_eq!(registry.read(peer(), window, addr, &mut out), Err(AccessError::NotReady));
+    let who = peer().with_absence(Absence::Magic);
+    assert_eq!(registry.read(who, window, addr, &mut out), Ok(()));
+    assert_eq!(out, magic()[..8]);
+    assert!(paged.pager.admit(1));
+    assert_eq!(registry.read(peer(), window, addr, &mut out), Ok(()));
+    assert_eq!(out.to_vec(), (FRINGE..FRINGE + 8).map(byte).collect::<Vec<_>>());
+    registry.invalidate(peer(), window).unwrap();
+    assert!(paged.pager.expel(1));
+    let range = terrace_memory::NewRange { addr: paged.memory.addr, len: 64, iova: paged.memory.addr };
+    let change = terrace_memory::RegionChange { range: Some(range), ..Default::default() };
+    registry.reregister(paged.key, &change).unwrap();
+    assert!(paged.read(peer(), 0, 8).is_ok());
+    let fetch = registry.fetch(peer(), paged.key, paged.memory.addr, 8, &counting().0).map(drop);
+    assert_eq!(fetch, Err(AccessError::Retry), "there is no pager to ask any more");
+}
+
+#[test]
+fn a_forked_child_has_the_memory_and_no_pager() {
+    let paged = paged(RegionPolicy::Wait);
+    paged.registry.before_fork();
+    // SAFETY: the child calls only what this test is about, and leaves without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        paged.registry.after_fork_child();
+        let good = paged.read(peer(), 0, 8).is_ok() && paged.write(FRINGE - 4, &[1; 8]).is_ok();
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    paged.registry.after_fork_parent();
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    assert_eq!(paged.read(peer(), 0, 8), Err(AccessError::NotReady));
+}
+
+/// Words are written whole by writers, through memory or through the pager, while units come and go. Every word that a
+/// reader sees was written by somebody, and neither spoiled nor half of another.
+#[test]
+fn nothing_is_torn_while_units_come_and_go() {
+    const WORDS: usize = 64;
+    const MARK: u64 = 0x5a5a_3c3c_ffff_0000;
+    let paged = paged(RegionPolicy::Wait);
+    let (paged, done) = (&paged, &AtomicBool::new(false));
+    let (hits, misses) = (&AtomicU32::new(0), &AtomicU32::new(0));
+    // A line of equal words on either side of a border.
+    let start = FRINGE - WORDS * 4;
+    let line = |number: u64| [number ^ MARK; WORDS].map(u64::to_ne_bytes).concat();
+    let put = |data: &[u8]| match paged.write(start, data) {
+        Ok(()) => {
+            hits.fetch_add(1, Ordering::Relaxed);
+        }
+        Err(AccessError::NotReady) => {
+            misses.fetch_add(1, Ordering::Relaxed);
+            let va = paged.memory.addr + start as u64;
+            let put = paged.registry.put(peer(), paged.key, va, data, &counting().0).unwrap();
+            while put.outcome().is_none() && !done.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+        }
+        Err(error) => panic!("{error}"),
+    };
+    put_all(paged, start, &line(0));
+    thread::scope(|scope| {
+        let _finally = Finally(done);
+        scope.spawn(|| {
+            for round in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                paged.pager.complete_one(Ok(()));
+                paged.pager.admit(0);
+                paged.pager.admit(1);
+                thread::yield_now();
+                paged.pager.expel(round % 2);
+                thread::yield_now();
+            }
+        });
+        scope.spawn(|| {
+            (0u64..).take_while(|_| !done.load(Ordering::Relaxed)).for_each(|round| put(&line(round)))
+        });
+        let mut seen = 0;
+        let enough =
+            |seen| seen >= 5000 && [hits, misses].iter().all(|count| count.load(Ordering::Relaxed) >= 50);
+        while !enough(seen) {
+            let Ok(read) = paged.read(peer(), start, WORDS * 8) else {
+                thread::yield_now();
+                continue;
+            };
+            seen += 1;
+            for word in read.chunks_exact(8) {
+                let number = u64::from_ne_bytes(word.try_into().unwrap()) ^ MARK;
+                assert!(number <= u64::from(u32::MAX), "{word:x?}");
+            }
+        }
+    });
+}
+
+fn put_all(paged: &Paged, start: usize, data: &[u8]) {
+    paged.pager.poke(paged.memory.addr + start as u64, data);
+}
+
+/// Atomics from several threads, present or not, each happen once.
+#[test]
+fn additions_are_not_lost_while_a_unit_comes_and_goes() {
+    const THREADS: u64 = 3;
+    const ADDITIONS: u64 = 2000;
+    let paged = paged(RegionPolicy::Wait);
+    let done = AtomicBool::new(false);
+    put_all(&paged, FRINGE, &0u64.to_ne_bytes());
+    thread::scope(|scope| {
+        let _finally = Finally(&done);
+        let adders: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..ADDITIONS {
+                        match paged.add(FRINGE) {
+                            Ok(_) => {}
+                            Err(AccessError::NotReady) => add_by_pager(&paged),
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                paged.pager.complete_one(Ok(()));
+                paged.pager.admit(1);
+                thread::yield_now();
+                paged.pager.expel(1);
+            }
+        });
+        adders.into_iter().for_each(|adder| adder.join().unwrap());
+    });
+    let sum = u64::from_ne_bytes(paged.pager.peek(paged.memory.addr + FRINGE as u64, 8).try_into().unwrap());
+    assert_eq!(sum, THREADS * ADDITIONS);
+}
+
+fn add_by_pager(paged: &Paged) {
+    let (op, va) = (AtomicOp::FetchAdd { add: 1 }, paged.memory.addr + FRINGE as u64);
+    let add = paged.registry.put_atomic(peer(), paged.key, va, op, &counting().0).unwrap();
+    while add.outcome().is_none() {
+        thread::yield_now();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Read { start: usize, len: usize },
+    Write { start: usize, data: Vec<u8> },
+    Add { word: usize },
+    Admit { unit: usize },
+    Expel { unit: usize },
+    Complete,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    // Around either border.
+    let start = || prop_oneof![FRINGE - 64..FRINGE + 64, LEN - FRINGE - 64..LEN - FRINGE + 64];
+    prop_oneof![
+        3 => (start(), 1usize..96).prop_map(|(start, len)| Step::Read { start, len }),
+        3 => (start(), prop::collection::vec(any::<u8>(), 1..96))
+            .prop_map(|(start, data)| Step::Write { start, data }),
+        1 => start().prop_map(|start| Step::Add { word: start / 8 }),
+        2 => (0usize..3).prop_map(|unit| Step::Admit { unit }),
+        2 => (0usize..3).prop_map(|unit| Step::Expel { unit }),
+        3 => Just(Step::Complete),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Whatever is present when, accesses see what they would see in plain memory, carried out in the order of asking.
+    #[test]
+    fn paged_memory_agrees_with_plain_memory(steps in prop::collection::vec(step(), 1..60)) {
+        let paged = paged(RegionPolicy::Wait);
+        let mut model: Vec<u8> = (0..LEN).map(byte).collect();
+        let mut reads = Vec::new();
+        let (waker, _) = counting();
+        let (registry, key, base) = (&paged.registry, paged.key, paged.memory.addr);
+        for step in steps {
+            match step {
+                Step::Read { start, len } => match paged.read(peer(), start, len) {
+                    Ok(seen) => prop_assert_eq!(&seen, &model[start..start + len]),
+                    Err(error) => {
+                        prop_assert_eq!(error, AccessError::NotReady);
+                        let read = registry.fetch(peer(), key, base + start as u64, len as u64, &waker).unwrap();
+                        reads.push((read, model[start..start + len].to_vec(), start));
+                    }
+                },
+                Step::Write { start, data } => {
+                    if paged.write(start, &data).is_err() {
+                        registry.put(peer(), key, base + start as u64, &data, &waker).unwrap();
+                    }
+                    // A read that is under way may see it; those that overlap are not compared.
+                    reads.retain(|(_, expected, at)| start >= at + expected.len() || *at >= start + data.len());
+                    model[start..start + data.len()].copy_from_slice(&data);
+                }
+                Step::Add { word } => {
+                    let (op, start) = (AtomicOp::FetchAdd { add: 3 }, word * 8);
+                    if paged.registry.atomic(peer(), key, base + start as u64, op).is_err() {
+                        registry.put_atomic(peer(), key, base + start as u64, op, &waker).unwrap();
+                    }
+                    reads.retain(|(_, expected, at)| start >= at + expected.len() || *at >= start + 8);
+                    let value = u64::from_ne_bytes(model[start..start + 8].try_into().unwrap());
+                    model[start..start + 8].copy_from_slice(&value.wrapping_add(3).to_ne_bytes());
+                }
+                Step::Admit { unit } => _ = paged.pager.admit(unit),
+                Step::Expel { unit } => _ = paged.pager.expel(unit),
+                Step::Complete => _ = paged.pager.complete_one(Ok(())),
+            }
+        }
+        while paged.pager.complete_one(Ok(())) {}
+        for (read, expected, _) in reads {
+            let mut seen = vec![0; expected.len()];
+            read.read(0, &mut seen).unwrap();
+            prop_assert_eq!(seen, expected);
+        }
+        prop_assert_eq!(paged.pager.peek(base, LEN), model);
+    }
+}
+
+#[test]
+fn the_pattern_and_the_page_are_of_one_size() {
+    assert_eq!(magic().len() as u64, PAGE_BYTES);
+}
