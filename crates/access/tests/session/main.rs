@@ -50,13 +50,13 @@ fn bytes_and_order_are_those_of_plain_execution() {
 #[test]
 fn after_a_failure_everything_is_flushed_in_order() {
     let mut failed = [0; 4];
-    for seed in seeds().step_by(4) {
-        let kind = (seed / 4 % 4) as usize;
-        let at = (seed / 16 % 60) as usize;
+    for seed in seeds().step_by(3) {
+        let kind = (seed / 3 % 4) as usize;
+        let at = (seed / 12 % 60) as usize;
         let (trouble, status) = match kind {
-            0 => (Trouble::CallFails(at / 4, Status::DeviceError), WcStatus::RemoteOperation),
+            0 => (Trouble::CallFails(at / 10, Status::DeviceError), WcStatus::RemoteOperation),
             1 => (Trouble::PostFails(at / 3, WcStatus::RemoteAccess), WcStatus::RemoteAccess),
-            2 => (Trouble::PeerGone(at * 10), WcStatus::RetryExceeded),
+            2 => (Trouble::PeerGone(100 + at * 5), WcStatus::RetryExceeded),
             _ => (Trouble::Flush(at * 10), WcStatus::Flushed),
         };
         let scenario = Scenario { trouble, ..Scenario::random(seed) };
@@ -67,7 +67,7 @@ fn after_a_failure_everything_is_flushed_in_order() {
         });
         failed[kind] += usize::from(run.check_failure().is_some());
     }
-    assert!(seeds() != SEEDS || failed.iter().all(|&count| count > 30), "{failed:?}");
+    assert!(seeds() != SEEDS || failed.iter().all(|&count| count >= 30), "{failed:?}");
 }
 
 fn specs() -> impl Strategy<Value = Spec> {
@@ -75,7 +75,7 @@ fn specs() -> impl Strategy<Value = Spec> {
     let length = prop_oneof![1_usize..64, Just(4096_usize), 1_usize..20_000];
     let flags = (any::<bool>(), any::<bool>());
     let what = prop::sample::select(&WHATS[..]);
-    (what, 0_usize..5, place, length, 0_usize..30_000, 1_usize..5, flags, 0_u8..4).prop_map(
+    (what, 0_usize..6, place, length, 0_usize..30_000, 1_usize..5, flags, 0_u8..4).prop_map(
         |(what, key, place, length, local, sge_count, (fence, signaled), content)| Spec {
             what,
             key,
@@ -91,7 +91,7 @@ fn specs() -> impl Strategy<Value = Spec> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The same as the loop, and what fails is made as small as it can be.
     #[test]

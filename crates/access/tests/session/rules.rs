@@ -499,6 +499,37 @@ fn whoever_hears_of_a_write_by_rpc_finds_it_written() {
 }
 
 #[test]
+fn writes_by_rpc_wait_for_what_the_queue_pair_has_yet_to_do_there() {
+    let mut stage = Stage::granted(Mode::RpcOnly);
+    let add = SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 1 };
+    stage.post(add, &[(0x8000, 8)], SendFlags::SIGNALED);
+    stage.write(16, 8, 0);
+    stage.write(8, 8, 0);
+    stage.write(24, 8, 0);
+    let (posts, calls) = sort(&stage.actions());
+    assert_eq!((posts.len(), calls.len()), (1, 1), "only the first write touches nothing of it");
+    stage.bring(&posts[0]);
+    let (posts, calls) = sort(&stage.actions()[1..]);
+    assert_eq!((posts.len(), calls.len()), (0, 2));
+}
+
+#[test]
+fn what_is_not_under_way_when_something_fails_is_not_begun() {
+    let mut stage = Stage::granted(Mode::OneSided);
+    stage.absent(&[1]);
+    stage.write(UNIT, 8, 0);
+    stage.read(UNIT, 100, 0x1000);
+    stage.read(0, 100, 0x2000);
+    let (posts, calls) = sort(&stage.actions());
+    assert_eq!((posts.len(), calls.len()), (2, 0), "the call waits for the write");
+    stage.end(&posts[0], WcStatus::RemoteAccess);
+    stage.end(&posts[1], WcStatus::Flushed);
+    let flushed = WcStatus::Flushed;
+    let expected = [(1001, WcStatus::RemoteAccess), (1002, flushed), (1003, flushed)];
+    assert_eq!(stage.completions(), expected);
+}
+
+#[test]
 fn each_access_counts_once_for_each_unit() {
     let mut stage = Stage::granted(Mode::OneSided);
     stage.absent(&[1]);

@@ -69,7 +69,12 @@ impl Spec {
         Spec {
             what,
             key: rng.below(100),
-            place: if rng.one_in(2) { rng.below(1 << 24) } else { rng.below(1 << 12) << 12 },
+            // Some anywhere, some at pages, and many at a few places, where they meet.
+            place: match rng.below(4) {
+                0 => rng.below(1 << 24),
+                1 => rng.below(1 << 12) << 12,
+                _ => rng.below(3) << 12,
+            },
             length,
             local: rng.below(1 << 24),
             sge_count: rng.pick(&[1, 1, 1, 2, 3, 7]),
@@ -195,10 +200,11 @@ fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
         plain(1, 0x9000_0000),
         extended_key(3, 2, PATTERN_SEEDS[1], 0x1_0000_0001, 1, length - 1, unit as u32),
         plain(1, 0xa000_0000),
+        // Another window on the first memory.
+        extended_key(5, 0, PATTERN_SEEDS[0], 0xb000_0000, 4096, length / 2, unit as u32),
     ];
-    // These two will be known later, or never.
-    keys[3].knowledge = Knowledge::Unknown;
-    keys[4].knowledge = Knowledge::Unknown;
+    // These will be known later, or never.
+    keys[3..].iter_mut().for_each(|key| key.knowledge = Knowledge::Unknown);
     Server {
         memories,
         keys,
