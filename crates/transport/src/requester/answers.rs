@@ -137,6 +137,8 @@ impl Requester {
         if common.attr.rnr_retry != RNR_RETRY_FOR_EVER {
             self.rnr_retries_left -= 1;
         }
+        // The peer is there: what it has its own count for is not counted as its silence.
+        self.retries_left = common.attr.retry_cnt;
         self.go_back();
         self.quiet_until = Some(now.after_ns(rnr_timer_ns(timer)));
         self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), common);
