@@ -6,6 +6,7 @@ PYTHON ?= python3
 SEEDS ?= 100000
 FUZZ_RUNS ?= 10000000
 ONLY ?=
+FULL ?=
 SEED ?=
 
 # A shell that was open while rustup was installed does not have cargo in its PATH yet.
@@ -14,7 +15,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs demo test conformance soak fuzz bench lint clean
+.PHONY: help setup build install uninstall badinput-programs demo test conformance soak fuzz bench bench-term lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -91,6 +92,10 @@ bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
 	cargo build --release --locked --package terrace-fabric --example udp_reference
 	@$(MAKE) --no-print-directory build/bench/reg_mr
 	$(PYTHON) bench/bench.py
+
+bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly (FULL=1: all points)
+	@scripts/setup.sh bench
+	build/bin/terrace bench $(if $(FULL),--full,--short) bench/term/*.toml
 
 lint: ## Check formatting, clippy's and cargo-deny's opinion
 	@scripts/setup.sh lint

@@ -64,14 +64,16 @@ install_cargo_tool() {
 compiler="gcc libc6-dev make"
 # libibverbs-dev: the header that layouts are checked against, and the library that plain verbs programs are linked with.
 verbs="libibverbs-dev ibverbs-utils python3"
+# A font for the plots; setpriv, which ends a server when the benchmark ends.
+plots="fonts-dejavu-core util-linux"
 programs="perftest qperf ucx-utils rdma-core python3-pyverbs tshark"
 
 case "${1:-}" in
 build) check_rust; install_packages $compiler ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
-test) check_rust; install_packages $compiler $verbs ;;
+test) check_rust; install_packages $compiler $verbs $plots ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
-bench) check_rust; install_packages $compiler $verbs perftest ;;
+bench) check_rust; install_packages $compiler $verbs $plots perftest ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)
     check_rust

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::leftovers;
+
 const MOUNT: &str = "/sys/fs/cgroup";
 
 /// Why the server cannot be limited.
@@ -102,7 +104,7 @@ impl Group {
             return Ok(self);
         };
         let path = version_1_parent(mount, own, "blkio").join(name);
-        fs::create_dir(&path).map_err(|error| no_io("cgroup v1", &error))?;
+        make_dir(&path).map_err(|error| no_io("cgroup v1", &error))?;
         // From here on dropping the group removes this one, too.
         self.io = Some(path.clone());
         for (file, limit) in
@@ -148,8 +150,17 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
         .map_or("", |(_, path)| path.trim_start_matches('/'))
 }
 
+/// A new group; those that interrupted runs left beside it go.
+fn make_dir(path: &Path) -> io::Result<()> {
+    for left in path.parent().map(leftovers::of_dead_processes).unwrap_or_default() {
+        // Empty ones can be removed; what is still in use stays.
+        let _ = fs::remove_dir(left);
+    }
+    fs::create_dir(path)
+}
+
 fn make(path: PathBuf, limit: (&str, u64), peak_file: &'static str) -> io::Result<Group> {
-    fs::create_dir(&path)?;
+    make_dir(&path)?;
     let group = Group { memory: path, peak_file, io: None };
     fs::write(group.memory.join(limit.0), limit.1.to_string())?;
     Ok(group)

@@ -20,6 +20,7 @@ pub mod content;
 pub mod demo;
 pub mod keys;
 pub mod ledger;
+mod leftovers;
 pub mod machine;
 pub mod measure;
 pub mod permutation;

@@ -124,7 +124,8 @@ impl Clock {
     /// What is left.
     pub fn left(&self) -> Duration {
         let left = self.total.saturating_sub(self.done);
-        match self.done.is_zero() {
+        // The first point writes the region's file, too, and says little about the others.
+        match self.done < self.total / 10 {
             true => left,
             false => left.mul_f64(self.begun.elapsed().as_secs_f64() / self.done.as_secs_f64()),
         }

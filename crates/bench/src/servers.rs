@@ -9,6 +9,7 @@ use terrace_nic::stat;
 
 use crate::bed::{Bed, BedError, Served, ServerCounts, ServerSpec};
 use crate::cgroup::Group;
+use crate::leftovers;
 use crate::plan::{Mode, Storage};
 use crate::process::Process;
 use crate::progress::Step;
@@ -83,7 +84,7 @@ fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
 impl Bed for Servers {
     fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
         self.started += 1;
-        let name = format!("terrace-bench-{}-{}", std::process::id(), self.started);
+        let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
         let program = self.program.clone();
         let file = self.file(spec.storage, spec.region)?;

@@ -10,6 +10,7 @@ use rustix::fs::{Advice, fadvise, major, makedev, minor, statvfs};
 use crate::bytes;
 use crate::cgroup::Throttle;
 use crate::content::{Stamp, fill};
+use crate::leftovers;
 use crate::plan::Storage;
 
 /// Where files go that shall be in memory.
@@ -70,10 +71,13 @@ impl RegionFile {
         progress: &mut dyn FnMut(u64),
     ) -> Result<RegionFile, StorageError> {
         let dir = if storage == Storage::Tmpfs { Path::new(TMPFS) } else { data };
-        let name = format!("terrace-bench-{}-{}", std::process::id(), bytes::show(len));
-        let path = dir.join(name);
+        let path = dir.join(leftovers::name(&bytes::show(len)));
         let at = |error| StorageError::Io { path: path.clone(), error };
         fs::create_dir_all(dir).map_err(at)?;
+        for left in leftovers::of_dead_processes(dir) {
+            // One that cannot be removed takes space, which the next lines notice if it matters.
+            let _ = fs::remove_file(left);
+        }
         let space = statvfs(dir).map_err(|error| at(error.into()))?;
         let free = space.f_bavail * space.f_frsize;
         if free < len + SPARE_BYTES {
@@ -158,6 +162,21 @@ mod tests {
         let path = file.path().to_owned();
         drop(file);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn files_of_runs_that_were_interrupted_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut gone = std::process::Command::new("true").spawn().unwrap();
+        let old = dir.path().join(format!("terrace-bench-{}-2G", gone.id()));
+        gone.wait().unwrap();
+        let (living, foreign) =
+            (dir.path().join("terrace-bench-1-2G"), dir.path().join("terrace-bench-notes"));
+        for path in [&old, &living, &foreign] {
+            fs::write(path, "x").unwrap();
+        }
+        RegionFile::create(Storage::Disk, dir.path(), 1 << 20, &mut |_| {}).unwrap();
+        assert!(!old.exists() && living.exists() && foreign.exists());
     }
 
     #[test]
