@@ -10,7 +10,7 @@ use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use terrace_nic::PortConfig;
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
-use terrace_tier::size;
+use terrace_tier::{FaultModel, size};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -26,8 +26,8 @@ has flushed (`commit`) survives a loss of power.
 Clients: Terrace's Rust library (crate terrace-node), by the region's name.
 
 Modes are ways to serve what is not in memory. `term` is the one to use; `wait` is its peer for clients that
-know nothing of Terrace. The others are what these are compared with: pin, rpc, rpc-buffer, rpc-direct,
-rpc-tiering, rpc-tiering-promote.";
+know nothing of Terrace. The others are what these are compared with: pin, odp, rpc, rpc-buffer,
+rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the time that a page fault takes is modelled: at least 570 us.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
@@ -111,6 +111,10 @@ fn announce(server: &Server, options: &Options) {
     );
     for (region, stats) in options.regions.iter().zip(&server.stats().regions) {
         lines += &format!("  {}: {} MiB in {}\n", region.0.name, stats.len >> 20, region.0.path.display());
+    }
+    if options.mode == ServeMode::Odp {
+        let fault = FaultModel::default().fault;
+        lines += &format!("  page faults are modelled: each takes at least {} us\n", fault.as_micros());
     }
     if io::stdout().is_terminal() {
         lines += "Ctrl-C ends it.\n";

@@ -14,7 +14,9 @@ use terrace_memory::Pager;
 use terrace_nic::{
     Companion, Device, DeviceConfig, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig, RegionPolicy,
 };
-use terrace_tier::{BackingFile, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats};
+use terrace_tier::{
+    BackingFile, FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats,
+};
 
 use crate::agent::Agent;
 use crate::exports::Exported;
@@ -27,6 +29,9 @@ const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9;
 pub enum ServeMode {
     /// All regions locked into memory. Needs a budget as large as they are.
     Pin,
+    /// As a NIC with on-demand paging does it: absent pages are refused until they were brought by a fault, whose cost is
+    /// modelled ([`terrace_tier::FaultModel`]).
+    Odp,
     /// Every access by RPC; the server copies from the mapping, and takes page faults.
     Rpc,
     /// Every access by RPC, through the page cache.
@@ -45,8 +50,9 @@ pub enum ServeMode {
 
 impl ServeMode {
     /// All of them, with the names that the command line has for them.
-    pub const ALL: [(ServeMode, &'static str); 8] = [
+    pub const ALL: [(ServeMode, &'static str); 9] = [
         (ServeMode::Pin, "pin"),
+        (ServeMode::Odp, "odp"),
         (ServeMode::Rpc, "rpc"),
         (ServeMode::RpcBuffer, "rpc-buffer"),
         (ServeMode::RpcDirect, "rpc-direct"),
@@ -58,7 +64,7 @@ impl ServeMode {
 
     fn io(self) -> IoMethod {
         match self {
-            ServeMode::Rpc => IoMethod::Mapping,
+            ServeMode::Rpc | ServeMode::Odp => IoMethod::Mapping,
             ServeMode::RpcBuffer => IoMethod::Buffered,
             ServeMode::RpcDirect => IoMethod::Direct,
             _ => IoMethod::Tiering,
@@ -72,7 +78,7 @@ impl ServeMode {
     /// How clients are told to read.
     fn client_mode(self) -> Mode {
         match self {
-            ServeMode::Pin | ServeMode::Wait => Mode::Plain,
+            ServeMode::Pin | ServeMode::Odp | ServeMode::Wait => Mode::Plain,
             ServeMode::Term => Mode::OneSided,
             _ => Mode::RpcOnly,
         }
@@ -200,11 +206,17 @@ impl Server {
         let region = self.tier.add(file.source()?)?;
         let (map, pattern_key) = (file.map(), rand::random());
         let pattern = Pattern::derive(&pattern_key).shared();
-        let pager: Arc<dyn Pager> = region.clone();
+        let mut pager: Arc<dyn Pager> = region.clone();
         let paging = match mode {
             ServeMode::Pin => {
                 self.tier.pin(&region)?;
                 None
+            }
+            ServeMode::Odp => {
+                // Each region has the budget to itself: this is a model to compare with.
+                let dram_bytes = self.tier.stats().dram_bytes;
+                pager = Arc::new(FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?);
+                Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Fault })
             }
             _ => Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Wait }),
         };

@@ -45,6 +45,11 @@ fn what_is_written_is_read_when_the_nic_fetches() {
 }
 
 #[test]
+fn what_is_written_is_read_by_modelled_page_faults() {
+    write_and_read_back(ServeMode::Odp, 2 * MIB);
+}
+
+#[test]
 fn what_is_written_is_read_from_locked_memory() {
     write_and_read_back(ServeMode::Pin, 8 * MIB);
 }
