@@ -38,18 +38,16 @@ impl ServerSpec {
 /// A server's counters since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerCounts {
-    /// Accesses to units that were resident.
-    pub hits: u64,
-    /// Others.
+    /// Accesses, each to one unit, that had to be carried out with the file: by mapping, buffered or direct IO.
     pub misses: u64,
 }
 
 impl ServerCounts {
-    /// The share of hits between `before` and this; nothing when nothing was counted.
-    pub fn hit_ratio_since(&self, before: ServerCounts) -> Option<f64> {
-        let (hits, misses) =
-            (self.hits.saturating_sub(before.hits), self.misses.saturating_sub(before.misses));
-        (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
+    /// The share of `accesses` between `before` and this that were no misses; nothing when there were none. Clients know best how
+    /// many accesses there were: the server does not see all that they do in the same place.
+    pub fn hit_ratio(&self, before: ServerCounts, accesses: u64) -> Option<f64> {
+        let misses = self.misses.saturating_sub(before.misses).min(accesses);
+        (accesses > 0).then(|| 1.0 - misses as f64 / accesses as f64)
     }
 }
 
@@ -120,10 +118,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hits_are_those_between_two_looks() {
-        let before = ServerCounts { hits: 10, misses: 10 };
-        let after = ServerCounts { hits: 40, misses: 20 };
-        assert_eq!(after.hit_ratio_since(before), Some(0.75));
-        assert_eq!(after.hit_ratio_since(after), None);
+    fn what_missed_between_two_looks_did_not_hit() {
+        let (before, after) = (ServerCounts { misses: 10 }, ServerCounts { misses: 35 });
+        assert_eq!(after.hit_ratio(before, 100), Some(0.75));
+        assert_eq!(after.hit_ratio(before, 0), None);
+        // An access at the edge of the time may count on one side only.
+        assert_eq!(after.hit_ratio(before, 24), Some(0.0));
     }
 }

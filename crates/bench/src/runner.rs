@@ -71,7 +71,9 @@ impl<'a> Runner<'a> {
                 Moment::End => looks[1] = server.counts(),
             })
             .map_err(|error| error.to_string())?;
-            let hit_ratio = looks[0].zip(looks[1]).and_then(|(before, after)| after.hit_ratio_since(before));
+            let accesses = measured.reads + measured.writes;
+            let hit_ratio =
+                looks[0].zip(looks[1]).and_then(|(before, after)| after.hit_ratio(before, accesses));
             repeats.push((measured, hit_ratio));
         }
         repeats.sort_by(|(one, _), (other, _)| one.ops_per_s().total_cmp(&other.ops_per_s()));

@@ -169,14 +169,14 @@ impl Served for RunningServer {
     }
 }
 
-/// Hits and misses out of the tier's report.
+/// Misses out of the tier's report.
 fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
     let region = report.get("regions")?.get(0)?;
     let misses = |accesses: &str| -> Option<u64> {
         let kinds = region.get(accesses)?;
         ["mapping", "cached", "buffered", "direct"].iter().map(|kind| kinds.get(kind)?.as_u64()).sum()
     };
-    Some(ServerCounts { hits: region.get("hits")?.as_u64()?, misses: misses("reads")? + misses("writes")? })
+    Some(ServerCounts { misses: misses("reads")? + misses("writes")? })
 }
 
 #[cfg(test)]
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn hits_and_misses_are_those_of_the_tiers_report() {
+    fn misses_are_those_of_the_tiers_report() {
         let reads = KindCounts { late_hits: 1, mapping: 2, cached: 3, buffered: 4, direct: 5 };
         let writes = KindCounts { direct: 100, ..KindCounts::default() };
-        let region = RegionStats { hits: 1000, reads, writes, ..RegionStats::default() };
+        let region = RegionStats { reads, writes, ..RegionStats::default() };
         let report = TierStats { regions: vec![region], ..TierStats::default() };
         let report = serde_json::to_value(report).unwrap();
-        assert_eq!(counts(&report), Some(ServerCounts { hits: 1000, misses: 114 }));
+        assert_eq!(counts(&report), Some(ServerCounts { misses: 114 }));
         assert_eq!(counts(&serde_json::json!({ "regions": [] })), None);
     }
 }
