@@ -110,15 +110,22 @@ impl Core {
         }
         let (pages, write) = (part.pages(), part.task.is_write());
         let is_flush = matches!(part.task, Task::Flush { .. });
-        let region = part.region.id;
+        let (region, unit) = (part.region.id, part.unit);
         let id = self.parts.insert(part);
         if is_flush {
             self.regions[region].flushes.push(id);
             self.start_flushes(region, work);
             return;
         }
+        if self.unit(region, unit).residency == Residency::Resident {
+            // The NIC copies without asking, so this must not wait for anybody either: it is done before the call returns.
+            self.start(id, work);
+            return;
+        }
         let missing = self.regions[region].order.enter(id, pages, write);
-        self.parts[id].pages_missing = missing;
+        let part = &mut self.parts[id];
+        part.in_order = true;
+        part.pages_missing = missing;
         if missing == 0 {
             self.start(id, work);
         }
@@ -238,7 +245,9 @@ impl Core {
                     // Goes on at a page, so the end of what was moved may be moved again.
                     io.done -= io.done % PAGE_BYTES as usize;
                 }
-                if io.done == before {
+                let needed_end = io.at + io.needed as u64;
+                // Less than a page is no progress: at the end of the file there never will be any.
+                if io.done == before && (count == 0 || !part.region.ways.reach(needed_end)) {
                     tracing::warn!(offset = io.at + io.done as u64, "a region's file has become too short");
                     return self.finish(id, Err(AccessError::Fault), work);
                 }
@@ -309,6 +318,7 @@ impl Core {
         work.wakers.extend(part.access.part_done(result));
         let mut ready = Vec::new();
         let parts = &mut self.parts;
+        let pages = if part.in_order { pages } else { 0..0 };
         state.order.leave(pages, write, |next| {
             let next_part = &mut parts[next];
             next_part.pages_missing -= 1;

@@ -7,13 +7,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_memory::{HostRange, PAGE_BYTES};
 
 use crate::error::TierError;
-use crate::sys::Mapping;
+use crate::sys::{self, Mapping};
 
 /// Memory file systems: what they call a file is memory, and there is nothing to be gained by asking a ring.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
@@ -60,6 +61,15 @@ impl Ways {
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
         let direct = if is_memory { None } else { open_direct(&file, writable) };
         Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len, is_file })
+    }
+
+    /// Locks a part of the file for direct requests, which do not hold the description that [`BackingFile`] has locked.
+    ///
+    /// # Errors
+    /// `EAGAIN` when another server, or requests of one that has ended, have the lock.
+    pub(crate) fn lock(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(direct) = &self.direct else { return Ok(()) };
+        wait_for_lock(|| sys::lock_description(direct.as_fd(), offset, len))
     }
 
     /// Whether the file still goes as far. In memory, what lies beyond is a fault; writing there would make the file longer.
@@ -150,12 +160,29 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     }
 }
 
-fn lock_file(file: &File, path: &Path) -> Result<(), TierError> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(TierError::InUse { path: path.to_owned() }),
-        Err(error) => Err(TierError::Open { path: path.to_owned(), source: error.into() }),
+/// How long a lock is waited for. When a server is killed, its requests outlive it by a few milliseconds, and with them
+/// its locks: so they keep the next server from writing what a late one would overwrite.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Tries until the lock is free, for a while.
+fn wait_for_lock(mut lock: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match lock() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
+}
+
+fn lock_file(file: &File, path: &Path) -> Result<(), TierError> {
+    let lock = || Ok(rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)?);
+    wait_for_lock(lock).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => TierError::InUse { path: path.to_owned() },
+        _ => TierError::Open { path: path.to_owned(), source: error },
+    })
 }
 
 /// Makes the file long enough, and says how long the region is.

@@ -99,6 +99,8 @@ pub(crate) struct Part {
     /// Length in bytes; of a flush 0.
     pub(crate) len: usize,
     pub(crate) task: Task,
+    /// It is in the queues of its pages.
+    pub(crate) in_order: bool,
     /// Pages that others use.
     pub(crate) pages_missing: u32,
     pub(crate) step: Step,

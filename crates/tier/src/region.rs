@@ -165,6 +165,7 @@ impl TierRegion {
             offset: slice.offset,
             len: slice.len,
             task,
+            in_order: false,
             pages_missing: 0,
             step: Step::Waiting,
             lane: Lane::None,

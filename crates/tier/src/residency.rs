@@ -100,12 +100,19 @@ impl Engine {
             if state.residency != Residency::Resident || state.pinned {
                 return Ok(false);
             }
-            state.residency = Residency::Leaving;
-            state.cached = false;
+            state.residency = Residency::Locked;
             core.regions[region.id].moves += 1;
         }
         region.presence.expel(unit);
-        self.when(|core| core.unit(region.id, unit).copies == 0, |_| ());
+        // Reading, changing and writing in the file must not fall into an atomic operation on memory.
+        self.when(
+            |core| core.unit(region.id, unit).copies == 0,
+            |core| {
+                let state = core.unit(region.id, unit);
+                state.residency = Residency::Leaving;
+                state.cached = false;
+            },
+        );
         let dropped = forget(region, range);
         self.end_departure(region, unit, range.len, !matches!(dropped, Ok(true)));
         region.counters.demotions.fetch_add(1, Ordering::Relaxed);

@@ -81,6 +81,22 @@ pub(crate) fn write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Res
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Locks a part of a file for an open file description (`fcntl`, independent of `flock`). The lock lasts as long as anything
+/// holds the description, requests under way included.
+///
+/// # Errors
+/// `EAGAIN` or `EACCES` while another description has it.
+pub(crate) fn lock_description(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    // SAFETY: all-zero is a valid value: no process, as the kernel demands.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    (lock.l_start, lock.l_len) = (offset as i64, len as i64);
+    // SAFETY: the structure is initialised, and outlives the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A shared mapping of a file, or anonymous memory; unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {

@@ -65,6 +65,10 @@ impl Tier {
         if source.file_offset.checked_add(map.len).is_none_or(|end| end > ways.file_len) {
             return Err(TierError::Source("the file ends before it"));
         }
+        if source.exclusive && source.writable {
+            let locked = ways.lock(source.file_offset, map.len);
+            locked.map_err(TierError::system("lock a region's file, which another server may have"))?;
+        }
         sys::expect_random(map).map_err(TierError::system("advise on a region's mapping"))?;
         if source.exclusive && self.config.io != IoMethod::Buffered {
             drop_cached(&ways, source.file_offset, map);

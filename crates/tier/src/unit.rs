@@ -7,24 +7,26 @@ use crate::config::IoMethod;
 /// What a unit is doing.
 ///
 /// ```text
-///             promote                  direct writes drained,        no write under way or waiting:
-///   ┌────────┐         ┌──────────┐    pages read and locked  ┌─────────┐  admitted   ┌──────────┐
-///   │ Absent │────────>│ Arriving │──────────────────────────>│ Locked  │────────────>│ Resident │
-///   └────────┘         └──────────┘                           └─────────┘             └──────────┘
-///     ^    ^                │ cannot be locked                                              │ demote
-///     │    └────────────────┘                                                               v
-///     │                   expelled, copies drained, unlocked, written back, dropped   ┌──────────┐
-///     └───────────────────────────────────────────────────────────────────────────────│ Leaving  │
-///                                                                                     └──────────┘
+///             promote              direct writes drained,      no write under way or waiting:
+///   ┌────────┐      ┌──────────┐   pages read and locked  ┌────────┐  admitted   ┌──────────┐
+///   │ Absent │─────>│ Arriving │─────────────────────────>│ Locked │────────────>│ Resident │
+///   └────────┘      └──────────┘                          └────────┘             └──────────┘
+///     ^   ^              │ cannot be locked                                            │ demote
+///     │   └──────────────┘                                                             v
+///     │    unlocked, written   ┌─────────┐         copies drained          ┌──────────────────┐
+///     └────────────────────────│ Leaving │<────────────────────────────────│ Locked, expelled │
+///          back, dropped       └─────────┘                                 └──────────────────┘
 ///
 ///   Absent             exclusive: direct; otherwise: reads direct unless cached, writes through the page cache
 ///   Arriving, Leaving  through the page cache, which the mapping shares
-///   Locked, Resident   by copying to and from the mapping; if Resident, the NIC does so by itself
+///   Locked             by copying to and from the mapping, in the order of asking
+///   Resident           by copying, at once, as the NIC does by itself
 /// ```
 ///
 /// A direct write beside pages that are being populated would leave the old bytes in the mapping: hence the first
 /// drain. A write that was asked for before the NIC makes a copy by itself must not take effect after it, even if it
-/// still waits for its turn: hence the second condition. It holds soon, because copies do not wait for anything.
+/// still waits for its turn: hence the second condition. It holds soon, because copies do not wait for anything. An atomic
+/// operation on memory must not fall between reading and writing one in the file: hence the third.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Residency {
     /// In the file.
