@@ -13,12 +13,11 @@ use crate::config::TierConfig;
 use crate::engine::Engine;
 use crate::heat::{Candidate, Heat, choose};
 use crate::region::Region;
+use crate::residency::AHEAD_MAX;
 use crate::unit::Residency;
 
 /// The most units that are moved in a period; more than a disk can do.
 const MOVES_MAX: usize = 2048;
-/// How many units are read at a time.
-const AHEAD_MAX: usize = 4;
 
 /// What the thread shares with the tier.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! Units come and go. Whoever does this waits for the disk: never a thread that serves peers.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use crate::region::Region;
 use crate::sys;
 use crate::unit::Residency;
 
+/// How many units are read at a time.
+pub(crate) const AHEAD_MAX: usize = 4;
 /// How often in a row it is tried to drop pages that somebody uses.
 const CLEANINGS_MAX: u8 = 3;
 /// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
@@ -165,12 +168,10 @@ impl Engine {
         let mut core = self.core.lock();
         core.regions[region.id].moves -= 1;
         let state = core.unit(region.id, unit);
-        state.cleanings_left = match &dropped {
-            // Somebody uses them, the program perhaps, or the kernel was busy with them for a moment.
-            Ok(false) => state.cleanings_left.checked_sub(1).unwrap_or(CLEANINGS_MAX),
-            _ => CLEANINGS_MAX,
-        };
-        if dropped.is_err() || state.cleanings_left < CLEANINGS_MAX {
+        // Somebody uses what was not dropped, the program perhaps, or the kernel was busy with it for a moment.
+        let again = matches!(dropped, Ok(false)) && state.cleanings < CLEANINGS_MAX;
+        state.cleanings = if again { state.cleanings + 1 } else { 0 };
+        if again || dropped.is_err() {
             core.note_cached(region.id, unit);
         }
         dropped.map(|_| true)
@@ -181,29 +182,41 @@ impl Engine {
     /// # Errors
     /// `NoRoom`; `System` when it cannot be read or locked.
     pub(crate) fn pin(&self, region: &Arc<Region>) -> Result<(), TierError> {
-        let missing = {
-            let core = self.core.lock();
-            let len = region.presence.range().len;
-            let resident = (0..region.presence.unit_count()).filter(|&unit| region.presence.is_present(unit));
-            let missing = len - resident.map(|unit| region.presence.unit_range(unit).len).sum::<u64>();
-            let room = self.dram_bytes - core.locked_bytes;
-            if missing > room {
-                return Err(TierError::NoRoom { region: missing, room });
-            }
-            missing
-        };
-        tracing::debug!(bytes = missing, "locking a region");
-        for unit in 0..region.presence.unit_count() {
-            self.promote(region, unit).map_err(TierError::system("lock a region into memory"))?;
-            let mut core = self.core.lock();
-            let room = self.dram_bytes - core.locked_bytes;
+        let presence = &region.presence;
+        let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
+        let missing = absent.map(|unit| presence.unit_range(unit).len).sum::<u64>();
+        let room = self.dram_bytes - self.core.lock().locked_bytes;
+        if missing > room {
+            return Err(TierError::NoRoom { region: missing, room });
+        }
+        self.promote_all(region).map_err(TierError::system("lock a region into memory"))?;
+        let mut core = self.core.lock();
+        for unit in 0..presence.unit_count() {
             if !core.serves(region.id) || core.unit(region.id, unit).residency != Residency::Resident {
-                // Another unit was faster.
-                return Err(TierError::NoRoom { region: missing, room });
+                // A unit of another region was faster.
+                return Err(TierError::NoRoom { region: missing, room: self.dram_bytes - core.locked_bytes });
             }
             core.unit(region.id, unit).pinned = true;
         }
         Ok(())
+    }
+
+    /// Promotes what there is room for, several units at a time.
+    fn promote_all(&self, region: &Arc<Region>) -> io::Result<()> {
+        let (mut on_their_way, mut result) = (VecDeque::new(), Ok(()));
+        for unit in 0..region.presence.unit_count() {
+            if result.is_ok() && self.begin_promotion(region, unit) {
+                on_their_way.push_back(unit);
+            }
+            if on_their_way.len() == AHEAD_MAX {
+                let first = on_their_way.pop_front();
+                result = result.and(first.map_or(Ok(()), |unit| self.finish_promotion(region, unit)));
+            }
+        }
+        for unit in on_their_way {
+            result = result.and(self.finish_promotion(region, unit));
+        }
+        result
     }
 
     /// Unlocks everything of a region that takes no more accesses, has none under way, and whose units do not move.

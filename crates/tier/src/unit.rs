@@ -51,8 +51,8 @@ pub(crate) struct Unit {
     pub(crate) pinned: bool,
     /// Buffered access may have left pages in the page cache.
     pub(crate) cached: bool,
-    /// How often it will be tried again to drop pages that somebody uses.
-    pub(crate) cleanings_left: u8,
+    /// How often in a row it was tried in vain to drop its pages.
+    pub(crate) cleanings: u8,
     /// The mapping was touched while the unit was absent.
     pub(crate) touched: bool,
     /// Writes and atomics under way, those that wait for their turn included.
