@@ -93,20 +93,13 @@ impl Engine {
     /// # Errors
     /// When it cannot be written back. It is absent then, and what was stored is still in the page cache.
     pub(crate) fn demote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
-        let range = region.presence.unit_range(unit);
-        {
-            let mut core = self.core.lock();
-            if !core.serves(region.id) {
-                return Ok(false);
-            }
-            let state = core.unit(region.id, unit);
-            if state.residency != Residency::Resident || state.pinned {
-                return Ok(false);
-            }
-            state.residency = Residency::Locked;
-            core.regions[region.id].moves += 1;
+        if !self.begin_departure(region, unit) {
+            return Ok(false);
         }
+        let range = region.presence.unit_range(unit);
+        // First: as long as the NIC copies without asking, an access that comes here must not wait for anything.
         region.presence.expel(unit);
+        self.core.lock().unit(region.id, unit).residency = Residency::Locked;
         // Reading, changing and writing in the file must not fall into an atomic operation on memory.
         self.when(
             |core| core.unit(region.id, unit).copies == 0,
@@ -125,11 +118,26 @@ impl Engine {
         dropped.map(|_| true)
     }
 
+    fn begin_departure(&self, region: &Region, unit: usize) -> bool {
+        let mut core = self.core.lock();
+        if !core.serves(region.id) {
+            return false;
+        }
+        let state = core.unit(region.id, unit);
+        if !state.stays() || state.pinned {
+            return false;
+        }
+        state.leaving = true;
+        core.regions[region.id].moves += 1;
+        true
+    }
+
     fn end_departure(&self, region: &Region, unit: usize, len: u64, cached: bool) {
         let mut core = self.core.lock();
         core.locked_bytes -= len;
         core.regions[region.id].moves -= 1;
-        core.unit(region.id, unit).residency = Residency::Absent;
+        let state = core.unit(region.id, unit);
+        (state.residency, state.leaving) = (Residency::Absent, false);
         if cached {
             core.note_cached(region.id, unit);
         }
@@ -192,8 +200,9 @@ impl Engine {
         self.promote_all(region).map_err(TierError::system("lock a region into memory"))?;
         let mut core = self.core.lock();
         for unit in 0..presence.unit_count() {
-            if !core.serves(region.id) || core.unit(region.id, unit).residency != Residency::Resident {
-                // A unit of another region was faster.
+            let is_there = core.serves(region.id) && core.unit(region.id, unit).stays();
+            if !is_there {
+                // Another unit was faster.
                 return Err(TierError::NoRoom { region: missing, room: self.dram_bytes - core.locked_bytes });
             }
             core.unit(region.id, unit).pinned = true;

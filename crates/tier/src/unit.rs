@@ -12,10 +12,10 @@ use crate::config::IoMethod;
 ///   │ Absent │─────>│ Arriving │─────────────────────────>│ Locked │────────────>│ Resident │
 ///   └────────┘      └──────────┘                          └────────┘             └──────────┘
 ///     ^   ^              │ cannot be locked                                            │ demote
-///     │   └──────────────┘                                                             v
-///     │    unlocked, written   ┌─────────┐         copies drained          ┌──────────────────┐
-///     └────────────────────────│ Leaving │<────────────────────────────────│ Locked, expelled │
-///          back, dropped       └─────────┘                                 └──────────────────┘
+///     │   └──────────────┘                                                             v expelled
+///     │    unlocked, written   ┌─────────┐          copies drained                ┌────────┐
+///     └────────────────────────│ Leaving │<───────────────────────────────────────│ Locked │
+///          back, dropped       └─────────┘                                        └────────┘
 ///
 ///   Absent             exclusive: direct; otherwise: reads direct unless cached, writes through the page cache
 ///   Arriving, Leaving  through the page cache, which the mapping shares
@@ -47,6 +47,8 @@ pub(crate) enum Residency {
 pub(crate) struct Unit {
     /// What it is doing.
     pub(crate) residency: Residency,
+    /// Somebody is about to take it out.
+    pub(crate) leaving: bool,
     /// Never demoted.
     pub(crate) pinned: bool,
     /// Buffered access may have left pages in the page cache.
@@ -61,6 +63,13 @@ pub(crate) struct Unit {
     pub(crate) direct_writes: u16,
     /// Copies to or from the mapping that have begun.
     pub(crate) copies: u16,
+}
+
+impl Unit {
+    /// Whether it is resident, and not about to leave.
+    pub(crate) fn stays(&self) -> bool {
+        self.residency == Residency::Resident && !self.leaving
+    }
 }
 
 /// What an access wants of the bytes that it names.

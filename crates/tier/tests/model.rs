@@ -363,7 +363,7 @@ fn try_seeds(dir: &'static str, exclusive: bool, io: IoMethod, device: Arc<dyn D
     for seed in seeds() {
         let device = device.clone();
         eprintln!("TERRACE_TIER_SEED={seed}");
-        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1500 });
+        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1200 });
     }
 }
 
