@@ -54,6 +54,16 @@ impl<P: Clone + Eq + Hash> Peers<P> {
         Peers { entries: HashMap::new(), asked: HashMap::new(), next_tid: first_tid }
     }
 
+    /// How many keys are kept in mind.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// What is known about a key, and what to send to find out, if it is time for that.
     pub fn look_up(&mut self, now: Time, peer: &P, rkey: u32) -> (Knowledge, Option<Datagram>) {
         if self.entries.len() >= KEY_COUNT_MAX {
