@@ -16,11 +16,12 @@ impl Counts {
         Counts { table: (0..unit_count).map(|_| AtomicU32::new(0)).collect() }
     }
 
-    /// Counts one access of these units; those that the region does not have are left out.
+    /// Counts one access of these units; none if the region has not all of them. Threads that count at once may lose counts:
+    /// which units are hot shows all the same, and nobody waits for another one's cache line more than necessary.
     #[inline]
     pub fn note(&self, units: Range<usize>) {
         for count in self.table.get(units).unwrap_or_default() {
-            count.fetch_add(1, Ordering::Relaxed);
+            count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         }
     }
 

@@ -79,12 +79,21 @@ impl Pattern {
         let head_bytes = (offset.next_multiple_of(CHUNK_BYTES) - offset).min(slice.len());
         let (head, body) = slice.split_at(head_bytes);
         let (expected_head, expected_body) = expected.split_at(head_bytes);
-        (!head.is_empty() && head == expected_head)
-            || body.chunks(CHUNK_BYTES).zip(expected_body.chunks(CHUNK_BYTES)).any(|(chunk, expected)| {
-                // Nearly always the first word differs, and a call of memcmp is saved.
-                chunk.first_chunk::<WORD_BYTES>() == expected.first_chunk() && chunk == expected
-            })
+        let (chunks, tail) = body.as_chunks::<CHUNK_BYTES>();
+        let (expected_chunks, expected_tail) = expected_body.as_chunks::<CHUNK_BYTES>();
+        // Nearly always the first word differs, and a call of memcmp is saved.
+        let is_equal = |(chunk, expected): (&[u8; CHUNK_BYTES], &[u8; CHUNK_BYTES])| {
+            first_word(chunk) == first_word(expected) && chunk == expected
+        };
+        chunks.iter().zip(expected_chunks).any(is_equal)
+            || (!head.is_empty() && head == expected_head)
+            || (!tail.is_empty() && tail == expected_tail)
     }
+}
+
+#[inline]
+fn first_word(chunk: &[u8; CHUNK_BYTES]) -> u64 {
+    chunk.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
 /// The generator, as its authors publish it.

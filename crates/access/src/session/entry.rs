@@ -247,7 +247,7 @@ impl Entry {
     }
 
     /// The completion, if there is to be one.
-    pub(super) fn completion(self, qpn: u32, signal_all: bool) -> Option<Wc> {
+    pub(super) fn completion(&self, qpn: u32, signal_all: bool) -> Option<Wc> {
         let (status, vendor_err) = self.failure.unwrap_or_default();
         let failed = status != WcStatus::Success;
         if !failed && !signal_all && !self.wr.flags.contains(SendFlags::SIGNALED) {

@@ -42,8 +42,10 @@ mod store;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, Time, Wc, WcStatus};
 
+use crate::pattern::PAGE_BYTES;
 use crate::proto::{Magic, Mode};
 use crate::region::{Knowledge, Region};
 use calls::{Calls, Request, Task};
@@ -140,6 +142,8 @@ pub struct Session {
     checked_count: usize,
     /// Calls that entries wait for.
     task_count: usize,
+    /// Room to look at data in.
+    page_room: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Session {
@@ -166,6 +170,7 @@ impl Session {
             grants: Grants::default(),
             checked_count: 0,
             task_count: 0,
+            page_room: Box::new([0; PAGE_BYTES]),
         }
     }
 
@@ -320,14 +325,13 @@ impl Session {
     /// Begins with a READ of which some may be absent.
     fn begin_checked(&mut self, seq: Seq, index: usize) {
         let entry = &self.entries[index];
-        let (Some(region), Some(remote)) = (entry.region.clone(), entry.remote) else { return };
-        let plan = read::plan(&region, remote.va, remote.length, self.grants.is_granted(&region));
-        for run in plan.runs {
-            for part in read::align(&region, remote.va, run, self.config.mtu_bytes.into()) {
-                self.enqueue(seq, Some(part));
-            }
-        }
-        let tasks = read::fetches(seq, &self.entries[index], &region, &plan.absent);
+        let (Some(region), Some(remote)) = (&entry.region, &entry.remote) else { return };
+        let plan = read::plan(region, remote.va, remote.length, self.grants.is_granted(region));
+        let tasks = read::fetches(seq, entry, region, &plan.absent);
+        let mtu_bytes = self.config.mtu_bytes.into();
+        let parts: SmallVec<[Part; 4]> =
+            plan.runs.into_iter().flat_map(|run| read::align(region, remote.va, run, mtu_bytes)).collect();
+        parts.into_iter().for_each(|part| self.enqueue(seq, Some(part)));
         self.call(index, tasks);
     }
 

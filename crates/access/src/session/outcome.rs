@@ -58,26 +58,26 @@ impl Session {
     /// Looks at the data of a READ, and asks for what is missing when all of it is back.
     fn inspect(&mut self, index: usize, post: &Post, memory: &impl LocalMemory) {
         let entry = &mut self.entries[index];
-        let Some(region) = entry.region.clone().filter(|_| entry.way == Way::Checked) else { return };
-        if entry.failure.is_some() {
+        if entry.failure.is_some() || entry.way != Way::Checked {
             return;
         }
+        let mut suspects = std::mem::take(&mut entry.suspects);
+        let entry = &self.entries[index];
+        let (Some(region), SendOp::Read { va, .. }) = (&entry.region, entry.wr.op) else { return };
         let part = post.part.clone().unwrap_or(0..entry.length);
-        if read::inspect(entry, &region, part, memory).is_err() {
+        if read::inspect(entry, region, part, memory, &mut self.page_room, &mut suspects).is_err() {
             return self.fail(index, WcStatus::LocalProtection, 0);
         }
-        if entry.posts > 0 || entry.suspects.is_empty() {
+        // If the NIC was not yet asked for patterns, or has none, it is data.
+        if suspects.is_empty() || (entry.posts == 0 && !self.grants.may_be_on(region)) {
             return;
         }
-        // The NIC was not yet asked for patterns, or has none: it is data.
-        if !self.grants.may_be_on(&region) {
+        if entry.posts > 0 {
+            self.entries[index].suspects = suspects;
             return;
         }
-        let suspects = std::mem::take(&mut entry.suspects);
-        if let SendOp::Read { va, .. } = entry.wr.op {
-            read::note_absent(&region, va, &suspects);
-        }
-        let tasks = read::fetches(post.seq, &self.entries[index], &region, &suspects);
+        read::note_absent(region, va, &suspects);
+        let tasks = read::fetches(post.seq, entry, region, &suspects);
         self.note_overwritten(index, &tasks);
         self.call(index, tasks);
     }
@@ -244,16 +244,16 @@ impl Session {
 
     /// Completes the oldest work requests that are over.
     pub(super) fn retire(&mut self) {
-        while self.entries.front().is_some_and(|entry| entry.is_done()) {
-            let Some(entry) = self.entries.pop_front() else { return };
-            self.first += 1;
-            self.next_index -= 1;
-            self.checked_count -= usize::from(entry.is_counted);
+        while let Some(entry) = self.entries.front().filter(|entry| entry.is_done()) {
             if entry.failure.is_some() && !self.in_error {
                 self.in_error = true;
                 self.break_due = true;
             }
+            self.checked_count -= usize::from(entry.is_counted);
             self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
+            self.entries.pop_front();
+            self.first += 1;
+            self.next_index -= 1;
         }
     }
 }

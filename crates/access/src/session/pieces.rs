@@ -28,6 +28,10 @@ pub(super) fn pieces(sges: &[Sge], offset: u64, length: u64) -> impl Iterator<It
 
 /// The list of `length` bytes from `offset` on.
 pub(super) fn cut(sges: &[Sge], offset: u64, length: u64) -> SgeList {
+    if let [sge] = sges {
+        let part = Sge { addr: sge.addr + offset, length: length as u32, lkey: sge.lkey };
+        return SgeList::from_slice(&[part]);
+    }
     pieces(sges, offset, length).map(|(_, sge)| sge).collect()
 }
 
@@ -38,6 +42,9 @@ pub(super) fn gather(
     offset: u64,
     out: &mut [u8],
 ) -> Result<(), LocalError> {
+    if let [sge] = sges {
+        return memory.read(sge, offset, out);
+    }
     for (at, piece) in pieces(sges, offset, out.len() as u64) {
         let start = (at - offset) as usize;
         memory.read(&piece, 0, &mut out[start..start + piece.length as usize])?;
@@ -58,6 +65,7 @@ mod tests {
         assert_eq!(cut(&list, 9, 7)[..], [sge(109, 1), sge(300, 5), sge(400, 1)]);
         assert_eq!(cut(&list, 15, 20)[..], [sge(400, 20)]);
         assert_eq!(cut(&list, 10, 0)[..], []);
+        assert_eq!(cut(&list[..1], 2, 3)[..], [sge(102, 3)]);
         let offsets: Vec<u64> = pieces(&list, 9, 7).map(|(at, _)| at).collect();
         assert_eq!(offsets, [9, 10, 15]);
     }

@@ -128,31 +128,32 @@ fn fetch(seq: Seq, entry: &Entry, part: Part, pages: Option<Pages>) -> Task {
     }
 }
 
-/// Looks at a part of a READ that has come, and remembers the pages that may have been absent.
+/// Looks at a part of a READ that has come, and adds the pages that may have been absent to the suspects. The page is room
+/// to look at data in.
 ///
 /// # Errors
 /// If the program's memory cannot be read.
 pub(super) fn inspect(
-    entry: &mut Entry,
+    entry: &Entry,
     region: &Region,
     part: Part,
     memory: &impl LocalMemory,
+    page_room: &mut [u8; PAGE_BYTES],
+    suspects: &mut PageBitmap,
 ) -> Result<(), LocalError> {
     let SendOp::Read { va, .. } = entry.wr.op else { return Ok(()) };
     let page_offset = region.layout().page_offset(va);
-    let page_count = region.layout().page_count(va, entry.length);
-    let mut buffer = [0; PAGE_BYTES];
     for page in pages_of(page_offset, &part) {
         let whole = part_of(page_offset, page, entry.length);
         let (from, to) = (whole.start.max(part.start), whole.end.min(part.end));
-        let slice = &mut buffer[..(to - from) as usize];
+        let slice = &mut page_room[..(to - from) as usize];
         gather(memory, entry.sges(), from, slice)?;
         let offset = ((page_offset as u64 + from) % PAGE) as usize;
         if region.pattern().suspects(offset, slice) || is_overwritten(entry, &(from..to)) {
-            if entry.suspects.page_count() == 0 {
-                entry.suspects = PageBitmap::new(page_count);
+            if suspects.page_count() == 0 {
+                *suspects = PageBitmap::new(region.layout().page_count(va, entry.length));
             }
-            entry.suspects.insert(page);
+            suspects.insert(page);
         }
     }
     Ok(())
