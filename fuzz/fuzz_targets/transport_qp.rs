@@ -16,8 +16,8 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use smallvec::smallvec;
 use terrace_transport::{
-    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, SendFlags, SendOp, SendWr, Sge,
-    Time, Transmit, WcStatus,
+    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RemoteError, SendFlags, SendOp,
+    SendWr, Sge, Time, Transmit, WcStatus,
 };
 use terrace_wire::{Headers, Packet, Service, emit_headers};
 
@@ -32,8 +32,8 @@ const STEPS_MAX: usize = 200;
 /// 8 new and 8 repeated ones, beside the queue pair's own requests and as many again for what they were cut into.
 const BACKLOG_MAX: usize = 4000;
 /// Characters in which a queue pair describes all that it holds: at most 16 work requests and receives, 8 READs
-/// remembered, and about a hundred answers owed.
-const DESCRIPTION_MAX: usize = 100_000;
+/// remembered, about a hundred answers owed, and 512 packets whose memory is absent.
+const DESCRIPTION_MAX: usize = 200_000;
 
 #[derive(Arbitrary, Debug)]
 struct Case {
@@ -156,6 +156,24 @@ impl World {
             Step::Region { key, present: false } => {
                 self.host.regions.borrow_mut().remove(&(u32::from(*key) % input::KEYS));
             }
+            Step::Absent { addr, length, faulting, slots } => {
+                let (addr, length) = (u64::from(*addr), u64::from(*length));
+                *self.host.absent.borrow_mut() = vec![addr..addr + length];
+                self.host.faulting.set(*faulting);
+                self.host.slots.set((*slots < 64).then_some(usize::from(*slots % 8)));
+            }
+            Step::Complete { index, outcome, wakes } => {
+                let count = self.host.under_way.borrow().len();
+                let outcome = match outcome % 8 {
+                    0 => Err(RemoteError::Access),
+                    1 => Err(RemoteError::Operation),
+                    _ => Ok(()),
+                };
+                self.host.complete(usize::from(*index) % count.max(1), outcome);
+                if *wakes {
+                    self.qp.wake();
+                }
+            }
         }
     }
 
@@ -261,9 +279,24 @@ impl World {
         assert!(self.sends.len() >= sends);
     }
 
+    /// All accesses to absent memory end, those included that their end leads to.
+    fn finish_absent(&mut self) {
+        loop {
+            while self.host.complete(0, Ok(())) {}
+            self.qp.wake();
+            let left = self.transmit(None, AckPolicy::Now);
+            assert!(left < BACKLOG_MAX, "{left} packets waited for memory");
+            if self.host.under_way.borrow().is_empty() {
+                return;
+            }
+        }
+    }
+
     /// Whatever is left to do comes to an end.
     fn finish(&mut self) {
         self.host.rest_ns.set(None);
+        self.host.slots.set(None);
+        self.finish_absent();
         let mut left = self.transmit(None, AckPolicy::Now);
         assert!(left < BACKLOG_MAX, "{left} packets waited");
         // Without answers, retries run out; for ever only where the program asked for that.

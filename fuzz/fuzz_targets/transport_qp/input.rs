@@ -85,6 +85,19 @@ pub enum Step {
         key: u8,
         present: bool,
     },
+    /// This part of the memory is absent from now on, and only this.
+    Absent {
+        addr: u16,
+        length: u16,
+        faulting: bool,
+        slots: u8,
+    },
+    /// An access to absent memory ends, and the queue pair is told, or is not.
+    Complete {
+        index: u8,
+        outcome: u8,
+        wakes: bool,
+    },
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
