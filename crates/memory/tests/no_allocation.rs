@@ -5,8 +5,11 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use common::pager::{Cells, TestPager};
 use common::*;
-use terrace_memory::{AccessNeed, AtomicOp, FlushScope, WindowBind, WindowKind};
+use terrace_memory::{
+    Absence, AccessNeed, AtomicOp, FlushScope, HostRange, RegionSpec, WindowBind, WindowKind,
+};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -63,4 +66,41 @@ fn accesses_binds_and_invalidations_allocate_nothing() {
     registry.invalidate(peer(), window).unwrap();
     registry.write(peer(), window, addr, &buffer[..64]).unwrap_err();
     assert_eq!(ALLOCATIONS.get(), before);
+}
+
+/// Memory that the pager leaves alone.
+struct Untouched;
+
+impl Cells for Untouched {
+    fn get(&self, _: usize, _: &mut [u8]) {}
+    fn set(&self, _: usize, _: &[u8]) {}
+}
+
+#[test]
+fn accesses_to_present_memory_and_patterns_allocate_nothing() {
+    let registry = registry();
+    let memory = Mapping::anonymous(PAGE);
+    let range = HostRange { addr: memory.addr, len: PAGE as u64 };
+    let pager = TestPager::new(range, 0, Box::new(Untouched));
+    let spec = RegionSpec {
+        pager: Some(pager.clone()),
+        pattern: Some(std::sync::Arc::new([7; PAGE])),
+        ..RegionSpec::new(PD, memory.addr, PAGE as u64, ALL)
+    };
+    let (addr, key) = (memory.addr, registry.register(&spec).unwrap().key);
+    let mut buffer = [0; PAGE];
+    pager.admit(0);
+    let before = ALLOCATIONS.get();
+    registry.announce(peer(), key, addr, PAGE as u64, AccessNeed::Read).unwrap();
+    registry.read(peer(), key, addr, &mut buffer).unwrap();
+    registry.write(peer(), key, addr, &buffer).unwrap();
+    registry.atomic(peer(), key, addr, AtomicOp::FetchAdd { add: 1 }).unwrap();
+    assert_eq!(ALLOCATIONS.get(), before);
+    pager.expel(0);
+    let before = ALLOCATIONS.get();
+    registry.read(peer().with_absence(Absence::Magic), key, addr, &mut buffer).unwrap();
+    registry.read(peer(), key, addr, &mut buffer).unwrap_err();
+    registry.write(peer(), key, addr, &buffer).unwrap_err();
+    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(buffer, [7; PAGE]);
 }
