@@ -88,3 +88,30 @@ fn repeated_reads_do_not_pile_up() {
     };
     assert!(answers_to((0..100_000).map(move |step| read(step % 4))) < 200);
 }
+
+/// Everything absent, and nothing ever ends: what a peer can have under way is bounded, and it is told to come back.
+#[test]
+fn requests_to_absent_memory_do_not_pile_up() {
+    let (mut qp, host) = (queue_pair(), Memory::new(1 << 16));
+    host.add_region(1, 0, 1 << 16, "lrwa");
+    host.absent.borrow_mut().push(0..1 << 16);
+    let meta = meta_between(IpAddr::from(PEER), IpAddr::from([10, 0, 0, 1]), 0);
+    let mut sink = Collector::default();
+    for step in 0..100_000u32 {
+        let psn = qp.query().rq_psn;
+        let packet = match step % 3 {
+            0 => request(Opcode::RcReadRequest, psn, Some(Reth { va: 0, rkey: 1, length: 256 })),
+            _ => Packet {
+                payload: &[0; 4],
+                ..request(Opcode::RcWriteOnly, psn, Some(Reth { va: 0, rkey: 1, length: 4 }))
+            },
+        };
+        qp.handle_packet(Time(1), &meta, &packet, &host);
+        qp.poll_transmit(Time(1), &host, &mut sink, AckPolicy::Now);
+        if qp.state() == QpState::Err {
+            break;
+        }
+    }
+    assert!(host.under_way.borrow().len() < 600, "{}", host.under_way.borrow().len());
+    assert!(format!("{qp:?}").len() < 200_000);
+}

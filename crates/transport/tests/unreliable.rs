@@ -168,3 +168,38 @@ fn what_datagrams_deliver_is_whole() {
         assert!(!run(QpType::Ud, seed, true).is_empty(), "seed {seed}");
     }
 }
+
+#[test]
+fn all_messages_behind_a_write_to_absent_memory_are_told_of_when_it_is_done() {
+    let (mut sender, mut receiver) = (queue_pair(QpType::Uc, 1), queue_pair(QpType::Uc, 2));
+    let (ours, theirs) = (memory(), memory());
+    theirs.absent.borrow_mut().push(0..SLOT_LEN);
+    for number in 0..MESSAGES {
+        let op = match number {
+            0 => SendOp::WriteImm { va: 0, rkey: KEY, imm: 0 },
+            number => SendOp::SendImm(number),
+        };
+        let payload = Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: KEY }]);
+        let (wr_id, flags) = (number.into(), SendFlags::SIGNALED);
+        sender.post_send(SendWr { wr_id, op, payload, flags, datagram: None }).expect("there is room");
+        let sges = smallvec![Sge { addr: SLOT_LEN, length: 8, lkey: KEY }];
+        receiver.post_recv(RecvWr { wr_id, sges }).expect("there is room");
+    }
+    let mut sink = Collector::default();
+    sender.poll_transmit(Time(1), &ours, &mut sink, AckPolicy::Now);
+    let meta = meta_between(address(1), address(2), 0);
+    for (_, bytes) in std::mem::take(&mut sink.packets) {
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        receiver.handle_packet(Time(2), &meta, &packet, &theirs);
+        receiver.poll_transmit(Time(2), &theirs, &mut sink, AckPolicy::Now);
+    }
+    assert_eq!(receiver.poll_event(), None);
+    assert!(theirs.complete(0, Ok(())));
+    receiver.wake();
+    receiver.poll_transmit(Time(3), &theirs, &mut sink, AckPolicy::Now);
+    for number in 0..MESSAGES {
+        let event = receiver.poll_event();
+        assert!(matches!(event, Some(QpEvent::RecvComplete(wc)) if wc.imm == number), "{number}: {event:?}");
+    }
+    assert!(sink.packets.is_empty());
+}

@@ -394,7 +394,7 @@ impl Responder {
         host: &impl Host,
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
-            self.require_room_to_tell()?;
+            self.require_room_to_tell(common)?;
             let receive = self.next_receive(common, host)?;
             let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
             self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
@@ -437,7 +437,7 @@ impl Responder {
         }
         // The receive is taken before anything is written: without one the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
-            self.require_room_to_tell()?;
+            self.require_room_to_tell(common)?;
             Some(self.next_receive(common, host)?)
         } else {
             None

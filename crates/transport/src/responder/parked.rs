@@ -298,9 +298,11 @@ impl Responder {
         }
     }
 
-    /// Messages that cannot be told of yet may be as many as fit among what is owed.
-    pub(super) fn require_room_to_tell(&self) -> Result<(), Refusal> {
-        if self.owed.len() >= OWED_MAX && self.is_unsettled() { Err(ABSENT) } else { Ok(()) }
+    /// Messages that cannot be told of yet may be as many as fit among what is owed. An unreliable peer cannot be told to
+    /// come back: of its messages there are at most as many as receives were posted.
+    pub(super) fn require_room_to_tell(&self, common: &Common) -> Result<(), Refusal> {
+        let is_full = self.owed.len() >= OWED_MAX && !common.is(QpType::Uc);
+        if is_full && self.is_unsettled() { Err(ABSENT) } else { Ok(()) }
     }
 
     /// While writes are under way, nothing breaks the connection: its NAK would acknowledge them, and what the program
