@@ -16,7 +16,7 @@ use rand::{Rng, RngCore, SeedableRng};
 use terrace_memory::{
     Access, AccessError, Accessor, AtomicOp, HostRange, Limits, Pager, RegionSpec, Registry, Transfer,
 };
-use terrace_tier::device::{Best, DeviceFactory, OnlyThreads};
+use terrace_tier::device::{Best, DeviceFactory, Faults, Faulty, OnlyThreads};
 use terrace_tier::{IoMethod, TierConfig};
 
 const MIB: u64 = 1 << 20;
@@ -363,7 +363,7 @@ fn try_seeds(dir: &'static str, exclusive: bool, io: IoMethod, device: Arc<dyn D
     for seed in seeds() {
         let device = device.clone();
         eprintln!("TERRACE_TIER_SEED={seed}");
-        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1200 });
+        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1000 });
     }
 }
 
@@ -395,6 +395,14 @@ fn a_file_that_the_program_stores_to_through_threads() {
 #[test]
 fn a_file_in_memory_that_the_program_stores_to() {
     try_seeds("/dev/shm", false, IoMethod::Tiering, Arc::new(Best));
+}
+
+#[test]
+fn devices_that_report_late_and_move_less_than_asked_for() {
+    let faults = Faults { seed: 1, short_permille: 200, delay_looks_max: 20, ..Faults::default() };
+    for exclusive in [true, false] {
+        try_seeds("/tmp", exclusive, IoMethod::Tiering, Arc::new(Faulty::new(Arc::new(Best), faults)));
+    }
 }
 
 #[test]
