@@ -69,11 +69,11 @@ impl DemoRow {
         }
     }
 
-    /// The line as text.
+    /// The line as text; why it has no numbers stands below the table.
     pub fn cells(&self) -> Vec<String> {
-        if let Some(error) = &self.error {
-            let mut cells = vec![self.mode.to_string(), "-".to_owned(), format!("FAILED: {error}")];
-            cells.resize(HEADER.len(), String::new());
+        if self.error.is_some() {
+            let mut cells = vec![self.mode.to_string()];
+            cells.resize(HEADER.len(), "-".to_owned());
             return cells;
         }
         vec![
@@ -87,6 +87,12 @@ impl DemoRow {
             self.server_peak_mib.map_or("-".to_owned(), |peak| format!("{peak:.0}")),
         ]
     }
+}
+
+/// A line for each mode that failed.
+pub fn failures(rows: &[DemoRow]) -> String {
+    let failed = rows.iter().filter_map(|row| row.error.as_ref().map(|error| (row.mode, error)));
+    failed.map(|(mode, error)| format!("{mode} FAILED: {error}\n")).collect()
 }
 
 /// What is done, for above the table.
@@ -141,7 +147,9 @@ mod tests {
     fn a_mode_that_fails_says_why() {
         let timing = Timing::SHORT;
         let point = Point { mode: Mode::Odp, x: String::new(), settings: Settings::default() };
-        let cells = DemoRow::new(&point, &timing, Err("no rights".into())).cells();
-        assert_eq!((cells.len(), cells[2].as_str()), (HEADER.len(), "FAILED: no rights"));
+        let row = DemoRow::new(&point, &timing, Err("no rights".into()));
+        let cells = row.cells();
+        assert_eq!((cells.len(), cells[2].as_str()), (HEADER.len(), "-"));
+        assert_eq!(failures(&[row]), "odp FAILED: no rights\n");
     }
 }

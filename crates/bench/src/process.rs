@@ -62,7 +62,7 @@ impl Process {
 
     fn last_words(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        match text.lines().rev().find(|line| !line.trim().is_empty()) {
+        match last_words(&text) {
             Some(line) => format!(": {line}"),
             None => String::new(),
         }
@@ -86,6 +86,13 @@ impl Process {
         self.child.kill()?;
         self.child.wait()
     }
+}
+
+/// The line of a program's output that says why it ended: an error if one is called so, or else what it said last.
+fn last_words(text: &str) -> Option<&str> {
+    let lines = || text.lines().rev().filter(|line| !line.trim().is_empty());
+    let is_error = |line: &&str| ["error:", "terrace:"].iter().any(|start| line.starts_with(start));
+    lines().find(is_error).or_else(|| lines().next())
 }
 
 impl Drop for Process {
@@ -145,6 +152,15 @@ mod tests {
         });
         assert!(!ended.unwrap().contains("done"));
         assert!(process.group().peak_bytes().is_none_or(|peak| peak <= 64 << 20));
+    }
+
+    #[test]
+    fn the_line_with_the_error_says_most() {
+        let clap =
+            "error: unexpected argument '--threads' found\n\nUsage: terrace\n\nFor more, try '--help'.\n";
+        assert_eq!(last_words(clap), Some("error: unexpected argument '--threads' found"));
+        assert_eq!(last_words("serving\nKilled\n\n"), Some("Killed"));
+        assert_eq!(last_words("\n"), None);
     }
 
     #[test]

@@ -144,7 +144,10 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
     let cells: Vec<Vec<String>> = rows.iter().map(demo::DemoRow::cells).collect();
     put(&match common.json {
         true => serde_json::to_string_pretty(&rows).expect("strings and numbers always serialize") + "\n",
-        false => format!("{}\n\n{}", demo::TITLE, table::render(&demo::HEADER, &cells)),
+        false => {
+            let table = table::render(&demo::HEADER, &cells);
+            format!("{}\n\n{table}{}", demo::TITLE, demo::failures(&rows))
+        }
     })?;
     match rows.iter().filter(|row| row.error.is_some()).count() {
         0 => Ok(()),

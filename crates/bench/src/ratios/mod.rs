@@ -229,6 +229,7 @@ mod tests {
         mode = "term"
         set = { theta = 0.5, switch-at-percent = 50 }
         measured-s = 8.0
+        full-warm-up-s = 3.0
         [[point]]
         name = "pin"
         mode = "pin"
@@ -262,6 +263,7 @@ mod tests {
         let round = plan.round(Length::Short).unwrap();
         assert_eq!((round[0].0.settings.region, round[0].0.settings.theta), (1 << 30, 0.5));
         assert_eq!((round[0].1.measured_s, round[1].1.measured_s), (8.0, 1.0));
+        assert_eq!((round[0].1.warm_up_s, plan.round(Length::Full).unwrap()[0].1.warm_up_s), (0.0, 3.0));
         assert_eq!((round[1].0.settings.theta, plan.rounds(Length::Full)), (0.99, 3));
     }
 
@@ -272,6 +274,7 @@ mod tests {
             ("name = \"pin\"", "name = \"term\"", "two points are called 'term'"),
             ("theta = 0.5", "thete = 0.5", "thete"),
             ("theta = 0.5", "theta = 50.0", "theta 50"),
+            ("measured-s = 8.0", "measured-s = 0.0", "point 'term': measured-s"),
             (", switch-at-percent = 50", "", "no switch-at-percent"),
         ] {
             let message = parse(&PLAN.replacen(from, to, 1)).expect_err(to);

@@ -41,9 +41,12 @@ pub struct NamedPoint {
     /// Settings that are not the common ones.
     #[serde(default)]
     pub set: toml::Table,
-    /// Measured for this long with the full setting instead; the switch of the hotspot needs its time.
+    /// Measured for this long instead; the switch of the hotspot needs its time.
     #[serde(default)]
     pub measured_s: Option<f64>,
+    /// Warmed up for this long instead with the full setting: what fills its memory by page faults needs longer.
+    #[serde(default)]
+    pub full_warm_up_s: Option<f64>,
 }
 
 /// Throughput of one point through that of another.
@@ -93,6 +96,7 @@ impl RatioPlan {
 
     fn check(&self) -> Result<(), String> {
         self.short.check().and(self.full.check())?;
+        self.round(Length::Short).and(self.round(Length::Full))?;
         for (index, named) in self.points.iter().enumerate() {
             self.point(named)?;
             if self.points[..index].iter().any(|other| other.name == named.name) {
@@ -132,7 +136,11 @@ impl RatioPlan {
         let timing = if length == Length::Full { self.full } else { self.short };
         let timed = |named: &NamedPoint| {
             let measured_s = named.measured_s.unwrap_or(timing.measured_s);
-            Ok((self.point(named)?, Timing { repeats: 1, measured_s, ..timing }))
+            let longer = named.full_warm_up_s.filter(|_| length == Length::Full);
+            let warm_up_s = longer.unwrap_or(timing.warm_up_s);
+            let timing = Timing { warm_up_s, measured_s, repeats: 1, ..timing };
+            timing.check().map_err(|problem| format!("point '{}': {problem}", named.name))?;
+            Ok((self.point(named)?, timing))
         };
         self.points.iter().map(timed).collect()
     }
