@@ -32,6 +32,13 @@ impl MagicKeys {
         self.any.load(Ordering::Relaxed) && self.keys.read().contains(&rkey)
     }
 
+    /// Takes all away.
+    pub fn clear(&self) {
+        let mut keys = self.keys.write();
+        keys.clear();
+        self.any.store(false, Ordering::Relaxed);
+    }
+
     /// Adds a region, or takes it away.
     pub fn set(&self, rkey: u32, absence: Absence) {
         let mut keys = self.keys.write();

@@ -233,6 +233,8 @@ impl QueuePair {
         core.qp.modify(attr, mask)?;
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
+            // The next peer may know nothing of patterns.
+            self.magic.clear();
         }
         if self.qp_type() == QpType::Ud && core.qp.state() == QpState::Rtr {
             device.activate_all_gids();
@@ -308,7 +310,7 @@ impl QueuePair {
         result
     }
 
-    /// What this queue pair's peer gets where it READs memory of the region that is absent.
+    /// What this queue pair's peer gets where it READs memory of the region that is absent; until RESET.
     pub fn set_absence(&self, rkey: u32, absence: Absence) {
         self.magic.set(rkey, absence);
     }

@@ -266,6 +266,24 @@ fn magic_answers_at_once_with_the_pattern() {
     assert_eq!(paged.content(0, 100), pattern(LEN, 1)[BORDER..BORDER + 100]);
 }
 
+/// The next peer may know nothing of patterns.
+#[test]
+fn reset_forgets_that_the_peer_wanted_patterns() {
+    let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
+    qb.set_absence(paged.mr.rkey(), Absence::Magic);
+    let tuning = Tuning { timeout: 18, ..Tuning::default() };
+    for (qp, peer, peer_qpn) in [(&qa, &b, qb.qpn()), (&qb, &a, qa.qpn())] {
+        let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        qp.modify(&reset, QpAttrMask::STATE).expect("RESET");
+        connect(qp, peer, peer_qpn, &tuning);
+    }
+    qa.post_send([Ok(a.wr(1, paged.read(0), 0, 100))]).expect("posted");
+    paged.wait_for_accesses(1);
+    paged.complete_all();
+    ok(&a.completions(1), [1]);
+    assert_eq!(a.memory.bytes(0, 100), pattern(LEN, 1)[..100]);
+}
+
 #[test]
 fn a_faulting_region_sends_peers_away_until_the_memory_is_there() {
     let Pair { a, qa, qb, paged, b: _b } = pair(RegionPolicy::Fault);
