@@ -66,6 +66,7 @@ demo: build ## Run unmodified RDMA programs, and READ a file larger than the ser
 	@scripts/setup.sh demo
 	@$(MAKE) --no-print-directory build/examples/file_region
 	@$(PYTHON) scripts/demo.py
+	@build/bin/terrace bench demo-term
 
 test: build ## Run the tests, the simulation of 2,000 seeds among them
 	@scripts/setup.sh test
