@@ -8,6 +8,7 @@ mod common;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -140,8 +141,12 @@ fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// One at a time: together they would measure the disk's patience.
+static TURN: Mutex<()> = Mutex::new(());
+
 fn stress(mode: ServeMode) {
-    let seconds = from_env("TERRACE_STRESS_SECONDS", 4);
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let seconds = from_env("TERRACE_STRESS_SECONDS", 3);
     let seed = from_env("TERRACE_SEED", 1);
     let node = Node::new(&format!("stress-{mode}"), mode, REGION_BYTES as u64, DRAM_BYTES);
     let clients = [node.client(), node.client()];
