@@ -158,10 +158,12 @@ impl Io {
         if self.posts.is_empty() {
             return;
         }
-        // The session keeps to the room that the queue has; what fails otherwise, completes as failed.
-        if let Err((_, error)) = self.qp.post_send(self.posts.drain(..).map(Ok)) {
+        // The session keeps to the room that the queue has; what fails otherwise, completes as flushed.
+        if let Err(error) = self.qp.post_send_batch(&mut self.posts) {
             tracing::debug!(%error, "the queue pair takes nothing");
-            self.session.flush();
+            for wr in self.posts.drain(..) {
+                self.session.handle_refused(wr.wr_id);
+            }
         }
     }
 
