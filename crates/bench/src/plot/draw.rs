@@ -23,8 +23,14 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(110, 110, 110),
 ];
 
-fn colour(index: usize) -> RGBColor {
-    COLOURS[index % COLOURS.len()]
+/// Who has which: a mode has the same colour in all figures.
+const OWNERS: [&str; 9] =
+    ["pin", "odp", "rpc", "term", "wait", "rpc-buffer", "rpc-direct", "rpc-tiering", "rpc-tiering-promote"];
+
+/// The colour of a series: its own if it is a mode, else by its place.
+fn colour(figure: &Figure, index: usize) -> RGBColor {
+    let own = OWNERS.iter().position(|owner| *owner == figure.series[index].name);
+    COLOURS[own.unwrap_or(index) % COLOURS.len()]
 }
 
 /// Width of the legend.
@@ -125,9 +131,10 @@ fn draw_lines<Back: DrawingBackend>(
         .draw()?;
     for (index, series) in figure.series.iter().enumerate() {
         let points = present(series).map(|(place, value)| (place as f64, value)).collect::<Vec<_>>();
-        let style = colour(index).stroke_width(2);
+        let style = colour(figure, index).stroke_width(2);
         chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
-        chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour(index).filled())))?;
+        chart
+            .draw_series(points.iter().map(|&point| Circle::new(point, 4, colour(figure, index).filled())))?;
     }
     Ok(())
 }
@@ -153,7 +160,7 @@ fn draw_time<Back: DrawingBackend>(root: &Area<'_, Back>, figure: &Figure, step:
         .light_line_style(TRANSPARENT)
         .draw()?;
     for (index, series) in figure.series.iter().enumerate() {
-        let style = colour(index).stroke_width(2);
+        let style = colour(figure, index).stroke_width(2);
         let points = present(series).map(|(place, value)| ((place as f64 + 0.5) * step, value));
         chart.draw_series(LineSeries::new(points, style))?;
     }
@@ -187,7 +194,7 @@ where
     let width = GROUP / figure.series.len().max(1) as f64;
     let bottom = chart.y_range().start;
     for (index, series) in figure.series.iter().enumerate() {
-        let style = colour(index).filled();
+        let style = colour(figure, index).filled();
         let bars = present(series).map(|(place, value)| {
             let left = place as f64 - GROUP / 2.0 + index as f64 * width;
             Rectangle::new([(left, bottom), (left + width * 0.92, value)], style)
@@ -201,7 +208,7 @@ where
 fn draw_legend<Back: DrawingBackend>(area: &Area<'_, Back>, figure: &Figure) -> Drawn<Back> {
     for (index, series) in figure.series.iter().enumerate() {
         let y = 50 + index as i32 * 22;
-        area.draw(&Rectangle::new([(4, y), (18, y + 10)], colour(index).filled()))?;
+        area.draw(&Rectangle::new([(4, y), (18, y + 10)], colour(figure, index).filled()))?;
         area.draw(&Text::new(series.name.clone(), (24, y - 1), ("sans-serif", 13)))?;
     }
     Ok(())
