@@ -127,13 +127,16 @@ pub enum Body<'a> {
 /// A region that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
+    /// The key to access it with.
     pub rkey: u32,
+    /// What it is.
     pub region: RegionDescription,
 }
 
 /// One end of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
+    /// Queue pair number.
     pub qpn: u32,
     /// PSN of its first request.
     pub psn: u32,
@@ -144,15 +147,20 @@ pub struct Endpoint {
 /// Asks for the tables of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
+    /// Its key.
     pub rkey: u32,
+    /// The registration that the client means.
     pub region_id: u64,
 }
 
 /// Memory of the server that the client may READ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table {
+    /// First address.
     pub va: u64,
+    /// Length in bytes.
     pub length_bytes: u64,
+    /// Key for READs.
     pub rkey: u32,
 }
 
@@ -160,24 +168,33 @@ pub struct Table {
 /// per page, odd if present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
+    /// The residency bitmap.
     pub bitmap: Table,
+    /// The version table.
     pub versions: Table,
 }
 
 /// Turns the pattern on or off for one region and one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Magic {
+    /// The client's queue pair.
     pub client_qpn: u32,
+    /// The server's queue pair at its other end.
     pub server_qpn: u32,
+    /// The region's key.
     pub rkey: u32,
+    /// The registration that the client knows the pattern of.
     pub region_id: u64,
+    /// Whether READs of what is absent get the pattern.
     pub on: bool,
 }
 
 /// Asks for pages of a range, to be written into the client's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Read {
+    /// The region's key.
     pub rkey: u32,
+    /// First address of the range.
     pub va: u64,
     /// Length of the range in bytes; never 0.
     pub length: u32,
@@ -185,6 +202,7 @@ pub struct Read {
     pub pages: Option<Pages>,
     /// Where the range's first byte goes.
     pub dest_va: u64,
+    /// Key of the client's memory there.
     pub dest_rkey: u32,
 }
 
@@ -200,10 +218,13 @@ pub struct Pages {
 /// Asks for data to be put into a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write<'a> {
+    /// The region's key.
     pub rkey: u32,
+    /// First address of the range.
     pub va: u64,
     /// Length in bytes; never 0.
     pub length: u32,
+    /// Where the data is.
     pub source: Source<'a>,
 }
 
@@ -213,17 +234,28 @@ pub enum Source<'a> {
     /// In the message; as long as the write says.
     Inline(&'a [u8]),
     /// In the client's memory; the server READs it.
-    Remote { va: u64, rkey: u32 },
+    Remote {
+        /// Address of its first byte.
+        va: u64,
+        /// Key of that memory.
+        rkey: u32,
+    },
 }
 
 /// Where the client counts its accesses of units: 32-bit little-endian numbers, for `unit_count` units from `first_unit` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
+    /// The region's key.
     pub rkey: u32,
+    /// The registration that is counted.
     pub region_id: u64,
+    /// Unit of the first counter.
     pub first_unit: u32,
+    /// How many counters there are; 0 withdraws the table.
     pub unit_count: u32,
+    /// Address of the first counter.
     pub table_va: u64,
+    /// Key for READs of the table.
     pub table_rkey: u32,
 }
 
