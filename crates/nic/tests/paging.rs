@@ -4,13 +4,13 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::pager::{Cells, TestPager};
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
-use terrace_memory::{AccessError, HostRange, Pager, UNIT_BYTES};
+use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
 use terrace_nic::*;
 
 /// Bytes of the paged region: a border between two units lies in the middle.
@@ -413,6 +413,127 @@ fn a_companion_serves_misses_in_a_simulation() {
     assert_eq!(Arc::strong_count(&server), 1, "a closed device lets its companions go");
 }
 
+/// Brings zeros. What is asked for first ends when the test says so; everything after it ends in the moment in which
+/// somebody has looked and found that it has not.
+#[derive(Debug)]
+struct Sly {
+    presence: Presence,
+    asked: AtomicUsize,
+    first: Arc<AtomicBool>,
+    wakers: Mutex<Wakers>,
+}
+
+#[derive(Default)]
+struct Wakers(Vec<Waker>);
+
+impl std::fmt::Debug for Wakers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Wakers")
+    }
+}
+
+struct SlyTransfer {
+    done: Arc<AtomicBool>,
+    ends_when_looked_at: bool,
+    waker: Waker,
+}
+
+impl std::fmt::Debug for SlyTransfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SlyTransfer")
+    }
+}
+
+impl Transfer for SlyTransfer {
+    fn outcome(&self) -> Option<Result<(), AccessError>> {
+        if self.done.load(Ordering::SeqCst) {
+            return Some(Ok(()));
+        }
+        if self.ends_when_looked_at {
+            self.done.store(true, Ordering::SeqCst);
+            (self.waker)();
+        }
+        None
+    }
+
+    fn read(&self, _: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        out.fill(0);
+        Ok(())
+    }
+}
+
+impl Pager for Sly {
+    fn presence(&self) -> &Presence {
+        &self.presence
+    }
+
+    fn read(&self, _: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.wakers.lock().unwrap().0.push(waker.clone());
+        let is_first = self.asked.fetch_add(1, Ordering::SeqCst) == 0;
+        let done = if is_first { self.first.clone() } else { Arc::default() };
+        Ok(Arc::new(SlyTransfer { done, ends_when_looked_at: !is_first, waker: waker.clone() }))
+    }
+
+    fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+}
+
+#[test]
+fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
+    let net = SimNet::new(5, SimConfig::default());
+    let clock = Arc::new(ManualClock::new());
+    let [a, b] = [1, 2].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        let config = DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last));
+        Node::with(config, 1 << 20)
+    });
+    let (qa, qb) = rc_pair(&a, &b);
+    let sly = Arc::new(Sly {
+        presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
+        asked: AtomicUsize::new(0),
+        first: Arc::default(),
+        wakers: Mutex::default(),
+    });
+    let paging = Paging { pager: sly.clone(), pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
+    b.mr.set_paging(Some(paging)).expect("the pager covers the region");
+    let step = || {
+        while let Some(next) = net.next_delivery() {
+            net.advance_to(next);
+            clock.set(Time(net.now()));
+            a.device.step(Time(net.now()));
+            b.device.step(Time(net.now()));
+        }
+    };
+    // Three parts.
+    let read = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+    qa.post_send([Ok(a.wr(1, read, 0, 3 * (64 << 10)))]).expect("posted");
+    step();
+    assert_eq!(sly.asked.load(Ordering::SeqCst), 1);
+    // The first part ends, its waker is called, and before the device looks, the program posts.
+    sly.first.store(true, Ordering::SeqCst);
+    let waker = sly.wakers.lock().unwrap().0[0].clone();
+    waker();
+    let write = SendOp::Write { va: a.memory.addr() + (512 << 10), rkey: a.mr.rkey() };
+    qb.post_send([Ok(b.wr(2, write, 0, 8))]).expect("posted");
+    assert!(sly.asked.load(Ordering::SeqCst) > 1, "the answer goes on with what is posted");
+    // No packet comes that would have the queue pair looked at.
+    b.device.step(Time(net.now()));
+    assert_eq!(sly.asked.load(Ordering::SeqCst), 3, "it sleeps through a wake");
+    step();
+    let mut done = Vec::new();
+    a.cq.take(4, &mut |wc| done.push(wc)).expect("a healthy queue");
+    ok(&done, [1]);
+}
+
 #[test]
 fn an_idle_engine_serves_a_companion_by_its_descriptor() {
     let Pair { a, qa, paged, b, .. } = pair(RegionPolicy::Wait);
@@ -469,7 +590,7 @@ fn nothing_is_missed_while_another_thread_ends_accesses() {
     paged.pager.set_habits(12, Box::new(|| 0));
     // Slots lie on both sides of the border, and one of them across.
     let place = |slot: usize| BORDER - SLOTS / 2 * SLOT_LEN + slot * SLOT_LEN - 100;
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0.. {
