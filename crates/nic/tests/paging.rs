@@ -496,7 +496,7 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
         let config = DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last));
         Node::with(config, 1 << 20)
     });
-    let (qa, qb) = rc_pair(&a, &b);
+    let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { mtu: 4096, ..Tuning::default() });
     let sly = Arc::new(Sly {
         presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
         asked: AtomicUsize::new(0),
@@ -513,9 +513,9 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
             b.device.step(Time(net.now()));
         }
     };
-    // Three parts.
+    // Two parts: sixteen packets, and one.
     let read = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
-    qa.post_send([Ok(a.wr(1, read, 0, 3 * (64 << 10)))]).expect("posted");
+    qa.post_send([Ok(a.wr(1, read, 0, 17 << 12))]).expect("posted");
     step();
     assert_eq!(sly.asked.load(Ordering::SeqCst), 1);
     // The first part ends, its waker is called, and before the device looks, the program posts.
@@ -524,10 +524,10 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
     waker();
     let write = SendOp::Write { va: a.memory.addr() + (512 << 10), rkey: a.mr.rkey() };
     qb.post_send([Ok(b.wr(2, write, 0, 8))]).expect("posted");
-    assert!(sly.asked.load(Ordering::SeqCst) > 1, "the answer goes on with what is posted");
+    assert_eq!(sly.asked.load(Ordering::SeqCst), 2, "the answer goes on with what is posted");
     // No packet comes that would have the queue pair looked at.
     b.device.step(Time(net.now()));
-    assert_eq!(sly.asked.load(Ordering::SeqCst), 3, "it sleeps through a wake");
+    assert_eq!(qb.counters().tx_packets, 1 + 17, "it sleeps through a wake");
     step();
     let mut done = Vec::new();
     a.cq.take(4, &mut |wc| done.push(wc)).expect("a healthy queue");
