@@ -1,7 +1,7 @@
 //! The accesses under way: what each waits for, and what it does next. Knows nothing of threads; its caller has it
 //! under a lock, runs the jobs that it asks for, and gives requests to the device.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -70,6 +70,8 @@ impl RegionState {
 pub(crate) struct Core {
     pub(crate) regions: Slab<RegionState>,
     parts: Slab<Part>,
+    /// Parts whose turn has come. Not started by what ends: each might end at once, and so on.
+    ready: VecDeque<PartId>,
     /// Requests for the device.
     pub(crate) queue: Vec<Request>,
     /// Those, and the ones that the device has.
@@ -105,28 +107,28 @@ impl Core {
             state.writes.insert(state.writes_so_far);
             state.writes_so_far += 1;
         }
+        let (pages, write, region) = (part.pages(), part.task.is_write(), part.region.id);
         if let Task::Flush { before, .. } = &mut part.task {
             *before = state.writes_so_far;
-        }
-        let (pages, write) = (part.pages(), part.task.is_write());
-        let is_flush = matches!(part.task, Task::Flush { .. });
-        let (region, unit) = (part.region.id, part.unit);
-        let id = self.parts.insert(part);
-        if is_flush {
-            self.regions[region].flushes.push(id);
+            state.flushes.push(self.parts.insert(part));
             self.start_flushes(region, work);
-            return;
+            return self.start_ready(work);
         }
-        if self.unit(region, unit).residency == Residency::Resident {
-            // The NIC copies without asking, so this must not wait for anybody either: it is done before the call returns.
-            self.start(id, work);
-            return;
-        }
-        let missing = self.regions[region].order.enter(id, pages, write);
-        let part = &mut self.parts[id];
-        part.in_order = true;
-        part.pages_missing = missing;
+        // The NIC copies what is resident without asking, so what comes here must not wait for anybody either: it is done
+        // before the call returns.
+        part.in_order = state.units[part.unit].residency != Residency::Resident;
+        let in_order = part.in_order;
+        let id = self.parts.insert(part);
+        let missing = if in_order { state.order.enter(id, pages, write) } else { 0 };
+        self.parts[id].pages_missing = missing;
         if missing == 0 {
+            self.ready.push_back(id);
+        }
+        self.start_ready(work);
+    }
+
+    fn start_ready(&mut self, work: &mut Work) {
+        while let Some(id) = self.ready.pop_front() {
             self.start(id, work);
         }
     }
@@ -164,6 +166,15 @@ impl Core {
                 part.io = Some(part.io_of_bytes(false));
             }
         }
+        self.note_transfer(id, plan);
+        self.issue(id, work);
+    }
+
+    /// Notes for a part's unit what its transfer means to it.
+    fn note_transfer(&mut self, id: PartId, plan: Plan) {
+        let part = &mut self.parts[id];
+        let state = &mut self.regions[part.region.id];
+        let unit = &mut state.units[part.unit];
         let direct = part.io.as_ref().is_some_and(|io| io.direct);
         part.kind = if direct { Kind::Direct } else { Kind::Buffered };
         if !direct && part.region.method != IoMethod::Buffered {
@@ -177,15 +188,13 @@ impl Core {
             unit.direct_writes += 1;
             part.lane = Lane::Direct;
         }
-        self.issue(id, work);
     }
 
     /// Gives the transfer under way to the device, or to whoever is there if the file is memory.
     fn issue(&mut self, id: PartId, work: &mut Work) {
         let part = &mut self.parts[id];
         if part.lies_beyond() {
-            tracing::warn!(offset = part.file_offset(), "a region's file has become too short");
-            return self.finish(id, Err(AccessError::Fault), work);
+            return self.too_short(id, work);
         }
         let is_memory = part.region.ways.is_memory;
         let request = part.request(id);
@@ -198,6 +207,17 @@ impl Core {
 
     /// A job was run.
     pub(crate) fn job_done(&mut self, outcome: Outcome, work: &mut Work) {
+        self.note_outcome(outcome, work);
+        self.start_ready(work);
+    }
+
+    /// The device is done with a request.
+    pub(crate) fn request_done(&mut self, completion: Completion, work: &mut Work) {
+        self.transferred(completion, work);
+        self.start_ready(work);
+    }
+
+    fn note_outcome(&mut self, outcome: Outcome, work: &mut Work) {
         match outcome {
             Outcome::Copied { id, buffer, result } => {
                 let part = &mut self.parts[id];
@@ -225,13 +245,15 @@ impl Core {
         }
     }
 
-    /// The device is done with a request.
-    pub(crate) fn transferred(&mut self, completion: Completion, work: &mut Work) {
+    fn transferred(&mut self, completion: Completion, work: &mut Work) {
         let id = completion.request.id;
         let part = &mut self.parts[id];
         *part.io_buffer() = completion.request.command.into_buffer();
         match completion.result {
-            Err(Errno::AGAIN | Errno::INTR) => self.issue(id, work),
+            // The ring says so when the thread that had submitted ends, or no worker is to be had: nothing is wrong.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED | Errno::FAULT) if part.may_retry() => {
+                self.issue(id, work);
+            }
             Err(error) => self.transfer_failed(id, error, work),
             Ok(_) if part.step == Step::Syncing => self.finish(id, Ok(()), work),
             Ok(count) => {
@@ -245,15 +267,22 @@ impl Core {
                     // Goes on at a page, so the end of what was moved may be moved again.
                     io.done -= io.done % PAGE_BYTES as usize;
                 }
-                let needed_end = io.at + io.needed as u64;
+                let (is_stuck, needed_end) = (io.done == before, io.at + io.needed as u64);
                 // Less than a page is no progress: at the end of the file there never will be any.
-                if io.done == before && (count == 0 || !part.region.ways.reach(needed_end)) {
-                    tracing::warn!(offset = io.at + io.done as u64, "a region's file has become too short");
-                    return self.finish(id, Err(AccessError::Fault), work);
+                if is_stuck && !(part.region.ways.reach(needed_end) && part.may_retry()) {
+                    return self.too_short(id, work);
                 }
                 self.issue(id, work);
             }
         }
+    }
+
+    fn too_short(&mut self, id: PartId, work: &mut Work) {
+        let part = &self.parts[id];
+        if part.region.may_complain() {
+            tracing::warn!(offset = part.file_offset(), "a region's file has become too short");
+        }
+        self.finish(id, Err(AccessError::Fault), work);
     }
 
     fn transfer_failed(&mut self, id: PartId, error: Errno, work: &mut Work) {
@@ -267,7 +296,10 @@ impl Core {
             leave_lane(self.unit(region, unit), lane);
             return self.start(id, work);
         }
-        tracing::warn!(%error, offset = part.file_offset(), len = part.len, task = ?part.task, "an access to a region's file failed");
+        if part.region.may_complain() {
+            let (offset, len, task) = (part.file_offset(), part.len, part.task);
+            tracing::warn!(%error, offset, len, ?task, "an access to a region's file failed");
+        }
         let error = if part.step == Step::Syncing { AccessError::Flush } else { AccessError::Fault };
         self.finish(id, Err(error), work);
     }
@@ -302,7 +334,7 @@ impl Core {
         self.issue(id, work);
     }
 
-    /// A part has ended: tells its access, and starts what waited for it.
+    /// A part has ended: tells its access, and what waited for it.
     fn finish(&mut self, id: PartId, result: Result<(), AccessError>, work: &mut Work) {
         let mut part = self.parts.remove(id);
         let region = part.region.clone();
@@ -316,14 +348,13 @@ impl Core {
             part.access.bring(part.index, Brought { buffer, skip: part.skip(), bytes });
         }
         work.wakers.extend(part.access.part_done(result));
-        let mut ready = Vec::new();
-        let parts = &mut self.parts;
+        let (parts, ready) = (&mut self.parts, &mut self.ready);
         let pages = if part.in_order { pages } else { 0..0 };
         state.order.leave(pages, write, |next| {
             let next_part = &mut parts[next];
             next_part.pages_missing -= 1;
             if next_part.pages_missing == 0 {
-                ready.push(next);
+                ready.push_back(next);
             }
         });
         if write {
@@ -332,9 +363,6 @@ impl Core {
             self.start_flushes(region.id, work);
         }
         work.ended.push(part);
-        for next in ready {
-            self.start(next, work);
-        }
     }
 
     /// Starts the flushes that no longer wait for a write.

@@ -71,7 +71,7 @@ impl Engine {
             let more = {
                 let mut core = self.core.lock();
                 for completion in done {
-                    core.transferred(completion, &mut work);
+                    core.request_done(completion, &mut work);
                 }
                 !core.queue.is_empty()
             };

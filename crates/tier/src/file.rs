@@ -154,6 +154,9 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     };
     let kind = file.metadata().map_err(error)?.file_type();
     if kind.is_file() || kind.is_block_device() {
+        // io_uring fails requests to such descriptors instead of waiting, where the file system cannot tell whether it
+        // would have to wait.
+        rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
         Ok(file)
     } else {
         Err(TierError::Kind { path: path.to_owned() })

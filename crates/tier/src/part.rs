@@ -13,6 +13,9 @@ use crate::stats::Kind;
 use crate::transfer::Access;
 use crate::unit::{Means, Need, pages_of};
 
+/// How often a device may give a request back before its access fails.
+const TRIES_MAX: u16 = 10_000;
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
@@ -113,6 +116,8 @@ pub(crate) struct Part {
     /// Whole pages that are read, changed and written.
     pub(crate) scratch: Option<Buffer>,
     pub(crate) io: Option<Io>,
+    /// How often the device has given it back.
+    pub(crate) tries: u16,
     /// Names this write among the region's.
     pub(crate) write_number: u64,
 }
@@ -183,6 +188,12 @@ impl Part {
             Step::Fetching | Step::WritingBack => &mut self.scratch,
             _ => &mut self.data,
         }
+    }
+
+    /// Whether a request that the device has given back is worth another one.
+    pub(crate) fn may_retry(&mut self) -> bool {
+        self.tries += 1;
+        self.tries < TRIES_MAX
     }
 
     /// Whether the file has become too short for what is about to be written.

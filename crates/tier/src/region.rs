@@ -67,6 +67,12 @@ impl Region {
         self.direct_refused.store(true, Ordering::Relaxed);
     }
 
+    /// Whether another failed access is worth a line in the log: the first, the second, the fourth and so on, because a
+    /// peer decides how many there are.
+    pub(crate) fn may_complain(&self) -> bool {
+        (self.counters.errors.load(Ordering::Relaxed) + 1).is_power_of_two()
+    }
+
     /// Counts a part that has ended.
     pub(crate) fn count(&self, part: &Part, result: Result<(), AccessError>) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: usize| {
@@ -173,6 +179,7 @@ impl TierRegion {
             data: None,
             scratch: None,
             io: None,
+            tries: 0,
             write_number: 0,
         }
     }

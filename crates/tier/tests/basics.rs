@@ -142,3 +142,26 @@ fn a_pinned_region_stays() {
     assert_eq!(served.region.stats().units_resident, 3);
     assert!(!served.tier.demote(&served.region, 1).unwrap());
 }
+
+#[test]
+fn the_thread_that_took_requests_to_the_device_may_end() {
+    for exclusive in [true, false] {
+        let served = Served::new("/tmp", "ended", 4 * MIB, exclusive, still(2 * MIB));
+        for round in 0..20u8 {
+            let transfers = std::thread::scope(|scope| {
+                let ask = || {
+                    let write = |index: u64| {
+                        served.region.write(served.addr() + index * 50_000, &[round; 9000], &served.waker)
+                    };
+                    let transfers: Vec<_> = (0..40).filter_map(|index| write(index).ok()).collect();
+                    served.tier.advance();
+                    transfers
+                };
+                scope.spawn(ask).join().unwrap()
+            });
+            assert!(transfers.len() > 10);
+            transfers.iter().for_each(|write| assert_eq!(served.wait(write), Ok(()), "round {round}"));
+        }
+        assert_eq!(served.read(50_000, 9000).unwrap(), [19; 9000]);
+    }
+}

@@ -111,6 +111,7 @@ fn errors_of_the_device_fail_one_access_each() {
             disk_full_permille: 30,
             short_permille: 200,
             delay_looks_max: 5,
+            ..Faults::default()
         };
         let (good, bad) = survive(seed, seed < 2, faults);
         assert!(good > 300 && bad > 10, "{good} good, {bad} bad");
@@ -120,7 +121,13 @@ fn errors_of_the_device_fail_one_access_each() {
 #[test]
 fn short_transfers_and_delays_are_no_errors() {
     for seed in 0..2 {
-        let faults = Faults { seed, short_permille: 500, delay_looks_max: 9, ..Faults::default() };
+        let faults = Faults {
+            seed,
+            short_permille: 500,
+            canceled_permille: 200,
+            delay_looks_max: 9,
+            ..Faults::default()
+        };
         assert_eq!(survive(seed, seed == 0, faults).1, 0);
     }
 }
@@ -258,4 +265,23 @@ fn a_hole_reads_as_zeros_and_so_does_data_that_is_zeros() {
         assert_eq!(served.read(offset + 3, 5000).unwrap(), [0; 5000]);
     }
     let _: &Tier = &served.tier;
+}
+
+#[test]
+fn many_that_wait_for_the_same_page_can_fail_at_once() {
+    let faults = Faults { delay_looks_max: 50, ..Faults::default() };
+    let config = TierConfig { device: Arc::new(Faulty::new(Arc::new(Best), faults)), ..still(64 * MIB) };
+    let served = Served::new("/tmp", "pile", REGION_BYTES, true, config);
+    let beyond = REGION_BYTES - 4096;
+    let first = served.region.read(served.range(beyond, 10), &served.waker).unwrap();
+    let file = OpenOptions::new().write(true).open(&served.scratch.0).unwrap();
+    file.set_len(MIB).unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(write) = served.region.write(served.addr() + beyond, &[1; 8], &served.waker) {
+        waiting.push(write);
+    }
+    assert!(waiting.len() > 50);
+    // Read before or after the file became shorter.
+    let _ = served.wait(&first);
+    waiting.iter().for_each(|write| assert_eq!(served.wait(write), Err(AccessError::Fault)));
 }

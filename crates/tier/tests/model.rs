@@ -215,7 +215,8 @@ impl Client<'_> {
         let place = self.random.random_range(0..self.pending.len());
         let Some(expected) = self.pending.remove(place) else { return };
         let outcome = self.served.wait(&expected.transfer);
-        assert_eq!(outcome, Ok(()), "at {}", expected.offset);
+        let stats = || self.served.region.stats();
+        assert_eq!(outcome, Ok(()), "at {}, {:?}: {:?}", expected.offset, expected.transfer, stats());
         let mut out = vec![0; expected.bytes.len()];
         expected.transfer.read(0, &mut out).unwrap();
         for (index, (&found, &wanted)) in out.iter().zip(&expected.bytes).enumerate() {

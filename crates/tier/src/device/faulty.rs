@@ -20,6 +20,8 @@ pub struct Faults {
     pub io_errors_permille: u32,
     /// Writes that fail with `ENOSPC`.
     pub disk_full_permille: u32,
+    /// Are given back as a ring does whose submitting thread ends.
+    pub canceled_permille: u32,
     /// Move fewer bytes than asked for.
     pub short_permille: u32,
     /// Are reported late: after up to so many looks.
@@ -103,6 +105,8 @@ impl FaultyDevice {
             Some(Errno::IO)
         } else if is_write && self.happens(self.faults.disk_full_permille) {
             Some(Errno::NOSPC)
+        } else if self.happens(self.faults.canceled_permille) {
+            Some(Errno::CANCELED)
         } else {
             None
         }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Transfer, Waker};
@@ -109,21 +109,27 @@ pub fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
     (waker, count)
 }
 
+/// After which a completion is taken for lost: not how long an access may take, for which other programs' use of the disk and
+/// the processors counts.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Makes progress, asleep while there is none to make, until a transfer has an outcome.
 pub fn wait(tier: &Tier, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
-    // Without a limit a lost completion would hang the test. Another thread may be the one that makes progress, and may
-    // have lost the processor meanwhile: then the descriptor is readable, and there is nothing to do but to let it run.
-    for round in 0..2_000_000 {
-        tier.advance();
+    let started = Instant::now();
+    loop {
+        let has_progressed = tier.advance();
         if let Some(outcome) = transfer.outcome() {
             return outcome;
         }
-        sleep_until_readable(tier, Duration::from_millis(1));
-        if round % 64 == 63 {
-            std::thread::sleep(Duration::from_millis(1));
+        // Without a limit a lost completion would hang the test.
+        assert!(started.elapsed() < PATIENCE, "no outcome: {transfer:?}, {:#?}", tier.stats());
+        if !has_progressed {
+            // Another thread may be the one that makes progress, and may have lost the processor meanwhile: then the descriptor
+            // is readable, and there is nothing to do but to let it run.
+            std::thread::yield_now();
         }
+        sleep_until_readable(tier, Duration::from_millis(1));
     }
-    panic!("no outcome: {transfer:?}, {:#?}", tier.stats());
 }
 
 /// Sleeps until there is progress to make. Not for long, because another thread may make it.
