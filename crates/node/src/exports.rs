@@ -83,16 +83,19 @@ impl Export {
         (table(&self.bitmap), table(&self.versions))
     }
 
-    /// The pager's name for a range of the region, if the region permits the access (`ibv_access_flags`) and covers it.
-    pub fn locate(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
+    /// The pager's name for a range of the region that is about to be accessed, if the region permits that
+    /// (`ibv_access_flags`) and covers it. Counts the access: what is only asked for in messages turns hot, too.
+    pub fn begin_access(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
         if self.exported.access & access != access {
             return Err(Status::AccessDenied);
         }
         if !self.layout.covers(va, len) {
             return Err(Status::OutOfRange);
         }
-        let addr = self.exported.pager.presence().range().addr + self.layout.grid(va);
-        Ok(HostRange { addr, len })
+        let presence = self.exported.pager.presence();
+        let range = HostRange { addr: presence.range().addr + self.layout.grid(va), len };
+        presence.note_access(range);
+        Ok(range)
     }
 }
 

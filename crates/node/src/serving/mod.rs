@@ -116,7 +116,7 @@ impl Serving {
                 let job = WriteJob::new(export, write)?;
                 self.start(control, id, Job::Write(job), around)
             }),
-            // Every access that this NIC answers is counted here; clients' counters would count it twice.
+            // The NIC counts what it answers, and jobs what they are asked for; clients' counters would count it twice.
             Body::Counts(_) => Ok(Some(Body::Done(Status::Ok))),
             Body::Find(name) => find(name, around).map(Some),
             Body::Pair(endpoint) => self.pair(*endpoint, around).map(|end| Some(Body::Paired(end))),

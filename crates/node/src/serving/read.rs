@@ -42,7 +42,7 @@ impl ReadJob {
     /// Checks the request.
     pub fn new(export: Arc<Export>, read: &Read) -> Result<ReadJob, Status> {
         let len = u64::from(read.length);
-        let range = export.locate(read.va, len, REMOTE_READ)?;
+        let range = export.begin_access(read.va, len, REMOTE_READ)?;
         let (page_count, lead) = (export.layout.page_count(read.va, len), export.layout.page_offset(read.va));
         let pages = match &read.pages {
             None => PageBitmap::full(page_count),

@@ -39,7 +39,7 @@ struct Fetch {
 impl WriteJob {
     /// Checks the request.
     pub fn new(export: Arc<Export>, write: &Write<'_>) -> Result<WriteJob, Status> {
-        let range = export.locate(write.va, write.length.into(), REMOTE_WRITE)?;
+        let range = export.begin_access(write.va, write.length.into(), REMOTE_WRITE)?;
         let (data, fetch) = match write.source {
             Source::Inline(data) => (data.to_vec(), None),
             Source::Remote { va, rkey } => {
