@@ -34,7 +34,7 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
         format!("{:.0}", now.len as f64 / MIB),
         now.units_resident.to_string(),
         now.hits.to_string(),
-        misses(now).to_string(),
+        now.misses.to_string(),
         hit_ratio(now),
         of_kind(|kinds| kinds.cached),
         of_kind(|kinds| kinds.buffered),
@@ -48,20 +48,15 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
     if let Some(before) = before {
         let nothing = RegionStats::default();
         let then = before.regions.iter().find(|region| region.addr == now.addr).unwrap_or(&nothing);
-        let counts =
-            |region: &RegionStats| [region.hits, misses(region), region.promotions, region.demotions];
+        let counts = |region: &RegionStats| [region.hits, region.misses, region.promotions, region.demotions];
         let rates = counts(now).into_iter().zip(counts(then));
         row.extend(rates.map(|(now, then)| (now.saturating_sub(then) / seconds).to_string()));
     }
     row
 }
 
-fn misses(region: &RegionStats) -> u64 {
-    region.reads.misses() + region.writes.misses()
-}
-
 fn hit_ratio(region: &RegionStats) -> String {
-    match region.hits + misses(region) {
+    match region.hits + region.misses {
         0 => "-".into(),
         all => format!("{:.1} %", region.hits as f64 / all as f64 * 100.0),
     }
@@ -80,6 +75,7 @@ mod tests {
             len: 64 << 20,
             units_resident: 16,
             hits,
+            misses: direct + 10,
             reads: KindCounts { direct, cached: 3, ..KindCounts::default() },
             writes: KindCounts { buffered: 7, ..KindCounts::default() },
             ..RegionStats::default()

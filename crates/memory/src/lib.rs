@@ -38,6 +38,8 @@ mod window;
 
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use flush::{Advice, FlushHook, FlushScope, HostRange};
-pub use paging::{PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker};
+pub use paging::{
+    AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
+};
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use window::{BindError, WindowBind, WindowKind};

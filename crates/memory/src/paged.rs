@@ -52,8 +52,9 @@ pub(crate) fn hold_for_atomic(
 ) -> Result<Option<Pinned<'_, ()>>, AccessError> {
     let Some(pager) = entry.pager_for(who) else { return Ok(None) };
     let part = HostRange { addr: host, len: 8 };
-    pager.presence().note_access(part);
-    pager.presence().hold(part).map(Some).ok_or_else(|| refuse(entry, &**pager, part))
+    let held = pager.presence().hold(part);
+    pager.presence().note(part, held.is_some());
+    held.map(Some).ok_or_else(|| refuse(entry, &**pager, part))
 }
 
 fn copy_from(host: u64, out: &mut [u8]) -> Result<(), AccessError> {
@@ -174,12 +175,13 @@ impl Registry {
         let host = entry.locate(tag_of(key), who, need, va, len)?;
         let Some(pager) = entry.pager_for(who) else { return Ok(()) };
         let part = HostRange { addr: host, len };
-        pager.presence().note_access(part);
-        let answered_anyway = need == AccessNeed::Read && pattern_for(&entry, who).is_some();
-        match answered_anyway || pager.presence().hold(part).is_some() {
-            true => Ok(()),
-            false => Err(refuse(&entry, &**pager, part)),
+        let is_hit = pager.presence().hold(part).is_some();
+        if !is_hit && need == AccessNeed::Read && pattern_for(&entry, who).is_some() {
+            // The peer asks again for what it did not get, by other means, and is counted then.
+            return Ok(());
         }
+        pager.presence().note(part, is_hit);
+        if is_hit { Ok(()) } else { Err(refuse(&entry, &**pager, part)) }
     }
 
     /// Has the pager read a range, present or not. The waker is called when the transfer has ended or, after `NotReady`,

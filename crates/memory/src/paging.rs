@@ -43,8 +43,10 @@ pub struct Presence {
     range: HostRange,
     bitmap: Box<[AtomicU64]>,
     versions: Box<[AtomicU32]>,
-    /// Accesses per unit since they were last taken.
-    counts: Box<[AtomicU32]>,
+    /// Accesses per unit that found all that they touch present, since they were last taken.
+    hits: Box<[AtomicU32]>,
+    /// Those that did not.
+    misses: Box<[AtomicU32]>,
     /// Pinned while a copy runs that saw its units present.
     copies: PinLock<()>,
 }
@@ -65,7 +67,8 @@ impl Presence {
             range,
             bitmap: (0..unit_count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             versions: (0..page_count).map(|_| AtomicU32::new(0)).collect(),
-            counts: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
+            hits: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
+            misses: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
             copies: PinLock::new(()),
         }
     }
@@ -77,7 +80,7 @@ impl Presence {
 
     /// How many units there are.
     pub fn unit_count(&self) -> usize {
-        self.counts.len()
+        self.hits.len()
     }
 
     /// The residency bitmap.
@@ -168,21 +171,36 @@ impl Presence {
     }
 
     /// Counts an access for each unit that a range touches. Several threads that count at once may lose counts.
-    #[inline]
     pub fn note_access(&self, part: HostRange) {
-        self.units_of(part).for_each(|unit| self.add_accesses(unit, 1));
+        let is_hit = self.hold(part).is_some();
+        self.note(part, is_hit);
     }
 
-    /// Adds accesses of a unit that somebody else has counted.
-    pub fn add_accesses(&self, unit: usize, count: u32) {
-        let total = self.counts[unit].load(Ordering::Relaxed).saturating_add(count);
-        self.counts[unit].store(total, Ordering::Relaxed);
+    /// The same by who knows whether all of the range is present. A counter is only ever added to by loading and storing: no
+    /// access waits for another one's.
+    #[inline]
+    pub(crate) fn note(&self, part: HostRange, is_hit: bool) {
+        let counts = if is_hit { &self.hits } else { &self.misses };
+        for unit in self.units_of(part) {
+            let total = counts[unit].load(Ordering::Relaxed).saturating_add(1);
+            counts[unit].store(total, Ordering::Relaxed);
+        }
     }
 
     /// The accesses of a unit since this was last asked.
-    pub fn take_count(&self, unit: usize) -> u32 {
-        self.counts[unit].swap(0, Ordering::Relaxed)
+    pub fn take_counts(&self, unit: usize) -> AccessCounts {
+        let take = |counts: &[AtomicU32]| counts[unit].swap(0, Ordering::Relaxed);
+        AccessCounts { hits: take(&self.hits), misses: take(&self.misses) }
     }
+}
+
+/// How often a unit was accessed. Accesses of several units count for each of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AccessCounts {
+    /// All that was touched was present.
+    pub hits: u32,
+    /// Part of it was absent, though perhaps not of this unit.
+    pub misses: u32,
 }
 
 /// Called when a transfer has an outcome, or when a pager that had no room has some: from any thread, and without locks
@@ -280,11 +298,16 @@ mod tests {
     }
 
     #[test]
-    fn accesses_are_counted_per_unit() {
+    fn accesses_are_counted_per_unit_and_by_whether_all_is_present() {
         let presence = Presence::new(RANGE);
+        presence.admit(0);
         presence.note_access(HostRange { addr: RANGE.addr + UNIT_BYTES - 1, len: 2 });
         presence.note_access(HostRange { addr: RANGE.addr, len: 8 });
-        assert_eq!([0, 1, 2].map(|unit| presence.take_count(unit)), [2, 1, 0]);
-        assert_eq!(presence.take_count(0), 0);
+        let counts = |hits, misses| AccessCounts { hits, misses };
+        assert_eq!(
+            [0, 1, 2].map(|unit| presence.take_counts(unit)),
+            [counts(1, 1), counts(0, 1), counts(0, 0)]
+        );
+        assert_eq!(presence.take_counts(0), counts(0, 0));
     }
 }

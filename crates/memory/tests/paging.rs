@@ -156,8 +156,23 @@ fn accesses_are_counted_hit_or_miss() {
     let _ = paged.registry.announce(peer(), paged.key, va, LEN as u64, AccessNeed::Read);
     let _ = paged.registry.announce(peer(), paged.key, va, 8, AccessNeed::Write);
     let _ = paged.add(FRINGE);
-    let counts = [0, 1, 2].map(|unit| paged.pager.presence().take_count(unit));
-    assert_eq!(counts, [2, 2, 1]);
+    let counts = [0, 1, 2].map(|unit| paged.pager.presence().take_counts(unit));
+    assert_eq!(counts.map(|counts| counts.hits), [0, 1, 0]);
+    assert_eq!(counts.map(|counts| counts.misses), [2, 1, 1]);
+}
+
+#[test]
+fn who_gets_the_pattern_is_counted_when_it_asks_again() {
+    let paged = paged(RegionPolicy::Wait);
+    assert!(paged.pager.admit(1));
+    let who = Accessor { absence: Absence::Magic, ..peer() };
+    let va = paged.memory.addr;
+    for offset in [0, FRINGE as u64] {
+        paged.registry.announce(who, paged.key, va + offset, 8, AccessNeed::Read).unwrap();
+    }
+    let _ = paged.registry.announce(who, paged.key, va, 8, AccessNeed::Write);
+    let counts = [0, 1].map(|unit| paged.pager.presence().take_counts(unit));
+    assert_eq!(counts.map(|counts| (counts.hits, counts.misses)), [(0, 1), (1, 0)]);
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn answer(http: &HttpServer, tier: &Tier, names: &[String]) {
 /// A metric of each region.
 type OfRegion = (&'static str, &'static str, &'static str, fn(&RegionStats) -> f64);
 
-const REGION_METRICS: [OfRegion; 11] = [
+const REGION_METRICS: [OfRegion; 12] = [
     ("region_bytes", "gauge", "Length of the region.", |region| region.len as f64),
     ("units_resident", "gauge", "Units of 1 MiB that are locked into memory.", |region| {
         region.units_resident as f64
@@ -77,6 +77,7 @@ const REGION_METRICS: [OfRegion; 11] = [
     ("hits_total", "counter", "Accesses that found all of their memory resident.", |region| {
         region.hits as f64
     }),
+    ("access_misses_total", "counter", "Accesses that did not.", |region| region.misses as f64),
     ("promotions_total", "counter", "Units brought into memory.", |region| region.promotions as f64),
     ("demotions_total", "counter", "Units taken out of memory.", |region| region.demotions as f64),
     ("moves_failed_total", "counter", "Units that could not be moved.", |region| region.moves_failed as f64),
@@ -120,7 +121,7 @@ fn exposition(stats: &TierStats, names: &[String]) -> String {
             let _ = writeln!(text, "terrace_{name}{{region=\"{region}\"}} {}", value(stats));
         }
     }
-    text += "# HELP terrace_misses_total Accesses that went to the file, by direction and kind of IO.\n";
+    text += "# HELP terrace_misses_total IOs of accesses that did not find their memory resident, by direction and kind.\n";
     text += "# TYPE terrace_misses_total counter\n";
     for (region, stats) in &regions {
         for (direction, kinds) in [("read", &stats.reads), ("write", &stats.writes)] {

@@ -98,14 +98,16 @@ fn follow(shared: &Shared, watched: &mut Vec<Watched>) {
 
 fn take_counts(watched: &mut [Watched]) {
     for Watched { region, heat } in watched {
-        let mut sum = 0;
+        let (mut hits, mut misses) = (0, 0);
         for (unit, heat) in heat.iter_mut().enumerate() {
             let by_clients = region.client_counts[unit].swap(0, Ordering::Relaxed);
-            let count = region.presence.take_count(unit).saturating_add(by_clients);
-            heat.tick(count);
-            sum += u64::from(count);
+            let counts = region.presence.take_counts(unit);
+            heat.tick(counts.hits.saturating_add(counts.misses).saturating_add(by_clients));
+            hits += u64::from(counts.hits);
+            misses += u64::from(counts.misses);
         }
-        region.counters.accesses.fetch_add(sum, Ordering::Relaxed);
+        region.counters.hits.fetch_add(hits, Ordering::Relaxed);
+        region.counters.misses.fetch_add(misses, Ordering::Relaxed);
     }
 }
 

@@ -68,8 +68,11 @@ pub struct RegionStats {
     pub len: u64,
     /// How many of its units are resident.
     pub units_resident: u64,
-    /// Accesses counted by the NIC that were hits (those of clients that said so included).
+    /// Accesses that found all of their memory resident. One that touches two units counts for each, here and below; both are
+    /// as of the last period.
     pub hits: u64,
+    /// Accesses that did not. A long one may take many IOs, which `reads` and `writes` count.
+    pub misses: u64,
     /// Reads that came to the pager.
     pub reads: KindCounts,
     /// Writes and atomics that came to the pager.
@@ -131,7 +134,8 @@ impl KindCounters {
 /// What is counted of a region.
 #[derive(Debug, Default)]
 pub(crate) struct RegionCounters {
-    pub(crate) accesses: AtomicU64,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
     pub(crate) reads: KindCounters,
     pub(crate) writes: KindCounters,
     pub(crate) flushes: AtomicU64,
@@ -148,11 +152,11 @@ impl RegionCounters {
     /// As others see it, but for what only the region knows.
     pub(crate) fn read(&self) -> RegionStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (reads, writes) = (self.reads.read(), self.writes.read());
         RegionStats {
-            hits: load(&self.accesses).saturating_sub(reads.misses() + writes.misses()),
-            reads,
-            writes,
+            hits: load(&self.hits),
+            misses: load(&self.misses),
+            reads: self.reads.read(),
+            writes: self.writes.read(),
             flushes: load(&self.flushes),
             errors: load(&self.errors),
             bytes_read: load(&self.bytes_read),

@@ -1,0 +1,64 @@
+//! What clients touch becomes resident, by whatever way they reach it, and is counted.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::*;
+use terrace_node::*;
+
+/// Reads one page of each of these units, many times, and returns how many hits and misses the server counted meanwhile.
+fn read_all(node: &Node, client: &Client, region: &Region<'_>, units: std::ops::Range<u64>) -> (u64, u64) {
+    let counted = || {
+        // What a period has counted is seen when it has ended.
+        std::thread::sleep(Duration::from_millis(25));
+        let stats = &node.server.stats().regions[0];
+        (stats.hits, stats.misses)
+    };
+    let buffer = client.buffer(4096).expect("a buffer");
+    let before = counted();
+    for round in 0..20 {
+        for unit in units.clone() {
+            region.read(unit * MIB + round * 4096, &buffer, 0, 4096, unit).expect("begun");
+            wait_for(client, 1);
+        }
+    }
+    let after = counted();
+    (after.0 - before.0, after.1 - before.1)
+}
+
+fn interest_moves(mode: ServeMode) {
+    let node = Node::new(&format!("promotion-{mode}"), mode, 32 * MIB, 4 * MIB);
+    let client = node.client();
+    let region = client.open("data").expect("the region");
+    for units in [0..4, 20..24] {
+        let started = Instant::now();
+        loop {
+            let (hits, misses) = read_all(&node, &client, &region, units.clone());
+            // Threads that count at once may lose a count.
+            assert!((76..=80).contains(&(hits + misses)), "{mode}: {hits} hits and {misses} misses of 80");
+            if misses == 0 {
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "{mode}: {misses} misses, still");
+        }
+    }
+    let stats = node.server.stats();
+    assert!(stats.regions[0].promotions >= 8 && stats.regions[0].demotions >= 4, "{stats:?}");
+    assert!(stats.locked_bytes <= 4 * MIB);
+}
+
+#[test]
+fn what_clients_fetch_becomes_resident() {
+    interest_moves(ServeMode::Term);
+}
+
+#[test]
+fn what_clients_have_fetched_by_the_nic_becomes_resident() {
+    interest_moves(ServeMode::Wait);
+}
+
+#[test]
+fn what_clients_reach_by_rpc_only_becomes_resident() {
+    interest_moves(ServeMode::RpcTieringPromote);
+}
