@@ -27,7 +27,11 @@ Clients: Terrace's Rust library (crate terrace-node), by the region's name.
 
 Modes are ways to serve what is not in memory. `term` is the one to use; `wait` is its peer for clients that
 know nothing of Terrace. The others are what these are compared with: pin, odp, rpc, rpc-buffer,
-rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the time that a page fault takes is modelled: at least 570 us.";
+rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the time that a page fault takes is modelled: at least 570 us.
+
+--threads is for mode rpc, which copies from the mapping and takes page faults: with one thread everybody waits for each of
+them, with N threads up to N wait side by side. The other modes give the disk many requests at once without waiting for
+any of them; one thread serves the network in all modes.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
@@ -51,6 +55,9 @@ pub struct Options {
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
+    /// Threads whose page faults may wait for the disk side by side; matters to mode rpc only
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: u16,
     /// How often hot data is looked for, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     period: Option<u64>,
@@ -91,6 +98,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
         regions: options.regions.iter().map(|region| region.0.clone()).collect(),
         dram_bytes: options.dram,
         mode: options.mode,
+        threads: options.threads.into(),
         port: PortConfig { address: options.listen, mtu: options.mtu, ..PortConfig::default() },
         period: options.period.map(Duration::from_millis),
     })?;

@@ -126,6 +126,9 @@ pub struct ServerConfig {
     pub mode: ServeMode,
     /// How to open the port.
     pub port: PortConfig,
+    /// Threads for accesses that wait for the disk in page faults, which are those of [`ServeMode::Rpc`]. With one, whoever serves
+    /// the network makes them itself.
+    pub threads: usize,
     /// How often the hottest units are looked for; `None` for the default.
     pub period: Option<Duration>,
 }
@@ -186,6 +189,7 @@ impl Server {
         check_names(&config.regions)?;
         let mut tier_config = TierConfig::new(config.dram_bytes);
         tier_config.io = config.mode.io();
+        tier_config.threads = config.threads;
         tier_config.promote = config.mode.promotes();
         tier_config.period = config.period.unwrap_or(tier_config.period);
         let tier = Tier::open(tier_config)?;

@@ -26,6 +26,9 @@ pub struct TierConfig {
     pub dram_bytes: u64,
     /// How misses are carried out.
     pub io: IoMethod,
+    /// Threads for the copies of [`IoMethod::Mapping`], which wait for the disk in page faults. With one, whoever asks for an
+    /// access makes its copies; with more, that many threads do, and it goes on. All other ways to the file do not wait.
+    pub threads: usize,
     /// How often the hottest units are looked for.
     pub period: Duration,
     /// Whether hot units are brought into memory.
@@ -40,6 +43,7 @@ impl TierConfig {
         TierConfig {
             dram_bytes,
             io: IoMethod::Tiering,
+            threads: 1,
             period: Duration::from_millis(125),
             promote: true,
             device: Arc::new(Best),

@@ -23,6 +23,8 @@ use crate::unit::{Plan, Residency, Unit, plan};
 #[derive(Default)]
 pub(crate) struct Work {
     pub(crate) jobs: Vec<Job>,
+    /// Jobs that may wait for the disk.
+    pub(crate) slow_jobs: Vec<Job>,
     pub(crate) wakers: Vec<Waker>,
     /// Parts that ended: somebody may wait for that. Their buffers go back when the lock is released, because that wakes
     /// those who wait for buffers.
@@ -145,7 +147,8 @@ impl Core {
                 part.kind = if locked { Kind::Late } else { Kind::Mapping };
                 unit.copies += 1;
                 part.lane = Lane::Copy;
-                return work.jobs.push(copy_job(part, id));
+                let jobs = if locked { &mut work.jobs } else { &mut work.slow_jobs };
+                return jobs.push(copy_job(part, id));
             }
             Plan::Peek => {
                 part.kind = Kind::Cached;

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::error::TierError;
 use crate::job::Job;
 use crate::pool::Pool;
+use crate::workers::Workers;
 
 /// Requests that are submitted at a time.
 const DEVICE_DEPTH: u32 = 512;
@@ -27,6 +28,8 @@ pub(crate) struct Engine {
     /// Signalled when parts have ended.
     ended: Condvar,
     device: Mutex<Box<dyn Device>>,
+    /// For what may wait for the disk.
+    pub(crate) workers: Workers,
     /// The device's.
     pub(crate) descriptor: OwnedFd,
     /// Of the core: looked at without its lock.
@@ -47,6 +50,7 @@ impl Engine {
             core: Mutex::new(core),
             ended: Condvar::new(),
             device: Mutex::new(device),
+            workers: Workers::default(),
             descriptor,
             dram_bytes: config.dram_bytes,
         })
@@ -93,6 +97,8 @@ impl Engine {
             for waker in work.wakers.drain(..) {
                 waker();
             }
+            let given_back = work.slow_jobs.drain(..).filter_map(|job| self.workers.hand_over(job));
+            work.jobs.extend(given_back);
             if work.jobs.is_empty() {
                 return more;
             }

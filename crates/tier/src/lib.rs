@@ -23,6 +23,7 @@
 //! | `unit` | the states of a unit, and how an access reaches it |
 //! | `part`, `transfer`, `job` | an access: a part of it, as its caller sees it, what is done at once |
 //! | `engine` | progress: from the core to the device and back |
+//! | `workers` | threads for copies that take page faults |
 //! | `residency` | promoting, demoting, cleaning a unit |
 //! | `promoter`, `heat` | the thread; which units are hot |
 //! | `fault_pager` | a baseline: on-demand paging as hardware does it |
@@ -55,6 +56,7 @@ mod sys;
 mod tier;
 mod transfer;
 mod unit;
+mod workers;
 
 pub use budget::check as check_budget;
 pub use config::{IoMethod, TierConfig};

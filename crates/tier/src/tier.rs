@@ -19,6 +19,7 @@ use crate::promoter::{self, Shared};
 use crate::region::{Region, TierRegion};
 use crate::stats::TierStats;
 use crate::sys;
+use crate::workers;
 
 /// Regions that share a budget of memory, a device, and a thread that moves units.
 ///
@@ -27,7 +28,7 @@ use crate::sys;
 pub struct Tier {
     shared: Arc<Shared>,
     config: TierConfig,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Tier {
@@ -39,13 +40,25 @@ impl Tier {
         budget::check(&config)?;
         fault::install().map_err(TierError::system("install signal handlers"))?;
         let shared = Arc::new(Shared::new(Arc::new(Engine::open(&config)?)));
-        let thread = {
-            let (shared, config) = (shared.clone(), config.clone());
-            let builder = std::thread::Builder::new().name("terrace-tier".into());
-            builder.spawn(move || promoter::run(&shared, &config))
-        };
-        let thread = thread.map_err(TierError::system("start a thread"))?;
-        Ok(Arc::new(Tier { shared, config, thread: Mutex::new(Some(thread)) }))
+        // Dropped, and with it the threads that there are, when one of them cannot be had.
+        let tier =
+            Arc::new(Tier { shared: shared.clone(), config: config.clone(), threads: Mutex::default() });
+        let promoter = shared.clone();
+        tier.spawn("terrace-tier", move || promoter::run(&promoter, &config))?;
+        if tier.config.threads > 1 {
+            shared.engine.workers.open();
+            for _ in 0..tier.config.threads {
+                let engine = shared.engine.clone();
+                tier.spawn("terrace-copies", move || workers::run(&engine))?;
+            }
+        }
+        Ok(tier)
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), TierError> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        self.threads.lock().push(thread.map_err(TierError::system("start a thread"))?);
+        Ok(())
     }
 
     /// Begins to serve a region. Nothing of it is resident.
@@ -169,12 +182,12 @@ fn drop_cached(ways: &Ways, offset: u64, map: HostRange) {
 impl Drop for Tier {
     fn drop(&mut self) {
         self.shared.stop();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            // A waker that the thread calls may hold the last reference.
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
+        self.shared.engine.workers.close();
+        for thread in self.threads.lock().drain(..) {
+            // A waker that a thread calls may hold the last reference.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }

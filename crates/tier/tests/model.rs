@@ -31,6 +31,7 @@ struct Plan {
     dir: &'static str,
     exclusive: bool,
     io: IoMethod,
+    threads: usize,
     device: Arc<dyn DeviceFactory>,
     seed: u64,
     accesses_per_client: usize,
@@ -299,7 +300,8 @@ impl Drop for StopAtEnd<'_> {
 }
 
 fn try_out(plan: &Plan) {
-    let config = TierConfig { io: plan.io, device: plan.device.clone(), ..still(BUDGET_BYTES) };
+    let config =
+        TierConfig { io: plan.io, threads: plan.threads, device: plan.device.clone(), ..still(BUDGET_BYTES) };
     let served = Served::new(plan.dir, "model", REGION_BYTES, plan.exclusive, config);
     let registry = Registry::new(Limits::default()).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -364,7 +366,7 @@ fn try_seeds(dir: &'static str, exclusive: bool, io: IoMethod, device: Arc<dyn D
     for seed in seeds() {
         let device = device.clone();
         eprintln!("TERRACE_TIER_SEED={seed}");
-        try_out(&Plan { dir, exclusive, io, device, seed, accesses_per_client: 1000 });
+        try_out(&Plan { dir, exclusive, io, threads: 1, device, seed, accesses_per_client: 1000 });
     }
 }
 
@@ -410,5 +412,15 @@ fn devices_that_report_late_and_move_less_than_asked_for() {
 fn the_baselines() {
     for io in [IoMethod::Direct, IoMethod::Buffered, IoMethod::Mapping] {
         try_seeds("/tmp", true, io, Arc::new(Best));
+    }
+}
+
+#[test]
+fn copies_by_several_threads() {
+    for seed in seeds() {
+        for (exclusive, dir) in [(true, "/tmp"), (false, "/tmp"), (true, "/dev/shm")] {
+            let (io, device) = (IoMethod::Mapping, Arc::new(Best));
+            try_out(&Plan { dir, exclusive, io, threads: 3, device, seed, accesses_per_client: 1000 });
+        }
     }
 }

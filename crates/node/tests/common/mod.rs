@@ -24,6 +24,7 @@ impl Node {
             regions: vec![region],
             dram_bytes,
             mode,
+            threads: if mode == ServeMode::Rpc { 2 } else { 1 },
             port: PortConfig { address: Some(LOOPBACK), ..PortConfig::default() },
             period: Some(Duration::from_millis(10)),
         };

@@ -1,0 +1,93 @@
+//! Copies that take page faults wait side by side, and nobody waits for them who has not asked.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use terrace_memory::{HostRange, Pager, Transfer};
+use terrace_tier::{IoMethod, TierConfig};
+
+const PAGE: u64 = 4096;
+
+/// Pages of a mapping that arrive when the test says so.
+struct SlowPages(i32);
+
+/// The kernel's structures for userfaultfd, of which the library that declares system calls has none.
+mod userfault {
+    pub const API: u64 = 0xc018_aa3f;
+    pub const REGISTER: u64 = 0xc020_aa00;
+    pub const ZEROPAGE: u64 = 0xc020_aa04;
+    pub const MISSING: u64 = 1;
+}
+
+impl SlowPages {
+    /// `None` where userfaultfd is not permitted.
+    fn new(range: HostRange) -> Option<SlowPages> {
+        let mut api = [0xaa_u64, 0, 0];
+        let mut register = [range.addr, range.len, userfault::MISSING, 0];
+        // SAFETY: the arrays have the layout of the kernel's structures, and live across the calls.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+            let works = fd >= 0
+                && libc::ioctl(fd, userfault::API as _, &mut api) == 0
+                && libc::ioctl(fd, userfault::REGISTER as _, &mut register) == 0;
+            works.then_some(SlowPages(fd))
+        }
+    }
+
+    /// Returns the page that somebody waits for, when somebody does.
+    fn wait_for_fault(&self) -> u64 {
+        let mut event = [0_u64; 4];
+        // SAFETY: an event has 32 bytes.
+        let count = unsafe { libc::read(self.0, event.as_mut_ptr().cast(), size_of_val(&event)) };
+        assert_eq!(count, 32);
+        event[2] & !(PAGE - 1)
+    }
+
+    fn serve(&self, page: u64) {
+        let mut zero = [page, PAGE, 0, 0];
+        // SAFETY: the array has the layout of the kernel's structure, and lives across the call.
+        assert_eq!(unsafe { libc::ioctl(self.0, userfault::ZEROPAGE as _, &mut zero) }, 0);
+    }
+}
+
+impl Drop for SlowPages {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+#[test]
+fn page_faults_are_waited_for_side_by_side() {
+    let config = TierConfig { io: IoMethod::Mapping, threads: 3, ..still(1 << 20) };
+    let served = Served::new("/dev/shm", "slow", 4 * PAGE, true, config);
+    let Some(pages) = SlowPages::new(served.file.map()) else {
+        eprintln!("skipped: no userfaultfd");
+        return;
+    };
+    // Of two pages that are not there, one after the other would never be served: the second fault would never come.
+    let read = |page: u64| served.region.read(served.range(page * PAGE, 8), &served.waker).unwrap();
+    let reads: Vec<Arc<dyn Transfer>> = (0..3).map(read).collect();
+    let mut waiting: Vec<u64> = (0..3).map(|_| pages.wait_for_fault()).collect();
+    waiting.sort_unstable();
+    assert_eq!(waiting, [0, 1, 2].map(|page| served.addr() + page * PAGE));
+    assert!(reads.iter().all(|read| read.outcome().is_none()));
+    waiting.into_iter().rev().for_each(|page| pages.serve(page));
+    reads.iter().for_each(|read| served.wait(read).unwrap());
+    assert_eq!(served.region.stats().reads.mapping, 3);
+}
+
+#[test]
+fn a_tier_ends_after_what_its_threads_have_begun() {
+    let config = TierConfig { io: IoMethod::Mapping, threads: 4, ..still(1 << 20) };
+    let served = Served::new("/tmp", "end", 256 * PAGE, true, config);
+    let write =
+        |page: u64| served.region.write(served.addr() + page * PAGE, &[page as u8; 64], &served.waker);
+    let writes: Vec<_> = (0..64).map(|page| write(page).unwrap()).collect();
+    served.tier.remove(&served.region);
+    assert!(writes.iter().all(|write| write.outcome() == Some(Ok(()))));
+    let file = std::fs::read(&served.scratch.0).unwrap();
+    assert!((0..64).all(|page| file[page * PAGE as usize] == page as u8));
+}
