@@ -4,6 +4,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 PYTHON ?= python3
 SEEDS ?= 100000
+ROUNDS ?= 200
 FUZZ_RUNS ?= 10000000
 ONLY ?=
 FULL ?=
@@ -15,7 +16,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs demo test conformance soak fuzz bench bench-term lint clean
+.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak fuzz bench bench-term lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -79,6 +80,11 @@ conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, 
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/interop/programs/paged_stress
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
+
+crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost
+	@scripts/setup.sh build
+	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
+	    --nocapture --test-threads 1
 
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build

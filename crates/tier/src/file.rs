@@ -56,9 +56,9 @@ impl Ways {
     /// When the descriptor is not a file's.
     pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<Ways> {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        let kind = rustix::fs::fstatfs(&file)?.f_type as u64;
-        let is_memory = MEMORY_FILE_SYSTEMS.contains(&kind);
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
+        // The names of devices are on a memory file system; what they name is not.
+        let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
         let direct = if is_memory { None } else { open_direct(&file, writable) };
         Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len, is_file })
     }

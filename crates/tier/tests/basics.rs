@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{Served, still};
+use common::{Scratch, Served, counting_waker, still, wait};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, UNIT_BYTES};
 use terrace_tier::device::OnlyThreads;
-use terrace_tier::{IoMethod, TRANSFER_BYTES_MAX, TierConfig};
+use terrace_tier::{BackingFile, IoMethod, TRANSFER_BYTES_MAX, Tier, TierConfig};
 
 const MIB: u64 = 1 << 20;
 const DIRS: [&str; 2] = ["/tmp", "/dev/shm"];
@@ -164,4 +167,37 @@ fn the_thread_that_took_requests_to_the_device_may_end() {
         }
         assert_eq!(served.read(50_000, 9000).unwrap(), [19; 9000]);
     }
+}
+
+/// A loop device over an image of zeros, open so that it lasts; `None` without the right to make one.
+fn loop_device(bytes: u64) -> Option<(PathBuf, File)> {
+    let image = Scratch::new("/tmp", "image");
+    File::create(&image.0).and_then(|file| file.set_len(bytes)).unwrap();
+    let output = Command::new("losetup").args(["--find", "--show"]).arg(&image.0).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    let device = output.status.success().then(|| File::open(&path).ok())??;
+    // It goes when nobody has it open any more.
+    Command::new("losetup").arg("--detach").arg(&path).status().ok()?;
+    Some((path, device))
+}
+
+/// Its name is on a memory file system, which says nothing about it.
+#[test]
+fn a_block_device_is_accessed_past_the_page_cache() {
+    let Some((path, _device)) = loop_device(4 * MIB) else {
+        return eprintln!("no right to make loop devices: not tried");
+    };
+    let tier = Tier::open(still(2 * MIB)).unwrap();
+    let file = BackingFile::open(&path, None, true).unwrap();
+    let region = tier.add(file.source().unwrap()).unwrap();
+    let (waker, _) = counting_waker();
+    let range = HostRange { addr: file.map().addr + 5000, len: 9000 };
+    wait(&tier, &region.write(range.addr, &[5; 9000], &waker).unwrap()).unwrap();
+    let read = region.read(range, &waker).unwrap();
+    wait(&tier, &read).unwrap();
+    let mut out = [0; 9000];
+    read.read(0, &mut out).unwrap();
+    assert_eq!(out, [5; 9000]);
+    assert_eq!((region.stats().writes.direct, region.stats().reads.direct), (1, 1));
+    tier.remove(&region);
 }

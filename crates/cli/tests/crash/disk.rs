@@ -1,0 +1,108 @@
+//! Where the region is, and ways to look at it that do not pass through the node.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
+use tempfile::TempDir;
+
+use super::from_env;
+
+const PAGE_BYTES: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A sparse file, as most regions are.
+    File,
+    /// A loop device: what has left its page cache is in its image, and nothing else is. Needs the right to make one.
+    BlockDevice,
+}
+
+/// The region's file or device. Goes away with this.
+pub struct Disk {
+    dir: TempDir,
+    /// A loop device, and what keeps it.
+    device: Option<(PathBuf, File)>,
+    len: u64,
+}
+
+impl Disk {
+    /// A file, if a device cannot be had.
+    pub fn new(place: Place, len: u64) -> Disk {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut disk = Disk { dir, device: None, len };
+        if place == Place::BlockDevice {
+            File::create(disk.image_path()).and_then(|image| image.set_len(len)).expect("an image");
+            match loop_device(&disk.image_path()) {
+                Ok(device) => disk.device = Some(device),
+                Err(error) => {
+                    eprintln!("no loop device here, so what a device has is not looked at: {error}")
+                }
+            }
+        }
+        disk
+    }
+
+    fn image_path(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    /// What the node serves.
+    pub fn region(&self) -> PathBuf {
+        match &self.device {
+            Some((path, _)) => path.clone(),
+            None => self.dir.path().join("region"),
+        }
+    }
+
+    /// What the device has at this moment, whatever is in its page cache. `None` for a file: looking at it past the page cache
+    /// would have the kernel write back what is there.
+    pub fn device_image(&self) -> Option<Vec<u8>> {
+        self.device.as_ref().map(|_| std::fs::read(self.image_path()).expect("the image"))
+    }
+
+    /// What the file has once nothing of it is in the page cache.
+    pub fn direct_image(&self) -> Vec<u8> {
+        let mut options = File::options();
+        let file =
+            options.read(true).custom_flags(OFlag::O_DIRECT.bits()).open(self.region()).expect("it is there");
+        // Twice the memory for an aligned part of it.
+        let len = self.len as usize;
+        let mut memory = vec![0; len + PAGE_BYTES];
+        let skip = memory.as_ptr().align_offset(PAGE_BYTES);
+        self.drop_caches(&file);
+        file.read_exact_at(&mut memory[skip..skip + len], 0).expect("the disk works");
+        memory.copy_within(skip..skip + len, 0);
+        memory.truncate(len);
+        memory
+    }
+
+    /// Drops what is clean: the file's own, or everybody's where `TERRACE_CRASH_DROP_CACHES=1` says that this machine is ours.
+    fn drop_caches(&self, file: &File) {
+        file.sync_all().expect("the disk works");
+        let dropped = from_env("TERRACE_CRASH_DROP_CACHES", 0) == 1
+            && std::fs::write("/proc/sys/vm/drop_caches", "1").is_ok();
+        if !dropped {
+            let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+            posix_fadvise(file, 0, 0, advice).expect("a file can be advised on");
+        }
+    }
+}
+
+/// A loop device over an image. It goes away when the file that is returned, and whoever else has it open, is closed.
+fn loop_device(image: &Path) -> Result<(PathBuf, File), String> {
+    let losetup = |arguments: &[&str], path: &Path| {
+        let output =
+            Command::new("losetup").args(arguments).arg(path).output().map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
+    };
+    let path = PathBuf::from(losetup(&["--find", "--show"], image)?);
+    let file = File::open(&path).map_err(|error| error.to_string())?;
+    losetup(&["--detach"], &path)?;
+    Ok((path, file))
+}

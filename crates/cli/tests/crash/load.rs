@@ -1,0 +1,196 @@
+//! Two clients that write and commit without pause.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+use terrace_nic::{Buffer, WcStatus};
+use terrace_node::{Client, ClientError, Region};
+
+use super::model::{Commit, Model};
+use super::node::REGION;
+use super::{MIB, REGION_BYTES};
+
+const LEN_MAX: usize = 256 << 10;
+/// Accesses that a client has under way.
+const SLOTS: usize = 12;
+/// Those of them that may be long: not all, or soon they were all that is under way.
+const LONG_SLOTS: usize = 3;
+/// Where half of the writes go, so that something becomes resident.
+const HOT_BYTES: usize = 2 * MIB;
+/// How long a node may take for an access. Not how long it does take: whoever else uses the disk counts.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long answers of a node that was killed are waited for: they may have been on their way.
+const ECHO: Duration = Duration::from_millis(20);
+
+/// What an access was for.
+enum Purpose {
+    Write { number: usize, range: Range<usize> },
+    Commit(Commit),
+}
+
+/// A client with its buffers.
+struct Writer<'a> {
+    client: &'a Client,
+    region: Region<'a>,
+    buffers: Vec<Buffer>,
+    /// By slot, which is the tag.
+    under_way: HashMap<usize, Purpose>,
+}
+
+pub struct Load<'a> {
+    random: StdRng,
+    writers: [Writer<'a>; 2],
+}
+
+impl<'a> Load<'a> {
+    pub fn new(clients: &'a [Client; 2], seed: u64) -> Load<'a> {
+        let writer = |client: &'a Client| {
+            let region = client.open(REGION).expect("the region");
+            let buffers = (0..SLOTS).map(|_| client.buffer(LEN_MAX).expect("a buffer")).collect();
+            Writer { client, region, buffers, under_way: HashMap::new() }
+        };
+        Load { random: StdRng::seed_from_u64(seed), writers: clients.each_ref().map(writer) }
+    }
+
+    /// Makes everything durable.
+    pub fn commit_all(&mut self, model: &mut Model) {
+        let Writer { client, region, .. } = &self.writers[0];
+        region.commit(0, REGION_BYTES as u32, 0).expect("begun");
+        wait_for(client, 1);
+        model.all_is_durable();
+    }
+
+    /// Everything, by READ.
+    pub fn read_all(&mut self) -> Vec<u8> {
+        let Writer { client, region, buffers, .. } = &self.writers[0];
+        let mut image = vec![0; REGION_BYTES];
+        for (turn, pieces) in image.chunks_mut(SLOTS * LEN_MAX).enumerate() {
+            let pieces: Vec<&mut [u8]> = pieces.chunks_mut(LEN_MAX).collect();
+            for (slot, piece) in pieces.iter().enumerate() {
+                let offset = ((turn * SLOTS + slot) * LEN_MAX) as u64;
+                region.read(offset, &buffers[slot], 0, piece.len() as u32, slot as u64).expect("begun");
+            }
+            wait_for(client, pieces.len());
+            for (slot, piece) in pieces.into_iter().enumerate() {
+                buffers[slot].read(0, piece).expect("within");
+            }
+        }
+        image
+    }
+
+    /// Writes and commits until the node is dead.
+    pub fn run(&mut self, model: &mut Model, is_dead: impl Fn() -> bool) {
+        let mut last_end = Instant::now();
+        while !is_dead() {
+            for writer in 0..self.writers.len() {
+                if let Err(error) = self.fill(writer, model) {
+                    // It may have died between two looks.
+                    return assert!(wait_until(&is_dead), "{error}");
+                }
+                match self.collect(writer, model) {
+                    Ok(0) => {}
+                    Ok(_) => last_end = Instant::now(),
+                    Err(what) => return assert!(wait_until(&is_dead), "{what}"),
+                }
+            }
+            assert!(last_end.elapsed() < PATIENCE, "the node has stopped to answer");
+        }
+    }
+
+    /// Takes the last answers of a node that was killed.
+    pub fn abandon(mut self, model: &mut Model) {
+        let started = Instant::now();
+        while started.elapsed() < ECHO {
+            for writer in 0..self.writers.len() {
+                // Failures are what is to be expected now.
+                let _ = self.collect(writer, model);
+            }
+        }
+    }
+
+    /// Begins accesses in all free slots of a writer.
+    fn fill(&mut self, writer: usize, model: &mut Model) -> Result<(), ClientError> {
+        for slot in 0..SLOTS {
+            if self.writers[writer].under_way.contains_key(&slot) {
+                continue;
+            }
+            let range = self.pick(slot < LONG_SLOTS);
+            // Of two clients nobody knows whose write comes last.
+            let disputed = |purpose: &Purpose| match purpose {
+                Purpose::Write { range: other, .. } => other.start < range.end && range.start < other.end,
+                Purpose::Commit(_) => false,
+            };
+            if self.writers[1 - writer].under_way.values().any(disputed) {
+                continue;
+            }
+            let is_commit = self.random.random_range(0..40) == 0;
+            let Writer { region, buffers, under_way, .. } = &mut self.writers[writer];
+            if is_commit {
+                let len = if self.random.random() { range.len() } else { REGION_BYTES - range.start };
+                let commit = model.begin_commit(range.start..range.start + len);
+                region.commit(range.start as u64, len as u32, slot as u64)?;
+                under_way.insert(slot, Purpose::Commit(commit));
+                continue;
+            }
+            let mut data = vec![0; range.len()];
+            self.random.fill_bytes(&mut data);
+            buffers[slot].write(0, &data).expect("within");
+            // Whatever comes of it, it may have happened.
+            let number = model.begin(range.clone(), data);
+            region.write(range.start as u64, &buffers[slot], 0, range.len() as u32, slot as u64)?;
+            under_way.insert(slot, Purpose::Write { number, range });
+        }
+        Ok(())
+    }
+
+    /// Takes what has ended, and tells the model. Returns how much it was, or what has failed.
+    fn collect(&mut self, writer: usize, model: &mut Model) -> Result<usize, String> {
+        let Writer { client, under_way, .. } = &mut self.writers[writer];
+        let mut done = Vec::new();
+        client.poll(&mut done).map_err(|error| error.to_string())?;
+        for completion in &done {
+            let purpose = under_way.remove(&(completion.tag as usize)).expect("it is under way");
+            if completion.status != WcStatus::Success {
+                return Err(format!("{completion:?}"));
+            }
+            match purpose {
+                Purpose::Write { number, .. } => model.acknowledge(number),
+                Purpose::Commit(commit) => model.acknowledge_commit(&commit),
+            }
+        }
+        Ok(done.len())
+    }
+
+    /// 1 B to 256 KiB; many short ones, some that begin or end at a page.
+    fn pick(&mut self, may_be_long: bool) -> Range<usize> {
+        let len_max = [16, 600, 4096, 20_000][self.random.random_range(0..4)];
+        let mut len = self.random.random_range(1..=if may_be_long { LEN_MAX } else { len_max });
+        let area = if self.random.random() { HOT_BYTES } else { REGION_BYTES };
+        let mut start = self.random.random_range(0..=area - len);
+        if self.random.random_range(0..3) == 0 {
+            start -= start % 4096;
+            len = len.next_multiple_of(4096);
+        }
+        start..start + len
+    }
+}
+
+fn wait_until(is_dead: impl Fn() -> bool) -> bool {
+    let started = Instant::now();
+    while !is_dead() && started.elapsed() < Duration::from_secs(2) {
+        std::thread::yield_now();
+    }
+    is_dead()
+}
+
+fn wait_for(client: &Client, count: usize) {
+    let (mut done, started) = (Vec::new(), Instant::now());
+    while done.len() < count {
+        client.poll(&mut done).expect("a healthy connection");
+        assert!(started.elapsed() < PATIENCE, "{} of {count} answers", done.len());
+    }
+    assert!(done.iter().all(|one| one.status == WcStatus::Success), "{done:?}");
+}

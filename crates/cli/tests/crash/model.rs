@@ -1,0 +1,189 @@
+//! What a region may hold: after a kill, and on the device.
+
+use std::ops::Range;
+
+/// A write that a client has begun.
+struct Write {
+    range: Range<usize>,
+    data: Vec<u8>,
+    /// When it was acknowledged; `None` while it is under way.
+    acknowledged_at: Option<u32>,
+}
+
+impl Write {
+    fn overlaps(&self, range: &Range<usize>) -> bool {
+        self.range.start < range.end && range.start < self.range.end
+    }
+}
+
+/// A commit that a client has begun.
+pub struct Commit {
+    range: Range<usize>,
+    at: u32,
+    /// What had been acknowledged then.
+    bytes: Vec<u8>,
+}
+
+/// What a region may hold. Time is counted in acknowledgements and commits.
+pub struct Model {
+    /// What all acknowledged writes have left.
+    acknowledged: Vec<u8>,
+    /// What the last commit of each byte has made durable, and when that commit was begun.
+    durable: Vec<u8>,
+    durable_at: Vec<u32>,
+    /// In the order of beginning.
+    writes: Vec<Write>,
+    commit_count: usize,
+    now: u32,
+}
+
+impl Model {
+    /// Zeros that are durable.
+    pub fn new(len: usize) -> Model {
+        Model {
+            acknowledged: vec![0; len],
+            durable: vec![0; len],
+            durable_at: vec![0; len],
+            writes: Vec::new(),
+            commit_count: 0,
+            now: 0,
+        }
+    }
+
+    /// A write begins; returns its number.
+    pub fn begin(&mut self, range: Range<usize>, data: Vec<u8>) -> usize {
+        self.writes.push(Write { range, data, acknowledged_at: None });
+        self.writes.len() - 1
+    }
+
+    /// A write was acknowledged. Those that overlap are acknowledged in the order in which they take effect.
+    pub fn acknowledge(&mut self, number: usize) {
+        self.now += 1;
+        let write = &mut self.writes[number];
+        write.acknowledged_at = Some(self.now);
+        self.acknowledged[write.range.clone()].copy_from_slice(&write.data);
+    }
+
+    /// A commit begins.
+    pub fn begin_commit(&mut self, range: Range<usize>) -> Commit {
+        self.now += 1;
+        Commit { bytes: self.acknowledged[range.clone()].to_vec(), range, at: self.now }
+    }
+
+    /// A commit was acknowledged.
+    pub fn acknowledge_commit(&mut self, commit: &Commit) {
+        self.commit_count += 1;
+        for (place, byte) in commit.range.clone().zip(&commit.bytes) {
+            if self.durable_at[place] < commit.at {
+                (self.durable[place], self.durable_at[place]) = (*byte, commit.at);
+            }
+        }
+    }
+
+    pub fn acknowledged_count(&self) -> usize {
+        self.writes.iter().filter(|write| write.acknowledged_at.is_some()).count()
+    }
+
+    pub fn commit_count(&self) -> usize {
+        self.commit_count
+    }
+
+    pub fn under_way_count(&self) -> usize {
+        self.writes.len() - self.acknowledged_count()
+    }
+
+    /// Checks what is there: each byte is what was acknowledged, or what a write that was under way was to make it.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, image: &[u8]) -> Result<(), String> {
+        let under_way = self.writes.iter().filter(|write| write.acknowledged_at.is_none());
+        self.report(&unexplained(image, &self.acknowledged, under_way, |_, _| true))
+    }
+
+    /// Checks what is on the device: each byte is what was committed, or of a write that was not acknowledged before.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_durable(&self, image: &[u8]) -> Result<(), String> {
+        let is_later =
+            |write: &Write, place: usize| write.acknowledged_at.is_none_or(|at| at > self.durable_at[place]);
+        self.report(&unexplained(image, &self.durable, self.writes.iter(), is_later))
+    }
+
+    fn report(&self, wrong: &[usize]) -> Result<(), String> {
+        let (Some(first), Some(last)) = (wrong.first(), wrong.last()) else { return Ok(()) };
+        let range = *first..last + 1;
+        let about: Vec<_> = self
+            .writes
+            .iter()
+            .enumerate()
+            .filter(|(_, write)| write.overlaps(&range))
+            .map(|(number, write)| (number, &write.range, write.acknowledged_at))
+            .collect();
+        let about = &about[about.len().saturating_sub(10)..];
+        Err(format!("{} wrong bytes in {range:x?}; the last writes there: {about:x?}", wrong.len()))
+    }
+
+    /// All is as in the image now, nothing is under way.
+    pub fn settle(&mut self, image: Vec<u8>) {
+        self.acknowledged = image;
+        self.commit_count = 0;
+    }
+
+    /// All that was acknowledged is durable now, and nothing is under way.
+    pub fn all_is_durable(&mut self) {
+        self.durable.copy_from_slice(&self.acknowledged);
+        self.durable_at.fill(0);
+        self.writes.clear();
+        self.now = 0;
+    }
+}
+
+/// The bytes that are neither what they ought to be, nor what one of the writes made them that are admitted for their place.
+fn unexplained<'a>(
+    image: &[u8],
+    wanted: &[u8],
+    writes: impl Iterator<Item = &'a Write>,
+    admits: impl Fn(&Write, usize) -> bool,
+) -> Vec<usize> {
+    assert_eq!(image.len(), wanted.len());
+    let mut wrong: Vec<bool> = image.iter().zip(wanted).map(|(found, wanted)| found != wanted).collect();
+    for write in writes {
+        for (place, byte) in write.range.clone().zip(&write.data) {
+            if wrong[place] && image[place] == *byte && admits(write, place) {
+                wrong[place] = false;
+            }
+        }
+    }
+    (0..wrong.len()).filter(|&place| wrong[place]).collect()
+}
+
+/// The model is what everything is judged by: it has to notice what is wrong.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lost_torn_or_late_is_noticed() {
+        let mut model = Model::new(8);
+        let first = model.begin(0..4, vec![1; 4]);
+        model.acknowledge(first);
+        let commit = model.begin_commit(0..8);
+        let second = model.begin(2..6, vec![2; 4]);
+        model.acknowledge(second);
+        model.acknowledge_commit(&commit);
+        model.begin(5..8, vec![3; 3]);
+        let is_lost = [1, 1, 1, 2, 2, 2, 0, 0];
+        let is_of_nobody = [1, 1, 2, 2, 3, 2, 0, 0];
+        assert_eq!(model.check(&[1, 1, 2, 2, 2, 2, 0, 0]), Ok(()));
+        assert_eq!(model.check(&[1, 1, 2, 2, 2, 3, 0, 3]), Ok(()));
+        assert!(model.check(&is_lost).is_err() && model.check(&is_of_nobody).is_err());
+        let committed_is_lost = [0, 1, 1, 1, 0, 0, 0, 0];
+        let is_of_elsewhere = [1, 1, 1, 1, 1, 0, 0, 0];
+        assert_eq!(model.check_durable(&[1, 1, 1, 1, 0, 0, 0, 0]), Ok(()));
+        assert_eq!(model.check_durable(&[1, 1, 1, 2, 0, 3, 0, 0]), Ok(()));
+        assert!(model.check_durable(&committed_is_lost).is_err());
+        assert!(model.check_durable(&is_of_elsewhere).is_err());
+    }
+}

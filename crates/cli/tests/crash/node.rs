@@ -1,0 +1,78 @@
+//! A memory node as a process: `terrace serve`.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use terrace_node::{Client, ClientConfig};
+
+use super::REGION_BYTES;
+
+pub const DRAM_BYTES: u64 = 4 << 20;
+pub const REGION: &str = "data";
+/// The UDP port of slot 0.
+const FIRST_PORT: u32 = 4791;
+
+/// A node. Killed when dropped.
+pub struct Node {
+    process: Child,
+    pub slot: u8,
+}
+
+/// An address of the loopback that no other test run uses at the same time: a host of its own.
+pub fn address() -> IpAddr {
+    let pid = std::process::id();
+    IpAddr::V4(Ipv4Addr::new(127, 64 + (pid >> 8) as u8 % 128, pid as u8, 77))
+}
+
+impl Node {
+    /// Starts it, and does not wait until it serves.
+    pub fn spawn(path: &Path) -> Node {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        let region = format!("{REGION}={}:{REGION_BYTES}", path.display());
+        command.args(["serve", "--mode", "term", "--period", "5", "--region", &region]);
+        command.args(["--dram", &DRAM_BYTES.to_string(), "--listen", &address().to_string()]);
+        let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("terrace starts");
+        Node { process, slot: 0 }
+    }
+
+    /// Starts it, and waits until it serves.
+    pub fn start(path: &Path) -> Node {
+        let mut node = Node::spawn(path);
+        let mut line = String::new();
+        let output = node.process.stdout.as_mut().expect("it is piped");
+        BufReader::new(output).read_line(&mut line).expect("it says where it serves");
+        let port = line.split_once("UDP port ").and_then(|(_, rest)| rest.split_once(')'));
+        let port = port.and_then(|(port, _)| port.parse::<u32>().ok());
+        node.slot = port.and_then(|port| u8::try_from(port - FIRST_PORT).ok()).unwrap_or_else(|| {
+            panic!("the node does not serve: {line:?}, {:?}", node.process.try_wait());
+        });
+        node
+    }
+
+    pub fn connect(&self) -> Client {
+        connect(address(), self.slot)
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.process.try_wait().expect("it is a child").is_none()
+    }
+
+    /// SIGKILL; afterwards no thread of it runs.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it is a child");
+        self.process.wait().expect("it is a child");
+    }
+}
+
+pub fn connect(address: IpAddr, slot: u8) -> Client {
+    Client::connect(&ClientConfig { slot, ..ClientConfig::new(address) }).expect("the node answers")
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
