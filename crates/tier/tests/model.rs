@@ -135,10 +135,14 @@ impl Client<'_> {
         }
         let range = self.range(offset, len);
         match self.registry.write(self.who(), self.key, range.addr, &data) {
-            Ok(()) => self.overtake(offset, &data),
+            Ok(()) => {
+                self.hits += 1;
+                self.overtake(offset, &data);
+            }
             Err(AccessError::NotReady) => {
                 let served = self.served;
                 let transfer = self.retry(|| served.region.write(range.addr, &data, &served.waker));
+                self.overtake_if_late(&transfer, offset, &data);
                 self.expect(transfer, offset, vec![]);
             }
             Err(error) => panic!("{error}"),
@@ -160,11 +164,13 @@ impl Client<'_> {
         match self.registry.atomic(self.who(), self.key, addr, op) {
             Ok(found) => {
                 assert_eq!(found, value, "an atomic that hit at {offset}");
+                self.hits += 1;
                 self.overtake(offset, &after.to_ne_bytes());
             }
             Err(AccessError::NotReady) => {
                 let served = self.served;
                 let transfer = self.retry(|| served.region.atomic(addr, op, &served.waker));
+                self.overtake_if_late(&transfer, offset, &after.to_ne_bytes());
                 self.expect(transfer, offset, before);
             }
             Err(error) => panic!("{error}"),
@@ -199,9 +205,15 @@ impl Client<'_> {
         self.pending.push_back(Expected { transfer, offset, bytes, overtaken: Vec::new() });
     }
 
-    /// A copy has changed what reads under way may still see as it was.
+    /// A hit that was seen late: the unit has become resident since the registry was asked. It copies at once, as a hit does.
+    fn overtake_if_late(&mut self, transfer: &Arc<dyn Transfer>, offset: u64, data: &[u8]) {
+        if transfer.outcome().is_some() {
+            self.overtake(offset, data);
+        }
+    }
+
+    /// A copy has changed what reads under way may see as it was or as it is.
     fn overtake(&mut self, offset: u64, data: &[u8]) {
-        self.hits += 1;
         for read in &mut self.pending {
             for (index, &byte) in data.iter().enumerate() {
                 let at = offset + index as u64;
