@@ -14,7 +14,8 @@
 //! put 0x1000 u64:5                the program writes to its memory
 //! absent 0x1000:0x400             this part of the memory is absent;  `present 0x1000:0x400`: all of it is there again
 //! faulting                        peers shall come back for absent memory
-//! slots 2                         two more accesses to absent memory may be under way;  `slots any`
+//! slots 2                         two more accesses to absent memory may be under way, or have brought what has not left;
+//!                                 `slots any`;  `slots stolen`: the next one that comes back is somebody else's
 //! complete                        the oldest of them ends;  `complete last`: the latest;  `complete access`,
 //!                                 `complete operation`: the oldest, with an error
 //!

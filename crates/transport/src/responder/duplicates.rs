@@ -80,11 +80,12 @@ impl Responder {
         }
         (answer.repeat, answer.msn) = (true, self.msn);
         if reth.length > 0 {
-            match answer.prepare(common, host) {
+            match answer.prepare(common, host, || self.defers_fetching(reth.rkey)) {
                 // It has been taken once; now it is answered as soon as it can be.
                 Ok(()) | Err(RemoteError::Retry) => {}
                 Err(error) => return Err(error),
             }
+            self.hungry |= answer.is_hungry();
         }
         self.owed.push_back(Owed::Read(answer));
         Ok(())

@@ -31,7 +31,6 @@ impl Responder {
 
     /// Sends one packet of what is owed.
     pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
-        self.feed(common, host);
         if self.impatient {
             return self.ask_for_patience(common, host, sink);
         }
@@ -41,6 +40,7 @@ impl Responder {
         if let Some(broken) = self.settle(common) {
             return broken;
         }
+        self.feed(common, host);
         let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
         let pushed = match owed {
             Owed::Read(_) => return self.emit_read(common, host, sink),
@@ -103,6 +103,7 @@ impl Responder {
                     }
                     Settled::All(ack) => {
                         self.owed.pop_front();
+                        self.woken |= self.hungry;
                         self.tell_settled(common);
                         self.owe_first(common, ack);
                     }
@@ -132,22 +133,26 @@ impl Responder {
         let offset = u64::from(read.sent) * common.mtu();
         let mut pushed = push_data(common, read, &path, offset, host, sink);
         if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
-            pushed = match read.fetch(common, host, offset) {
+            let asked = if read.lacks_room() { Ok(()) } else { read.fetch(common, host) };
+            pushed = asked.and_then(|()| match read.starves() {
+                true => Ok(Pushed::UnderWay),
                 // What was fetched may be there already.
-                Ok(()) => push_data(common, read, &path, offset, host, sink),
-                Err(error) => Err(error),
-            };
+                false => push_data(common, read, &path, offset, host, sink),
+            });
         }
         match pushed {
             Ok(Pushed::SinkFull) => Answered::SinkFull,
             Ok(Pushed::UnderWay) => {
                 self.parked = true;
+                self.hungry |= read.is_hungry();
                 Answered::Nothing
             }
             Ok(Pushed::Sent(len)) => {
                 read.advance(common, host, offset);
+                self.hungry |= read.is_hungry();
                 if read.sent == read.packets {
                     self.owed.pop_front();
+                    self.woken |= self.hungry;
                 }
                 count(common, len);
                 Answered::Sent

@@ -112,8 +112,10 @@ pub(crate) struct Responder {
     owed: VecDeque<Owed>,
     /// Whether the oldest thing that is owed waits for memory, and nothing can leave before somebody wakes the queue pair.
     parked: bool,
-    /// Whether somebody has done that, and READs that wait for room may get it.
+    /// Whether somebody has done that, or a READ has left: READs that wait to fetch may get their turn.
     woken: bool,
+    /// Whether there are such READs.
+    hungry: bool,
     /// Whether the peer repeats what waits for memory, and is to be told to be patient.
     impatient: bool,
     history: VecDeque<Remembered>,

@@ -31,7 +31,8 @@ impl Responder {
         }
         let mut answer = ReadAnswer::new(common, reth, self.expected);
         if reth.length > 0 {
-            answer.prepare(common, host)?;
+            answer.prepare(common, host, || self.defers_fetching(reth.rkey))?;
+            self.hungry |= answer.is_hungry();
         }
         let ReadAnswer { va, rkey, length, packets, .. } = answer;
         self.finish_request(common, packets, Kept::Read { va, rkey, length });
@@ -66,7 +67,10 @@ impl Responder {
             Err(RemoteError::NotReady) => {
                 let transfer = host.put_atomic(atomic.rkey, atomic.va, op)?;
                 common.counters.puts += 1;
-                (Kept::Parked, Owed::Parked(Parked { psn, msn, returns_value: true, transfer }))
+                (
+                    Kept::Parked,
+                    Owed::Parked(Parked { psn, msn, rkey: atomic.rkey, returns_value: true, transfer }),
+                )
             }
             Err(error) => return Err(error.into()),
         };
@@ -90,10 +94,10 @@ impl Responder {
         self.require_settled()?;
         let op = AtomicOp::Write { value: u64::from_ne_bytes(bytes) };
         match host.remote_atomic(reth.rkey, reth.va, op) {
-            Ok(_) => self.finish_done(common, None),
+            Ok(_) => self.finish_done(common, reth.rkey, None),
             Err(RemoteError::NotReady) => {
                 let transfer = host.put_atomic(reth.rkey, reth.va, op)?;
-                self.finish_done(common, Some(transfer));
+                self.finish_done(common, reth.rkey, Some(transfer));
             }
             Err(error) => return Err(error.into()),
         }
@@ -124,10 +128,10 @@ impl Responder {
         self.require_settled()?;
         let (rkey, va, length, selectivity) = (reth.rkey, reth.va, reth.length.into(), feth.selectivity);
         match host.remote_flush(rkey, va, length, placement, selectivity) {
-            Ok(()) => self.finish_done(common, None),
+            Ok(()) => self.finish_done(common, reth.rkey, None),
             Err(RemoteError::NotReady) => {
                 let transfer = host.flush(rkey, va, length, placement, selectivity)?;
-                self.finish_done(common, Some(transfer));
+                self.finish_done(common, reth.rkey, Some(transfer));
             }
             Err(error) => return Err(error.into()),
         }
@@ -140,14 +144,14 @@ impl Responder {
     }
 
     /// Owes the empty answer, at once or when what is under way has ended.
-    fn finish_done(&mut self, common: &mut Common, under_way: Option<Box<dyn Deferred>>) {
+    fn finish_done(&mut self, common: &mut Common, rkey: u32, under_way: Option<Box<dyn Deferred>>) {
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
         self.finish_request(common, 1, Kept::Done { msn });
         self.owed.push_back(match under_way {
             None => Owed::Done { psn, msn },
             Some(transfer) => {
                 common.counters.puts += 1;
-                Owed::Parked(Parked { psn, msn, returns_value: false, transfer })
+                Owed::Parked(Parked { psn, msn, rkey, returns_value: false, transfer })
             }
         });
     }

@@ -1,7 +1,8 @@
 //! Requests whose memory is absent. The host carries them out meanwhile ([`Deferred`]); here they wait in their place among
 //! what the peer is owed, so that answers keep their order whatever arrives first:
 //!
-//! - A READ is fetched ahead, at most [`FETCH_BYTES_MAX`] at a time, from the moment it is accepted.
+//! - A READ is fetched ahead, at most [`FETCH_BYTES_MAX`] at a time, from the moment it is accepted, unless those before it are being
+//!   fetched far enough ahead, or a change of memory before it may concern it.
 //! - A WRITE's ACK, and everything behind it, waits until the write is done.
 //! - A completion that tells the program of a message waits for the writes before it: it stands behind one of them.
 //! - What others could see before those writes (an atomic, a FLUSH) is told to come back.
@@ -17,6 +18,13 @@ use crate::types::{QpType, Wc};
 
 /// Most bytes of a READ that are fetched at a time; a multiple of every path MTU. While they leave, as many are fetched.
 const FETCH_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes that the READs of a queue pair may have fetched, or be fetching, before another one begins. The oldest always may.
+/// Many READs that are far from their turn would otherwise hold the room that the oldest one needs to go on.
+const FETCH_AHEAD_BYTES_MAX: u64 = 256 << 10;
+
+/// Parts of a READ that are fetched at a time: one leaves while the next one comes.
+const PARTS_MAX: usize = 2;
 
 /// Packets of WRITEs that may be under way at a time.
 const WRITES_MAX: usize = 512;
@@ -34,10 +42,20 @@ pub(super) struct ReadAnswer {
     pub(super) msn: u32,
     /// Whether the peer asks for it again: then it takes no resource that a new READ could need.
     pub(super) repeat: bool,
-    /// What is being fetched, oldest first: no more than two parts.
+    /// What is being fetched, oldest first.
     parts: VecDeque<Part>,
-    /// Whether there was no room to fetch the next packet's data.
-    starved: bool,
+    hunger: Hunger,
+}
+
+/// Why a READ does not fetch what it could fetch next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hunger {
+    Sated,
+    /// Others have their turn first.
+    Turn,
+    /// There was no room. The host wakes the queue pair when there is, and until then nobody asks it again: those who have waited
+    /// longer come first.
+    Room,
 }
 
 /// A part of a READ that its host fetches.
@@ -71,35 +89,68 @@ impl ReadAnswer {
             msn: 0,
             repeat: false,
             parts: VecDeque::new(),
-            starved: false,
+            hunger: Hunger::Sated,
         }
     }
 
-    /// Checks the request, and begins to fetch what is absent.
-    pub(super) fn prepare(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
+    /// Checks the request, and begins to fetch what is absent, unless it is to do so `later`.
+    pub(super) fn prepare(
+        &mut self,
+        common: &mut Common,
+        host: &impl Host,
+        later: impl FnOnce() -> bool,
+    ) -> Result<(), RemoteError> {
         match host.remote_check(self.rkey, self.va, self.length, RemoteAccess::Read) {
-            Err(RemoteError::NotReady) => self.fetch(common, host, 0),
+            Err(RemoteError::NotReady) if later() => {
+                self.hunger = Hunger::Turn;
+                Ok(())
+            }
+            Err(RemoteError::NotReady) => self.fetch(common, host),
             result => result,
         }
     }
 
-    /// Begins to fetch the part from `offset` on. When there is no room, it is noted.
-    pub(super) fn fetch(
-        &mut self,
-        common: &mut Common,
-        host: &impl Host,
-        offset: u64,
-    ) -> Result<(), RemoteError> {
-        let len = FETCH_BYTES_MAX.min(self.length - offset);
-        self.starved = false;
-        match host.fetch(self.rkey, self.va.wrapping_add(offset), len) {
+    /// Whether it waits for room, or for its turn.
+    pub(super) fn is_hungry(&self) -> bool {
+        self.hunger != Hunger::Sated
+    }
+
+    /// Whether there was no room for what it wants to fetch.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.hunger == Hunger::Room
+    }
+
+    /// Bytes that have been fetched, or are being fetched, and have not left.
+    fn fetched_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.end - part.start).sum()
+    }
+
+    /// Gives up what has been fetched, if anything; true if there was. While it is on its way, there is nothing to be had.
+    fn give_up_room(&mut self) -> bool {
+        let has_room = self.parts.front().is_some_and(|part| part.data.outcome().is_some());
+        if has_room {
+            self.parts.clear();
+            self.hunger = Hunger::Turn;
+        }
+        has_room
+    }
+
+    /// Begins to fetch what follows. When there is no room, it is noted.
+    pub(super) fn fetch(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
+        let start = self.parts.back().map_or(u64::from(self.sent) * common.mtu(), |part| part.end);
+        let end = self.length.min(start + FETCH_BYTES_MAX);
+        self.hunger = Hunger::Sated;
+        if start >= end || self.parts.len() == PARTS_MAX {
+            return Ok(());
+        }
+        match host.fetch(self.rkey, self.va.wrapping_add(start), end - start) {
             Ok(data) => {
                 common.counters.fetches += 1;
-                self.parts.push_back(Part { start: offset, end: offset + len, data });
+                self.parts.push_back(Part { start, end, data });
                 Ok(())
             }
             Err(RemoteError::NotReady) => {
-                self.starved = true;
+                self.hunger = Hunger::Room;
                 Ok(())
             }
             // The memory is of the ordinary kind by now.
@@ -108,7 +159,12 @@ impl ReadAnswer {
         }
     }
 
-    /// Where the data at `offset` is.
+    /// Whether nothing can leave before more was fetched, and that has to wait.
+    pub(super) fn starves(&self) -> bool {
+        self.parts.is_empty() && self.is_hungry()
+    }
+
+    /// Where the data at `offset` is; in memory perhaps.
     pub(super) fn source(&self, offset: u64) -> Result<Source<'_>, RemoteError> {
         match self.parts.front() {
             Some(part) if part.start <= offset => match part.data.outcome() {
@@ -116,7 +172,6 @@ impl ReadAnswer {
                 Some(Ok(())) => Ok(Source::Part(&*part.data, offset - part.start)),
                 Some(Err(error)) => Err(error),
             },
-            _ if self.starved => Ok(Source::UnderWay),
             _ => Ok(Source::Memory),
         }
     }
@@ -127,10 +182,9 @@ impl ReadAnswer {
         let next = offset + common.mtu();
         let Some(part) = self.parts.front() else { return };
         let (begins, end) = (part.start == offset, part.end);
-        if begins && end < self.length && self.parts.len() == 1 {
+        if begins && self.parts.len() == 1 {
             // What goes wrong here is found out when it is that part's turn.
-            let _ = self.fetch(common, host, end);
-            self.starved = false;
+            let _ = self.fetch(common, host);
         }
         if next >= end {
             self.parts.pop_front();
@@ -138,10 +192,36 @@ impl ReadAnswer {
     }
 }
 
+/// Keys by which memory is being changed. Accesses by the same key take effect in the order in which they were asked for; what
+/// another key stands for may be the same bytes, without its pager knowing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Keys {
+    #[default]
+    None,
+    One(u32),
+    Several,
+}
+
+impl Keys {
+    fn and(self, other: Keys) -> Keys {
+        match (self, other) {
+            (Keys::None, keys) | (keys, Keys::None) => keys,
+            (one, other) if one == other => one,
+            _ => Keys::Several,
+        }
+    }
+
+    /// Whether one of them is another one than `rkey`.
+    fn have_another(self, rkey: u32) -> bool {
+        self != Keys::None && self != Keys::One(rkey)
+    }
+}
+
 /// WRITEs that are under way, and the ACKs that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Settle {
     writes: VecDeque<Write>,
+    keys: Keys,
 }
 
 #[derive(Debug)]
@@ -188,6 +268,7 @@ impl Settle {
 pub(super) struct Parked {
     pub(super) psn: Psn,
     pub(super) msn: u32,
+    pub(super) rkey: u32,
     /// Whether the answer has a value, or is empty.
     pub(super) returns_value: bool,
     pub(super) transfer: Box<dyn Deferred>,
@@ -215,11 +296,20 @@ impl Owed {
         match self {
             Owed::Read(read) => {
                 let under_way = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::UnderWay));
-                under_way.then(|| read.psn.plus(read.sent))
+                (under_way || read.starves()).then(|| read.psn.plus(read.sent))
             }
             Owed::Settle(settle) => settle.writes.front().map(|write| write.psn),
             Owed::Parked(parked) => Some(parked.psn),
             _ => None,
+        }
+    }
+
+    /// The keys by which this changes memory.
+    fn keys(&self) -> Keys {
+        match self {
+            Owed::Settle(settle) => settle.keys,
+            Owed::Parked(parked) => Keys::One(parked.rkey),
+            _ => Keys::None,
         }
     }
 
@@ -263,9 +353,12 @@ impl Responder {
         let transfer = host.put(rkey, va, data)?;
         common.counters.puts += 1;
         let write = Write { psn: self.expected, transfer, ack: None };
-        match self.owed.back_mut() {
-            Some(Owed::Settle(settle)) => settle.writes.push_back(write),
-            _ => self.owed.push_back(Owed::Settle(Settle { writes: VecDeque::from([write]) })),
+        if !matches!(self.owed.back(), Some(Owed::Settle(_))) {
+            self.owed.push_back(Owed::Settle(Settle::default()));
+        }
+        if let Some(Owed::Settle(settle)) = self.owed.back_mut() {
+            settle.writes.push_back(write);
+            settle.keys = settle.keys.and(Keys::One(rkey));
         }
         Ok(())
     }
@@ -321,23 +414,56 @@ impl Responder {
         UNSETTLED
     }
 
-    /// Gives READs room that had none, the oldest first.
-    pub(super) fn feed(&mut self, common: &mut Common, host: &impl Host) {
-        if !std::mem::take(&mut self.woken) {
-            return;
-        }
-        for owed in &mut self.owed {
-            if let Owed::Read(read) = owed
-                && read.starved
-            {
-                let offset = u64::from(read.sent) * common.mtu();
-                // What goes wrong here is found out when it is that READ's turn.
-                let _ = read.fetch(common, host, offset);
-                if read.starved {
-                    return;
-                }
+    /// Whether a READ by this key that has just arrived is not to be fetched yet: those before it wait for room themselves, or are
+    /// being fetched far enough ahead; or memory is being changed by another key.
+    pub(super) fn defers_fetching(&self, rkey: u32) -> bool {
+        let (mut fetched_bytes, mut keys) = (0, Keys::None);
+        for owed in &self.owed {
+            match owed {
+                Owed::Read(read) if read.is_hungry() => return true,
+                Owed::Read(read) => fetched_bytes += read.fetched_bytes(),
+                other => keys = keys.and(other.keys()),
             }
         }
+        fetched_bytes >= FETCH_AHEAD_BYTES_MAX || keys.have_another(rkey)
+    }
+
+    /// Lets READs fetch that had no room, or had to wait for their turn, the oldest first.
+    pub(super) fn feed(&mut self, common: &mut Common, host: &impl Host) {
+        if !std::mem::take(&mut self.woken) || !std::mem::take(&mut self.hungry) {
+            return;
+        }
+        let (mut fetched_bytes, mut keys) = (0, Keys::None);
+        for (index, owed) in self.owed.iter_mut().enumerate() {
+            let Owed::Read(read) = owed else {
+                keys = keys.and(owed.keys());
+                continue;
+            };
+            if read.is_hungry() {
+                let is_early = self.hungry || fetched_bytes >= FETCH_AHEAD_BYTES_MAX;
+                if index > 0 && (is_early || keys.have_another(read.rkey)) {
+                    read.hunger = Hunger::Turn;
+                } else {
+                    // What goes wrong here is found out when it is that READ's turn.
+                    let _ = read.fetch(common, host);
+                }
+            }
+            fetched_bytes += read.fetched_bytes();
+            self.hungry |= read.is_hungry();
+        }
+        self.make_way();
+    }
+
+    /// When the oldest READ has no room, the newest one that has gives it up: whatever other queue pairs hold, this one goes on.
+    pub(super) fn make_way(&mut self) {
+        let Some(Owed::Read(first)) = self.owed.front() else { return };
+        if !first.starves() {
+            return;
+        }
+        let others = self.owed.iter_mut().skip(1).rev();
+        let mut reads = others.filter_map(|owed| if let Owed::Read(read) = owed { Some(read) } else { None });
+        // Whoever has its room back is told so, and looks here again.
+        self.hungry |= reads.any(ReadAnswer::give_up_room);
     }
 
     /// Notes what an atomic has returned, in case the peer asks again.

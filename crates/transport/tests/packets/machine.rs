@@ -140,6 +140,10 @@ impl Machine {
             "faulting" => self.host.faulting.set(true),
             "slots" => {
                 let word = line.word("the number of accesses")?;
+                if word == "stolen" {
+                    self.host.slots.steal();
+                    return line.finish();
+                }
                 let free = if word == "any" { None } else { Some(line.evaluate(&word)? as usize) };
                 self.host.slots.set(free);
                 self.wake()?;
@@ -187,6 +191,10 @@ impl Machine {
             }
             if stopped == Transmit::SinkFull {
                 return Ok(());
+            }
+            if !self.host.slots.take_told().is_empty() {
+                self.qp.wake();
+                continue;
             }
             let restless = self.acks == AckPolicy::Now && self.qp.wants_transmit();
             if restless && !sent_any {

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use terrace_transport::{
     AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
@@ -47,9 +47,71 @@ pub struct Memory {
     pub absent: RefCell<Vec<Range<u64>>>,
     /// Whether peers shall come back for absent memory.
     pub faulting: Cell<bool>,
-    /// How many more accesses to absent memory may be under way; `None` for any number.
-    pub slots: Cell<Option<usize>>,
+    pub slots: Arc<Slots>,
+    /// Which one this is of those that share the slots.
+    pub number: usize,
     pub under_way: RefCell<VecDeque<UnderWay>>,
+}
+
+/// How many accesses to absent memory there may be; several memories may share them. An access holds its slot until it has ended and
+/// what it brought is dropped.
+#[derive(Debug, Default)]
+pub struct Slots(Mutex<SlotCount>);
+
+#[derive(Debug, Default)]
+struct SlotCount {
+    /// `None` for any number.
+    free: Option<usize>,
+    /// The memories that were turned away, and those that have to be told of a slot.
+    waiting: Vec<usize>,
+    told: Vec<usize>,
+    /// Whether the next one that comes back is somebody else's.
+    is_stolen: bool,
+}
+
+impl Slots {
+    fn lock(&self) -> MutexGuard<'_, SlotCount> {
+        self.0.lock().expect("one thread")
+    }
+
+    /// Sets how many more there may be.
+    pub fn set(&self, free: Option<usize>) {
+        self.lock().free = free;
+    }
+
+    /// Gives the next one that comes back to somebody else, who is faster.
+    pub fn steal(&self) {
+        self.lock().is_stolen = true;
+    }
+
+    fn take(&self, memory: usize) -> bool {
+        let mut count = self.lock();
+        match &mut count.free {
+            Some(0) => {
+                if !count.waiting.contains(&memory) {
+                    count.waiting.push(memory);
+                }
+                return false;
+            }
+            Some(free) => *free -= 1,
+            None => {}
+        }
+        true
+    }
+
+    fn give_back(&self) {
+        let mut count = self.lock();
+        if !std::mem::take(&mut count.is_stolen) {
+            count.free = count.free.map(|free| free + 1);
+        }
+        let waiting = std::mem::take(&mut count.waiting);
+        count.told.extend(waiting);
+    }
+
+    /// The memories that wait and have not been told yet that a slot came back: their queue pairs are to be woken.
+    pub fn take_told(&self) -> Vec<usize> {
+        std::mem::take(&mut self.lock().told)
+    }
 }
 
 /// An access to absent memory.
@@ -68,8 +130,13 @@ enum What {
 }
 
 /// What an access has brought, once it has ended.
-#[derive(Default)]
-pub struct Transfer(Mutex<Option<Result<Vec<u8>, RemoteError>>>);
+pub struct Transfer(Mutex<Option<Result<Vec<u8>, RemoteError>>>, Arc<Slots>);
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.1.give_back();
+    }
+}
 
 impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -166,12 +233,11 @@ impl Memory {
         len: u64,
         what: What,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
-        match self.slots.get() {
-            Some(0) => return Err(RemoteError::NotReady),
-            slots => self.slots.set(slots.map(|slots| slots - 1)),
+        if !self.slots.take(self.number) {
+            return Err(RemoteError::NotReady);
         }
         self.log.borrow_mut().push_back(format!("{name} key={key:#x} va={va:#x} len={len}"));
-        let transfer = Arc::new(Transfer::default());
+        let transfer = Arc::new(Transfer(Mutex::default(), self.slots.clone()));
         self.under_way.borrow_mut().push_back(UnderWay { what, transfer: transfer.clone() });
         Ok(Box::new(Handle(transfer)))
     }
@@ -191,7 +257,6 @@ impl Memory {
             What::Atomic { va, op } => self.perform(va, op).to_ne_bytes().to_vec(),
         });
         *transfer.0.lock().expect("one thread") = Some(result);
-        self.slots.set(self.slots.get().map(|slots| slots + 1));
         true
     }
 

@@ -1,0 +1,194 @@
+//! Several queue pairs whose peers READ absent memory share less room than any of them would use: in whichever order accesses end and
+//! wakes arrive, each READ is answered in full.
+
+#[path = "link/random.rs"]
+mod random;
+mod support;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use random::Random;
+use smallvec::smallvec;
+use support::host::{Memory, Slots, pattern};
+use support::sink::Collector;
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::{
+    AckPolicy, Payload, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, SendFlags, SendOp, SendWr,
+    Sge, Time, Transmit, WcStatus,
+};
+use terrace_wire::Packet;
+
+const SEEDS: u64 = 400;
+const READS: usize = 10;
+const KEY: u32 = 1;
+const MTU: u32 = 4096;
+/// Of the memory that is read.
+const LEN: u64 = 1 << 20;
+/// Of the longest READ.
+const READ_LEN_MAX: u64 = 300 << 10;
+
+fn address(side: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, side])
+}
+
+fn queue_pair(side: u8, reads_max: u8) -> Qp {
+    let cap = QpCap {
+        max_send_wr: READS as u32,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let mut qp = Qp::new(QpConfig {
+        qpn: u32::from(side),
+        qp_type: QpType::Rc,
+        cap,
+        sq_sig_all: true,
+        has_srq: false,
+        window_bytes: 1 << 20,
+        rd_atomic_limit: 16,
+        mtu_limit: MTU,
+    });
+    let attr = QpAttr {
+        path_mtu: MTU,
+        dest_qpn: u32::from(3 - side),
+        access: 0xe,
+        path: Some(path_to(address(3 - side))),
+        max_rd_atomic: reads_max,
+        max_dest_rd_atomic: reads_max,
+        // For ever: who is not woken is found out by that.
+        timeout: 0,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        min_rnr_timer: 1,
+        port_num: 1,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rts);
+    qp
+}
+
+/// A queue pair that asks, and its peer.
+struct Pair {
+    asks: Qp,
+    ours: Memory,
+    answers: Qp,
+    theirs: Memory,
+    /// Where each READ begins there, and how long it is.
+    reads: Vec<(u64, u32)>,
+    done: usize,
+}
+
+impl Pair {
+    fn new(number: usize, slots: &Arc<Slots>, random: &mut Random) -> Pair {
+        let reads_max = 1 + random.below(8) as u8;
+        let mut theirs = Memory { number, slots: slots.clone(), ..Memory::new(LEN as usize) };
+        theirs.add_region(KEY, 0, LEN, "r");
+        for _ in 0..1 + random.below(4) {
+            let start = random.below(LEN);
+            theirs.absent.get_mut().push(start..(start + random.below(LEN)).min(LEN));
+        }
+        let ours = Memory::default();
+        *ours.bytes.borrow_mut() = vec![0; READS * READ_LEN_MAX as usize];
+        ours.add_region(KEY, 0, READS as u64 * READ_LEN_MAX, "l");
+        let reads = (0..READS).map(|_| {
+            let len_max = [1, 5000, 70 << 10, READ_LEN_MAX][random.below(4) as usize];
+            let len = 1 + random.below(len_max);
+            (random.below(LEN - len), len as u32)
+        });
+        let (asks, answers) = (queue_pair(1, reads_max), queue_pair(2, reads_max));
+        Pair { asks, ours, answers, theirs, reads: reads.collect(), done: 0 }
+    }
+
+    fn post(&mut self) {
+        for (wr_id, (va, length)) in (0..).zip(self.reads.clone()) {
+            let payload = Payload::Sges(smallvec![Sge { addr: wr_id * READ_LEN_MAX, length, lkey: KEY }]);
+            let op = SendOp::Read { va, rkey: KEY };
+            let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, datagram: None };
+            self.asks.post_send(wr).expect("there is room");
+        }
+    }
+
+    /// Lets both sides do all that they want to do now.
+    fn run(&mut self, random: &mut Random) {
+        loop {
+            let requests = transmit(&mut self.asks, &self.ours, random);
+            let any = hand_over(requests, 1, &mut self.answers, &self.theirs);
+            let responses = transmit(&mut self.answers, &self.theirs, random);
+            if !hand_over(responses, 2, &mut self.asks, &self.ours) && !any {
+                break;
+            }
+        }
+        while let Some(event) = self.asks.poll_event() {
+            let QpEvent::SendComplete(wc) = event else { panic!("{event:?}") };
+            assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, self.done as u64));
+            let (va, len) = self.reads[self.done];
+            let arrived = self.ours.read(wc.wr_id * READ_LEN_MAX, len as usize);
+            assert!(arrived.iter().zip(va..).all(|(byte, addr)| *byte == pattern(addr)), "READ {}", wc.wr_id);
+            self.done += 1;
+        }
+    }
+}
+
+/// Everything that a queue pair wants to send, a few packets at a time.
+fn transmit(qp: &mut Qp, host: &Memory, random: &mut Random) -> Vec<Vec<u8>> {
+    let mut sent = Vec::new();
+    loop {
+        let room = Some(1 + random.below(40) as usize);
+        let mut sink = Collector { packets: Vec::new(), room };
+        let stopped = qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
+        sent.extend(sink.packets.into_iter().map(|(_, bytes)| bytes));
+        if stopped != Transmit::SinkFull {
+            return sent;
+        }
+    }
+}
+
+/// Returns whether there was anything.
+fn hand_over(packets: Vec<Vec<u8>>, from: u8, to: &mut Qp, host: &Memory) -> bool {
+    let meta = meta_between(address(from), address(3 - from), 0);
+    for bytes in &packets {
+        let packet = Packet::parse(bytes).expect("well-formed");
+        to.handle_packet(Time(1), &meta, &packet, host);
+    }
+    !packets.is_empty()
+}
+
+fn play(seed: u64) {
+    let mut random = Random::new(seed);
+    let slots = Arc::new(Slots::default());
+    slots.set(Some(1 + random.below(6) as usize));
+    let mut pairs: Vec<Pair> =
+        (0..1 + random.below(6) as usize).map(|number| Pair::new(number, &slots, &mut random)).collect();
+    let mut woken: VecDeque<usize> = (0..pairs.len()).collect();
+    pairs.iter_mut().for_each(Pair::post);
+    while pairs.iter().any(|pair| pair.done < READS) {
+        let busy: Vec<usize> =
+            (0..pairs.len()).filter(|&at| !pairs[at].theirs.under_way.borrow().is_empty()).collect();
+        let at = if !busy.is_empty() && (woken.is_empty() || random.percent(50)) {
+            let at = busy[random.below(busy.len() as u64) as usize];
+            let count = pairs[at].theirs.under_way.borrow().len() as u64;
+            assert!(pairs[at].theirs.complete(random.below(count) as usize, Ok(())));
+            at
+        } else {
+            let left: Vec<usize> = pairs.iter().map(|pair| READS - pair.done).collect();
+            let at = woken.pop_front().unwrap_or_else(|| panic!("seed {seed}: all sleep, {left:?} to do"));
+            pairs[at].answers.wake();
+            pairs[at].run(&mut random);
+            woken.extend(slots.take_told());
+            continue;
+        };
+        woken.push_back(at);
+        woken.extend(slots.take_told());
+    }
+    for pair in &pairs {
+        assert_eq!(pair.answers.counters().rnr_naks_sent, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn reads_of_absent_memory_get_on_with_little_room() {
+    (0..SEEDS).for_each(play);
+}
