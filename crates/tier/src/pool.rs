@@ -16,6 +16,11 @@ pub const TRANSFER_BYTES_MAX: u64 = 64 << 10;
 const SPAN_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 4096;
 /// The sizes that buffers come in, and how many shares of the pool each size gets.
 const CLASSES: [(usize, usize); 3] = [(4096, 3), (16 << 10, 2), (SPAN_BYTES_MAX, 3)];
+/// The class of which a few who read much could have all.
+const LARGEST: usize = CLASSES.len() - 1;
+
+/// Who has been told of room, and has not come while so many buffers came back, wants none any more.
+const MISSED_MAX: u32 = 64;
 
 /// A fixed set of page-aligned buffers.
 pub(crate) struct Pool {
@@ -30,6 +35,30 @@ struct Free {
     offsets: [Vec<u32>; CLASSES.len()],
     /// Those who were turned away.
     waiting: Vec<Waker>,
+    /// Those of them who have been told that there is room, and have not come yet; and how many buffers came back since.
+    told: Vec<(Waker, u32)>,
+    /// Who has which of the largest buffers; 0 for nobody.
+    holders: Vec<usize>,
+}
+
+/// Tells takers from each other.
+fn identity(waker: &Waker) -> usize {
+    Arc::as_ptr(waker).cast::<()>() as usize
+}
+
+impl Free {
+    /// Whether the taker already has one of the largest buffers while others have none that they need.
+    fn is_to_wait(&self, waker: &Waker) -> bool {
+        let is_other = |other: &Waker| !Arc::ptr_eq(other, waker);
+        let told = self.told.iter().map(|(told, _)| told);
+        self.waiting.iter().chain(told).any(is_other) && self.holders.contains(&identity(waker))
+    }
+
+    fn turn_away(&mut self, waker: &Waker) {
+        if !self.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
+            self.waiting.push(waker.clone());
+        }
+    }
 }
 
 impl Debug for Pool {
@@ -53,33 +82,73 @@ impl Pool {
             offsets.extend((0..count).rev().map(|index| (next + index * size) as u32));
             next += count * size;
         }
+        free.holders = vec![0; counts[LARGEST]];
         Ok(Arc::new(Pool { memory: Mapping::of_zeros(total)?, free: Mutex::new(free) }))
     }
 
     /// A buffer of at least `len` bytes, whose content is arbitrary; `None` when there is none, and then the waker is
     /// called when a buffer comes back.
     pub(crate) fn take(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
+        self.take_from(&mut self.free.lock(), len, waker)
+    }
+
+    /// The same for those who take buffers ahead of their need: while others have been turned away, whoever has one of the largest
+    /// buffers gets no further one. So all go on, in turn.
+    pub(crate) fn take_in_turn(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
         let mut free = self.free.lock();
+        if len > CLASSES[LARGEST - 1].0 && free.is_to_wait(waker) {
+            // Its own buffer comes back some time, and then it is told.
+            free.turn_away(waker);
+            return None;
+        }
+        self.take_from(&mut free, len, waker)
+    }
+
+    fn take_from(self: &Arc<Pool>, free: &mut Free, len: usize, waker: &Waker) -> Option<Buffer> {
+        if !free.told.is_empty() {
+            free.told.retain(|(told, _)| !Arc::ptr_eq(told, waker));
+        }
         for (class, (size, _)) in CLASSES.iter().enumerate() {
             if *size < len {
                 continue;
             }
             if let Some(offset) = free.offsets[class].pop() {
                 let addr = self.memory.range().addr + u64::from(offset);
+                if class == LARGEST {
+                    let index = self.index_of_largest(addr);
+                    free.holders[index] = identity(waker);
+                }
                 let (pool, class) = (self.clone(), class as u8);
                 return Some(Buffer { pool, addr, len: *size, class, quietly: false });
             }
         }
-        if !free.waiting.iter().any(|known| Arc::ptr_eq(known, waker)) {
-            free.waiting.push(waker.clone());
-        }
+        free.turn_away(waker);
         None
+    }
+
+    /// Which of the largest buffers begins at this address: they lie at the end.
+    fn index_of_largest(&self, addr: u64) -> usize {
+        let range = self.memory.range();
+        let (size, _) = CLASSES[LARGEST];
+        (range.addr + range.len - addr) as usize / size - 1
     }
 
     fn give_back(&self, class: u8, addr: u64, quietly: bool) {
         let mut free = self.free.lock();
         free.offsets[usize::from(class)].push((addr - self.memory.range().addr) as u32);
-        let waiting = if quietly { Vec::new() } else { std::mem::take(&mut free.waiting) };
+        if usize::from(class) == LARGEST {
+            let index = self.index_of_largest(addr);
+            free.holders[index] = 0;
+        }
+        if quietly || (free.waiting.is_empty() && free.told.is_empty()) {
+            return;
+        }
+        let waiting = std::mem::take(&mut free.waiting);
+        free.told.retain_mut(|(told, missed)| {
+            *missed += 1;
+            *missed < MISSED_MAX && !waiting.iter().any(|waker| Arc::ptr_eq(waker, told))
+        });
+        free.told.extend(waiting.iter().map(|waker| (waker.clone(), 0)));
         drop(free);
         for waker in waiting {
             waker();
@@ -138,16 +207,20 @@ mod tests {
 
     use super::*;
 
+    /// A waker, and how often it was called.
+    fn counting() -> (Waker, Arc<AtomicUsize>) {
+        let called = Arc::new(AtomicUsize::new(0));
+        let count = called.clone();
+        let waker: Waker = Arc::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        (waker, called)
+    }
+
     #[test]
     fn buffers_do_not_overlap_and_whoever_was_turned_away_hears_of_room() {
         let pool = Pool::new(0).unwrap();
-        let called = Arc::new(AtomicUsize::new(0));
-        let waker: Waker = {
-            let called = called.clone();
-            Arc::new(move || {
-                called.fetch_add(1, Ordering::Relaxed);
-            })
-        };
+        let (waker, called) = counting();
         let mut taken: Vec<Buffer> = std::iter::from_fn(|| pool.take(1, &waker)).collect();
         assert_eq!(taken.len(), 4 * CLASSES.len());
         for (index, buffer) in taken.iter_mut().enumerate() {
@@ -166,5 +239,32 @@ mod tests {
         assert_eq!(called.load(Ordering::Relaxed), 1, "asked three times, told once");
         assert!(pool.take(SPAN_BYTES_MAX, &waker).is_some());
         assert!(pool.take(SPAN_BYTES_MAX + 1, &waker).is_none());
+    }
+
+    #[test]
+    fn whoever_has_a_large_buffer_waits_until_others_have_one() {
+        let pool = Pool::new(0).unwrap();
+        let [(greedy, told), (modest, modest_told), (gone, _)] = [(); 3].map(|()| counting());
+        let mut taken: Vec<Buffer> =
+            std::iter::from_fn(|| pool.take_in_turn(SPAN_BYTES_MAX, &greedy)).collect();
+        assert_eq!(taken.len(), 4, "while nobody else wants any, all are its own");
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &modest).is_none());
+        taken.pop();
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_none(), "one is free, but not for this one");
+        assert!(pool.take_in_turn(4096, &greedy).is_some(), "of the small ones there are enough");
+        assert_eq!(modest_told.load(Ordering::Relaxed), 1);
+        let his = pool.take_in_turn(SPAN_BYTES_MAX, &modest);
+        assert!(his.is_some());
+        // Somebody waits who never comes.
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &gone).is_none());
+        taken.pop();
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_none());
+        assert!(pool.take(SPAN_BYTES_MAX, &greedy).is_some(), "what an access needs beside its first buffer");
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_none());
+        let told_before = told.load(Ordering::Relaxed);
+        taken.pop();
+        assert_eq!(told.load(Ordering::Relaxed), told_before + 1);
+        (0..MISSED_MAX).for_each(|_| drop(pool.take(1, &modest)));
+        assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_some(), "it has waited long enough");
     }
 }

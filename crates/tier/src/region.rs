@@ -234,6 +234,11 @@ impl TierRegion {
         let span = part.span();
         let take = || self.engine.pool.take(span, waker).ok_or(AccessError::NotReady);
         match part.task {
+            // The second part must not be refused for the first one's sake.
+            Task::Read if part.index == 0 => {
+                let buffer = self.engine.pool.take_in_turn(span, waker);
+                part.data = Some(buffer.ok_or(AccessError::NotReady)?);
+            }
             Task::Read | Task::Flush { .. } => part.data = Some(take()?),
             Task::Atomic(_) => part.scratch = Some(take()?),
             Task::Write => {
