@@ -270,6 +270,22 @@ class LockedAsAWhole(Paged):
         self.assertEqual(self.server.stat()["memory"]["locked_bytes"], 0)
 
 
+class AsHardwareDoes(Paged):
+    options = ("--dram", "2M", "--mode", "odp")
+
+    def test_as_hardware_does(self):
+        region = self.extended()
+        for number in range(8):
+            self.write(region, number * MIB + 5, 3 * PAGE, number)
+        for number in range(8):
+            self.expect_content(region, number * MIB + 5, 3 * PAGE, number)
+        self.assertGreater(self.server.counts("q")["rnr_naks_sent"], 0)
+        self.expect("add", region, 3 * MIB, 8)
+        self.server("unmap", "r", 4 * MIB, MIB)
+        self.expect("read", region, 4 * MIB, 8, REM_ACCESS_ERR)
+        self.expect_content(region, 7 * MIB + 5, 3 * PAGE, 7)
+
+
 class Budgets(BadInput):
     def terrace(self, *arguments, wrapper=(), **variables):
         address = fresh_address()

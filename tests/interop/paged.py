@@ -152,6 +152,7 @@ def _stress(seconds, *client_options):
 
 SPECIAL = {
     "paged/ib_read_bw": _perftest("ib_read_bw", "-s", str(64 * MIB), "-n", "20"),
+    "paged/ib_read_bw-16-qps": _perftest("ib_read_bw", "-s", str(4 * MIB), "-q", "16", "-n", "40"),
     "paged/ib_write_bw": _perftest("ib_write_bw", "-s", str(64 * MIB), "-n", "20"),
     "paged/ib_read_lat": _perftest("ib_read_lat", "-s", str(64 * MIB), "-n", "20"),
     "paged/file-region": _file_region,

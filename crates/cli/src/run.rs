@@ -28,7 +28,7 @@ Its hottest parts are kept in at most that much memory, the rest is read and wri
 and neither peers nor the NIC ever wait for a page fault. The program's own loads and stores go on
 working. Nothing else changes: other regions, and programs that register none of this kind, need no
 memory of that budget. `terrace stat PID` shows hits, misses and what was moved. For comparison,
---mode pin keeps all of such a region in memory.
+--mode odp does what hardware with on-demand paging does, and --mode pin keeps all in memory.
 
 A fault plan is a TOML file; every key may be left out:
   seed = 7             # the same seed draws the same faults for the same packets
@@ -91,6 +91,8 @@ enum LogLevel {
 enum PagingMode {
     /// Hot parts in memory, the rest where it lies; whoever asks for that waits for it and for nothing else
     Wait,
+    /// As hardware with on-demand paging: absent pages are faulted in while the queue pair stands still
+    Odp,
     /// All of it locked into memory
     Pin,
 }

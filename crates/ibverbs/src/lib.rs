@@ -8,6 +8,7 @@
 //! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `ah`, `events`, `buffer`, `dm` | one module per object |
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the rest of the public symbols |
 //! | `private_nodes`, `compat` | what providers and programs of 2005 bind |
+//! | `paged` | `terrace run --dram`: on-demand regions over file mappings, extended by their files |
 //! | `fork`, `shim`, `log` | living inside somebody else's process |
 //!
 //! Rules here: no panic crosses the border (the release profile aborts on one, so there must be none); every pointer

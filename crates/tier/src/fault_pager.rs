@@ -48,7 +48,7 @@ pub struct FaultPager {
     /// Everything absent.
     presence: Presence,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -97,12 +97,31 @@ impl FaultPager {
         let thread =
             builder.spawn(move || handler.handle_faults()).map_err(TierError::system("start a thread"))?;
         let presence = Presence::new(region.presence().range());
-        Ok(FaultPager { region, presence, shared, thread: Some(thread) })
+        Ok(FaultPager { region, presence, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// The region below.
     pub fn region(&self) -> &Arc<TierRegion> {
         &self.region
+    }
+
+    /// Ends the handling of faults, and tells whoever waits for one. When this returns, the mapping is not touched any more
+    /// but by accesses to pages that are there.
+    pub fn stop(&self) {
+        let waiting = {
+            let mut pages = self.shared.pages.lock();
+            pages.stopped = true;
+            std::mem::take(&mut pages.waiting)
+        };
+        self.shared.more.notify_all();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            // A waker that the thread calls may hold the last reference.
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+        waiting.iter().for_each(|wake| wake());
     }
 
     /// Has pages brought that are not mapped.
@@ -246,13 +265,6 @@ impl Shared {
 
 impl Drop for FaultPager {
     fn drop(&mut self) {
-        self.shared.pages.lock().stopped = true;
-        self.shared.more.notify_all();
-        if let Some(thread) = self.thread.take()
-            // A waker that the thread calls may hold the last reference.
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }

@@ -11,6 +11,7 @@ mod backing;
 mod churn;
 mod maps;
 mod pager;
+mod ranges;
 mod settings;
 mod table;
 

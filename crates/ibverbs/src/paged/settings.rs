@@ -9,6 +9,8 @@ use terrace_tier::size;
 pub enum Mode {
     /// Extended by the file: who accesses what is not in memory waits for it.
     Wait,
+    /// What hardware makes of on-demand paging, for comparison.
+    Odp,
     /// Locked into memory as a whole, for comparison.
     Pin,
 }
@@ -44,8 +46,9 @@ impl Settings {
         let dram_bytes = size::parse(&dram).map_err(|error| format!("TERRACE_DRAM: {error}"))?;
         let mode = match given("TERRACE_MODE").as_deref() {
             None | Some("wait") => Mode::Wait,
+            Some("odp") => Mode::Odp,
             Some("pin") => Mode::Pin,
-            Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait or pin")),
+            Some(other) => return Err(format!("TERRACE_MODE: {other}: choose wait, odp or pin")),
         };
         let period = given("TERRACE_PERIOD_MS")
             .map(|text| match text.parse() {

@@ -5,18 +5,18 @@
 
 use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use terrace_memory::{HostRange, PAGE_BYTES, RegionPolicy};
+use terrace_memory::{HostRange, PAGE_BYTES, Pager, RegionPolicy};
 use terrace_nic::{Companion, Paging};
-use terrace_tier::{Source, Tier, TierConfig, TierError, TierRegion};
+use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 
 use super::maps::Run;
 use super::pager::MappingPager;
 use super::settings::{Mode, Settings};
-use super::{backing, churn};
+use super::{backing, churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
 
 /// A mapping that is served.
@@ -24,6 +24,8 @@ pub struct Served {
     run: Run,
     tier: Arc<Tier>,
     region: Arc<TierRegion>,
+    /// What stands between the NIC and the region, to compare with.
+    faults: Option<Arc<FaultPager>>,
     pager: Arc<MappingPager>,
 }
 
@@ -62,11 +64,6 @@ struct Entry {
 /// Not a lock of parking_lot, because of `fork`; see there. It is held while a mapping begins or ceases to be served.
 static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
 
-/// Where the served mappings are, for whoever changes mappings. Held for a moment only.
-static RANGES: RwLock<Vec<HostRange>> = RwLock::new(Vec::new());
-/// How many there are: most programs have none, and look no further.
-static RANGE_COUNT: AtomicUsize = AtomicUsize::new(0);
-
 /// Counts the processes since the first one that forked. What another one has made here is not to be touched.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
@@ -102,7 +99,8 @@ impl Lease {
         let served = self.served();
         // Peers that ask for the pattern are told by a server of which this process has none.
         let pattern = Arc::new([0; PAGE_BYTES as usize]);
-        Paging { pager: served.pager.clone(), pattern, policy: RegionPolicy::Wait }
+        let policy = if served.faults.is_some() { RegionPolicy::Fault } else { RegionPolicy::Wait };
+        Paging { pager: served.pager.clone(), pattern, policy }
     }
 
     fn served(&self) -> &Served {
@@ -223,10 +221,18 @@ impl Table {
                 out_of_memory(&error)
             })?;
         }
-        let pager = Arc::new(MappingPager::new(region.clone()));
-        let served = Arc::new(Served { run, tier, region, pager });
+        let faults = match settings.mode {
+            Mode::Odp => Some(fault_pager(&tier, &region, settings)?),
+            Mode::Pin | Mode::Wait => None,
+        };
+        let inner: Arc<dyn Pager> = match &faults {
+            Some(faults) => faults.clone(),
+            None => region.clone(),
+        };
+        let pager = Arc::new(MappingPager::new(inner));
+        let served = Arc::new(Served { run, tier, region, faults, pager });
         self.entries.push(Entry { served: served.clone(), users: 1 });
-        served.list();
+        ranges::add(served.run.range);
         Ok(Ok(served))
     }
 
@@ -236,6 +242,9 @@ impl Table {
         }
         let mut config = TierConfig::new(settings.dram_bytes);
         config.period = settings.period.unwrap_or(config.period);
+        if settings.mode == Mode::Odp {
+            (config.io, config.promote) = (IoMethod::Mapping, false);
+        }
         let tier = without_signals(|| {
             let tier = Tier::open(config);
             if tier.is_ok() && settings.churn {
@@ -249,6 +258,16 @@ impl Table {
     }
 }
 
+/// A pager as hardware has it. Each mapping has the budget to itself: this is a model to compare with.
+fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Result<Arc<FaultPager>> {
+    let pager =
+        without_signals(|| FaultPager::new(region.clone(), FaultModel::default(), settings.dram_bytes));
+    pager.map(Arc::new).map_err(|error| {
+        tier.remove(region);
+        out_of_memory(&error)
+    })
+}
+
 /// Tells the user, who sees only an errno otherwise.
 fn out_of_memory(error: &TierError) -> Errno {
     eprintln!("terrace: {error}");
@@ -256,25 +275,19 @@ fn out_of_memory(error: &TierError) -> Errno {
 }
 
 impl Served {
-    fn list(&self) {
-        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-        ranges.push(self.run.range);
-        RANGE_COUNT.store(ranges.len(), Ordering::SeqCst);
-    }
-
-    fn unlist(&self) {
-        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = ranges.iter().position(|range| *range == self.run.range) {
-            ranges.swap_remove(index);
+    /// Lets the mapping alone from now on.
+    fn let_go(&self) {
+        ranges::remove(self.run.range);
+        if let Some(faults) = &self.faults {
+            faults.stop();
         }
-        RANGE_COUNT.store(ranges.len(), Ordering::SeqCst);
+        self.tier.remove(&self.region);
     }
 
     /// Nobody uses it any more.
     fn end(self: Arc<Self>) {
         if !self.pager.is_ordinary() {
-            self.unlist();
-            self.tier.remove(&self.region);
+            self.let_go();
         }
         if backing::is_locked_by_us(self.run.file.inode()) {
             // To close any descriptor of a file is to give up the process's locks on it.
@@ -287,8 +300,7 @@ impl Served {
         if self.pager.is_ordinary() {
             return;
         }
-        self.unlist();
-        self.pager.make_ordinary(|| self.tier.remove(&self.region));
+        self.pager.make_ordinary(|| self.let_go());
         let name = String::from_utf8_lossy(&self.run.path);
         tracing::warn!(file = %name, "the mapping changes: its regions are ordinary on-demand regions from now on");
     }
@@ -297,18 +309,13 @@ impl Served {
 /// Called before mappings in a range go or change.
 #[inline]
 pub fn before_change(range: HostRange) {
-    if RANGE_COUNT.load(Ordering::Relaxed) != 0 {
+    if ranges::may_touch(range) {
         leave(range);
     }
 }
 
 #[cold]
 fn leave(range: HostRange) {
-    let end = range.addr.saturating_add(range.len);
-    let overlaps = |served: &HostRange| served.addr < end && range.addr < served.addr + served.len;
-    if !RANGES.read().unwrap_or_else(PoisonError::into_inner).iter().any(overlaps) {
-        return;
-    }
     let table = table();
     let concerned = table.entries.iter().filter(|entry| entry.served.run.overlaps(range));
     concerned.for_each(|entry| entry.served.make_ordinary());
@@ -317,12 +324,11 @@ fn leave(range: HostRange) {
 /// Everything here, held still while the process forks.
 pub struct ForkHold {
     table: MutexGuard<'static, Table>,
-    ranges: RwLockWriteGuard<'static, Vec<HostRange>>,
 }
 
 /// Before `fork`: waits until nothing here is half done.
 pub fn hold_for_fork() -> ForkHold {
-    ForkHold { table: table(), ranges: RANGES.write().unwrap_or_else(PoisonError::into_inner) }
+    ForkHold { table: table() }
 }
 
 impl ForkHold {
@@ -330,7 +336,6 @@ impl ForkHold {
     pub fn forget_in_child(mut self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         std::mem::forget(std::mem::take(&mut *self.table));
-        self.ranges.clear();
-        RANGE_COUNT.store(0, Ordering::SeqCst);
+        ranges::clear();
     }
 }
