@@ -20,6 +20,18 @@ pub struct ServerSpec {
     pub storage: Storage,
     /// Threads that serve RPCs.
     pub threads: usize,
+    /// What its memory is filled with before the first measurement, where that would take too long otherwise.
+    pub preload: Option<Preload>,
+}
+
+/// What a server's memory is filled with: the pages that these accesses meet most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Preload {
+    /// Bytes of each access.
+    pub access_bytes: u64,
+    /// The bits of Zipf's theta. It does not matter to what is hottest, but to what a measurement leaves in memory: those that
+    /// differ in it do not share a server.
+    theta_bits: u64,
 }
 
 impl ServerSpec {
@@ -31,6 +43,11 @@ impl ServerSpec {
             dram: settings.dram_bytes(),
             storage: settings.storage,
             threads: settings.server_threads,
+            // In the others the server decides what is in memory, and that soon. What is in tmpfs is in memory anyway.
+            preload: (settings.preload
+                && matches!(mode, Mode::Odp | Mode::Rpc | Mode::RpcBuffer)
+                && settings.storage != Storage::Tmpfs)
+                .then(|| Preload { access_bytes: settings.size, theta_bits: settings.theta.to_bits() }),
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::bed::{Bed, REHEARSAL_REGION_BYTES};
-use crate::plan::{Length, Mode, Point, Settings, Timing};
+use crate::plan::{Mode, Point, Settings, Timing};
 use crate::progress::Progress;
 use crate::runner::{Outcome, Runner, estimates};
 
@@ -115,8 +115,8 @@ pub fn run(bed: &mut dyn Bed, is_rehearsal: bool) -> Vec<DemoRow> {
             (Point { mode, x: String::new(), settings: settings.clone() }, timing)
         })
         .collect();
-    let mut progress = Progress::new(estimates(&points, Length::Full));
-    let mut runner = Runner::new(bed, Length::Full);
+    let mut progress = Progress::new(estimates(&points));
+    let mut runner = Runner::new(bed);
     let mut rows = Vec::new();
     for (point, timing) in &points {
         let what = point.mode.to_string();

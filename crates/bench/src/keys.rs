@@ -23,6 +23,11 @@ pub enum Distribution {
 /// The scattering is the same for all threads and points of a run, so that what is hot stays hot.
 const SCATTER_SEED: u64 = 0x7e44_ace0;
 
+/// Where the keys of each rank lie, the most popular one's first.
+pub(crate) fn scatter(count: u64) -> Permutation {
+    Permutation::new(count, SCATTER_SEED)
+}
+
 /// One thread's endless stream of keys out of `0..count`.
 #[derive(Debug)]
 pub struct Keys {
@@ -47,7 +52,7 @@ impl Keys {
             Distribution::Uniform => Source::Uniform,
             Distribution::Zipf => Source::Zipf {
                 ranks: Zipf::new(count as f64, theta).expect("checked by whoever read theta"),
-                scatter: Permutation::new(count, SCATTER_SEED),
+                scatter: scatter(count),
             },
             Distribution::Sequential => Source::Sequential { next: count / threads * thread },
         };
@@ -126,7 +131,7 @@ mod tests {
             for is_switched in [false, true] {
                 let mut keys = Keys::new(Distribution::Zipf, theta, count, 0, 1);
                 let met = frequencies(&mut keys, count, draws, is_switched);
-                let scatter = Permutation::new(count, SCATTER_SEED);
+                let scatter = scatter(count);
                 let by_rank: Vec<u64> = (0..count)
                     .map(|rank| if is_switched { count - 1 - rank } else { rank })
                     .map(|rank| met[scatter.apply(rank) as usize])
@@ -146,7 +151,7 @@ mod tests {
     fn every_page_of_the_region_can_be_touched() {
         // Every key is the image of a rank, so a workload of 4 KiB accesses can reach each of the 524,288 pages of 2 GiB.
         let count = 524_288;
-        let scatter = Permutation::new(count, SCATTER_SEED);
+        let scatter = scatter(count);
         let met: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();
         assert_eq!(met.len() as u64, count);
     }

@@ -8,7 +8,7 @@
 //! | `workload`, `worker`, `measure` | client threads and what came out of them |
 //! | `plan`, `ratios` | figures, tables and promises as data |
 //! | `bed`, `servers`, `runner`, `session` | servers, points, whole runs |
-//! | `cgroup`, `process`, `storage` | the server's limits, its process and the region's file |
+//! | `cgroup`, `process`, `storage`, `preload` | the server's limits, its process, the region's file, and what of it is in memory |
 //! | `results`, `plot`, `machine`, `progress` | what people get to see |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -26,6 +26,7 @@ pub mod measure;
 pub mod permutation;
 pub mod plan;
 pub mod plot;
+pub mod preload;
 pub mod process;
 pub mod progress;
 pub mod ratios;

@@ -44,6 +44,29 @@ impl Process {
         Ok(Process { child, log: log.to_owned(), group })
     }
 
+    /// Runs another program to its end in the same group, which pays for the memory that it uses; its IO is its own.
+    pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
+        let output = Command::new("/bin/sh")
+            .args(["-c", JOIN, "sh"])
+            .args(self.group.process_lists().take(1))
+            .arg("--")
+            .arg(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()?;
+        match output.status.success() {
+            true => Ok(()),
+            false => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                Err(io::Error::other(format!(
+                    "{}: {}",
+                    output.status,
+                    last_words(&said).unwrap_or("nothing")
+                )))
+            }
+        }
+    }
+
     /// Its number.
     pub fn id(&self) -> u32 {
         self.child.id()

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::bed::{Bed, Served, ServerCounts, ServerSpec};
 use crate::measure::{Moment, measure};
-use crate::plan::{Length, Point, Timing, seconds};
+use crate::plan::{Mode, Point, Timing, seconds};
 use crate::workload::Measured;
 
 /// What came out of a point.
@@ -25,28 +25,24 @@ pub struct Outcome {
 /// Runs points, and remembers the server of the last one.
 pub struct Runner<'a> {
     bed: &'a mut dyn Bed,
-    length: Length,
     server: Option<(ServerSpec, Box<dyn Served>)>,
     epoch: u16,
 }
 
 impl<'a> Runner<'a> {
-    /// With the short setting points that differ only in what the clients do share a server, each after a warm-up of its own;
-    /// with the full setting each point has a new one.
-    pub fn new(bed: &'a mut dyn Bed, length: Length) -> Runner<'a> {
-        Runner { bed, length, server: None, epoch: 0 }
+    /// Points in a row that differ only in what the clients do share a server, each after a warm-up of its own.
+    pub fn new(bed: &'a mut dyn Bed) -> Runner<'a> {
+        Runner { bed, server: None, epoch: 0 }
     }
 
     /// Measures a point. The error is one line for people; the next point gets a new server after it.
     pub fn run(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
         let outcome = self.attempt(point, timing);
-        if outcome.is_err() || self.length == Length::Full {
-            let ended = self.server.take().and_then(|(_, mut server)| server.obituary());
-            if let (Err(error), Some(ended)) = (&outcome, ended) {
-                return Err(format!("{error} ({ended})"));
-            }
+        let Err(error) = &outcome else { return outcome };
+        match self.server.take().and_then(|(_, mut server)| server.obituary()) {
+            Some(ended) => Err(format!("{error} ({ended})")),
+            None => outcome,
         }
-        outcome
     }
 
     fn attempt(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
@@ -86,17 +82,29 @@ impl<'a> Runner<'a> {
 
 /// What a server needs to start and to stop, for the estimate only.
 const START: Duration = Duration::from_millis(900);
+/// What reading a GiB takes that is to be in memory at the start.
+const START_PER_GIB: Duration = Duration::from_millis(1500);
+
+fn start(spec: &ServerSpec) -> Duration {
+    let bytes = match (spec.mode, spec.preload) {
+        (Mode::Pin, _) => spec.region,
+        (_, Some(_)) => spec.dram,
+        (_, None) => 0,
+    };
+    START + START_PER_GIB.mul_f64(bytes as f64 / f64::from(1 << 30))
+}
 
 /// About how long points take, in order.
-pub fn estimates(points: &[(Point, Timing)], length: Length) -> Vec<Duration> {
+pub fn estimates(points: &[(Point, Timing)]) -> Vec<Duration> {
     let mut before = None;
     points
         .iter()
         .map(|(point, timing)| {
             let spec = ServerSpec::new(point.mode, &point.settings);
-            let is_same = length == Length::Short && before == Some(spec);
+            let is_same = before == Some(spec);
             before = Some(spec);
-            let first = if is_same { seconds(timing.rewarm_s) } else { START + seconds(timing.warm_up_s) };
+            let first =
+                if is_same { seconds(timing.rewarm_s) } else { start(&spec) + seconds(timing.warm_up_s) };
             first
                 + seconds(timing.rewarm_s) * (timing.repeats - 1)
                 + seconds(timing.measured_s) * timing.repeats
@@ -138,7 +146,7 @@ impl Clock {
 mod tests {
     use super::*;
     use crate::bed::{BedError, Rehearsal};
-    use crate::plan::{Mode, Settings};
+    use crate::plan::Settings;
 
     const TIMING: Timing = Timing { warm_up_s: 0.0, rewarm_s: 0.0, measured_s: 0.1, repeats: 3 };
 
@@ -164,9 +172,9 @@ mod tests {
         }
     }
 
-    fn started_for(points: &[Point], length: Length) -> u32 {
+    fn started_for(points: &[Point]) -> u32 {
         let mut bed = Counting::default();
-        let mut runner = Runner::new(&mut bed, length);
+        let mut runner = Runner::new(&mut bed);
         for point in points {
             let outcome = runner.run(point, &TIMING).unwrap();
             let (least, most) = outcome.range_ops_per_s;
@@ -177,16 +185,18 @@ mod tests {
     }
 
     #[test]
-    fn points_that_differ_in_the_clients_only_share_a_server_when_short() {
+    fn points_that_differ_in_the_clients_only_share_a_server() {
         let points = [point(Mode::Term, 4096), point(Mode::Term, 256), point(Mode::Pin, 256)];
-        assert_eq!(started_for(&points, Length::Short), 2);
-        assert_eq!(started_for(&points, Length::Full), 3);
+        assert_eq!(started_for(&points), 2);
+        // What is in these servers' memory depends on what was accessed.
+        let points = [point(Mode::Rpc, 4096), point(Mode::Rpc, 256), point(Mode::Rpc, 256)];
+        assert_eq!(started_for(&points), 2);
     }
 
     #[test]
     fn a_server_that_does_not_start_fails_its_point_only() {
         let mut bed = Counting { refuse: true, ..Counting::default() };
-        let error = Runner::new(&mut bed, Length::Short).run(&point(Mode::Pin, 4096), &TIMING).unwrap_err();
+        let error = Runner::new(&mut bed).run(&point(Mode::Pin, 4096), &TIMING).unwrap_err();
         assert_eq!(error, "no memory controller");
     }
 
@@ -194,8 +204,6 @@ mod tests {
     fn estimates_count_a_shared_server_once() {
         let timing = Timing { warm_up_s: 2.0, rewarm_s: 1.0, measured_s: 3.0, repeats: 2 };
         let points = [(point(Mode::Term, 4096), timing), (point(Mode::Term, 256), timing)];
-        let of = |length| estimates(&points, length);
-        assert_eq!(of(Length::Short), [START + seconds(9.0), seconds(8.0)]);
-        assert_eq!(of(Length::Full), [START + seconds(9.0), START + seconds(9.0)]);
+        assert_eq!(estimates(&points), [START + seconds(9.0), seconds(8.0)]);
     }
 }

@@ -1,6 +1,7 @@
 //! Real servers: `terrace serve` in a control group, over a file that nobody has in memory.
 
 use std::ffi::OsString;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -96,8 +97,14 @@ impl Bed for Servers {
         let group = Group::new(&name, budget + HEADROOM_BYTES, throttle).map_err(said)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
             .map_err(|error| BedError(format!("cannot start {}: {error}", program.display())))?;
-        let mut server = RunningServer { process, region: None, counts_misses: spec.mode != Mode::Odp };
+        let mut server = RunningServer { process, region: None, mode: spec.mode };
         server.await_region(spec.region)?;
+        if let Some(preload) = spec.preload {
+            let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
+            arguments.extend([preload.access_bytes, budget].map(|number| number.to_string().into()));
+            let done = server.process.run_beside(&program, &arguments);
+            done.map_err(|error| BedError(format!("cannot fill the server's memory: {error}")))?;
+        }
         Ok(Box::new(server))
     }
 }
@@ -105,8 +112,7 @@ impl Bed for Servers {
 struct RunningServer {
     process: Process,
     region: Option<NodeRegion>,
-    /// The model of hardware faults does no IO that the tier knows of.
-    counts_misses: bool,
+    mode: Mode,
 }
 
 impl RunningServer {
@@ -159,7 +165,12 @@ impl Served for RunningServer {
     }
 
     fn counts(&self) -> Option<ServerCounts> {
-        self.counts_misses.then(|| counts(self.snapshot()?.reports.get("tier")?)).flatten()
+        match self.mode {
+            // Whether a copy from the mapping, or a read through the page cache, goes to the disk, is known to the kernel.
+            Mode::Rpc => major_faults(&fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?),
+            Mode::RpcBuffer => None,
+            _ => counts(self.snapshot()?.reports.get("tier")?),
+        }
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -169,6 +180,13 @@ impl Served for RunningServer {
     fn obituary(&mut self) -> Option<String> {
         self.process.obituary()
     }
+}
+
+/// Misses as page faults of a process that waited for the disk, out of its `/proc/PID/stat`.
+fn major_faults(stat: &str) -> Option<ServerCounts> {
+    // The program's name, in parentheses, may have spaces; the fault count is the tenth field behind it.
+    let (_, fields) = stat.rsplit_once(')')?;
+    Some(ServerCounts { misses: fields.split_whitespace().nth(9)?.parse().ok()? })
 }
 
 /// Misses out of the tier's report.
@@ -186,8 +204,14 @@ mod tests {
     use super::*;
     use terrace_tier::{KindCounts, RegionStats, TierStats};
 
-    const SPEC: ServerSpec =
-        ServerSpec { mode: Mode::Term, region: 2 << 30, dram: 512 << 20, storage: Storage::Disk, threads: 1 };
+    const SPEC: ServerSpec = ServerSpec {
+        mode: Mode::Term,
+        region: 2 << 30,
+        dram: 512 << 20,
+        storage: Storage::Disk,
+        threads: 1,
+        preload: None,
+    };
 
     fn line(spec: &ServerSpec) -> String {
         arguments(spec, Path::new("/d/file")).join(&OsString::from(" ")).into_string().unwrap()
@@ -199,6 +223,15 @@ mod tests {
         // All is locked: the budget must hold it.
         assert!(line(&ServerSpec { mode: Mode::Pin, ..SPEC }).contains("--dram 2048M --mode pin"));
         assert!(line(&ServerSpec { threads: 4, ..SPEC }).ends_with("--threads 4"));
+    }
+
+    #[test]
+    fn faults_that_waited_are_found_behind_the_name() {
+        let stat = "42 (a ) b) S 1 42 42 0 -1 4194560 100 0 77 0 5 6 0 0 20 0 9 0";
+        assert_eq!(major_faults(stat), Some(ServerCounts { misses: 77 }));
+        assert_eq!(major_faults("42"), None);
+        let own = fs::read_to_string("/proc/self/stat").unwrap();
+        assert!(major_faults(&own).is_some());
     }
 
     #[test]

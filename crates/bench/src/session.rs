@@ -71,7 +71,10 @@ impl Input {
     }
 
     /// Its points in the order in which they are measured.
-    fn points(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
+    ///
+    /// # Errors
+    /// What is wrong with one of them.
+    pub fn points(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
         match self {
             Input::Figure(plan) => {
                 let timing = plan.timing(length);
@@ -139,10 +142,10 @@ pub fn run(mut inputs: Vec<Input>, bed: &mut dyn Bed, options: &Options) -> Resu
         figures: Vec::new(),
         ratios: Vec::new(),
     };
-    let progress = Progress::new(estimates(&points, options.length));
+    let progress = Progress::new(estimates(&points));
     progress.say(&format!("{} points on {}", points.len(), document.machine.line()));
     let summary = Summary { document, dir, failed: 0, missed: 0 };
-    let mut session = Session { runner: Runner::new(bed, options.length), progress, summary };
+    let mut session = Session { runner: Runner::new(bed), progress, summary };
     for input in inputs {
         match input {
             Input::Figure(plan) => session.figure(*plan, options.length)?,

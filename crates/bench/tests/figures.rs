@@ -34,7 +34,7 @@ fn results(kind: &str, axis: &str, rest: &str) -> FigureResults {
     let text = PLAN.replace("KIND", kind).replace("AXIS", axis) + rest;
     let plan = Plan::parse(&text, Path::new("test.toml")).unwrap();
     let mut bed = Rehearsal::default();
-    let mut runner = Runner::new(&mut bed, Length::Full);
+    let mut runner = Runner::new(&mut bed);
     let timing = plan.timing(Length::Full);
     let (mut rows, mut timelines) = (Vec::new(), Vec::new());
     for point in plan.points(Length::Full).unwrap() {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use terrace_bench::bed::{Bed, BedError, Rehearsal};
 use terrace_bench::demo;
 use terrace_bench::plan::{Length, Mode, PlanError};
+use terrace_bench::preload::preload;
 use terrace_bench::ratios;
 use terrace_bench::results::FigureResults;
 use terrace_bench::servers::Servers;
@@ -23,7 +24,8 @@ Examples:
 
 Each server is started by this command, in a control group that limits its memory: that needs root.
 Results are CSV, SVG and PNG files in a new directory below results/term, with results.json beside
-them. The exit status is 0 when every point was measured and every promised ratio reached its bar.";
+them. The exit status is 0 when every point was measured; with --full also every promised ratio must
+have reached its bar. A short run measures too briefly to judge: it shows them, and no more.";
 
 /// Options of `terrace bench`.
 #[derive(Args)]
@@ -67,6 +69,17 @@ struct Common {
 enum What {
     /// Five modes side by side, on a region four times as large as the server's memory
     DemoTerm(Common),
+    /// Has the hottest pages of a region's file read into memory: what `bench` runs beside a server
+    #[command(hide = true)]
+    Preload {
+        /// The region's file
+        path: PathBuf,
+        /// Bytes of each access
+        #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+        access_bytes: u64,
+        /// Bytes that shall be in memory
+        memory_bytes: u64,
+    },
 }
 
 /// Why there are no results, or not all.
@@ -87,6 +100,14 @@ pub enum BenchError {
     /// Servers are this program, too.
     #[error("cannot find this program's own file: {0}")]
     Program(#[source] std::io::Error),
+    /// A region's file cannot be read.
+    #[error("cannot read {path}: {error}")]
+    Preload {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// Everything else was done.
     #[error("{failed} points failed, {missed} promises were MISSED")]
     NotAll {
@@ -104,6 +125,10 @@ pub enum BenchError {
 pub fn bench(options: &Options) -> Result<(), BenchError> {
     match &options.what {
         Some(What::DemoTerm(common)) => show_demo(common),
+        Some(What::Preload { path, access_bytes, memory_bytes }) => {
+            let done = preload(path, *access_bytes, *memory_bytes);
+            done.map_err(|error| BenchError::Preload { path: path.clone(), error })
+        }
         None => run_plans(options),
     }
 }
@@ -135,6 +160,7 @@ fn run_plans(options: &Options) -> Result<(), BenchError> {
     }
     match (summary.failed, summary.missed) {
         (0, 0) => Ok(()),
+        (0, _) if !options.full => Ok(()),
         (failed, missed) => Err(BenchError::NotAll { failed, missed }),
     }
 }
@@ -164,7 +190,8 @@ fn text(summary: &Summary) -> String {
     }
     if !summary.document.ratios.is_empty() {
         let cells: Vec<Vec<String>> = summary.document.ratios.iter().map(ratios::Verdict::cells).collect();
-        text += &format!("promised ratios\n{}\n", table::render(&ratios::HEADER, &cells));
+        let brief = if summary.document.length == "full" { "" } else { " (seen briefly: --full judges)" };
+        text += &format!("promised ratios{brief}\n{}\n", table::render(&ratios::HEADER, &cells));
     }
     text + &format!("results are in {}\n", summary.dir.display())
 }

@@ -8,7 +8,7 @@ use terrace_memory::fault::{self, Fault};
 use terrace_memory::{AtomicOp, HostRange};
 
 /// As many pages as a call to `mincore` here asks for.
-const MINCORE_PAGES: usize = 256;
+pub(crate) const MINCORE_PAGES: usize = 256;
 
 /// Locks a range of a shared file mapping into memory, reading what is not there.
 ///
@@ -57,6 +57,11 @@ pub(crate) fn is_cached(range: HostRange) -> bool {
 
 /// How many pages of such a range are in the page cache; `None` when that is not to be found out.
 pub(crate) fn cached_pages(range: HostRange) -> Option<usize> {
+    cached(range).map(|pages| pages.into_iter().filter(|&page| page).count())
+}
+
+/// Which pages of such a range are in the page cache; `None` when that is not to be found out. Beyond the range: none.
+pub(crate) fn cached(range: HostRange) -> Option<[bool; MINCORE_PAGES]> {
     let page_count = (range.len as usize).div_ceil(4096);
     let mut present = [0u8; MINCORE_PAGES];
     if page_count > present.len() {
@@ -65,7 +70,7 @@ pub(crate) fn cached_pages(range: HostRange) -> Option<usize> {
     // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
     let result =
         unsafe { libc::mincore(range.addr as *mut _, range.len as usize, present.as_mut_ptr().cast()) };
-    (result == 0).then(|| present[..page_count].iter().filter(|&page| page & 1 != 0).count())
+    (result == 0).then(|| present.map(|page| page & 1 != 0))
 }
 
 /// Writes the dirty pages of a part of a file to the device and waits for that. Not durable by itself: the device may

@@ -64,6 +64,19 @@ fn pages_come_by_faults_and_the_oldest_goes() {
 }
 
 #[test]
+fn what_is_in_memory_at_the_first_fault_needs_none() {
+    let served = Served::new("/tmp", "cached", MIB, true, still(MIB));
+    let pager = faulting(&served);
+    std::fs::read(&served.scratch.0).unwrap();
+    let read = |page: u64| pager.read(served.range(page * 4096, 8), &served.waker);
+    until_mapped(|| read(0));
+    assert!((1..PAGES).all(|page| read(page).is_ok()), "pages within the budget");
+    assert!(read(PAGES).is_err(), "a page above the budget");
+    until_mapped(|| read(PAGES));
+    assert_eq!(served.region.stats().reads.mapping, 2);
+}
+
+#[test]
 fn a_peer_is_told_to_come_back_until_the_page_is_there() {
     let served = Served::new("/tmp", "retry", MIB, true, still(MIB));
     let pager: Arc<dyn Pager> = Arc::new(faulting(&served));

@@ -126,9 +126,9 @@ pub struct Timing {
 
 impl Timing {
     /// Unless a plan says otherwise, with `--short`.
-    pub const SHORT: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 1.5, repeats: 1 };
+    pub const SHORT: Timing = Timing { warm_up_s: 1.5, rewarm_s: 0.6, measured_s: 1.2, repeats: 1 };
     /// Unless a plan says otherwise, with `--full`.
-    pub const FULL: Timing = Timing { warm_up_s: 5.0, rewarm_s: 2.0, measured_s: 6.0, repeats: 1 };
+    pub const FULL: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 2.0, repeats: 1 };
 
     /// What is wrong with these times, if anything is.
     pub(crate) fn check(&self) -> Result<(), String> {

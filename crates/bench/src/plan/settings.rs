@@ -108,6 +108,8 @@ pub struct Settings {
     pub server_threads: usize,
     /// Where the region's file lies.
     pub storage: Storage,
+    /// Whether memory is filled beforehand where page faults decide what is in it, as a long run would leave it.
+    pub preload: bool,
     /// Whether the data of READs is checked.
     pub verify: bool,
     /// When the hotspot switches: after this share of the measured time.
@@ -127,6 +129,7 @@ impl Default for Settings {
             depth: 16,
             server_threads: 1,
             storage: Storage::Disk,
+            preload: true,
             verify: true,
             switch_at_percent: None,
         }

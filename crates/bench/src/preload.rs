@@ -1,0 +1,107 @@
+//! Fills memory with what a long run would leave there.
+//!
+//! Modes that leave it to page faults what is in memory need minutes to get there: a few thousand faults a second, against a
+//! quarter of a million pages. So the pages that are accessed most are brought into the page cache before the measurement, by
+//! a process in the server's control group, which pays for them as if the server had read them.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZero;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::keys::scatter;
+
+const PAGE_BYTES: u64 = 4096;
+/// Longest piece that is read at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Has the kernel read the pages of a region's file that accesses of `access_bytes` meet most, `memory_bytes` of them, and
+/// returns when they are there.
+///
+/// # Errors
+/// What reading the file says.
+pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<()> {
+    let file = File::open(path)?;
+    let runs = runs(&hottest(file.metadata()?.len(), access_bytes, memory_bytes));
+    // First all are asked for, so that the disk has much to do at a time.
+    for run in &runs {
+        fadvise(&file, run.start, NonZero::new(run.end - run.start), Advice::WillNeed)?;
+    }
+    let mut piece = vec![0; PIECE_BYTES as usize];
+    for run in runs {
+        for at in run.clone().step_by(piece.len()) {
+            let len = (run.end - at).min(PIECE_BYTES) as usize;
+            file.read_exact_at(&mut piece[..len], at)?;
+        }
+    }
+    Ok(())
+}
+
+/// For each page whether it is among those that are met most.
+fn hottest(region_bytes: u64, access_bytes: u64, memory_bytes: u64) -> Vec<bool> {
+    let page_count = region_bytes / PAGE_BYTES;
+    let mut wanted = vec![false; page_count as usize];
+    let mut left = (memory_bytes / PAGE_BYTES).min(page_count);
+    let key_count = region_bytes / access_bytes;
+    let scatter = scatter(key_count);
+    for rank in 0..key_count {
+        let start = scatter.apply(rank) * access_bytes;
+        for page in start / PAGE_BYTES..(start + access_bytes).div_ceil(PAGE_BYTES) {
+            if left == 0 {
+                return wanted;
+            }
+            if let Some(wanted) = wanted.get_mut(page as usize).filter(|wanted| !**wanted) {
+                *wanted = true;
+                left -= 1;
+            }
+        }
+    }
+    wanted
+}
+
+/// Neighbouring pages, as ranges of bytes.
+fn runs(pages: &[bool]) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for (page, _) in pages.iter().enumerate().filter(|(_, wanted)| **wanted) {
+        let start = page as u64 * PAGE_BYTES;
+        match runs.last_mut().filter(|run| run.end == start) {
+            Some(run) => run.end += PAGE_BYTES,
+            None => runs.push(start..start + PAGE_BYTES),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hottest_pages_fill_memory() {
+        for access_bytes in [256, 4096, 16384] {
+            let wanted = hottest(8 << 20, access_bytes, 2 << 20);
+            assert_eq!(wanted.iter().filter(|wanted| **wanted).count(), 512, "accesses of {access_bytes}");
+            let hottest_key = scatter((8 << 20) / access_bytes).apply(0);
+            assert!(wanted[(hottest_key * access_bytes / PAGE_BYTES) as usize]);
+        }
+        assert!(hottest(1 << 20, 64, 1 << 30).iter().all(|wanted| *wanted));
+    }
+
+    #[test]
+    fn runs_are_as_long_as_possible() {
+        let runs = runs(&[true, true, false, true]);
+        assert_eq!(runs, [0..2 * PAGE_BYTES, 3 * PAGE_BYTES..4 * PAGE_BYTES]);
+    }
+
+    #[test]
+    fn a_file_is_read_to_its_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(3 << 20).unwrap();
+        preload(file.path(), 4096, 3 << 20).unwrap();
+        assert!(preload(Path::new("/nowhere"), 4096, 4096).is_err());
+    }
+}
