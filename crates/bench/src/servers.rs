@@ -169,7 +169,7 @@ impl Served for RunningServer {
             // Whether a copy from the mapping, or a read through the page cache, goes to the disk, is known to the kernel.
             Mode::Rpc => major_faults(&fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?),
             Mode::RpcBuffer => None,
-            _ => counts(self.snapshot()?.reports.get("tier")?),
+            _ => counts(self.snapshot()?.reports.get("memory")?),
         }
     }
 

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod clients;
 mod devices;
 mod library;
 mod program;

@@ -16,8 +16,9 @@ pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String
         now.io_in_flight,
     );
     let mut header =
-        vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "cached", "buffered", "direct"];
-    header.extend(["promoted", "demoted", "errors", "p50 us", "p99 us", "max us"]);
+        vec!["region", "MiB", "resident", "hits", "misses", "hit ratio", "mapping", "cached", "buffered"];
+    header.extend(["direct", "MiB read", "MiB written", "promoted", "demoted", "errors"]);
+    header.extend(["p50 us", "p90 us", "p99 us", "p99.9 us", "max us"]);
     if before.is_some() {
         header.extend(["hits/s", "misses/s", "promoted/s", "demoted/s"]);
     }
@@ -30,21 +31,25 @@ fn row(now: &RegionStats, before: Option<&TierStats>, seconds: u64) -> Vec<Strin
     let of_kind =
         |kind: fn(&terrace_tier::KindCounts) -> u64| (kind(&now.reads) + kind(&now.writes)).to_string();
     let mut row = vec![
-        format!("{:#x}", now.addr),
+        if now.name.is_empty() { format!("{:#x}", now.addr) } else { now.name.clone() },
         format!("{:.0}", now.len as f64 / MIB),
         now.units_resident.to_string(),
         now.hits.to_string(),
         now.misses.to_string(),
         hit_ratio(now),
+        of_kind(|kinds| kinds.mapping),
         of_kind(|kinds| kinds.cached),
         of_kind(|kinds| kinds.buffered),
         of_kind(|kinds| kinds.direct),
+        format!("{:.0}", now.bytes_read as f64 / MIB),
+        format!("{:.0}", now.bytes_written as f64 / MIB),
         now.promotions.to_string(),
         now.demotions.to_string(),
         now.errors.to_string(),
     ];
-    let latency = [now.latency.p50_us, now.latency.p99_us, now.latency.latency_us_max];
-    row.extend(latency.map(|us| format!("{us:.0}")));
+    let times = &now.latency;
+    let times = [times.p50_us, times.p90_us, times.p99_us, times.p999_us, times.latency_us_max];
+    row.extend(times.map(|us| format!("{us:.0}")));
     if let Some(before) = before {
         let nothing = RegionStats::default();
         let then = before.regions.iter().find(|region| region.addr == now.addr).unwrap_or(&nothing);
@@ -78,12 +83,17 @@ mod tests {
             misses: direct + 10,
             reads: KindCounts { direct, cached: 3, ..KindCounts::default() },
             writes: KindCounts { buffered: 7, ..KindCounts::default() },
+            bytes_read: 5 << 20,
             ..RegionStats::default()
         };
         let stats = |hits, direct| TierStats { regions: vec![region(hits, direct)], ..TierStats::default() };
         let shown = text(&stats(60, 30), None, 1);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
-        assert_eq!(cells[..10], ["0x7000", "64", "16", "60", "40", "60.0", "%", "3", "7", "30"]);
+        let start = ["0x7000", "64", "16", "60", "40", "60.0", "%", "0", "3", "7", "30", "5", "0"];
+        assert_eq!(cells[..13], start);
+        let mut named = stats(60, 30);
+        named.regions[0].name = "table".into();
+        assert!(text(&named, None, 1).contains("\ntable "));
         assert!(!shown.contains("/s"));
         let shown = text(&stats(60, 30), Some(&stats(20, 10)), 2);
         let cells: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();

@@ -1,11 +1,12 @@
 //! `terrace stat`: what the NICs of running processes are doing, asked of the processes themselves.
 
-use crate::{regions, table};
+use crate::{clients, regions, table};
 use clap::Args;
 use serde::Deserialize;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use terrace_nic::stat::{Counts, DeviceSnapshot, QpSnapshot, fetch, processes};
+use terrace_node::ClientStats;
 use terrace_tier::TierStats;
 
 const AFTER_HELP: &str = "\
@@ -19,9 +20,14 @@ Worth a look when things are slow: retransmits, timeouts, bad_icrc, and rx_overf
 dropped packets because nobody fetched them in time).
 
 A process that was started with --dram has a table of the regions that are larger than memory: how
-many of their units of 1 MiB are resident, how many accesses found what they asked for there (hits),
-and how the others were carried out (misses): from or to the page cache (cached, buffered), or
-directly from or to the disk (direct).";
+many of their units of 1 MiB are resident, how many accesses found what they asked for there (hits)
+or did not (misses), and by how many IOs these were carried out: by page faults (mapping), from or to
+the page cache (cached, buffered), or directly from or to the disk (direct); how many MiB they moved,
+and how long they took.
+
+`terrace serve` adds a table of its clients: the requests that the NIC has answered by itself
+(one-sided; fetched: how often it had to have memory brought for them), and those that came as
+messages (RPCs), by region.";
 
 /// Options of `terrace stat`.
 #[derive(Args)]
@@ -187,6 +193,10 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if let Some(now) = memory(device) {
         text += &regions::text(&now, before.and_then(memory).as_ref(), seconds);
     }
+    let clients = clients(device);
+    if !clients.is_empty() {
+        text += &clients::text(&clients, &before.map(self::clients).unwrap_or_default(), seconds);
+    }
     if !device.queue_pairs.is_empty() {
         text += "\n";
         text += &queue_pair_table(&device.queue_pairs);
@@ -197,6 +207,12 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
 /// What the process's regions larger than memory are doing, if it has any.
 fn memory(device: &DeviceSnapshot) -> Option<TierStats> {
     device.reports.get("memory").and_then(|report| TierStats::deserialize(report).ok())
+}
+
+/// What clients of its regions are doing.
+fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
+    let report = device.reports.get("clients");
+    report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
 }
 
 /// Counters under a title; with the rate since `before`, when there is one.

@@ -133,6 +133,7 @@ fn qp_counts(counters: &QpCounters) -> Counts {
         ("error_naks_received", counters.error_naks_received),
         ("duplicates", counters.duplicates),
         ("dropped", counters.dropped),
+        ("requests", counters.requests),
         ("fetches", counters.fetches),
         ("puts", counters.puts),
         ("cnps_received", counters.cnps_received),

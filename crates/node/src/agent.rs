@@ -17,7 +17,7 @@ use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
 use crate::exports::{Exported, Exports};
 use crate::link::{Answer, Link};
 use crate::parties::{Parties, Party, Role};
-use crate::serving::{JobId, Serving, Surroundings};
+use crate::serving::{ClientStats, JobId, Serving, Surroundings};
 
 /// Datagrams that wait; more are dropped, and asked again.
 const INBOX_MAX: usize = 256;
@@ -120,6 +120,15 @@ impl Agent {
     /// The protection domain of control queue pairs: what is registered in it can be reached over them.
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
+    }
+
+    /// What each client does, in the order of their names.
+    pub fn clients(&self) -> Vec<ClientStats> {
+        let state = self.state.lock();
+        let mut clients: Vec<ClientStats> =
+            state.parties.clients().map(|serving| serving.stats(&self.exports)).collect();
+        clients.sort_by(|one, other| one.client.cmp(&other.client));
+        clients
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -335,5 +344,12 @@ impl Companion for Agent {
             self.ask_again(&device, &mut state);
         }
         active
+    }
+
+    /// Programs that only connect to others have nothing to say.
+    fn report(&self) -> Option<(String, serde_json::Value)> {
+        let clients = self.clients();
+        let value = (!clients.is_empty()).then(|| serde_json::to_value(clients));
+        Some(("clients".into(), value?.ok()?))
     }
 }

@@ -29,4 +29,5 @@ pub use client::{Client, ClientConfig, ClientError, Completion, Region, Span};
 pub use exports::Exported;
 pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
+pub use serving::{ClientRegionStats, ClientStats};
 pub use terrace_access::proto::Mode;

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use terrace_tier::{KindCounts, RegionStats, Tier, TierStats};
+use terrace_tier::{KindCounts, LatencyStats, RegionStats, TierStats};
 use tiny_http::{Header, Response, Server as HttpServer};
 
-use crate::server::{ServeError, Server};
+use crate::server::{ServeError, Server, named};
+use crate::serving::{ClientRegionStats, ClientStats};
 
 /// The text exposition format.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -27,9 +28,10 @@ impl Metrics {
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
         let failed = |reason: String| ServeError::Metrics { addr, reason };
         let http = Arc::new(HttpServer::http(addr).map_err(|error| failed(error.to_string()))?);
-        let (listener, tier, names) = (http.clone(), server.tier().clone(), server.names());
+        let (listener, (tier, agent, names)) = (http.clone(), server.parts());
         let builder = std::thread::Builder::new().name("terrace-metrics".into());
-        let thread = builder.spawn(move || answer(&listener, &tier, &names));
+        let thread =
+            builder.spawn(move || answer(&listener, || exposition(&named(&tier, &names), &agent.clients())));
         let thread = thread.map_err(|error| failed(error.to_string()))?;
         Ok(Metrics { http, thread: Some(thread) })
     }
@@ -49,13 +51,13 @@ impl Drop for Metrics {
     }
 }
 
-fn answer(http: &HttpServer, tier: &Tier, names: &[String]) {
+fn answer(http: &HttpServer, metrics: impl Fn() -> String) {
     for request in http.incoming_requests() {
         // A reader that goes away is its own loss.
         let _ = match request.url() {
             "/metrics" => {
                 let content_type = Header::from_bytes("Content-Type", CONTENT_TYPE);
-                let response = Response::from_string(exposition(&tier.stats(), names));
+                let response = Response::from_string(metrics());
                 request.respond(match content_type {
                     Ok(header) => response.with_header(header),
                     Err(()) => response,
@@ -100,11 +102,18 @@ const MISS_KINDS: [OfMiss; 4] = [
     ("direct", |kinds| kinds.direct),
 ];
 
-fn exposition(stats: &TierStats, names: &[String]) -> String {
+fn exposition(stats: &TierStats, clients: &[ClientStats]) -> String {
     let mut text = String::new();
+    of_regions(&mut text, stats);
+    of_clients(&mut text, clients);
+    text
+}
+
+// Writing to a string cannot fail.
+
+fn of_regions(text: &mut String, stats: &TierStats) {
     let regions: Vec<(String, &RegionStats)> =
-        names.iter().map(|name| escaped(name)).zip(&stats.regions).collect();
-    // Writing to a string cannot fail.
+        stats.regions.iter().map(|region| (escaped(&region.name), region)).collect();
     for (name, help, value) in [
         ("dram_bytes", "Memory that may be locked.", stats.dram_bytes),
         ("locked_bytes", "Memory that is locked.", stats.locked_bytes),
@@ -121,8 +130,8 @@ fn exposition(stats: &TierStats, names: &[String]) -> String {
             let _ = writeln!(text, "terrace_{name}{{region=\"{region}\"}} {}", value(stats));
         }
     }
-    text += "# HELP terrace_misses_total IOs of accesses that did not find their memory resident, by direction and kind.\n";
-    text += "# TYPE terrace_misses_total counter\n";
+    *text += "# HELP terrace_misses_total IOs of accesses that did not find their memory resident, by direction and kind.\n";
+    *text += "# TYPE terrace_misses_total counter\n";
     for (region, stats) in &regions {
         for (direction, kinds) in [("read", &stats.reads), ("write", &stats.writes)] {
             for (kind, count) in MISS_KINDS {
@@ -131,15 +140,71 @@ fn exposition(stats: &TierStats, names: &[String]) -> String {
             }
         }
     }
-    text += "# HELP terrace_miss_latency_us How long misses took.\n# TYPE terrace_miss_latency_us gauge\n";
+    *text += "# HELP terrace_miss_latency_us How long misses took.\n# TYPE terrace_miss_latency_us gauge\n";
     for (region, stats) in &regions {
-        let latency = &stats.latency;
-        for (quantile, us) in [("0.5", latency.p50_us), ("0.9", latency.p90_us), ("0.99", latency.p99_us)] {
-            let labels = format!("region=\"{region}\",quantile=\"{quantile}\"");
-            let _ = writeln!(text, "terrace_miss_latency_us{{{labels}}} {us}");
+        quantiles(text, "miss_latency_us", &format!("region=\"{region}\""), &stats.latency);
+    }
+}
+
+fn quantiles(text: &mut String, name: &str, labels: &str, latency: &LatencyStats) {
+    let LatencyStats { p50_us, p90_us, p99_us, p999_us, .. } = latency;
+    for (quantile, us) in [("0.5", p50_us), ("0.9", p90_us), ("0.99", p99_us), ("0.999", p999_us)] {
+        let _ = writeln!(text, "terrace_{name}{{{labels},quantile=\"{quantile}\"}} {us}");
+    }
+}
+
+/// A metric of each client.
+type OfClient = (&'static str, &'static str, fn(&ClientStats) -> u64);
+
+const CLIENT_METRICS: [OfClient; 2] = [
+    ("client_one_sided_total", "One-sided requests that the NIC has taken from a client.", |client| {
+        client.one_sided
+    }),
+    ("client_fetched_total", "How often the NIC had to have memory brought or written for them.", |client| {
+        client.fetched
+    }),
+];
+
+/// A metric of each client and region, by direction: reads, and writes.
+type OfBoth = (&'static str, &'static str, fn(&ClientRegionStats) -> [u64; 2]);
+
+const CLIENT_REGION_METRICS: [OfBoth; 2] = [
+    ("client_rpcs_total", "Requests that a client has sent as messages, and that were answered.", |of| {
+        [of.reads, of.writes]
+    }),
+    ("client_rpc_bytes_total", "Bytes of those.", |of| [of.bytes_read, of.bytes_written]),
+];
+
+fn of_clients(text: &mut String, clients: &[ClientStats]) {
+    for (name, help, value) in CLIENT_METRICS {
+        let _ = writeln!(text, "# HELP terrace_{name} {help}\n# TYPE terrace_{name} counter");
+        for client in clients {
+            let _ = writeln!(text, "terrace_{name}{{client=\"{}\"}} {}", client.client, value(client));
         }
     }
-    text
+    let rows: Vec<(String, &ClientRegionStats)> = clients
+        .iter()
+        .flat_map(|client| client.regions.iter().map(move |region| (client, region)))
+        .map(|(client, of)| (format!("client=\"{}\",region=\"{}\"", client.client, escaped(&of.region)), of))
+        .collect();
+    for (name, help, values) in CLIENT_REGION_METRICS {
+        let _ = writeln!(text, "# HELP terrace_{name} {help}\n# TYPE terrace_{name} counter");
+        for (labels, of) in &rows {
+            for (direction, value) in ["read", "write"].iter().zip(values(of)) {
+                let _ = writeln!(text, "terrace_{name}{{{labels},direction=\"{direction}\"}} {value}");
+            }
+        }
+    }
+    *text += "# HELP terrace_client_rpcs_failed_total Those that were refused, or failed.\n";
+    *text += "# TYPE terrace_client_rpcs_failed_total counter\n";
+    for (labels, of) in &rows {
+        let _ = writeln!(text, "terrace_client_rpcs_failed_total{{{labels}}} {}", of.failed);
+    }
+    *text += "# HELP terrace_client_rpc_latency_us How long they took, from their arrival to the answer.\n";
+    *text += "# TYPE terrace_client_rpc_latency_us gauge\n";
+    for (labels, of) in &rows {
+        quantiles(text, "client_rpc_latency_us", labels, &of.latency);
+    }
 }
 
 /// A label's value.
@@ -153,19 +218,28 @@ mod tests {
 
     #[test]
     fn each_region_has_its_lines_and_names_are_escaped() {
-        let region = RegionStats {
+        let region = |name: &str| RegionStats {
+            name: name.into(),
             hits: 7,
             reads: KindCounts { direct: 3, ..Default::default() },
             ..Default::default()
         };
-        let stats =
-            TierStats { dram_bytes: 4096, regions: vec![region.clone(), region], ..TierStats::default() };
-        let text = exposition(&stats, &["a".into(), "b\"\n".into()]);
+        let regions = vec![region("a"), region("b\"\n")];
+        let stats = TierStats { dram_bytes: 4096, regions, ..TierStats::default() };
+        let of = ClientRegionStats { region: "a".into(), writes: 5, failed: 1, ..Default::default() };
+        let client = ClientStats { client: "::1/0x11".into(), one_sided: 9, fetched: 2, regions: vec![of] };
+        let text = exposition(&stats, &[client]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.contains(&"terrace_dram_bytes 4096"));
         assert!(lines.contains(&"terrace_hits_total{region=\"a\"} 7"));
         assert!(lines.contains(&"terrace_hits_total{region=\"b\\\"\\n\"} 7"));
         assert!(lines.contains(&"terrace_misses_total{region=\"a\",direction=\"read\",io=\"direct\"} 3"));
+        assert!(lines.contains(&"terrace_client_one_sided_total{client=\"::1/0x11\"} 9"));
+        let labels = "client=\"::1/0x11\",region=\"a\"";
+        let written = format!("terrace_client_rpcs_total{{{labels},direction=\"write\"}} 5");
+        assert!(lines.contains(&written.as_str()), "{text}");
+        let slow = format!("terrace_client_rpc_latency_us{{{labels},quantile=\"0.999\"}} 0");
+        assert!(lines.contains(&slow.as_str()), "{text}");
         let is_comment_or_sample = |line: &&str| line.starts_with("# ") || line.starts_with("terrace_");
         assert!(lines.iter().all(is_comment_or_sample), "{text}");
     }

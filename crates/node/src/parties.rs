@@ -48,6 +48,14 @@ impl Parties {
         Some(party)
     }
 
+    /// Those that clients have connected to us.
+    pub fn clients(&self) -> impl Iterator<Item = &Serving> {
+        self.by_qpn.values().filter_map(|party| match &party.role {
+            Role::Server(serving) => Some(serving),
+            Role::Client(_) => None,
+        })
+    }
+
     /// Those that connect us to servers.
     pub fn links(&mut self) -> impl Iterator<Item = (&mut Control, &mut Link)> {
         self.by_qpn.values_mut().filter_map(|party| match &mut party.role {

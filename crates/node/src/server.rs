@@ -20,6 +20,7 @@ use terrace_tier::{
 
 use crate::agent::Agent;
 use crate::exports::Exported;
+use crate::serving::ClientStats;
 
 /// `ibv_access_flags` of a served region: everything but windows.
 const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9;
@@ -197,7 +198,8 @@ impl Server {
         let device = Device::open(DeviceConfig::new(port))?;
         // Closed when this is dropped, however far it has come.
         let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
-        server.device.attach(Arc::new(TierCompanion(server.tier.clone())));
+        let names = config.regions.iter().map(|region| region.name.clone()).collect();
+        server.device.attach(Arc::new(TierCompanion { tier: server.tier.clone(), names }));
         let pd = server.device.alloc_pd()?;
         for region in &config.regions {
             server.serve(region, config.mode, &pd)?;
@@ -246,12 +248,12 @@ impl Server {
 
     /// What happened so far.
     pub fn stats(&self) -> TierStats {
-        self.tier.stats()
+        named(&self.tier, &self.regions.iter().map(|served| served.name.clone()).collect::<Vec<_>>())
     }
 
-    /// The regions' names, in the order of [`TierStats::regions`].
-    pub fn names(&self) -> Vec<String> {
-        self.regions.iter().map(|served| served.name.clone()).collect()
+    /// What each client does.
+    pub fn clients(&self) -> Vec<ClientStats> {
+        self.agent.clients()
     }
 
     /// Brings a unit of a region into memory now. False without room, or if it is there already.
@@ -275,8 +277,10 @@ impl Server {
         served.map(|served| &*served.region).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     }
 
-    pub(crate) fn tier(&self) -> &Arc<Tier> {
-        &self.tier
+    /// For who looks at it from another thread.
+    pub(crate) fn parts(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
+        let names = self.regions.iter().map(|served| served.name.clone()).collect();
+        (self.tier.clone(), self.agent.clone(), names)
     }
 }
 
@@ -304,19 +308,31 @@ fn check_names(regions: &[RegionConfig]) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// What happened so far, with the regions' names, which are in the order in which they were added.
+pub(crate) fn named(tier: &Tier, names: &[String]) -> TierStats {
+    let mut stats = tier.stats();
+    for (region, name) in stats.regions.iter_mut().zip(names) {
+        region.name.clone_from(name);
+    }
+    stats
+}
+
 /// Has the tier's IO looked after by whoever makes progress on the device.
-struct TierCompanion(Arc<Tier>);
+struct TierCompanion {
+    tier: Arc<Tier>,
+    names: Vec<String>,
+}
 
 impl Companion for TierCompanion {
     fn advance(&self) -> bool {
-        self.0.advance()
+        self.tier.advance()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.descriptor())
+        Some(self.tier.descriptor())
     }
 
     fn report(&self) -> Option<(String, serde_json::Value)> {
-        Some(("tier".into(), serde_json::to_value(self.0.stats()).ok()?))
+        Some(("memory".into(), serde_json::to_value(named(&self.tier, &self.names)).ok()?))
     }
 }

@@ -65,5 +65,5 @@ pub use fault_pager::{FaultModel, FaultPager};
 pub use file::{BackingFile, Source};
 pub use pool::TRANSFER_BYTES_MAX;
 pub use region::TierRegion;
-pub use stats::{KindCounts, LatencyStats, RegionStats, TierStats};
+pub use stats::{Histogram, KindCounts, LatencyStats, RegionStats, TierStats};
 pub use tier::Tier;

@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 pub struct KindCounts {
     /// The unit had become resident when the access had its turn.
     pub late_hits: u64,
-    /// By copying to or from the mapping, page faults and all.
+    /// By copying to or from the mapping, page faults and all. Of modelled faults: pages that were brought.
     pub mapping: u64,
     /// From the page cache, without waiting.
     pub cached: u64,
@@ -62,6 +62,9 @@ pub struct LatencyStats {
 /// What happened to a region so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegionStats {
+    /// As whoever serves it calls it; empty when nobody has said.
+    #[serde(default)]
+    pub name: String,
     /// Where the region is mapped.
     pub addr: u64,
     /// How long it is.
@@ -177,7 +180,7 @@ const POWERS: std::ops::Range<u32> = 6..38;
 
 /// Times, in buckets of a quarter of a power of two.
 #[derive(Debug)]
-pub(crate) struct Histogram(Box<[AtomicU64]>);
+pub struct Histogram(Box<[AtomicU64]>);
 
 impl Default for Histogram {
     fn default() -> Histogram {
@@ -186,7 +189,8 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn add(&self, time: Duration) {
+    /// Adds a time; by several threads at once, if need be.
+    pub fn add(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1 << POWERS.start);
         let power = ns.ilog2();
         let sub = (ns >> (power - 2)) as usize % SUB_BUCKETS;
@@ -194,7 +198,8 @@ impl Histogram {
         self.0[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn read(&self) -> LatencyStats {
+    /// What there is so far.
+    pub fn read(&self) -> LatencyStats {
         let counts: Vec<u64> = self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();
         let percentile = |share: f64| {

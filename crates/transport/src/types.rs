@@ -462,6 +462,8 @@ pub struct QpCounters {
     pub duplicates: u64,
     /// Packets dropped because no rule takes them: wrong state, wrong address, unexpected response.
     pub dropped: u64,
+    /// Requests of the peer, whole messages, that were carried out or are under way.
+    pub requests: u64,
     /// READs, and parts of long ones, whose memory was absent and had to be fetched.
     pub fetches: u64,
     /// Packets of WRITEs, atomics and flushes that somebody else carried out because their memory was absent.

@@ -6,6 +6,7 @@
 //! pair has, for as long as that lives.
 
 mod read;
+mod usage;
 mod write;
 
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, port
 use crate::control::{self, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use read::ReadJob;
+use usage::{Asked, Usage};
+pub use usage::{ClientRegionStats, ClientStats};
 use write::WriteJob;
 
 /// Requests of one client that are carried out at a time. A client that keeps to what it was told stays far below.
@@ -50,6 +53,7 @@ struct Running {
     id: u64,
     job: Job,
     waker: Waker,
+    asked: Asked,
 }
 
 /// The right to use a region.
@@ -77,11 +81,19 @@ pub(crate) struct Serving {
     pairs: Vec<Arc<QueuePair>>,
     grants: HashMap<u32, Grant>,
     jobs: HashMap<JobId, Running>,
+    usage: Usage,
 }
 
 impl Serving {
     pub fn new(path: Path, connect: Connect) -> Serving {
-        Serving { path, connect, pairs: Vec::new(), grants: HashMap::new(), jobs: HashMap::new() }
+        Serving {
+            path,
+            connect,
+            pairs: Vec::new(),
+            grants: HashMap::new(),
+            jobs: HashMap::new(),
+            usage: Usage::default(),
+        }
     }
 
     /// Whether this is what the client has asked for its connection with.
@@ -92,6 +104,24 @@ impl Serving {
     /// Where the client is.
     pub fn client(&self) -> IpAddr {
         self.path.remote.ip().to_canonical()
+    }
+
+    /// What the client does, for people.
+    pub fn stats(&self, exports: &Exports) -> ClientStats {
+        let mut pairs = self.pairs.clone();
+        for qp in self.grants.values().filter_map(|grant| grant.qp.upgrade()) {
+            if !pairs.iter().any(|known| Arc::ptr_eq(known, &qp)) {
+                pairs.push(qp);
+            }
+        }
+        let counters: Vec<_> = pairs.iter().map(|qp| qp.counters()).collect();
+        let name = |rkey| exports.get(rkey)?.exported.name.clone();
+        ClientStats {
+            client: format!("{}/{:#x}", self.client(), self.connect.qpn),
+            one_sided: counters.iter().map(|counters| counters.requests).sum(),
+            fetched: counters.iter().map(|counters| counters.fetches + counters.puts).sum(),
+            regions: self.usage.read(name),
+        }
     }
 
     /// Ends what the client has had made for it.
@@ -109,12 +139,14 @@ impl Serving {
             Body::Open(open) => self.open(open, around),
             Body::Magic(magic) => self.magic(magic, around).map(|()| Some(Body::Done(Status::Ok))),
             Body::Read(read) => self.export(read.rkey, around).and_then(|export| {
-                let job = ReadJob::new(export, read)?;
-                self.start(control, id, Job::Read(job), around)
+                let asked = Asked::new(read.rkey, false, read.length);
+                let job = ReadJob::new(export, read);
+                self.begin(control, id, job.map(Job::Read), asked, around)
             }),
             Body::Write(write) => self.export(write.rkey, around).and_then(|export| {
-                let job = WriteJob::new(export, write)?;
-                self.start(control, id, Job::Write(job), around)
+                let asked = Asked::new(write.rkey, true, write.length);
+                let job = WriteJob::new(export, write);
+                self.begin(control, id, job.map(Job::Write), asked, around)
             }),
             // The NIC counts what it answers, and jobs what they are asked for; clients' counters would count it twice.
             Body::Counts(_) => Ok(Some(Body::Done(Status::Ok))),
@@ -189,20 +221,21 @@ impl Serving {
         Ok(export)
     }
 
-    fn start(
+    /// Begins a job of a region that the client may use; notes it, when it is refused.
+    fn begin(
         &mut self,
         control: &mut Control,
         id: u64,
-        job: Job,
+        job: Result<Job, Status>,
+        asked: Asked,
         around: &mut Surroundings<'_>,
     ) -> Result<Option<Body<'static>>, Status> {
-        if self.jobs.len() >= JOBS_MAX {
-            return Err(Status::Busy);
-        }
+        let room = if self.jobs.len() < JOBS_MAX { Ok(()) } else { Err(Status::Busy) };
+        let job = room.and(job).inspect_err(|&status| self.usage.note(asked, status))?;
         *around.next_job += 1;
         let number = *around.next_job;
         let waker = (around.waker)(number);
-        self.jobs.insert(number, Running { id, job, waker });
+        self.jobs.insert(number, Running { id, job, waker, asked });
         self.advance(control, number, around.pd);
         Ok(None)
     }
@@ -216,6 +249,7 @@ impl Serving {
         };
         if let Progress::Done(status) = progress {
             control.send(&Message { id: running.id, body: Body::Done(status) });
+            self.usage.note(running.asked, status);
             self.jobs.remove(&number);
         }
     }

@@ -317,13 +317,13 @@ impl Responder {
                 self.check_order(info)?;
                 check_payload_len(common, packet, info)?;
                 self.receive_send(common, packet, info, host)?;
-                self.finish_packet(packet, info);
+                self.finish_packet(common, packet, info);
             }
             Operation::Write => {
                 self.check_order(info)?;
                 check_payload_len(common, packet, info)?;
                 self.receive_write(common, packet, info, host)?;
-                self.finish_packet(packet, info);
+                self.finish_packet(common, packet, info);
             }
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
             Operation::ReadRequest => self.accept_read(common, packet, host)?,
@@ -347,10 +347,11 @@ impl Responder {
     }
 
     /// Moves on by one packet, and owes an ACK if the peer asked for one.
-    fn finish_packet(&mut self, packet: &Packet<'_>, info: &OpcodeInfo) {
+    fn finish_packet(&mut self, common: &mut Common, packet: &Packet<'_>, info: &OpcodeInfo) {
         self.expected = self.expected.next();
         if info.position.is_last() {
             self.msn = (self.msn + 1) & 0xff_ffff;
+            common.counters.requests += 1;
         }
         if packet.bth.ack_request {
             self.owe_ack(self.expected.minus(1));

@@ -162,12 +162,13 @@ impl Responder {
     }
 
     /// Moves on past a request that is answered by more than an ACK, and remembers it for duplicates.
-    fn finish_request(&mut self, common: &Common, packets: u32, what: Kept) {
+    fn finish_request(&mut self, common: &mut Common, packets: u32, what: Kept) {
         if self.history.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
             self.history.pop_front();
         }
         self.history.push_back(Remembered { psn: self.expected, packets, what });
         self.expected = self.expected.plus(packets);
         self.msn = (self.msn + 1) & 0xff_ffff;
+        common.counters.requests += 1;
     }
 }
