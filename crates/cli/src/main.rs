@@ -8,6 +8,7 @@ mod bench;
 mod clients;
 mod devices;
 mod library;
+mod log;
 mod program;
 mod regions;
 mod run;

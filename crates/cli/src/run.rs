@@ -1,5 +1,6 @@
 //! `terrace run`: checks everything that can be checked from here, then becomes the program with the NIC preloaded.
 
+use crate::log::LogLevel;
 use crate::{library, program};
 use clap::{Args, ValueEnum};
 use std::ffi::{OsStr, OsString};
@@ -73,17 +74,6 @@ pub struct Options {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
-}
-
-/// How much the NIC logs.
-#[derive(Clone, Copy, ValueEnum)]
-enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
 }
 
 /// What becomes of on-demand regions over file mappings.
@@ -184,8 +174,7 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     }
     variables.extend(memory(options)?);
     if let Some(level) = options.log {
-        let name = level.to_possible_value().expect("no level is hidden").get_name().to_owned();
-        variables.push(("TERRACE_LOG", name.into()));
+        variables.push(("TERRACE_LOG", level.name().into()));
     }
     Ok(variables)
 }

@@ -12,6 +12,8 @@ use terrace_nic::PortConfig;
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
+use crate::log::{self, LogLevel};
+
 const AFTER_HELP: &str = "\
 Examples:
   terrace serve --region table=/data/table.bin:64G --dram 8G
@@ -52,6 +54,9 @@ pub struct Options {
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
+    /// What is logged to standard error
+    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
+    log: LogLevel,
     /// Serve metrics for Prometheus at this address and port
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics: Option<SocketAddr>,
@@ -94,6 +99,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
     let ending = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     // Blocking signals that exist cannot fail.
     let _ = ending.thread_block();
+    log::install(options.log);
     let server = Server::open(&ServerConfig {
         regions: options.regions.iter().map(|region| region.0.clone()).collect(),
         dram_bytes: options.dram,

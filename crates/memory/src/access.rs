@@ -158,6 +158,12 @@ pub enum AccessError {
     /// the bytes before the fault.
     #[error("the memory is not accessible")]
     Fault,
+    /// What holds the memory failed: a disk, say.
+    #[error("the device behind the memory failed")]
+    Device,
+    /// What holds the memory has no room for a part of it that was never written.
+    #[error("the device behind the memory is full")]
+    NoSpace,
     /// An atomic's address is not a multiple of 8.
     #[error("the address of an atomic is not a multiple of 8")]
     Misaligned,

@@ -287,6 +287,10 @@ fn remote_error(error: AccessError) -> RemoteError {
         | AccessError::Permission
         | AccessError::Fault => RemoteError::Access,
         AccessError::Misaligned => RemoteError::Invalid,
-        AccessError::Flush | AccessError::NotReady | AccessError::Retry => RemoteError::Operation,
+        AccessError::Device
+        | AccessError::NoSpace
+        | AccessError::Flush
+        | AccessError::NotReady
+        | AccessError::Retry => RemoteError::Operation,
     }
 }

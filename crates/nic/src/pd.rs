@@ -115,7 +115,9 @@ fn advise_error(error: AccessError) -> Error {
         AccessError::WrongPd | AccessError::WrongQp | AccessError::Permission => {
             Error::Permission("the region does not permit the advice")
         }
-        AccessError::OutOfRange | AccessError::Fault => Error::Fault,
+        AccessError::OutOfRange | AccessError::Fault | AccessError::Device | AccessError::NoSpace => {
+            Error::Fault
+        }
         AccessError::Misaligned | AccessError::Flush => Error::Invalid("not an answer to advice"),
         AccessError::NotReady | AccessError::Retry => Error::Again,
     }

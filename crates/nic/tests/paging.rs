@@ -233,8 +233,12 @@ fn atomics_and_flushes_are_carried_out_by_the_pager_after_the_writes_before_them
 
 #[test]
 fn a_failed_transfer_is_the_peers_error() {
-    let failures =
-        [(AccessError::Flush, WcStatus::RemoteOperation), (AccessError::Fault, WcStatus::RemoteAccess)];
+    let failures = [
+        (AccessError::Flush, WcStatus::RemoteOperation),
+        (AccessError::Device, WcStatus::RemoteOperation),
+        (AccessError::NoSpace, WcStatus::RemoteOperation),
+        (AccessError::Fault, WcStatus::RemoteAccess),
+    ];
     for (error, status) in failures {
         for reads in [true, false] {
             let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);

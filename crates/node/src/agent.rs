@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard};
 use terrace_access::proto::{Accepted, Connect, Datagram, Described, Endpoint, Message, Status};
 use terrace_memory::Waker;
-use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Wc, WcOpcode, WcStatus};
+use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Time, Wc, WcOpcode, WcStatus};
 
 use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
 use crate::exports::{Exported, Exports};
@@ -25,6 +25,9 @@ const INBOX_MAX: usize = 256;
 const CQ_DEPTH: u32 = 1 << 18;
 /// Completions that are handled before the batches that they led to are posted.
 const COMPLETIONS_PER_ROUND: usize = 64;
+
+/// How long clients have to give a sign of life before they are asked again, in nanoseconds.
+const PROBE_INTERVAL_NS: u64 = 1_000_000_000;
 
 /// How often an agent that finds more to do goes on at once.
 const ROUNDS_MAX: usize = 4;
@@ -43,6 +46,8 @@ pub(crate) struct State {
     next_job: JobId,
     completions: Vec<Wc>,
     message: Vec<u8>,
+    /// When clients may be asked for a sign of life again.
+    probe_at: Option<Time>,
 }
 
 /// See the module.
@@ -194,7 +199,7 @@ impl Agent {
                 Datagram::Description { tid, rkey, described }
             }
             Datagram::Connect { tid, connect } => {
-                Datagram::Accepted { tid, accepted: self.accept(state, path, connect) }
+                Datagram::Accepted { tid, accepted: self.accept(device.now(), state, path, connect) }
             }
             Datagram::Accepted { tid, accepted } => {
                 let from = |link: &Link| link.remote.remote == path.remote;
@@ -209,7 +214,12 @@ impl Agent {
     }
 
     /// Makes our end of a control queue pair, or finds the one that was made when the client asked before.
-    fn accept(&self, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
+    fn accept(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
+        // A client that was killed while nothing was on its way to it is not missed otherwise.
+        if state.parties.is_crowded() && state.probe_at.is_none_or(|at| now >= at) {
+            state.probe_at = Some(now.after_ns(PROBE_INTERVAL_NS));
+            state.parties.probe();
+        }
         let endpoint = match state.parties.asked(path.remote, &connect) {
             Some(endpoint) => endpoint,
             None => self.serve(state, path, connect)?,

@@ -118,6 +118,12 @@ impl Control {
         self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, datagram: None });
     }
 
+    /// Has the peer's NIC acknowledge something. If nobody does, there is a completion that says so.
+    pub fn probe(&mut self) {
+        let payload = Payload::Provided(Provided { source: Arc::new(Vec::new()), offset: 0, len: 0 });
+        self.push(SendOp::Write { va: 0, rkey: 0 }, payload, None);
+    }
+
     /// Posts the batch, as far as the send queue has room.
     ///
     /// # Errors

@@ -37,6 +37,21 @@ impl Parties {
         self.by_qpn.len() >= PARTIES_MAX
     }
 
+    /// Whether there are so many that some of them may be left over from clients that were killed.
+    pub fn is_crowded(&self) -> bool {
+        self.by_qpn.len() >= PARTIES_MAX / 2
+    }
+
+    /// Asks all clients for a sign of life. The connections of those that give none end when its retries do.
+    pub fn probe(&mut self) {
+        for (qpn, party) in &mut self.by_qpn {
+            if matches!(party.role, Role::Server(_)) {
+                party.control.probe();
+                self.touched.insert(*qpn);
+            }
+        }
+    }
+
     pub fn insert(&mut self, party: Party) {
         self.by_qpn.insert(party.control.qpn(), party);
     }

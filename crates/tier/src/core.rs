@@ -303,7 +303,11 @@ impl Core {
             let (offset, len, task) = (part.file_offset(), part.len, part.task);
             tracing::warn!(%error, offset, len, ?task, "an access to a region's file failed");
         }
-        let error = if part.step == Step::Syncing { AccessError::Flush } else { AccessError::Fault };
+        let error = match error {
+            _ if part.step == Step::Syncing => AccessError::Flush,
+            Errno::NOSPC | Errno::DQUOT => AccessError::NoSpace,
+            _ => AccessError::Device,
+        };
         self.finish(id, Err(error), work);
     }
 

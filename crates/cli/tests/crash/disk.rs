@@ -1,4 +1,5 @@
 //! Where the region is, and ways to look at it that do not pass through the node.
+#![allow(dead_code, reason = "not every test uses everything")]
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -7,8 +8,6 @@ use std::process::Command;
 
 use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
 use tempfile::TempDir;
-
-use super::from_env;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -45,7 +44,8 @@ impl Disk {
         disk
     }
 
-    fn image_path(&self) -> PathBuf {
+    /// The image behind a loop device.
+    pub fn image_path(&self) -> PathBuf {
         self.dir.path().join("image")
     }
 
@@ -82,7 +82,7 @@ impl Disk {
     /// Drops what is clean: the file's own, or everybody's where `TERRACE_CRASH_DROP_CACHES=1` says that this machine is ours.
     fn drop_caches(&self, file: &File) {
         file.sync_all().expect("the disk works");
-        let dropped = from_env("TERRACE_CRASH_DROP_CACHES", 0) == 1
+        let dropped = std::env::var("TERRACE_CRASH_DROP_CACHES").is_ok_and(|value| value == "1")
             && std::fs::write("/proc/sys/vm/drop_caches", "1").is_ok();
         if !dropped {
             let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;

@@ -1,6 +1,7 @@
 //! A memory node as a process: `terrace serve`.
+#![allow(dead_code, reason = "not every test uses everything")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -29,26 +30,48 @@ pub fn address() -> IpAddr {
 impl Node {
     /// Starts it, and does not wait until it serves.
     pub fn spawn(path: &Path) -> Node {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
         let region = format!("{REGION}={}:{REGION_BYTES}", path.display());
-        command.args(["serve", "--mode", "term", "--period", "5", "--region", &region]);
-        command.args(["--dram", &DRAM_BYTES.to_string(), "--listen", &address().to_string()]);
-        let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("terrace starts");
+        Node::spawn_with(&["--period", "5", "--region", &region, "--dram", &DRAM_BYTES.to_string()])
+    }
+
+    fn spawn_with(arguments: &[&str]) -> Node {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+        command.args(["serve", "--mode", "term", "--listen", &address().to_string()]).args(arguments);
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("terrace starts");
         Node { process, slot: 0 }
     }
 
     /// Starts it, and waits until it serves.
     pub fn start(path: &Path) -> Node {
-        let mut node = Node::spawn(path);
+        Node::spawn(path).serving()
+    }
+
+    /// One of other sizes, that serves.
+    pub fn start_with(arguments: &[&str]) -> Node {
+        Node::spawn_with(arguments).serving()
+    }
+
+    /// Waits until it serves.
+    fn serving(self) -> Node {
+        let mut node = self;
         let mut line = String::new();
         let output = node.process.stdout.as_mut().expect("it is piped");
         BufReader::new(output).read_line(&mut line).expect("it says where it serves");
         let port = line.split_once("UDP port ").and_then(|(_, rest)| rest.split_once(')'));
         let port = port.and_then(|(port, _)| port.parse::<u32>().ok());
         node.slot = port.and_then(|port| u8::try_from(port - FIRST_PORT).ok()).unwrap_or_else(|| {
-            panic!("the node does not serve: {line:?}, {:?}", node.process.try_wait());
+            panic!("the node does not serve: {line:?}, {}", node.complaints());
         });
         node
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     pub fn connect(&self) -> Client {
@@ -57,6 +80,15 @@ impl Node {
 
     pub fn is_alive(&mut self) -> bool {
         self.process.try_wait().expect("it is a child").is_none()
+    }
+
+    /// Ends it, and returns what it has had to complain of.
+    pub fn complaints(&mut self) -> String {
+        self.kill();
+        let mut said = String::new();
+        let errors = self.process.stderr.as_mut().expect("it is piped");
+        errors.read_to_string(&mut said).expect("it is text");
+        said
     }
 
     /// SIGKILL; afterwards no thread of it runs.
@@ -74,5 +106,8 @@ impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        if std::thread::panicking() {
+            eprintln!("the node has said: {}", self.complaints());
+        }
     }
 }

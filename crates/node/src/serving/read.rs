@@ -117,6 +117,7 @@ impl ByteSource for Fetched {
 pub(super) fn status_of(error: AccessError) -> Status {
     match error {
         AccessError::OutOfRange => Status::OutOfRange,
+        AccessError::NoSpace => Status::NoSpace,
         _ => Status::DeviceError,
     }
 }

@@ -43,6 +43,7 @@ pub struct Served {
 impl Served {
     /// A new sparse file of so many bytes.
     pub fn new(dir: &str, name: &str, bytes: u64, exclusive: bool, config: TierConfig) -> Served {
+        log();
         let scratch = Scratch::new(dir, name);
         let tier = Tier::open(config).unwrap();
         let file = BackingFile::open(&scratch.0, Some(bytes), exclusive).unwrap();
@@ -97,6 +98,14 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.tier.remove(&self.region);
     }
+}
+
+/// Has what the tier logs shown with the output of a test that fails: why the file was not read, for example.
+pub fn log() {
+    let subscriber =
+        tracing_subscriber::fmt().with_writer(tracing_subscriber::fmt::TestWriter::new()).finish();
+    // Another test of this process may have been first.
+    drop(tracing::subscriber::set_global_default(subscriber));
 }
 
 /// Counts its calls.

@@ -1,0 +1,125 @@
+"""A client of a memory node without manners: what goes over control queue pairs, byte by byte, as the documentation of
+`terrace_access::proto` has it. Nothing here shares code with what it is used against."""
+
+import struct
+import time
+
+import roce
+
+QKEY_OF_MANAGEMENT = 0x80010000
+VERSION, GET, RESPONSE = 1, 0x01, 0x81
+CONNECTION = 2
+OPEN, OPENED, MAGIC, READ, WRITE, COUNTS, DONE, FIND, FOUND, PAIR, PAIRED = range(1, 12)
+(OK, NO_SUCH_REGION, ACCESS_DENIED, OUT_OF_RANGE, INVALID, DEVICE_ERROR, NO_SPACE, BUSY, PLAIN, CLIENT_MEMORY,
+ UNSUPPORTED) = range(11)
+MTU = 1024
+
+
+def message(kind, body=b"", ident=7, version=VERSION, status=0, length=None):
+    """A message, right or wrong."""
+    length = 16 + len(body) if length is None else length
+    return struct.pack("<BBHIQ", version, kind, status, length, ident) + body
+
+
+def read(rkey, va, length, destination=(0x1000, 0x77), page_count=0, offset=0, words=()):
+    dest_va, dest_rkey = destination
+    head = struct.pack("<IIQIIQH6x", rkey, length, va, dest_rkey, page_count, dest_va, offset)
+    return head + b"".join(struct.pack("<Q", word) for word in words)
+
+
+def write(rkey, va, data, length=None):
+    return struct.pack("<IIQIB3xQ", rkey, len(data) if length is None else length, va, 0, 0, 0) + data
+
+
+def write_from_memory(rkey, va, length, source_va, source_rkey):
+    return struct.pack("<IIQIB3xQ", rkey, length, va, source_rkey, 1, source_va)
+
+
+def magic(client_qpn, server_qpn, rkey, region_id, on=0):
+    return struct.pack("<IIIB3xQ", client_qpn, server_qpn, rkey, on, region_id)
+
+
+class Silence(Exception):
+    """The node does not answer."""
+
+
+class Talker:
+    """One control queue pair to a node. Messages are short enough for one packet each."""
+
+    def __init__(self, peer, server, qpn=0x0200, attempts=20):
+        self.peer, self.server, self.qpn = peer, server, qpn
+        self.psn = self.first_psn = 0x1000
+        self.server_qpn, self.expected_psn = self._connect(attempts)
+
+    def _connect(self, attempts):
+        for _ in range(attempts):
+            self.ask()
+            deadline = time.monotonic() + 0.2
+            while (packet := self.peer.receive(max(deadline - time.monotonic(), 0))) is not None:
+                datagram = packet.body[8:]
+                if packet.opcode != roce.UD_SEND_ONLY or struct.unpack_from(">Q", datagram, 8) != (self.qpn,):
+                    continue
+                qpn, psn, _, _, status = struct.unpack_from("<IIHHH", datagram, 40)
+                if status == OK:
+                    return qpn, psn
+                break
+        raise Silence
+
+    def ask(self):
+        """Asks for a connection once."""
+        head = struct.pack(">BBBB4xQH18x4s", 1, 0x3D, VERSION, GET, self.qpn, CONNECTION, b"\0\x02\x54\x52")
+        body = struct.pack("<IIHH", self.qpn, self.first_psn, MTU, 64)
+        header = roce.bth(roce.UD_SEND_ONLY, 1, 0)
+        self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, 1), (head + body).ljust(256, b"\0"))
+
+    def say(self, data):
+        """Sends the bytes as one message."""
+        padding = -len(data) % 4
+        header = roce.bth(roce.SEND_ONLY, self.server_qpn, self.psn, ack=True, pad=padding)
+        self.peer.packet(self.server, header, data, bytes(padding))
+        self.psn = self.psn + 1 & roce.PSN_MASK
+
+    def listen(self, patience=2.0):
+        """The next packet that carries something for us; acknowledged if it was a SEND."""
+        while (packet := self.peer.receive(patience)) is not None:
+            if packet.qpn != self.qpn or packet.opcode == roce.ACKNOWLEDGE:
+                continue
+            if packet.opcode == roce.SEND_ONLY and packet.psn == self.expected_psn:
+                self.acknowledge(packet.psn)
+                self.expected_psn = packet.psn + 1 & roce.PSN_MASK
+                return packet
+            if packet.opcode != roce.SEND_ONLY:
+                return packet
+        raise Silence
+
+    def acknowledge(self, psn, syndrome=roce.ACK):
+        self.peer.packet(self.server, roce.bth(roce.ACKNOWLEDGE, self.server_qpn, psn), roce.aeth(syndrome))
+
+    def answer(self, patience=2.0):
+        """Kind, status, id and body of the next message."""
+        body = self.listen(patience).body
+        _, kind, status, length, ident = struct.unpack_from("<BBHIQ", body)
+        return kind, status, ident, body[16:length]
+
+    def request(self, kind, body, patience=2.0):
+        """Asks, and returns kind, status and body of the answer."""
+        self.say(message(kind, body))
+        kind, status, ident, body = self.answer(patience)
+        assert ident == 7, ident
+        return kind, status, body
+
+    def find(self, name):
+        """Key, first address, length and id of a region."""
+        kind, _, body = self.request(FIND, name.encode())
+        assert kind == FOUND, kind
+        rkey, _, _, va, length, _, region_id = struct.unpack_from("<IBI4xQQQQ", body)
+        return rkey, va, length, region_id
+
+    def grant(self, rkey, region_id):
+        """Gets the right to use a region: a queue pair, and the word that it is ours."""
+        kind, _, body = self.request(PAIR, struct.pack("<IIH", self.qpn + 1, 0, MTU))
+        assert kind == PAIRED, kind
+        server_qpn, _, _ = struct.unpack_from("<IIH", body)
+        kind, status, _ = self.request(MAGIC, magic(self.qpn + 1, server_qpn, rkey, region_id))
+        assert (kind, status) == (DONE, OK), (kind, status)
+        return server_qpn
