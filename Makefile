@@ -5,6 +5,7 @@ DESTDIR ?=
 PYTHON ?= python3
 SEEDS ?= 100000
 ROUNDS ?= 200
+STRESS_SECONDS ?= 600
 FUZZ_RUNS ?= 10000000
 ONLY ?=
 FULL ?=
@@ -16,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak fuzz bench bench-term lint clean
+.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak soak-term fuzz bench bench-term lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -89,6 +90,13 @@ crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing a
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build
 	cargo run --release --locked --package terrace-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each way (SEED=k: other accesses)
+	@scripts/setup.sh conformance
+	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) cargo test --locked --package terrace-node \
+	    --test stress -- --nocapture
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(PYTHON) tests/interop/conformance.py 'paged/stress*'
 
 fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
 	@scripts/setup.sh fuzz

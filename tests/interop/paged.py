@@ -131,7 +131,9 @@ def _file_region(log_dir):
 
 
 def _stress(seconds, *client_options):
-    """The server's own stores, two queue pairs of a peer and a budget in motion, on the same pages; every byte is checked."""
+    """The server's own stores, two queue pairs of a peer and a budget in motion, on the same pages; every byte is checked.
+    `TERRACE_STRESS_SECONDS` says for how long, if it is given."""
+    seconds = int(os.environ.get("TERRACE_STRESS_SECONDS", seconds))
 
     def case(log_dir):
         path, port = log_dir / "data.bin", str(procs.free_port())

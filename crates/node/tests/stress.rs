@@ -55,11 +55,24 @@ impl World<'_> {
         start..start + len
     }
 
-    /// Random bytes, or such as an absent page might be taken for.
-    fn data(&mut self, len: usize) -> Vec<u8> {
-        match self.random.random_range(0..4) {
-            0 => vec![0; len],
-            1 => vec![0xfd; len],
+    /// Random bytes, or such as an absent page might be taken for: what stands for one, at its place or elsewhere, in part.
+    fn data(&mut self, range: &Range<usize>) -> Vec<u8> {
+        let len = range.len();
+        let pattern = self.regions[0].pattern();
+        match (self.random.random_range(0..6), pattern) {
+            (0, _) => vec![0; len],
+            (1, _) => vec![0xfd; len],
+            (2, Some(pattern)) => range.clone().map(|at| pattern[at % 4096]).collect(),
+            (3, Some(pattern)) => {
+                let mut data = vec![0; len];
+                self.random.fill(&mut data[..]);
+                let from = self.random.random_range(0..len);
+                data[from..]
+                    .iter_mut()
+                    .zip(range.start + from..)
+                    .for_each(|(byte, at)| *byte = pattern[at % 4096]);
+                data
+            }
             _ => {
                 let mut data = vec![0; len];
                 self.random.fill(&mut data[..]);
@@ -82,7 +95,7 @@ impl World<'_> {
         let (offset, len) = (range.start as u64, range.len() as u32);
         let buffer = slot * 2 + client;
         let expected = if is_write {
-            let data = self.data(range.len());
+            let data = self.data(&range);
             self.buffers[buffer].write(0, &data).expect("within");
             self.model[range.clone()].copy_from_slice(&data);
             self.regions[client].write(offset, &self.buffers[buffer], 0, len, slot as u64).expect("begun");

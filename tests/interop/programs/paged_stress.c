@@ -6,7 +6,7 @@
  *     paged_stress serve -p PORT -m MIB FILE          maps FILE, registers overlapping regions of it with on-demand paging
  *     paged_stress drive -p PORT -t SECONDS HOST      READs, WRITEs and adds for so long; status 0 if all was right
  *
- * The file is cut into runs of 1 B to 1 MiB, at any byte. Each belongs to one of three: the server's own thread, which stores
+ * The file is cut into runs of 1 B to 4 MiB, at any byte. Each belongs to one of three: the server's own thread, which stores
  * to it and checks it, or one of two queue pairs. So three parties are at work in one page and never on the same byte. The
  * driver keeps a shadow of the file. A READ may go over anything and is checked where it covers the reader's bytes: it must
  * see every WRITE that was posted before it on its queue pair, finished or not. Over TCP the driver also asks the server to
@@ -39,8 +39,8 @@ enum {
     SERVER = QPS,
     DEPTH = 8, /* requests outstanding on a queue pair */
     REGIONS = 3,
-    RUN_MAX = 1 << 20,
-    SERVER_RUN_MAX = 8 << 10,
+    RUN_MAX = 4 << 20,
+    SERVER_RUN_MAX = 1 << 20,
     HOT_BYTES = 8 << 20,
     PSN = 0xffff00, /* close to where they wrap */
 };

@@ -1,5 +1,6 @@
 //! A region of a server, and the accesses to it.
 
+use terrace_access::pattern::PAGE_BYTES;
 use terrace_access::proto::Found;
 use terrace_access::region::Knowledge;
 use terrace_nic::{Buffer, Payload, SendFlags, SendOp, SendWr, SgeList};
@@ -44,6 +45,15 @@ impl<'a> Region<'a> {
     /// Whether it has no bytes; no region has none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What the server's NIC answers for a page that is absent, if it does that. Data that is equal to it is read as any other,
+    /// only slower.
+    pub fn pattern(&self) -> Option<&[u8; PAGE_BYTES]> {
+        match &self.known {
+            Knowledge::Extended(region) => Some(region.pattern().bytes()),
+            _ => None,
+        }
     }
 
     /// Begins to read bytes of the region into a buffer.
