@@ -96,7 +96,7 @@ soak-term: build ## Stress regions larger than memory for STRESS_SECONDS=n each 
 	@$(MAKE) --no-print-directory build/interop/programs/paged_stress
 	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) cargo test --locked --package terrace-node \
 	    --test stress -- --nocapture
-	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(PYTHON) tests/interop/conformance.py 'paged/stress*'
+	TERRACE_STRESS_SECONDS=$(STRESS_SECONDS) $(if $(SEED),TERRACE_SEED=$(SEED)) $(PYTHON) tests/interop/conformance.py 'paged/stress*'
 
 fuzz: ## Run every fuzz target for FUZZ_RUNS=n executions
 	@scripts/setup.sh fuzz

@@ -132,12 +132,12 @@ def _file_region(log_dir):
 
 def _stress(seconds, *client_options):
     """The server's own stores, two queue pairs of a peer and a budget in motion, on the same pages; every byte is checked.
-    `TERRACE_STRESS_SECONDS` says for how long, if it is given."""
-    seconds = int(os.environ.get("TERRACE_STRESS_SECONDS", seconds))
+    `TERRACE_STRESS_SECONDS` says for how long, and `TERRACE_SEED` on which layout, if they are given."""
+    seconds, seed = int(os.environ.get("TERRACE_STRESS_SECONDS", seconds)), os.environ.get("TERRACE_SEED", "1")
 
     def case(log_dir):
         path, port = log_dir / "data.bin", str(procs.free_port())
-        server = [str(STRESS), "serve", "-p", port, "-m", str(FILE_MIB), str(path)]
+        server = [str(STRESS), "serve", "-p", port, "-m", str(FILE_MIB), "-s", seed, str(path)]
         client = [str(STRESS), "drive", "-p", port, "-t", str(seconds), procs.HOST]
         try:
             served = Served(log_dir, server, client, int(port), CHURN, client_options)
