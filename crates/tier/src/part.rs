@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use terrace_memory::{AtomicOp, PAGE_BYTES};
 
@@ -13,8 +14,9 @@ use crate::stats::Kind;
 use crate::transfer::Access;
 use crate::unit::{Means, Need, pages_of};
 
-/// How often a device may give a request back before its access fails.
-const TRIES_MAX: u16 = 10_000;
+/// How long a device may go on to give a request back before its access fails. A ring does so within microseconds while it
+/// cannot get a thread to wait for the disk in, so how often it has done so says nothing.
+const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -116,8 +118,8 @@ pub(crate) struct Part {
     /// Whole pages that are read, changed and written.
     pub(crate) scratch: Option<Buffer>,
     pub(crate) io: Option<Io>,
-    /// How often the device has given it back.
-    pub(crate) tries: u16,
+    /// When the device has given it back first.
+    pub(crate) given_back_at: Option<Instant>,
     /// Names this write among the region's.
     pub(crate) write_number: u64,
 }
@@ -192,8 +194,7 @@ impl Part {
 
     /// Whether a request that the device has given back is worth another one.
     pub(crate) fn may_retry(&mut self) -> bool {
-        self.tries += 1;
-        self.tries < TRIES_MAX
+        self.given_back_at.get_or_insert_with(Instant::now).elapsed() < RETRY_PATIENCE
     }
 
     /// Whether the file has become too short for what is about to be written.

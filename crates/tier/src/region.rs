@@ -179,7 +179,7 @@ impl TierRegion {
             data: None,
             scratch: None,
             io: None,
-            tries: 0,
+            given_back_at: None,
             write_number: 0,
         }
     }

@@ -5,6 +5,7 @@ mod common;
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Scratch, Served, still};
 use rand::rngs::StdRng;
@@ -130,6 +131,22 @@ fn short_transfers_and_delays_are_no_errors() {
         };
         assert_eq!(survive(seed, seed == 0, faults).1, 0);
     }
+}
+
+#[test]
+fn a_device_that_takes_nothing_for_a_while_is_no_error() {
+    let faults = Faults { canceled_permille: 1000, ..Faults::default() };
+    let faulty = Faulty::new(Arc::new(Best), faults);
+    let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
+    let served = Served::new("/tmp", "pause", REGION_BYTES, true, config);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            faulty.heal(true);
+        });
+        assert_eq!(served.write(100, &[5; 5000]), Ok(()));
+    });
+    assert_eq!(served.read(100, 5000).unwrap(), [5; 5000]);
 }
 
 #[test]
