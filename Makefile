@@ -8,7 +8,6 @@ ROUNDS ?= 200
 STRESS_SECONDS ?= 600
 FUZZ_RUNS ?= 10000000
 ONLY ?=
-FULL ?=
 SEED ?=
 
 # A shell that was open while rustup was installed does not have cargo in its PATH yet.
@@ -17,11 +16,11 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak soak-term fuzz bench bench-term lint clean
+.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak soak-term fuzz bench bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install everything that any target needs
 	@scripts/setup.sh all
@@ -108,9 +107,13 @@ bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
 	@$(MAKE) --no-print-directory build/bench/reg_mr
 	$(PYTHON) bench/bench.py
 
-bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly (FULL=1: all points)
+bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly
 	@scripts/setup.sh bench
-	build/bin/terrace bench $(if $(FULL),--full,--short) bench/term/*.toml
+	build/bin/terrace bench --short bench/term/*.toml
+
+bench-term-full: build ## The same with all points, into bench/term/results, where results are committed
+	@scripts/setup.sh bench
+	build/bin/terrace bench --full --out bench/term/results bench/term/*.toml
 
 lint: ## Check formatting, clippy's and cargo-deny's opinion
 	@scripts/setup.sh lint

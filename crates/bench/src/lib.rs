@@ -9,7 +9,7 @@
 //! | `plan`, `ratios` | figures, tables and promises as data |
 //! | `bed`, `servers`, `runner`, `session` | servers, points, whole runs |
 //! | `cgroup`, `process`, `storage`, `preload` | the server's limits, its process, the region's file, and what of it is in memory |
-//! | `results`, `plot`, `machine`, `progress` | what people get to see |
+//! | `results`, `report`, `plot`, `machine`, `progress` | what people get to see |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -30,6 +30,7 @@ pub mod preload;
 pub mod process;
 pub mod progress;
 pub mod ratios;
+pub mod report;
 pub mod results;
 pub mod runner;
 pub mod servers;

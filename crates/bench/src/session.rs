@@ -9,6 +9,7 @@ use crate::plan::{Kind, Length, Mode, Plan, PlanError, Point, Timing};
 use crate::plot::{Figure, FontError, PlotError, load_font};
 use crate::progress::Progress;
 use crate::ratios::{RatioPlan, Rounds, Verdict, judge};
+use crate::report;
 use crate::results::{Document, FigureResults, ResultsError, Row, Timeline, write_verdicts};
 use crate::runner::{Runner, estimates};
 
@@ -153,6 +154,7 @@ pub fn run(mut inputs: Vec<Input>, bed: &mut dyn Bed, options: &Options) -> Resu
         }
         // After each, so that a run that is interrupted leaves what it has.
         session.summary.document.write(&session.summary.dir)?;
+        report::write(&session.summary.document, &session.summary.dir)?;
     }
     Ok(session.summary)
 }

@@ -84,9 +84,11 @@ fn a_rehearsal_writes_all_files_of_a_figure_and_of_ratios() {
     let summary = run(inputs, &mut Rehearsal::default(), &options).unwrap();
     assert_eq!((summary.failed, summary.missed), (0, 1));
     assert!(summary.dir.to_str().unwrap().ends_with("-rehearsal"));
-    for file in ["f.csv", "f.svg", "f.png", "ratios.csv", "results.json"] {
+    for file in ["f.csv", "f.svg", "f.png", "ratios.csv", "results.json", "README.md"] {
         assert!(summary.dir.join(file).metadata().unwrap().len() > 0, "{file}");
     }
+    let report = std::fs::read_to_string(summary.dir.join("README.md")).unwrap();
+    assert!(report.contains("(f.svg)") && report.contains("MISSED") && report.contains("cores"), "{report}");
     let csv = std::fs::read_to_string(summary.dir.join("ratios.csv")).unwrap();
     assert!(csv.contains("MISSED"), "{csv}");
 }

@@ -1,0 +1,82 @@
+//! A run's results for people who look at the repository: Markdown with the machine, the promises and each figure.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::ratios;
+use crate::results::{Document, FigureResults, ResultsError, Row};
+
+/// Writes `README.md` beside the files that it shows.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write(document: &Document, dir: &Path) -> Result<(), ResultsError> {
+    let path = dir.join("README.md");
+    std::fs::write(&path, text(document)).map_err(|error| ResultsError { path, error })
+}
+
+fn text(document: &Document) -> String {
+    let machine = &document.machine;
+    let mut text = format!("# Regions larger than memory: a {} run of all plans\n\n", document.length);
+    if document.is_rehearsal {
+        text += "A rehearsal: the numbers mean nothing.\n\n";
+    }
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "Machine: {}. Load when it began: {}.", machine.line(), machine.load);
+    text += "Server and clients share its cores. What is measured, and how, is in `bench/term/README.md`; all numbers are in\n\
+        the CSV files and in `results.json`.\n";
+    if !document.ratios.is_empty() {
+        text += "\n## Promised ratios\n\n";
+        text += &table(&ratios::HEADER, document.ratios.iter().map(ratios::Verdict::cells));
+    }
+    for figure in &document.figures {
+        text += &section(figure);
+    }
+    text
+}
+
+fn section(results: &FigureResults) -> String {
+    let plan = &results.plan;
+    let axis = plan.x.as_ref().map_or("", |x| x.label.as_str());
+    let header = ["mode", axis, "ops/s", "the paper's", "p50 us", "p99 us", "hit ratio"];
+    let mut text =
+        format!("\n## {}: {}\n\n![{}]({}.svg)\n\n", plan.figure, plan.title, plan.title, plan.figure);
+    text += &table(&header, results.rows.iter().map(cells));
+    for row in results.rows.iter().filter(|row| !row.error.is_empty()) {
+        let _ = writeln!(text, "\n{} {} FAILED: {}", row.mode, row.x, row.error);
+    }
+    text
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let number =
+        |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
+    vec![
+        row.mode.clone(),
+        row.x.clone(),
+        number(row.ops_per_s, 0),
+        number(row.paper_ops_per_s, 0),
+        number(row.p50_us, 1),
+        number(row.p99_us, 1),
+        row.hit_ratio.map_or(String::new(), |ratio| format!("{:.1} %", ratio * 100.0)),
+    ]
+}
+
+fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
+    for row in rows {
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_as_many_columns_as_titles() {
+        let rows = [vec!["1".to_owned(), String::new()]].into_iter();
+        assert_eq!(table(&["a", "b"], rows), "| a | b |\n|---|---|\n| 1 |  |\n");
+    }
+}
