@@ -33,14 +33,14 @@ RTS, ERR = 3, 6
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 64
 ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 
-_numbers = itertools.count(1)
+_numbers = itertools.count()
 
 
 def fresh_address():
     """An address of the loopback that no other test uses, nor another run at the same time: a host of its own."""
     pid, number = os.getpid(), next(_numbers)
-    assert number < 255
-    return f"127.{64 + (pid >> 8) % 128}.{pid % 256}.{number}"
+    assert number < 3 * 254
+    return f"127.{64 * (number // 254 + 1) + (pid >> 8) % 64}.{pid % 256}.{number % 254 + 1}"
 
 
 class Endpoint:
