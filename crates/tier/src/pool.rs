@@ -1,5 +1,7 @@
 //! Bounce buffers: a fixed number of them, so that no peer decides how much memory is used.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -37,8 +39,8 @@ struct Free {
     waiting: Vec<Waker>,
     /// Those of them who have been told that there is room, and have not come yet; and how many buffers came back since.
     told: Vec<(Waker, u32)>,
-    /// Who has which of the largest buffers; 0 for nobody.
-    holders: Vec<usize>,
+    /// How many of the largest buffers each has that has any.
+    held: HashMap<usize, u32>,
 }
 
 /// Tells takers from each other.
@@ -47,11 +49,18 @@ fn identity(waker: &Waker) -> usize {
 }
 
 impl Free {
-    /// Whether the taker already has one of the largest buffers while others have none that they need.
+    fn holds_none(&self, waker: &Waker) -> bool {
+        !self.held.contains_key(&identity(waker))
+    }
+
+    /// Whether all of the largest buffers are for those who were turned away and have none, which the taker has.
     fn is_to_wait(&self, waker: &Waker) -> bool {
-        let is_other = |other: &Waker| !Arc::ptr_eq(other, waker);
+        if (self.waiting.is_empty() && self.told.is_empty()) || self.holds_none(waker) {
+            return false;
+        }
         let told = self.told.iter().map(|(told, _)| told);
-        self.waiting.iter().chain(told).any(is_other) && self.holders.contains(&identity(waker))
+        let poor_count = self.waiting.iter().chain(told).filter(|other| self.holds_none(other)).count();
+        poor_count > 0 && self.offsets[LARGEST].len() <= poor_count
     }
 
     fn turn_away(&mut self, waker: &Waker) {
@@ -82,7 +91,6 @@ impl Pool {
             offsets.extend((0..count).rev().map(|index| (next + index * size) as u32));
             next += count * size;
         }
-        free.holders = vec![0; counts[LARGEST]];
         Ok(Arc::new(Pool { memory: Mapping::of_zeros(total)?, free: Mutex::new(free) }))
     }
 
@@ -92,8 +100,8 @@ impl Pool {
         self.take_from(&mut self.free.lock(), len, waker)
     }
 
-    /// The same for those who take buffers ahead of their need: while others have been turned away, whoever has one of the largest
-    /// buffers gets no further one. So all go on, in turn.
+    /// The same for those who take buffers ahead of their need: whoever has one of the largest leaves one for each of those who
+    /// were turned away and have none. So all go on, in turn.
     pub(crate) fn take_in_turn(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
         let mut free = self.free.lock();
         if len > CLASSES[LARGEST - 1].0 && free.is_to_wait(waker) {
@@ -114,31 +122,29 @@ impl Pool {
             }
             if let Some(offset) = free.offsets[class].pop() {
                 let addr = self.memory.range().addr + u64::from(offset);
+                let holder = identity(waker);
                 if class == LARGEST {
-                    let index = self.index_of_largest(addr);
-                    free.holders[index] = identity(waker);
+                    *free.held.entry(holder).or_default() += 1;
                 }
                 let (pool, class) = (self.clone(), class as u8);
-                return Some(Buffer { pool, addr, len: *size, class, quietly: false });
+                return Some(Buffer { pool, addr, len: *size, class, holder, quietly: false });
             }
         }
         free.turn_away(waker);
         None
     }
 
-    /// Which of the largest buffers begins at this address: they lie at the end.
-    fn index_of_largest(&self, addr: u64) -> usize {
-        let range = self.memory.range();
-        let (size, _) = CLASSES[LARGEST];
-        (range.addr + range.len - addr) as usize / size - 1
-    }
-
-    fn give_back(&self, class: u8, addr: u64, quietly: bool) {
+    fn give_back(&self, buffer: &Buffer) {
+        let (class, quietly) = (usize::from(buffer.class), buffer.quietly);
         let mut free = self.free.lock();
-        free.offsets[usize::from(class)].push((addr - self.memory.range().addr) as u32);
-        if usize::from(class) == LARGEST {
-            let index = self.index_of_largest(addr);
-            free.holders[index] = 0;
+        free.offsets[class].push((buffer.addr - self.memory.range().addr) as u32);
+        if class == LARGEST
+            && let Entry::Occupied(mut held) = free.held.entry(buffer.holder)
+        {
+            *held.get_mut() -= 1;
+            if *held.get() == 0 {
+                held.remove();
+            }
         }
         if quietly || (free.waiting.is_empty() && free.told.is_empty()) {
             return;
@@ -162,6 +168,8 @@ pub struct Buffer {
     addr: u64,
     len: usize,
     class: u8,
+    /// Who took it.
+    holder: usize,
     quietly: bool,
 }
 
@@ -197,7 +205,7 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.give_back(self.class, self.addr, self.quietly);
+        self.pool.give_back(self);
     }
 }
 
@@ -255,6 +263,10 @@ mod tests {
         assert_eq!(modest_told.load(Ordering::Relaxed), 1);
         let his = pool.take_in_turn(SPAN_BYTES_MAX, &modest);
         assert!(his.is_some());
+        taken.pop();
+        let another = pool.take_in_turn(SPAN_BYTES_MAX, &greedy);
+        assert!(another.is_some(), "nobody has none that wants one");
+        taken.extend(another);
         // Somebody waits who never comes.
         assert!(pool.take_in_turn(SPAN_BYTES_MAX, &gone).is_none());
         taken.pop();
@@ -262,7 +274,7 @@ mod tests {
         assert!(pool.take(SPAN_BYTES_MAX, &greedy).is_some(), "what an access needs beside its first buffer");
         assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_none());
         let told_before = told.load(Ordering::Relaxed);
-        taken.pop();
+        drop(pool.take(1, &modest));
         assert_eq!(told.load(Ordering::Relaxed), told_before + 1);
         (0..MISSED_MAX).for_each(|_| drop(pool.take(1, &modest)));
         assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_some(), "it has waited long enough");
