@@ -62,6 +62,17 @@ pub(crate) enum Seen {
 }
 
 impl Job {
+    /// Whether a copy would wait for the disk, as far as can be seen now.
+    pub(crate) fn would_wait(&self) -> bool {
+        let (addr, len) = match self {
+            Job::CopyOut(span) | Job::CopyIn(span) => (span.addr(), span.bytes.len() as u64),
+            Job::Atomic { addr, .. } => (*addr, 8),
+            Job::Peek(_) | Job::Transfer(_) => return false,
+        };
+        let skip = addr % 4096;
+        !sys::is_cached(HostRange { addr: addr - skip, len: skip + len })
+    }
+
     /// Does it.
     pub(crate) fn run(self) -> Outcome {
         match self {

@@ -34,8 +34,11 @@ impl Workers {
         self.more.notify_all();
     }
 
-    /// Has a thread do it. Without threads it is given back: the caller does it.
+    /// Has a thread do it. Without threads, or when nothing is to be waited for, it is given back: the caller does it.
     pub(crate) fn hand_over(&self, job: Job) -> Option<Job> {
+        if !self.queue.lock().is_open || !job.would_wait() {
+            return Some(job);
+        }
         let mut queue = self.queue.lock();
         if !queue.is_open {
             return Some(job);
