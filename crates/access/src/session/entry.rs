@@ -155,6 +155,8 @@ pub(super) struct Entry {
     /// Whether what it accesses is known to be all in memory, or to be served as if it were.
     pub(super) is_plain: bool,
     pub(super) issued: bool,
+    /// Whether the program has been told that it is over, before older ones were.
+    pub(super) completed: bool,
     /// Whether it is among the READs that the session counts because they may need calls.
     pub(super) is_counted: bool,
     /// Work requests on the queue pair that it waits for.
@@ -197,6 +199,7 @@ impl Entry {
             region,
             is_plain,
             issued: false,
+            completed: false,
             is_counted: false,
             posts: 0,
             calls: 0,

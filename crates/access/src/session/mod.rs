@@ -17,8 +17,9 @@
 //! ```
 //!
 //! # What it promises
-//! - Completions come in the order of posting: of signaled requests, and of all that fail. After a failure everything later is
-//!   flushed, and the owner is told to move the queue pair to the error state ([`Action::Break`]) unless it is there already.
+//! - Completions come in the order of posting ([`Config::in_order`]; otherwise as soon as a request is over): of signaled requests,
+//!   and of all that fail. After a failure everything later that is not completed is flushed, and the owner is told to move the
+//!   queue pair to the error state ([`Action::Break`]) unless it is there already.
 //! - READs and WRITEs of the same bytes have the effect of their order of posting, whatever way they take; so have requests that
 //!   use the same local memory, as far as the queue pair alone would see to that. A request that would overtake waits, and
 //!   those behind it wait as well.
@@ -73,7 +74,13 @@ pub struct Config {
     pub mtu_bytes: u32,
     /// Whether every request is signaled.
     pub signal_all: bool,
+    /// Whether requests complete in the order of posting, as a queue pair's do. Otherwise one whose data is there does not wait for
+    /// those before it whose data is still being fetched. Their effects are in order all the same.
+    pub in_order: bool,
 }
+
+/// How many requests, as a multiple of those that may be under way, are remembered behind the oldest one that is not over.
+const OVERTAKING_MAX: usize = 16;
 
 /// What the session wants done.
 #[derive(Clone, Debug)]
@@ -113,8 +120,10 @@ pub struct Session {
     /// `None` until the peer is known to serve extended regions.
     mode: Option<Mode>,
     peer_qpn: u32,
-    /// Work requests that have not been completed, oldest first.
+    /// Work requests, from the oldest one on that has not been completed.
     entries: VecDeque<Entry>,
+    /// Those of them that have overtaken it.
+    overtaken_count: usize,
     /// The number of the oldest one.
     first: Seq,
     /// Index of the first one that has not begun.
@@ -154,6 +163,7 @@ impl Session {
             mode: None,
             peer_qpn: 0,
             entries: VecDeque::new(),
+            overtaken_count: 0,
             first: 0,
             next_index: 0,
             stalled: false,
@@ -199,7 +209,8 @@ impl Session {
     /// # Errors
     /// `QueueFull` if there are too many already.
     pub fn post(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
-        if self.entries.len() >= self.config.request_count_max {
+        let (count, max) = (self.entries.len(), self.config.request_count_max);
+        if count - self.overtaken_count >= max || count >= max.saturating_mul(OVERTAKING_MAX) {
             return Err(PostError::QueueFull);
         }
         let mut entry = Entry::new(wr, known);
@@ -245,7 +256,7 @@ impl Session {
 
     /// Work requests that were taken and not completed.
     pub fn len(&self) -> usize {
-        self.entries.len() + self.completions.len()
+        self.entries.len() - self.overtaken_count + self.completions.len()
     }
 
     /// Whether everything that was taken is completed, and [`Session::poll_action`] has said so.

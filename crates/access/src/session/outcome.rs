@@ -29,6 +29,7 @@ impl Session {
         } else {
             self.inspect(index, &post, memory);
         }
+        self.overtake(index);
         self.settle();
         true
     }
@@ -124,6 +125,7 @@ impl Session {
                 }
             }
         }
+        self.overtake(index);
         self.settle();
         true
     }
@@ -242,15 +244,33 @@ impl Session {
         }
     }
 
+    /// Completes a work request that is over before older ones are, if that is wanted. A failure has its place in the order: it is
+    /// told of when everything before it is over.
+    fn overtake(&mut self, index: usize) {
+        let entry = &mut self.entries[index];
+        if self.config.in_order || entry.completed || !entry.is_done() || entry.failure.is_some() {
+            return;
+        }
+        // Others say nothing when they are over, and so cannot say sooner.
+        let Some(wc) = entry.completion(self.config.qpn, self.config.signal_all) else { return };
+        entry.completed = true;
+        self.overtaken_count += 1;
+        self.completions.push_back(wc);
+    }
+
     /// Completes the oldest work requests that are over.
     pub(super) fn retire(&mut self) {
         while let Some(entry) = self.entries.front().filter(|entry| entry.is_done()) {
-            if entry.failure.is_some() && !self.in_error {
+            if entry.failure.is_some() && !entry.completed && !self.in_error {
                 self.in_error = true;
                 self.break_due = true;
             }
             self.checked_count -= usize::from(entry.is_counted);
-            self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
+            if entry.completed {
+                self.overtaken_count -= 1;
+            } else {
+                self.completions.extend(entry.completion(self.config.qpn, self.config.signal_all));
+            }
             self.entries.pop_front();
             self.first += 1;
             self.next_index -= 1;

@@ -43,6 +43,7 @@ impl Stage {
             call_count_max: 32,
             mtu_bytes: 1024,
             signal_all: false,
+            in_order: true,
         };
         change(&mut config);
         let layout = Layout::new(BASE_VA, 64 * UNIT, 0, UNIT as u32).expect("it makes sense");

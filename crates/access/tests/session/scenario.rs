@@ -106,6 +106,7 @@ pub struct Scenario {
     pub unit_bytes: usize,
     pub specs: Vec<Spec>,
     pub busy_one_in: usize,
+    pub in_order: bool,
     pub trouble: Trouble,
 }
 
@@ -129,6 +130,7 @@ impl Scenario {
             unit_bytes,
             specs,
             busy_one_in: rng.pick(&[0, 0, 3]),
+            in_order: rng.one_in(2),
             trouble: Trouble::None,
         }
     }
@@ -148,8 +150,13 @@ pub struct Run {
     next_source: usize,
     dest_bytes: usize,
     heard_count: usize,
-    /// Requests completed, or known to be by a later completion.
+    in_order: bool,
+    /// Of requests that complete in order: those completed, or known to be by a later completion.
     settled: usize,
+    /// Of those that need not: what has completed.
+    completed: HashSet<usize>,
+    /// How many completed before an older one.
+    pub overtaking_count: usize,
 }
 
 const PATTERN_SEEDS: [u8; 2] = [7, 8];
@@ -233,6 +240,7 @@ impl Run {
             call_count_max: rng.within(1, 8),
             mtu_bytes: scenario.mtu as u32,
             signal_all: false,
+            in_order: scenario.in_order,
         };
         let reference = Reference::new(&server, &local);
         let mut fail_post = None;
@@ -250,7 +258,10 @@ impl Run {
             next_source: dest_bytes,
             dest_bytes,
             heard_count: 0,
+            in_order: scenario.in_order,
             settled: 0,
+            completed: HashSet::new(),
+            overtaking_count: 0,
         }
     }
 
@@ -338,6 +349,9 @@ impl Run {
     /// A completion comes in its turn, and everything before it is done.
     fn check_completion(&mut self, wc: &Wc) {
         let number = (u64::MAX - wc.wr_id) as usize;
+        if !self.in_order {
+            return self.check_completion_in_any_order(number, wc);
+        }
         assert!(number >= self.settled, "request {number} completes after {}", self.settled);
         let has_failed = wc.status != WcStatus::Success;
         for earlier in self.settled..number {
@@ -353,6 +367,24 @@ impl Run {
             }
         }
         self.settled = number + 1;
+    }
+
+    /// A completion comes once, and what it is about is done. One that tells of a failure comes in its turn.
+    fn check_completion_in_any_order(&mut self, number: usize, wc: &Wc) {
+        assert!(self.completed.insert(number), "request {number} completes again");
+        let signaled = |index: usize| self.posted[index].wr.flags.contains(SendFlags::SIGNALED);
+        let mut earlier = (0..number).filter(|&index| signaled(index));
+        let overtakes = earlier.any(|index| !self.completed.contains(&index));
+        if wc.status != WcStatus::Success {
+            assert!(!overtakes, "the failure of request {number} is told of before earlier ones are over");
+            return;
+        }
+        assert!(signaled(number));
+        self.overtaking_count += usize::from(overtakes);
+        let wr = &self.posted[number].wr;
+        if matches!(wr.op, SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
+            self.reference.check_brought(number as u32, wr, &self.world.local);
+        }
     }
 
     /// Lets everything happen, and checks all that came of it.
@@ -406,12 +438,12 @@ impl Run {
         assert!(self.world.completions.iter().all(|wc| wc.status == WcStatus::Success));
         let signaled = self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED));
         assert_eq!(self.world.completions.len(), signaled.count());
-        for (wc, posted) in self
-            .world
-            .completions
-            .iter()
-            .zip(self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED)))
-        {
+        let mut completions: Vec<&Wc> = self.world.completions.iter().collect();
+        if !self.in_order {
+            completions.sort_by_key(|wc| std::cmp::Reverse(wc.wr_id));
+        }
+        let signaled = self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED));
+        for (wc, posted) in completions.into_iter().zip(signaled) {
             assert_eq!(wc.wr_id, posted.wr.wr_id);
             let expected = posted.wr.payload.len();
             assert!(
@@ -431,7 +463,11 @@ impl Run {
         let first = self.world.completions.iter().position(|wc| wc.status != WcStatus::Success)?;
         let (before, after) = self.world.completions.split_at(first);
         let number = (u64::MAX - after[0].wr_id) as usize;
-        assert_eq!(after.len(), self.posted.len() - number, "every request from the failed one on completes");
+        let (before, sooner): (Vec<&Wc>, Vec<&Wc>) =
+            before.iter().partition(|wc| (u64::MAX - wc.wr_id) < number as u64);
+        assert!(sooner.is_empty() || !self.in_order);
+        let completed = sooner.len() + after.len();
+        assert_eq!(completed, self.posted.len() - number, "every request from the failed one on completes");
         assert!(after[1..].iter().all(|wc| wc.status == WcStatus::Flushed));
         let signaled = |posted: &&Posted| posted.wr.flags.contains(SendFlags::SIGNALED);
         assert_eq!(before.len(), self.posted[..number].iter().filter(signaled).count());

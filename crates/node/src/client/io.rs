@@ -64,6 +64,8 @@ impl Io {
             call_count_max: usize::from(calls_max),
             mtu_bytes: attr.path_mtu,
             signal_all: false,
+            // Accesses are told apart by their tags.
+            in_order: false,
         });
         Io {
             session,

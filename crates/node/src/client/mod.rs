@@ -18,7 +18,8 @@
 //! ```
 //!
 //! Nothing blocks but [`Client::connect`] and [`Client::open`]: an access is begun, and its completion comes by
-//! [`Client::poll`], with the tag that it was begun with, in the order of beginning.
+//! [`Client::poll`], with the tag that it was begun with, as soon as it has ended: one whose bytes the server has in memory does not
+//! wait for those begun before it that come from the disk. What accesses do to the same bytes has the order of beginning.
 
 mod error;
 mod io;
