@@ -79,7 +79,8 @@ pub struct Config {
     pub in_order: bool,
 }
 
-/// How many requests, as a multiple of those that may be under way, are remembered behind the oldest one that is not over.
+/// How many requests, as a multiple of those that may be under way, are remembered behind the oldest one that is not over. Beyond
+/// that they wait for it: memory is bounded, whatever becomes of one request.
 const OVERTAKING_MAX: usize = 16;
 
 /// What the session wants done.
@@ -209,8 +210,7 @@ impl Session {
     /// # Errors
     /// `QueueFull` if there are too many already.
     pub fn post(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
-        let (count, max) = (self.entries.len(), self.config.request_count_max);
-        if count - self.overtaken_count >= max || count >= max.saturating_mul(OVERTAKING_MAX) {
+        if self.entries.len() - self.overtaken_count >= self.config.request_count_max {
             return Err(PostError::QueueFull);
         }
         let mut entry = Entry::new(wr, known);

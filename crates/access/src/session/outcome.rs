@@ -6,7 +6,7 @@ use super::calls::{Request, Task, completion_status};
 use super::entry::{Local, Seq, Way};
 use super::grants::Verdict;
 use super::pieces::LocalMemory;
-use super::{Action, Post, Session, read};
+use super::{Action, OVERTAKING_MAX, Post, Session, read};
 use crate::proto::Status;
 
 impl Session {
@@ -247,8 +247,9 @@ impl Session {
     /// Completes a work request that is over before older ones are, if that is wanted. A failure has its place in the order: it is
     /// told of when everything before it is over.
     fn overtake(&mut self, index: usize) {
+        let is_long = self.overtaken_count >= self.config.request_count_max.saturating_mul(OVERTAKING_MAX);
         let entry = &mut self.entries[index];
-        if self.config.in_order || entry.completed || !entry.is_done() || entry.failure.is_some() {
+        if self.config.in_order || is_long || entry.completed || !entry.is_done() || entry.failure.is_some() {
             return;
         }
         // Others say nothing when they are over, and so cannot say sooner.
