@@ -64,7 +64,7 @@ fn bench(c: &mut Criterion) {
         call_count_max: 32,
         mtu_bytes: 4096,
         signal_all: false,
-            in_order: true,
+        in_order: true,
     };
     let mut run = |name: &str, mode: Option<Mode>, length: u32| {
         let mut session = Session::new(config);
