@@ -33,6 +33,9 @@ RTS, ERR = 3, 6
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 64
 ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 
+# Exit status of a command that was called wrongly.
+USAGE = 2
+
 _numbers = itertools.count()
 
 
@@ -150,6 +153,16 @@ def connect(left, left_name, right, right_name, **attributes):
     words = [f"{name}={value}" for name, value in attributes.items()]
     left("connect", left_name, right.address, right.qpns[right_name], *words)
     right("connect", right_name, left.address, left.qpns[left_name], *words)
+
+
+def assert_refused(test, outcome, status, said):
+    """The command has ended with that status and printed nothing but a complaint with that in it: one line, but for usage."""
+    test.assertEqual(outcome.returncode, status, outcome.stderr)
+    test.assertEqual(outcome.stdout, "")
+    test.assertIn(said, outcome.stderr)
+    if status != USAGE:
+        test.assertTrue(outcome.stderr.startswith("terrace: "), outcome.stderr)
+        test.assertEqual(outcome.stderr.count("\n"), 1, outcome.stderr)
 
 
 class BadInput(unittest.TestCase):

@@ -14,9 +14,9 @@ import subprocess
 import tempfile
 import unittest
 
-from support import SUCCESS, TERRACE, BadInput, Endpoint, connect, fresh_address
+from support import SUCCESS, TERRACE, USAGE, BadInput, Endpoint, assert_refused, connect, fresh_address
 
-OWN, NOT_EXECUTABLE, NOT_FOUND, USAGE = 125, 126, 127, 2
+OWN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 SLOTS = 256
 FIRST_PORT = 4791
 
@@ -34,12 +34,7 @@ class Command(BadInput):
         """The command fails so, says one line with that in it, and leaves no file."""
         before = set(self.directory.iterdir())
         outcome = self.terrace(*arguments, **variables)
-        self.assertEqual(outcome.returncode, status, outcome.stderr)
-        self.assertEqual(outcome.stdout, "")
-        self.assertIn(said, outcome.stderr)
-        if status != USAGE:
-            self.assertTrue(outcome.stderr.startswith("terrace: "), outcome.stderr)
-            self.assertEqual(outcome.stderr.count("\n"), 1, outcome.stderr)
+        assert_refused(self, outcome, status, said)
         self.assertEqual(set(self.directory.iterdir()), before)
         return outcome.stderr
 

@@ -16,12 +16,12 @@ import control
 import roce
 from control import (ACCESS_DENIED, COUNTS, DONE, FIND, FOUND, INVALID, MAGIC, NO_SUCH_REGION, OK, OPEN, OPENED, OUT_OF_RANGE,
                      PAIR, PAIRED, READ, WRITE, Silence, Talker, message)
-from support import TERRACE, fresh_address
+from support import TERRACE, USAGE, assert_refused, fresh_address
 
 from harness import cgroup  # noqa: E402  (support has set the path)
 
 MIB = 1 << 20
-REFUSED, USAGE = 1, 2
+REFUSED = 1
 
 
 class Serving(unittest.TestCase):
@@ -61,12 +61,7 @@ class Refusals(Serving):
     def refused(self, said, *arguments, status=REFUSED, **options):
         argv = self.argv(*arguments, **options)
         outcome = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
-        self.assertEqual(outcome.returncode, status, outcome.stderr)
-        self.assertEqual(outcome.stdout, "")
-        self.assertIn(said, outcome.stderr)
-        if status != USAGE:
-            self.assertTrue(outcome.stderr.startswith("terrace: "), outcome.stderr)
-            self.assertEqual(outcome.stderr.count("\n"), 1, outcome.stderr)
+        assert_refused(self, outcome, status, said)
 
     def test_files_that_are_not_there(self):
         self.refused("does not exist; give a size", "--region", f"r={self.path('none')}", "--dram", "1M")

@@ -382,15 +382,21 @@ impl Companion for Server {
     }
 }
 
-#[test]
-fn a_companion_serves_misses_in_a_simulation() {
+/// Two nodes on a network that loses nothing, and the clock that both go by.
+fn simulated() -> (SimNet, Arc<ManualClock>, [Node; 2]) {
     let net = SimNet::new(5, SimConfig::default());
     let clock = Arc::new(ManualClock::new());
-    let [a, b] = [1, 2].map(|last| {
+    let nodes = [1, 2].map(|last| {
         let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
         let config = DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last));
         Node::with(config, 1 << 20)
     });
+    (net, clock, nodes)
+}
+
+#[test]
+fn a_companion_serves_misses_in_a_simulation() {
+    let (net, clock, [a, b]) = simulated();
     let (qa, _qb) = rc_pair(&a, &b);
     let paged = Paged::new(&b, RegionPolicy::Wait);
     let server = Arc::new(Server { pager: paged.pager.clone(), calls: AtomicUsize::new(0) });
@@ -493,13 +499,7 @@ impl Pager for Sly {
 
 #[test]
 fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
-    let net = SimNet::new(5, SimConfig::default());
-    let clock = Arc::new(ManualClock::new());
-    let [a, b] = [1, 2].map(|last| {
-        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
-        let config = DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last));
-        Node::with(config, 1 << 20)
-    });
+    let (net, clock, [a, b]) = simulated();
     let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { mtu: 4096, ..Tuning::default() });
     let sly = Arc::new(Sly {
         presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),

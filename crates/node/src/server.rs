@@ -248,7 +248,7 @@ impl Server {
 
     /// What happened so far.
     pub fn stats(&self) -> TierStats {
-        named(&self.tier, &self.regions.iter().map(|served| served.name.clone()).collect::<Vec<_>>())
+        named(&self.tier, &self.names())
     }
 
     /// What each client does.
@@ -279,8 +279,12 @@ impl Server {
 
     /// For who looks at it from another thread.
     pub(crate) fn parts(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
-        let names = self.regions.iter().map(|served| served.name.clone()).collect();
-        (self.tier.clone(), self.agent.clone(), names)
+        (self.tier.clone(), self.agent.clone(), self.names())
+    }
+
+    /// In the order in which the regions were added.
+    fn names(&self) -> Vec<String> {
+        self.regions.iter().map(|served| served.name.clone()).collect()
     }
 }
 

@@ -133,12 +133,18 @@ fn short_transfers_and_delays_are_no_errors() {
     }
 }
 
+/// A region whose device has faults until it is healed.
+fn on_faulty(name: &str, faults: Faults) -> (Faulty, Served) {
+    let faulty = Faulty::new(Arc::new(Best), faults);
+    let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
+    let served = Served::new("/tmp", name, REGION_BYTES, true, config);
+    (faulty, served)
+}
+
 #[test]
 fn a_device_that_takes_nothing_for_a_while_is_no_error() {
     let faults = Faults { canceled_permille: 1000, ..Faults::default() };
-    let faulty = Faulty::new(Arc::new(Best), faults);
-    let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
-    let served = Served::new("/tmp", "pause", REGION_BYTES, true, config);
+    let (faulty, served) = on_faulty("pause", faults);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
@@ -152,9 +158,7 @@ fn a_device_that_takes_nothing_for_a_while_is_no_error() {
 #[test]
 fn a_flush_that_fails_says_so() {
     let faults = Faults { io_errors_permille: 1000, ..Faults::default() };
-    let faulty = Faulty::new(Arc::new(Best), faults);
-    let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
-    let served = Served::new("/tmp", "flush", REGION_BYTES, true, config);
+    let (faulty, served) = on_faulty("flush", faults);
     assert_eq!(served.flush(0, MIB), Err(AccessError::Flush));
     assert_eq!(served.atomic(8, AtomicOp::FetchAdd { add: 1 }), Err(AccessError::Device));
     faulty.heal(true);
