@@ -58,8 +58,8 @@ pub enum TierError {
     },
     /// More than the control group may have.
     #[error(
-        "a budget of {budget} bytes and {overhead} for buffers are more than the memory limit of {limit} bytes of the \
-         control group (in {file}): raise that limit, or make the budget smaller"
+        "a budget of {budget} bytes and {overhead} for buffers and what the kernel knows of pages are more than the memory \
+         limit of {limit} bytes of the control group (in {file}): raise that limit, or make the budget smaller"
     )]
     CgroupLimit {
         /// What was asked for.
