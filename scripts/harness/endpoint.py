@@ -29,6 +29,14 @@ LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 6
 ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 
 
+def stat(pid):
+    """What `terrace stat` shows of the first device of a process."""
+    output = subprocess.run([TERRACE, "stat", str(pid), "--json"], capture_output=True, text=True, timeout=10)
+    if output.returncode != 0:
+        raise AssertionError(output.stderr)
+    return json.loads(output.stdout)[0]
+
+
 class Commands:
     """An `endpoint` at the other side of two file descriptors."""
 
@@ -119,10 +127,7 @@ class Endpoint(Commands):
 
     def stat(self):
         """What `terrace stat` shows of the first device."""
-        output = subprocess.run([TERRACE, "stat", str(self.pid), "--json"], capture_output=True, text=True, timeout=10)
-        if output.returncode != 0:
-            raise AssertionError(output.stderr)
-        return json.loads(output.stdout)[0]
+        return stat(self.pid)
 
     def counts(self, name):
         """The counters of one queue pair."""
