@@ -11,7 +11,6 @@ Every case keeps its programs' output in results/conformance/RUN/CASE/. Exit sta
 import argparse
 import fnmatch
 import json
-import os
 import pathlib
 import sys
 import time

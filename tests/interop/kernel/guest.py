@@ -8,12 +8,15 @@ import select
 import shlex
 import socket
 import subprocess
+import tempfile
 import time
 
 import image
 from harness import procs
 
 TAP, MTU = "tap0", 9000
+# Enough for all that a test has on its way at a time: unreliable services do not repeat what a full queue drops.
+TAP_QUEUE_PACKETS = 10_000
 IPV4_NET, IPV6_NET = "192.0.2", "fd00:7e"
 IPV4, IPV6 = f"{IPV4_NET}.2", f"{IPV6_NET}::2"
 # This side's addresses, each a host of its own: a NIC that has an address alone has the port that every RoCEv2 peer uses.
@@ -47,8 +50,8 @@ def lay_network():
     _run("mount", "-t", "sysfs", "sysfs", "/sys")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "tuntap", "add", TAP, "mode", "tap")
-    _run("sysctl", "-q", "-w", f"net.ipv6.conf.{TAP}.accept_dad=0")
-    _run("ip", "link", "set", TAP, "mtu", str(MTU), "up")
+    pathlib.Path(f"/proc/sys/net/ipv6/conf/{TAP}/accept_dad").write_text("0")
+    _run("ip", "link", "set", TAP, "mtu", str(MTU), "txqueuelen", str(TAP_QUEUE_PACKETS), "up")
     for number in (1, *HOST_NUMBERS):
         _run("ip", "address", "add", f"{host_ipv4(number)}/24", "dev", TAP)
         _run("ip", "address", "add", f"{host_ipv6(number)}/64", "dev", TAP, "nodad")
@@ -94,12 +97,14 @@ class Guest:
     def __init__(self, log_dir):
         self.log_dir = log_dir
         self.console_path = log_dir / "console.log"
-        self._qmp_path = log_dir / "qmp"
+        # In a folder of its own: the path of a socket must be short.
+        self._qmp_folder = tempfile.TemporaryDirectory(prefix="terrace-interop-")
+        self._qmp_path = pathlib.Path(self._qmp_folder.name) / "qmp"
         self.capture = None  # where what goes over the wire is written just now
         kernel, initramfs = image.kernel(), image.initramfs()
         self.qemu = procs.Program(self._argv(kernel, initramfs), log_dir, "qemu")
         self._wait_for_boot()
-        self._qmp = self._connect_qmp()
+        self._connect_qmp()
         self.gid_indexes = self._gid_indexes()
         self._introduce_neighbours()
 
@@ -116,7 +121,7 @@ class Guest:
         deadline = time.monotonic() + BOOT_LIMIT_S
         while "init: ready" not in self.console():
             if self.qemu.wait(0.1) is not None:
-                raise GuestError(f"QEMU ended: {self.qemu.outcome().text.strip()[-500:]}; the guest's console: {self.console_path}")
+                raise self._gone()
             if time.monotonic() > deadline:
                 raise GuestError(f"the guest did not boot within {BOOT_LIMIT_S:.0f} s; its console: {self.console_path}")
         while True:
@@ -125,6 +130,10 @@ class Guest:
             if time.monotonic() > deadline:
                 raise GuestError(f"the guest's command channel does not open; its console: {self.console_path}")
             time.sleep(0.1)
+
+    def _gone(self):
+        said = self.qemu.outcome().text.strip()[-500:]
+        return GuestError(f"QEMU has ended: {said}; the guest's console: {self.console_path}")
 
     # ---- commands ----
 
@@ -183,16 +192,19 @@ class Guest:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         channel.settimeout(COMMAND_LIMIT_S)
         channel.connect(str(self._qmp_path))
-        channel = channel.makefile("rw")
-        json.loads(channel.readline())
-        return channel
+        self._qmp = channel.makefile("rw")
+        self._qmp.readline()  # its greeting
+        self._ask_qemu("qmp_capabilities")
 
     def _ask_qemu(self, command, **arguments):
         message = {"execute": command, "arguments": arguments}
         self._qmp.write(json.dumps(message) + "\n")
         self._qmp.flush()
         while True:
-            answer = json.loads(self._qmp.readline())
+            line = self._qmp.readline()
+            if not line:
+                raise self._gone()
+            answer = json.loads(line)
             if "error" in answer:
                 raise GuestError(f"QEMU: {answer['error']['desc']}")
             if "return" in answer:
@@ -200,15 +212,13 @@ class Guest:
 
     def begin_capture(self, path):
         """Has every packet on the wire written to a file from now on."""
-        if self.capture is None:
-            with contextlib.suppress(GuestError):
-                self._ask_qemu("qmp_capabilities")
         self._ask_qemu("object-add", **{"qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": str(path)})
         self.capture = path
 
     def end_capture(self):
         self._ask_qemu("object-del", id="dump")
 
-    def stop(self):
+    def close(self):
+        """Ends the machine."""
         self.qemu.stop()
-        self._qmp_path.unlink(missing_ok=True)
+        self._qmp_folder.cleanup()

@@ -1,4 +1,4 @@
-"""What the tests of this directory share: an end on this side, which is Terrace, and one in the guest, which is the kernel's rxe."""
+"""What the tests of this directory share: an end on this side, which is Terrace, and one in the guest, which is rxe."""
 
 import itertools
 import time

@@ -8,6 +8,7 @@ All of it happens in a network namespace of its own. Output, the guest's console
 results/interop/RUN/. Exit status 0 when nothing failed, and when this machine cannot do it, which a line says.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -73,14 +74,11 @@ def run(patterns):
     machine.lay_network()
     started = time.monotonic()
     try:
-        peers.guest = machine.Guest(run_dir)
+        with contextlib.closing(machine.Guest(run_dir)) as peers.guest:
+            print(f"the guest was up in {time.monotonic() - started:.1f} s; logs in {run_dir}", flush=True)
+            result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, resultclass=Result).run(suite)
     except (machine.GuestError, image.Incomplete) as error:
         sys.exit(f"interop: {error}")
-    try:
-        print(f"the guest was up in {time.monotonic() - started:.1f} s; logs in {run_dir}", flush=True)
-        result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, resultclass=Result).run(suite)
-    finally:
-        peers.guest.stop()
     return 0 if result.wasSuccessful() and result.testsRun > 0 else 1
 
 

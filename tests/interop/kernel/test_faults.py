@@ -54,7 +54,8 @@ class Faults(KernelPeer):
                 length = 8 if right == REMOTE_ATOMIC else 3000
                 weak = responder("also", "weak", "m", 0, SIZE, ALL & ~right)
                 outside = (va + SIZE - length + 8, va - 8, va + SIZE, (1 << 64) - 8)
-                for wrong in ((va, rkey ^ 0x550000), (va, rkey ^ 1), (va, 0), (va, weak["rkey"]), *((at, rkey) for at in outside)):
+                keys = (rkey ^ 0x550000, rkey ^ 1, 0, weak["rkey"])
+                for wrong in (*((va, key) for key in keys), *((at, rkey) for at in outside)):
                     self.refused(requester, responder, REM_ACCESS_ERR, op, length, *wrong)
                 responder("dereg", "weak")
             gone = responder("also", "gone", "m", 0, SIZE, ALL)

@@ -9,7 +9,10 @@ from cases import all_of, last_line, prints, prints_none, table_rows
 from harness import procs
 from peers import FAMILIES, KernelPeer
 
-LIMIT_S = 30.0
+LIMIT_S = 20
+# How often to try when one end is left alone, and the exit status of a program that timeout(1) had to end.
+TRIES = 3
+TERMINATED = 143
 
 # Where bandwidth is measured, the messages are few: the guest's processor is emulated.
 PERFTEST = [
@@ -57,10 +60,21 @@ class Programs(KernelPeer):
                 gid = peers.guest.gid_indexes[peers.guest_address(family)]
                 guest_argv = [*program, *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
                 run = self.host_serves if server == "Terrace" else self.guest_serves
-                outcomes = run(host_argv, guest_argv, family, port)
+                for attempt in range(TRIES):
+                    outcomes = run(host_argv, guest_argv, family, port)
+                    if not self.was_left_alone(server, outcomes):
+                        break
                 for end, outcome in outcomes.items():
                     self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
                 self.assertIsNone(check(outcomes))
+
+    def was_left_alone(self, server, outcomes):
+        """Whether a client of the guest has got all that it wanted and gone, while rxe waits for an acknowledgement.
+
+        rxe's timer also goes off where nothing is lost, and rxe drops an acknowledgement that comes just then; it sends again,
+        for ever, to a queue pair that ended with its program. No other NIC at the client's end could answer either.
+        """
+        return server == "rxe" and outcomes["client"].status == 0 and outcomes["server"].status == TERMINATED
 
     def host_program(self, argv, name, family):
         command = procs.under_terrace(argv, addr=peers.fresh_address(family))

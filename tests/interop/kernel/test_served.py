@@ -41,7 +41,8 @@ class Client:
     def _ask_for_control(self):
         request = control.connection_request(1, self.end.qp("control"), PSN, MTU_BYTES)
         gid_index = peers.guest.gid_indexes[self.end.address]
-        status, qpn, psn = control.accepted(bytes.fromhex(peers.guest.run(f"mad {self.node_address} {gid_index} {request.hex()}")))
+        answer = peers.guest.run(f"mad {self.node_address} {gid_index} {request.hex()}")
+        status, qpn, psn = control.accepted(bytes.fromhex(answer))
         assert status == control.OK, status
         return qpn, psn
 
