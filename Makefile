@@ -16,7 +16,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs demo test conformance crash soak soak-term fuzz bench bench-term bench-term-full lint clean
+.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop crash soak soak-term fuzz bench bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -63,6 +63,9 @@ build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
 
 badinput-programs: $(BADINPUT_PROGRAMS)
 
+# What runs on either side of `make interop`.
+interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/examples/file_region
+
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
 	@scripts/setup.sh demo
 	@$(MAKE) --no-print-directory build/examples/file_region
@@ -80,6 +83,9 @@ conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, 
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory build/examples/file_region build/interop/programs/paged_stress
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
+
+interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
+	$(PYTHON) tests/interop/kernel/run.py $(ONLY)
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost
 	@scripts/setup.sh build

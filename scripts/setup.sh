@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|demo|test|conformance|bench|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|demo|test|conformance|interop|bench|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -61,18 +61,54 @@ install_cargo_tool() {
     cargo install --locked --quiet --version "$2" "$1" || fail "cargo could not install $1"
 }
 
+# The kernel of the guest that `make interop` boots. It is unpacked below build/, never installed: nobody's boot loader, modules
+# or initramfs change.
+fetch_kernel() {
+    kernel=$root/build/interop/kernel
+    [ -e "$kernel/complete" ] && return 0
+    echo "setup: unpacking a kernel below build/"
+    rm -rf "$kernel"
+    mkdir -p "$kernel/package"
+    # The list may name a version that the archive has replaced since: fetch it again when the first attempt fails.
+    download_kernel || { apt-get update >>"$kernel/log" 2>&1; download_kernel; } ||
+        fail "apt-get could not download a kernel (all of its output: $kernel/log)"
+    set -- '*/vmlinuz-*' '*/modules.*'
+    for part in drivers/infiniband drivers/virtio drivers/net/net_failover drivers/net/virtio_net drivers/net/ifb net fs/configfs crypto arch lib; do
+        set -- "$@" "*/kernel/$part*.ko*"
+    done
+    dpkg-deb --fsys-tarfile "$kernel"/package/*.deb | tar -x -C "$kernel" --wildcards "$@"
+    rm -r "$kernel/package"
+    modules=$(dirname "$(find "$kernel" -name modules.order)")
+    # depmod looks for lib/modules below what it is told, wherever the package has that.
+    PATH=$PATH:/sbin:/usr/sbin depmod -b "${modules%/lib/modules/*}" "$(basename "$modules")"
+    touch "$kernel/complete"
+}
+
+download_kernel() {
+    package=$(apt-cache depends linux-image-amd64 2>>"$kernel/log" | sed -n 's/^ *Depends: //p' | head -n 1)
+    [ -n "$package" ] && (cd "$kernel/package" && apt-get download "$package") >>"$kernel/log" 2>&1
+}
+
 compiler="gcc libc6-dev make"
 # libibverbs-dev: the header that layouts are checked against, and the library that plain verbs programs are linked with.
 verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
 programs="perftest qperf ucx-utils rdma-core python3-pyverbs tshark"
+# The machine for the guest, what goes into it, and what unpacks a kernel.
+guest="qemu-system-x86 busybox-static perftest ibverbs-providers iproute2 kmod util-linux"
 
 case "${1:-}" in
 build) check_rust; install_packages $compiler ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 test) check_rust; install_packages $compiler $verbs $plots ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
+interop)
+    [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest is made of Debian's packages for amd64"
+    check_rust
+    install_packages $compiler $verbs $guest
+    fetch_kernel
+    ;;
 bench) check_rust; install_packages $compiler $verbs $plots perftest ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)
@@ -83,7 +119,7 @@ lint)
     done
     install_cargo_tool cargo-deny 0.20.2
     ;;
-all-but-fuzz) for part in build demo test conformance bench lint; do "$0" "$part"; done ;;
+all-but-fuzz) for part in build demo test conformance interop bench lint; do "$0" "$part"; done ;;
 all) "$0" all-but-fuzz && "$0" fuzz ;;
-*) fail "usage: $0 build|demo|test|conformance|bench|fuzz|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|demo|test|conformance|interop|bench|fuzz|lint|all-but-fuzz|all" ;;
 esac

@@ -16,6 +16,16 @@ HOST = "127.0.0.1"
 STOP_GRACE_S = 3.0
 
 
+def new_run_dir(kind):
+    """A folder for the output of this run, results/KIND/TIME-PID, that results/KIND/latest leads to."""
+    run_dir = ROOT / f"results/{kind}/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    run_dir.mkdir(parents=True)
+    latest = run_dir.parent / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(run_dir.name)
+    return run_dir
+
+
 def terrace_binary():
     """The command under test: `build/bin/terrace`, or what TERRACE names (an installed one, say)."""
     return pathlib.Path(os.environ.get("TERRACE", ROOT / "build/bin/terrace"))

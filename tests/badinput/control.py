@@ -39,6 +39,30 @@ def magic(client_qpn, server_qpn, rkey, region_id, on=0):
     return struct.pack("<IIIB3xQ", client_qpn, server_qpn, rkey, on, region_id)
 
 
+def connection_request(tid, qpn, psn, mtu=MTU):
+    """A management datagram that asks for a control queue pair."""
+    head = struct.pack(">BBBB4xQH18x4s", 1, 0x3D, VERSION, GET, tid, CONNECTION, b"\0\x02\x54\x52")
+    return (head + struct.pack("<IIHH", qpn, psn, mtu, 64)).ljust(256, b"\0")
+
+
+def accepted(datagram):
+    """What it is answered with: status, number and first PSN of the node's end."""
+    qpn, psn, _, _, status = struct.unpack_from("<IIHHH", datagram, 40)
+    return status, qpn, psn
+
+
+def opened_message(content):
+    """Kind, status, id and body of a message."""
+    _, kind, status, length, ident = struct.unpack_from("<BBHIQ", content)
+    return kind, status, ident, content[16:length]
+
+
+def found(body):
+    """What is said of a region: key, first address, length and id."""
+    rkey, _, _, va, length, _, region_id = struct.unpack_from("<IBI4xQQQQ", body)
+    return rkey, va, length, region_id
+
+
 class Silence(Exception):
     """The node does not answer."""
 
@@ -59,7 +83,7 @@ class Talker:
                 datagram = packet.body[8:]
                 if packet.opcode != roce.UD_SEND_ONLY or struct.unpack_from(">Q", datagram, 8) != (self.qpn,):
                     continue
-                qpn, psn, _, _, status = struct.unpack_from("<IIHHH", datagram, 40)
+                status, qpn, psn = accepted(datagram)
                 if status == OK:
                     return qpn, psn
                 break
@@ -67,10 +91,9 @@ class Talker:
 
     def ask(self):
         """Asks for a connection once."""
-        head = struct.pack(">BBBB4xQH18x4s", 1, 0x3D, VERSION, GET, self.qpn, CONNECTION, b"\0\x02\x54\x52")
-        body = struct.pack("<IIHH", self.qpn, self.first_psn, MTU, 64)
         header = roce.bth(roce.UD_SEND_ONLY, 1, 0)
-        self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, 1), (head + body).ljust(256, b"\0"))
+        datagram = connection_request(self.qpn, self.qpn, self.first_psn)
+        self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, 1), datagram)
 
     def say(self, data):
         """Sends the bytes as one message."""
@@ -97,9 +120,7 @@ class Talker:
 
     def answer(self, patience=2.0):
         """Kind, status, id and body of the next message."""
-        body = self.listen(patience).body
-        _, kind, status, length, ident = struct.unpack_from("<BBHIQ", body)
-        return kind, status, ident, body[16:length]
+        return opened_message(self.listen(patience).body)
 
     def request(self, kind, body, patience=2.0):
         """Asks, and returns kind, status and body of the answer."""
@@ -112,8 +133,7 @@ class Talker:
         """Key, first address, length and id of a region."""
         kind, _, body = self.request(FIND, name.encode())
         assert kind == FOUND, kind
-        rkey, _, _, va, length, _, region_id = struct.unpack_from("<IBI4xQQQQ", body)
-        return rkey, va, length, region_id
+        return found(body)
 
     def grant(self, rkey, region_id):
         """Gets the right to use a region: a queue pair, and the word that it is ours."""

@@ -52,11 +52,19 @@ def deth(qkey, source_qpn):
 def icrc(source, destination, packet, identification=0):
     """The invariant CRC of a packet (BTH to pad) between two IPv4 (address, port) pairs."""
     udp_length = 8 + len(packet) + 4
-    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0xFF, 20 + udp_length, identification, 0x4000, 0xFF, 17, 0xFFFF,
+    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + udp_length, identification, 0x4000, 64, 17, 0,
                      socket.inet_aton(source[0]), socket.inet_aton(destination[0]))
-    udp = struct.pack("!HHHH", source[1], destination[1], udp_length, 0xFFFF)
-    covered = packet[:4] + b"\xff" + packet[5:]
-    return struct.pack("<I", zlib.crc32(b"\xff" * 8 + ip + udp + covered))
+    return icrc_of(ip, struct.pack("!HHHH", source[1], destination[1], udp_length, 0), packet)
+
+
+def icrc_of(ip, udp, packet):
+    """The invariant CRC of a packet (BTH to pad) with these headers: what may change on the way counts as all ones."""
+    if ip[0] >> 4 == 4:
+        ip = ip[:1] + b"\xff" + ip[2:8] + b"\xff" + ip[9:10] + b"\xff\xff" + ip[12:]
+    else:
+        ip = b"\x6f\xff\xff\xff" + ip[4:7] + b"\xff" + ip[8:]
+    covered = b"\xff" * 8 + ip + udp[:6] + b"\xff\xff" + packet[:4] + b"\xff" + packet[5:]
+    return struct.pack("<I", zlib.crc32(covered))
 
 
 @dataclass

@@ -11,7 +11,6 @@ Every case keeps its programs' output in results/conformance/RUN/CASE/. Exit sta
 import argparse
 import fnmatch
 import json
-import os
 import pathlib
 import sys
 import time
@@ -24,8 +23,6 @@ import pyverbs_suite  # noqa: E402
 import special  # noqa: E402
 from cases import FAILED, PASSED, SKIPPED, Result  # noqa: E402
 from harness import procs  # noqa: E402
-
-RESULTS = procs.ROOT / "results/conformance"
 
 
 def main():
@@ -41,7 +38,7 @@ def main():
     if not procs.terrace_binary().exists():
         sys.exit(f"conformance: {procs.terrace_binary()} is missing: run `make build`")
     procs.end_cleanly_when_asked()
-    run_dir = new_run_dir()
+    run_dir = procs.new_run_dir("conformance")
     report = Report(options.json, run_dir)
     for name in names:
         if name in cases:
@@ -64,15 +61,6 @@ def parse_options():
 
 def is_chosen(name, patterns):
     return not patterns or any(fnmatch.fnmatch(name, pattern) or pattern in name for pattern in patterns)
-
-
-def new_run_dir():
-    run_dir = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    run_dir.mkdir(parents=True)
-    latest = RESULTS / "latest"
-    latest.unlink(missing_ok=True)
-    latest.symlink_to(run_dir.name)
-    return run_dir
 
 
 def run_pyverbs(report, run_dir, options):

@@ -1,6 +1,5 @@
 //! Which NIC this process has: what the environment asks for, opened; and what must be known of it without opening.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PortConfig};
@@ -47,9 +46,7 @@ pub fn get() -> Result<&'static Identity> {
 }
 
 fn port() -> Result<PortConfig> {
-    let mut config = PortConfig::from_env().map_err(unopened)?;
-    config.socket_hook = Some(accept_without_checksum);
-    Ok(config)
+    PortConfig::from_env().map_err(unopened)
 }
 
 fn open(port: PortConfig, adjust: impl FnOnce(&mut DeviceConfig)) -> Result<Arc<Device>> {
@@ -77,23 +74,4 @@ fn describe(device: &Device) -> Identity {
 fn complain(error: &dyn std::fmt::Display, errno: i32) -> Errno {
     eprintln!("terrace: {error}");
     Errno(errno)
-}
-
-/// `UDP_NO_CHECK6_RX` of `linux/udp.h`.
-const UDP_NO_CHECK6_RX: i32 = 102;
-
-/// The kernel's rxe sends no UDP checksum, which IPv6 sockets refuse unless told otherwise; the ICRC covers the packet.
-fn accept_without_checksum(socket: BorrowedFd<'_>) -> std::io::Result<()> {
-    let on: i32 = 1;
-    // SAFETY: an open socket, and an integer of the size that is given.
-    let failed = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_UDP,
-            UDP_NO_CHECK6_RX,
-            (&raw const on).cast(),
-            size_of::<i32>() as libc::socklen_t,
-        )
-    };
-    if failed == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

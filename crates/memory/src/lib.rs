@@ -21,6 +21,7 @@
 //! | `table` | from key to slot, and which slots are free |
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
+//! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! This crate knows nothing of packets, queue pairs (but their numbers) or files.
 
@@ -32,6 +33,7 @@ mod paged;
 mod paging;
 mod pin;
 mod registry;
+mod socket;
 mod sync;
 mod table;
 mod window;
@@ -42,4 +44,5 @@ pub use paging::{
     AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
 };
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
+pub use socket::accept_without_checksum;
 pub use window::{BindError, WindowBind, WindowKind};

@@ -7,7 +7,7 @@ use std::{env, io};
 use terrace_fabric::Port;
 use terrace_fabric::fault::{FaultPlan, FaultPlanError, FaultyPort};
 use terrace_fabric::pcap::{self, PcapPort};
-use terrace_fabric::udp::{self, SocketHook, UdpConfig, UdpPort};
+use terrace_fabric::udp::{self, UdpConfig, UdpPort};
 
 use crate::error::Error;
 
@@ -23,8 +23,6 @@ pub struct PortConfig {
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
-    /// See [`UdpConfig::socket_hook`].
-    pub socket_hook: Option<SocketHook>,
 }
 
 /// Why no port could be opened, in words for the person who has to do something about it.
@@ -72,7 +70,6 @@ impl PortConfig {
             mtu: parsed("TERRACE_MTU", "a number of bytes")?,
             fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
             pcap: variable("TERRACE_PCAP").map(PathBuf::from),
-            socket_hook: None,
         })
     }
 
@@ -85,7 +82,7 @@ impl PortConfig {
         let udp = UdpConfig {
             addr: self.address,
             mtu: self.mtu,
-            socket_hook: self.socket_hook,
+            socket_hook: Some(terrace_memory::accept_without_checksum),
             ..UdpConfig::default()
         };
         let mut port: Box<dyn Port> = Box::new(UdpPort::open(&udp)?);

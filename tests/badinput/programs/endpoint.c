@@ -8,14 +8,19 @@
  *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, sparse
  *     also|rereg NAME MR OFFSET BYTES ACCESS        another region in the memory of one, or a region moved there
  *     close|lock NAME                               the file of a region: its descriptor closed, a POSIX lock on it
- *     fill NAME OFFSET BYTES SEED                   writes what only this seed gives
- *     check NAME OFFSET BYTES SEED                  how many bytes differ from that
+ *     fill NAME OFFSET BYTES SEED [from=N]          writes what only this seed gives, as if it lay at offset N
+ *     check NAME OFFSET BYTES SEED [from=N]         how many bytes differ from that
+ *     word NAME OFFSET [VALUE]                      64 bits: what they are, or what they become
+ *     hex NAME OFFSET BYTES, bytes NAME OFFSET HEX  bytes: what they are, or what they become
  *     unmap|protect|truncate|dereg NAME ...
  *     qp NAME rc|uc|ud                              with a completion queue of its own
- *     connect NAME ADDRESS QPN [name=value ...]     to RTS
+ *     connect NAME ADDRESS QPN [name=value ...]     to RTS; for a UD queue pair, the peer that it posts to
  *     recv NAME ID MR OFFSET BYTES
- *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY   OP: send, write, read, add
- *     poll NAME COUNT SECONDS                       completions: ID:STATUS:OPCODE:BYTES
+ *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N]
+ *                                                   OP: send, send_imm, send_inv, write, write_imm, read, add, cas
+ *     mw NAME                                       a memory window of type 2
+ *     bind NAME ID MW MR OFFSET BYTES ACCESS        opens it for part of a region; its key changes
+ *     poll NAME COUNT SECONDS                       completions: ID:STATUS:OPCODE:BYTES:FLAGS:IMMEDIATE:SOURCE
  *     arm NAME, wait NAME SECONDS                   completion events
  *     stream NAME MR REMOTE RKEY, rest NAME         writes and reads back in a thread, as fast as it goes
  *     state|error|destroy NAME
@@ -51,6 +56,8 @@ struct connection {
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
+    struct ibv_ah *ah; /* of the peer of a UD queue pair */
+    uint32_t peer_qpn;
     pthread_t thread;
     atomic_bool streaming;
     struct region *stream_region;
@@ -60,8 +67,14 @@ struct connection {
     enum ibv_wc_status stream_status;
 };
 
+struct window {
+    char name[16];
+    struct ibv_mw *mw;
+};
+
 static struct ibv_context *context;
 static struct ibv_pd *pd;
+static struct window windows[NAMES_MAX];
 static struct region regions[NAMES_MAX];
 static struct connection connections[NAMES_MAX];
 static char *words[WORDS_MAX];
@@ -97,6 +110,14 @@ static struct region *region_named(int index)
         if (strcmp(regions[i].name, word(index)) == 0)
             return &regions[i];
     die("no region %s", word(index));
+}
+
+static struct window *window_named(int index)
+{
+    for (int i = 0; i < NAMES_MAX; i++)
+        if (strcmp(windows[i].name, word(index)) == 0)
+            return &windows[i];
+    die("no window %s", word(index));
 }
 
 static struct connection *connection_named(int index)
@@ -209,29 +230,58 @@ static uint8_t pattern(uint64_t offset, uint64_t seed)
     return (uint8_t)(mixed >> 29);
 }
 
-static void fill(uint8_t *memory, uint64_t offset, uint64_t bytes, uint64_t seed)
+static void fill(uint8_t *memory, uint64_t from, uint64_t bytes, uint64_t seed)
 {
-    for (uint64_t i = offset; i < offset + bytes; i++)
-        memory[i] = pattern(i, seed);
+    for (uint64_t i = 0; i < bytes; i++)
+        memory[i] = pattern(from + i, seed);
 }
 
-static uint64_t differences(const uint8_t *memory, uint64_t offset, uint64_t bytes, uint64_t seed)
+static uint64_t differences(const uint8_t *memory, uint64_t from, uint64_t bytes, uint64_t seed)
 {
     uint64_t count = 0;
-    for (uint64_t i = offset; i < offset + bytes; i++)
-        count += memory[i] != pattern(i, seed);
+    for (uint64_t i = 0; i < bytes; i++)
+        count += memory[i] != pattern(from + i, seed);
     return count;
 }
 
 static void command_fill(void)
 {
-    fill(region_named(1)->memory, number(2), number(3), number(4));
+    fill(region_named(1)->memory + number(2), option("from", number(2)), number(3), number(4));
     puts("ok");
 }
 
 static void command_check(void)
 {
-    printf("ok differ=%llu\n", (unsigned long long)differences(region_named(1)->memory, number(2), number(3), number(4)));
+    uint64_t count = differences(region_named(1)->memory + number(2), option("from", number(2)), number(3), number(4));
+    printf("ok differ=%llu\n", (unsigned long long)count);
+}
+
+static void command_word(void)
+{
+    uint8_t *place = region_named(1)->memory + number(2);
+    uint64_t value = word_count > 3 ? number(3) : 0;
+    if (word_count > 3)
+        memcpy(place, &value, sizeof value);
+    memcpy(&value, place, sizeof value);
+    printf("ok value=%llu\n", (unsigned long long)value);
+}
+
+static void command_hex(void)
+{
+    const uint8_t *place = region_named(1)->memory + number(2);
+    printf("ok ");
+    for (uint64_t i = 0; i < number(3); i++)
+        printf("%02x", place[i]);
+    puts("");
+}
+
+static void command_bytes(void)
+{
+    uint8_t *place = region_named(1)->memory + number(2);
+    unsigned value;
+    for (const char *digits = word(3); sscanf(digits, "%2x", &value) == 1; digits += 2)
+        *place++ = (uint8_t)value;
+    puts("ok");
 }
 
 static void command_unmap(void)
@@ -292,9 +342,17 @@ static union ibv_gid gid_of(const char *address)
     return gid;
 }
 
+static int aim(struct connection *connection, struct ibv_ah_attr *attr, uint32_t peer_qpn)
+{
+    connection->peer_qpn = peer_qpn;
+    connection->ah = ibv_create_ah(pd, attr);
+    return connection->ah == NULL ? errno : 0;
+}
+
 static void command_connect(void)
 {
-    struct ibv_qp *qp = connection_named(1)->qp;
+    struct connection *connection = connection_named(1);
+    struct ibv_qp *qp = connection->qp;
     struct ibv_qp_attr attr = {
         .path_mtu = (enum ibv_mtu)option("mtu", IBV_MTU_1024),
         .qkey = LAB_QKEY,
@@ -302,7 +360,9 @@ static void command_connect(void)
         .sq_psn = (uint32_t)option("sq_psn", LAB_PSN),
         .dest_qp_num = (uint32_t)number(3),
         .qp_access_flags = (unsigned)option("access", LAB_ACCESS & ~IBV_ACCESS_MW_BIND),
-        .ah_attr = {.is_global = 1, .port_num = LAB_PORT, .grh = {.dgid = gid_of(word(2)), .hop_limit = 64}},
+        .ah_attr = {.is_global = 1,
+                    .port_num = LAB_PORT,
+                    .grh = {.dgid = gid_of(word(2)), .sgid_index = (uint8_t)option("gid", 0), .hop_limit = 64}},
         .max_rd_atomic = 16,
         .max_dest_rd_atomic = 16,
         .min_rnr_timer = 1,
@@ -314,41 +374,96 @@ static void command_connect(void)
     int code = 0;
     for (attr.qp_state = IBV_QPS_INIT; code == 0 && attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
         code = ibv_modify_qp(qp, &attr, lab_mask(qp->qp_type, attr.qp_state));
+    if (code == 0 && qp->qp_type == IBV_QPT_UD)
+        code = aim(connection, &attr.ah_attr, attr.dest_qp_num);
     answer_code(code);
+}
+
+static struct ibv_sge part_of(const struct region *region, uint64_t offset, uint32_t bytes)
+{
+    return (struct ibv_sge){.addr = (uintptr_t)region->memory + offset, .length = bytes, .lkey = region->mr->lkey};
 }
 
 static void command_recv(void)
 {
     struct region *region = region_named(3);
-    struct ibv_sge sge = {.addr = (uintptr_t)region->memory + number(4), .length = (uint32_t)number(5), .lkey = region->mr->lkey};
+    struct ibv_sge sge = part_of(region, number(4), (uint32_t)number(5));
     struct ibv_recv_wr wr = {.wr_id = number(2), .sg_list = &sge, .num_sge = 1}, *bad;
     answer_code(ibv_post_recv(connection_named(1)->qp, &wr, &bad));
 }
 
 static enum ibv_wr_opcode opcode_of(const char *name)
 {
-    return strcmp(name, "send") == 0    ? IBV_WR_SEND
-           : strcmp(name, "write") == 0 ? IBV_WR_RDMA_WRITE
-           : strcmp(name, "read") == 0  ? IBV_WR_RDMA_READ
-                                        : IBV_WR_ATOMIC_FETCH_AND_ADD;
+    static const struct {
+        const char *name;
+        enum ibv_wr_opcode opcode;
+    } OPCODES[] = {
+        {"send", IBV_WR_SEND},       {"send_imm", IBV_WR_SEND_WITH_IMM},        {"send_inv", IBV_WR_SEND_WITH_INV},
+        {"write", IBV_WR_RDMA_WRITE}, {"write_imm", IBV_WR_RDMA_WRITE_WITH_IMM}, {"read", IBV_WR_RDMA_READ},
+        {"add", IBV_WR_ATOMIC_FETCH_AND_ADD}, {"cas", IBV_WR_ATOMIC_CMP_AND_SWP},
+    };
+    for (size_t i = 0; i < sizeof OPCODES / sizeof OPCODES[0]; i++)
+        if (strcmp(OPCODES[i].name, name) == 0)
+            return OPCODES[i].opcode;
+    die("no operation %s", name);
 }
 
-static int post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t id, const struct region *region, uint64_t offset,
-                uint32_t bytes, uint64_t remote, uint32_t rkey)
+static int post_one(struct ibv_qp *qp, struct ibv_send_wr wr, struct ibv_sge sge)
 {
-    struct ibv_sge sge = {.addr = (uintptr_t)region->memory + offset, .length = bytes, .lkey = region->mr->lkey};
-    struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = opcode}, *bad;
-    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
-        wr.wr.atomic.remote_addr = remote, wr.wr.atomic.rkey = rkey, wr.wr.atomic.compare_add = 1;
-    else
-        wr.wr.rdma.remote_addr = remote, wr.wr.rdma.rkey = rkey;
+    struct ibv_send_wr *bad;
+    wr.sg_list = &sge, wr.num_sge = 1;
     return ibv_post_send(qp, &wr, &bad);
 }
 
 static void command_post(void)
 {
-    answer_code(post(connection_named(1)->qp, opcode_of(word(2)), number(3), region_named(4), number(5),
-                     (uint32_t)number(6), number(7), (uint32_t)number(8)));
+    struct connection *connection = connection_named(1);
+    struct ibv_send_wr wr = {.wr_id = number(3), .opcode = opcode_of(word(2))};
+    wr.imm_data = htonl((uint32_t)option("imm", 0));
+    if (wr.opcode == IBV_WR_SEND_WITH_INV)
+        wr.invalidate_rkey = (uint32_t)option("inv", 0);
+    if (connection->qp->qp_type == IBV_QPT_UD) {
+        wr.wr.ud.ah = connection->ah, wr.wr.ud.remote_qpn = connection->peer_qpn;
+        wr.wr.ud.remote_qkey = (uint32_t)option("qkey", LAB_QKEY);
+    } else if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+        wr.wr.atomic.remote_addr = number(7), wr.wr.atomic.rkey = (uint32_t)number(8);
+        wr.wr.atomic.compare_add = wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? option("compare", 0) : option("add", 1);
+        wr.wr.atomic.swap = option("swap", 0);
+    } else {
+        wr.wr.rdma.remote_addr = number(7), wr.wr.rdma.rkey = (uint32_t)number(8);
+    }
+    answer_code(post_one(connection->qp, wr, part_of(region_named(4), number(5), (uint32_t)number(6))));
+}
+
+static void command_mw(void)
+{
+    struct window *made = windows;
+    while (made->name[0] != '\0')
+        made++;
+    made->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    if (made->mw == NULL) {
+        answer_code(errno);
+        return;
+    }
+    snprintf(made->name, sizeof made->name, "%s", word(1));
+    puts("ok");
+}
+
+static void command_bind(void)
+{
+    struct window *window = window_named(3);
+    struct region *region = region_named(4);
+    struct ibv_send_wr wr = {.wr_id = number(2), .opcode = IBV_WR_BIND_MW}, *bad;
+    wr.bind_mw.mw = window->mw, wr.bind_mw.rkey = ibv_inc_rkey(window->mw->rkey);
+    wr.bind_mw.bind_info.mr = region->mr, wr.bind_mw.bind_info.addr = (uintptr_t)region->memory + number(5);
+    wr.bind_mw.bind_info.length = number(6), wr.bind_mw.bind_info.mw_access_flags = (unsigned)number(7);
+    int code = ibv_post_send(connection_named(1)->qp, &wr, &bad);
+    if (code != 0) {
+        answer_code(code);
+        return;
+    }
+    window->mw->rkey = wr.bind_mw.rkey;
+    printf("ok rkey=%u\n", window->mw->rkey);
 }
 
 static void command_poll(void)
@@ -356,10 +471,11 @@ static void command_poll(void)
     struct ibv_cq *cq = connection_named(1)->cq;
     uint64_t wanted = number(2);
     double patience = strtod(word(3), NULL);
-    struct ibv_wc wc;
+    struct ibv_wc wc = {0};
     printf("ok");
     for (uint64_t got = 0; got < wanted && lab_poll_within(cq, &wc, patience); got++)
-        printf(" %llu:%d:%d:%u", (unsigned long long)wc.wr_id, wc.status, wc.opcode, wc.byte_len);
+        printf(" %llu:%d:%d:%u:%u:%u:%u", (unsigned long long)wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.wc_flags,
+               (wc.wc_flags & IBV_WC_WITH_IMM) != 0 ? ntohl(wc.imm_data) : wc.invalidated_rkey, wc.src_qp);
     puts("");
 }
 
@@ -405,6 +521,8 @@ static void command_destroy(void)
 {
     struct connection *connection = connection_named(1);
     int code = ibv_destroy_qp(connection->qp);
+    code = code != 0 || connection->ah == NULL ? code : ibv_destroy_ah(connection->ah);
+    connection->ah = NULL;
     code = code != 0 ? code : ibv_destroy_cq(connection->cq);
     code = code != 0 ? code : ibv_destroy_comp_channel(connection->channel);
     if (code == 0)
@@ -424,8 +542,9 @@ static bool round_trip(struct connection *connection)
     const enum ibv_wr_opcode steps[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
     for (int i = 0; i < 2; i++) {
         struct ibv_wc wc;
-        if (post(connection->qp, steps[i], 1, region, i == 0 ? 0 : STREAM_BYTES, STREAM_BYTES, connection->stream_remote,
-                 connection->stream_rkey) != 0)
+        struct ibv_send_wr wr = {.wr_id = 1, .opcode = steps[i]};
+        wr.wr.rdma.remote_addr = connection->stream_remote, wr.wr.rdma.rkey = connection->stream_rkey;
+        if (post_one(connection->qp, wr, part_of(region, i == 0 ? 0 : STREAM_BYTES, STREAM_BYTES)) != 0)
             return false;
         while (!lab_poll_within(connection->cq, &wc, 0.2))
             if (!connection->streaming)
@@ -521,7 +640,8 @@ static const struct command {
     {"poll", command_poll},       {"arm", command_arm},         {"wait", command_wait},         {"state", command_state},
     {"error", command_error},     {"destroy", command_destroy}, {"stream", command_stream},     {"rest", command_rest},
     {"fork", command_fork},       {"reap", command_reap},       {"also", command_also},         {"rereg", command_rereg},
-    {"close", command_close},     {"lock", command_lock},
+    {"close", command_close},     {"lock", command_lock},       {"word", command_word},         {"hex", command_hex},
+    {"bytes", command_bytes},     {"mw", command_mw},           {"bind", command_bind},
 };
 
 static void run(char *line)
@@ -540,7 +660,7 @@ static void run(char *line)
 
 int main(void)
 {
-    char line[1024];
+    char line[4096];
     setvbuf(stdin, NULL, _IONBF, 0); /* a forked child must find the next line where it is */
     if (ibv_fork_init() != 0)
         die("no fork safety");

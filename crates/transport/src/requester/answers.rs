@@ -88,8 +88,10 @@ impl Requester {
         while self.responses_due.front().is_some_and(|due| *due <= to) {
             self.responses_due.pop_front();
         }
-        while self.cuts.front().is_some_and(|cut| *cut <= to) {
-            self.cuts.pop_front();
+        for cuts in [&mut self.cuts, &mut self.first_cuts] {
+            while cuts.front().is_some_and(|cut| *cut <= to) {
+                cuts.pop_front();
+            }
         }
         if self.next < to {
             // An answer to a packet that was about to be sent again.

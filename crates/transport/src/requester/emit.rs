@@ -69,6 +69,9 @@ impl Requester {
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
             return (common.config.qp_type != QpType::Rc || admitted).then_some(1);
         }
+        if self.is_behind_a_repetition(wqe, from) {
+            return None;
+        }
         let next_cut = self.cuts.get(self.cuts.partition_point(|cut| *cut <= from));
         let left = next_cut.map_or(left, |cut| left.min(cut - from));
         let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
@@ -82,6 +85,15 @@ impl Requester {
         } else {
             (budget >= (whole / 4).max(1)).then_some(budget)
         }
+    }
+
+    /// Whether what is to be asked for next was asked for before in one request with something that has not come yet. It
+    /// waits for that: rxe takes a repetition for all that is still wanted of a READ, and refuses what lies before its
+    /// start from then on. So if the later one of two repetitions arrived alone, the earlier could never be had.
+    fn is_behind_a_repetition(&self, wqe: &Wqe, from: u64) -> bool {
+        let is_repetition = from < self.highest;
+        let begins_a_request = from == wqe.first || self.first_cuts.binary_search(&from).is_ok();
+        is_repetition && from > self.acknowledged && !begins_a_request
     }
 
     /// Whether nothing in flight asks for an answer. That happens when the window shrinks in the middle of a message;
@@ -155,6 +167,9 @@ impl Requester {
         }
         if is_read {
             self.cut(to);
+            if to > self.highest {
+                self.first_cuts.push_back(to);
+            }
         }
         self.next = to;
         self.highest = self.highest.max(to);

@@ -53,6 +53,8 @@ pub(crate) struct Requester {
     /// Where requests for READ data have ended since the acknowledged mark, ascending. A responder takes a repeated READ
     /// only as a part of one that it remembers, so what was asked for in two requests must never be in one.
     cuts: VecDeque<u64>,
+    /// Those of them where a request for READ data ended that was not a repetition.
+    first_cuts: VecDeque<u64>,
     retries_left: u8,
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
@@ -78,6 +80,7 @@ impl Requester {
             window: Window::new(window_bytes),
             responses_due: VecDeque::new(),
             cuts: VecDeque::new(),
+            first_cuts: VecDeque::new(),
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
@@ -252,6 +255,7 @@ impl Requester {
         self.highest = self.assigned;
         self.go_back();
         self.cuts.clear();
+        self.first_cuts.clear();
         self.ack_deadline = None;
         self.quiet_until = None;
         self.gap_repaired_at = None;

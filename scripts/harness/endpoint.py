@@ -1,0 +1,171 @@
+"""The program `endpoint` (tests/badinput/programs/endpoint.c): one end of RDMA connections, told by lines of text what to do.
+
+Tests play such ends against each other, or against a peer of their own making: processes of this machine under `terrace run`,
+and whatever else understands the same lines.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import subprocess
+import tempfile
+import time
+
+from harness import procs
+
+TERRACE = procs.terrace_binary()
+PROGRAM = pathlib.Path(os.environ.get("TERRACE_BADINPUT", procs.ROOT / "build/badinput/programs")) / "endpoint"
+ANSWER_TIMEOUT_S = 20.0
+
+# Statuses of completions (ibv_wc_status).
+SUCCESS, LOC_LEN_ERR, LOC_QP_OP_ERR, LOC_PROT_ERR, WR_FLUSH_ERR = 0, 1, 2, 4, 5
+REM_INV_REQ_ERR, REM_ACCESS_ERR, REM_OP_ERR, RETRY_EXC_ERR, RNR_RETRY_EXC_ERR = 9, 10, 11, 12, 13
+# States of queue pairs (ibv_qp_state).
+RTS, ERR = 3, 6
+# Access flags of regions.
+LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 64
+ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
+
+
+def stat(pid):
+    """What `terrace stat` shows of the first device of a process."""
+    output = subprocess.run([TERRACE, "stat", str(pid), "--json"], capture_output=True, text=True, timeout=10)
+    if output.returncode != 0:
+        raise AssertionError(output.stderr)
+    return json.loads(output.stdout)[0]
+
+
+class Commands:
+    """An `endpoint` at the other side of two file descriptors."""
+
+    def __init__(self, address, reader, writer):
+        self.address = address
+        self._reader, self._writer = reader, writer
+        self._pending = b""
+        self.qpns, self.services = {}, {}
+
+    def __call__(self, *words, patience=ANSWER_TIMEOUT_S):
+        """Gives a command and returns its answer: the values by name, or the words when they have none."""
+        self.send(*words)
+        return self.receive(patience)
+
+    def send(self, *words):
+        os.write(self._writer, (" ".join(str(word) for word in words) + "\n").encode())
+
+    def receive(self, patience=ANSWER_TIMEOUT_S):
+        answer = self._line(patience).split()
+        if answer[:1] == ["errno"]:
+            raise OSError(int(answer[1]), os.strerror(int(answer[1])))
+        if answer[:1] != ["ok"]:
+            raise AssertionError(f"endpoint {self.address} says {' '.join(answer)!r}")
+        if answer[1:] and all("=" in word for word in answer[1:]):
+            return {name: int(value) for name, value in (word.split("=") for word in answer[1:])}
+        return answer[1:]
+
+    def _line(self, patience):
+        deadline = time.monotonic() + patience
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([self._reader], [], [], max(deadline - time.monotonic(), 0))
+            chunk = os.read(self._reader, 65536) if ready else b""
+            if not chunk:
+                raise AssertionError(f"no answer from endpoint {self.address} ({self.fate()}): {self.complaints()}")
+            self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        return line.decode()
+
+    # ---- shorthands ----
+
+    def mr(self, name, kind, size, access=ALL, *path):
+        return self("mr", name, kind, size, access, *path)
+
+    def qp(self, name, service="rc"):
+        self.qpns[name], self.services[name] = self("qp", name, service)["qpn"], service
+        return self.qpns[name]
+
+    def path_words(self, _peer_address):
+        """What `connect` must be told about the way to a peer."""
+        return []
+
+    def poll(self, name, count=1, patience=10.0):
+        """Up to `count` completions as (id, status) pairs."""
+        return [completion[:2] for completion in self.completions(name, count, patience)]
+
+    def completions(self, name, count=1, patience=10.0):
+        """The same with all that is said of each: id, status, opcode, bytes, flags, immediate or key, source."""
+        answer = self("poll", name, count, patience, patience=patience * count + ANSWER_TIMEOUT_S)
+        return [tuple(int(field) for field in word.split(":")) for word in answer]
+
+    def status(self, name, patience=10.0):
+        """The status of the next completion."""
+        (completion,) = self.poll(name, 1, patience)
+        return completion[1]
+
+    # ---- how it is ----
+
+    def fate(self):
+        """Whether it runs, or how it has ended."""
+        return "somewhere else"
+
+    def complaints(self):
+        """What it has said besides."""
+        return "nothing else is known"
+
+
+class Endpoint(Commands):
+    """A running `endpoint` program under `terrace run`."""
+
+    def __init__(self, address, *options, wrapper=(), inner_wrapper=()):
+        self._errors = tempfile.TemporaryFile()
+        program = [*inner_wrapper, str(PROGRAM)]
+        self.process = subprocess.Popen(
+            [*wrapper, *procs.under_terrace(program, *options, addr=address)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, start_new_session=True)
+        self.pid = self.process.pid  # `terrace run` becomes the program
+        super().__init__(address, self.process.stdout.fileno(), self.process.stdin.fileno())
+
+    def stat(self):
+        """What `terrace stat` shows of the first device."""
+        return stat(self.pid)
+
+    def counts(self, name):
+        """The counters of one queue pair."""
+        (pair,) = [pair for pair in self.stat()["queue_pairs"] if pair["qpn"] == self.qpns[name]]
+        return pair["counts"]
+
+    def fate(self):
+        status = self.process.poll()
+        return "running" if status is None else f"ended with {status}"
+
+    def complaints(self):
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip() or "nothing on standard error"
+
+    # ---- the end ----
+
+    def kill(self):
+        """As if the power went: nothing is said to anybody."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self._errors.close()
+
+
+def connect(left, left_name, right, right_name, **attributes):
+    """Makes a queue pair at each end, unless there are such, and brings both to RTS."""
+    for end, name in ((left, left_name), (right, right_name)):
+        if name not in end.qpns:
+            end.qp(name)
+    words = [f"{name}={value}" for name, value in attributes.items()]
+    for end, name, peer, peer_name in ((left, left_name, right, right_name), (right, right_name, left, left_name)):
+        end("connect", name, peer.address, peer.qpns[peer_name], *words, *end.path_words(peer.address))

@@ -1,0 +1,59 @@
+"""What a capture of the wire (pcap, Ethernet) says: every RoCEv2 packet, and whether its invariant CRC is right."""
+
+import struct
+from dataclasses import dataclass
+
+import roce
+
+ETHERNET_BYTES, UDP_BYTES, ICRC_BYTES = 14, 8, 4
+IPV4, IPV6, UDP = 0x0800, 0x86DD, 17
+# The port of every RoCEv2 device, and those of Terrace's further processes.
+ROCE_PORTS = range(roce.PORT, roce.PORT + 256)
+
+
+@dataclass
+class Packet:
+    """A RoCEv2 packet."""
+
+    source: bytes  # addresses as they are in the header
+    destination: bytes
+    opcode: int
+    qpn: int
+    psn: int
+    icrc_is_right: bool
+
+
+def packets(path):
+    """The RoCEv2 packets of a capture, in their order."""
+    with open(path, "rb") as file:
+        content = file.read()
+    if len(content) < 24:
+        return
+    endian = "<" if content[:4] == b"\xd4\xc3\xb2\xa1" else ">"
+    at = 24
+    # The last one may be written just now.
+    while at + 16 <= len(content):
+        _, _, length, _ = struct.unpack_from(endian + "IIII", content, at)
+        frame = content[at + 16:at + 16 + length]
+        at += 16 + length
+        packet = _roce(frame)
+        if packet is not None:
+            yield packet
+
+
+def _roce(frame):
+    kind, ip = int.from_bytes(frame[12:14], "big"), frame[ETHERNET_BYTES:]
+    if kind == IPV4 and ip[9] == UDP:
+        header_bytes, addresses = (ip[0] & 15) * 4, (ip[12:16], ip[16:20])
+        ip = ip[:int.from_bytes(ip[2:4], "big")]
+    elif kind == IPV6 and ip[6] == UDP:
+        header_bytes, addresses = 40, (ip[8:24], ip[24:40])
+        ip = ip[:40 + int.from_bytes(ip[4:6], "big")]
+    else:
+        return None
+    header, udp, rest = ip[:header_bytes], ip[header_bytes:header_bytes + UDP_BYTES], ip[header_bytes + UDP_BYTES:]
+    if int.from_bytes(udp[2:4], "big") not in ROCE_PORTS or len(rest) < 12 + ICRC_BYTES:
+        return None
+    body, crc = rest[:-ICRC_BYTES], rest[-ICRC_BYTES:]
+    opcode, _, _, qpn, psn = struct.unpack("!BBHII", body[:12])
+    return Packet(*addresses, opcode, qpn & 0xFFFFFF, psn & 0xFFFFFF, roce.icrc_of(header, udp, body) == crc)

@@ -1,0 +1,224 @@
+"""The guest as it runs: QEMU on a tap device of this network namespace, commands over TCP, captures, and its own counters."""
+
+import contextlib
+import json
+import pathlib
+import re
+import select
+import shlex
+import socket
+import subprocess
+import tempfile
+import time
+
+import image
+from harness import procs
+
+TAP, MTU = "tap0", 9000
+# Enough for all that a test has on its way at a time: unreliable services do not repeat what a full queue drops.
+TAP_QUEUE_PACKETS = 10_000
+IPV4_NET, IPV6_NET = "192.0.2", "fd00:7e"
+IPV4, IPV6 = f"{IPV4_NET}.2", f"{IPV6_NET}::2"
+# This side's addresses, each a host of its own: a NIC that has an address alone has the port that every RoCEv2 peer uses.
+HOST_NUMBERS = range(16, 64)
+COMMAND_PORT = 7000
+BOOT_LIMIT_S = 90.0
+COMMAND_LIMIT_S = 30.0
+
+EXIT_STATUS = re.compile(rb"session: exit status (\d+)\n$")
+
+
+class GuestError(Exception):
+    """The guest does not do what it is there for."""
+
+
+def host_ipv4(number):
+    return f"{IPV4_NET}.{number}"
+
+
+def host_ipv6(number):
+    return f"{IPV6_NET}::{number:x}"
+
+
+def _run(*argv):
+    subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20)
+
+
+def lay_network():
+    """The tap device and this side's addresses. The namespace is our own: nobody else is disturbed, nothing is left."""
+    # What /sys shows of interfaces is that of the namespace in which it was mounted.
+    _run("mount", "-t", "sysfs", "sysfs", "/sys")
+    _run("ip", "link", "set", "lo", "up")
+    _run("ip", "tuntap", "add", TAP, "mode", "tap")
+    pathlib.Path(f"/proc/sys/net/ipv6/conf/{TAP}/accept_dad").write_text("0")
+    _run("ip", "link", "set", TAP, "mtu", str(MTU), "txqueuelen", str(TAP_QUEUE_PACKETS), "up")
+    for number in (1, *HOST_NUMBERS):
+        _run("ip", "address", "add", f"{host_ipv4(number)}/24", "dev", TAP)
+        _run("ip", "address", "add", f"{host_ipv6(number)}/64", "dev", TAP, "nodad")
+
+
+class Session:
+    """A command that runs in the guest, with its input and output."""
+
+    def __init__(self, command, limit_s=COMMAND_LIMIT_S):
+        self.command = command
+        self.socket = socket.create_connection((IPV4, COMMAND_PORT), timeout=limit_s)
+        self.socket.sendall(command.encode() + b"\n")
+        self._out = b""
+
+    def read_until(self, complete, limit_s):
+        """Reads until `complete(output)` is true or the command has ended. Returns all output so far."""
+        deadline = time.monotonic() + limit_s
+        while not complete(self._out):
+            ready, _, _ = select.select([self.socket], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise GuestError(f"`{self.command}` in the guest took more than {limit_s:.0f} s: {self._out[-500:]!r}")
+            chunk = self.socket.recv(65536)
+            if not chunk:
+                break
+            self._out += chunk
+        return self._out
+
+    def end(self, limit_s=COMMAND_LIMIT_S):
+        """Waits for its end. Returns the exit status and the output."""
+        out = self.read_until(EXIT_STATUS.search, limit_s)
+        ending = EXIT_STATUS.search(out)
+        if ending is None:
+            raise GuestError(f"the guest broke off `{self.command}`: {out[-500:]!r}")
+        return int(ending[1]), out[:ending.start()].decode(errors="replace")
+
+    def close(self):
+        self.socket.close()
+
+
+class Guest:
+    """A booted guest."""
+
+    def __init__(self, log_dir):
+        self.log_dir = log_dir
+        self.console_path = log_dir / "console.log"
+        # In a folder of its own: the path of a socket must be short.
+        self._qmp_folder = tempfile.TemporaryDirectory(prefix="terrace-interop-")
+        self._qmp_path = pathlib.Path(self._qmp_folder.name) / "qmp"
+        self.capture = None  # where what goes over the wire is written just now
+        kernel, initramfs = image.kernel(), image.initramfs()
+        self.qemu = procs.Program(self._argv(kernel, initramfs), log_dir, "qemu")
+        self._wait_for_boot()
+        self._connect_qmp()
+        self.gid_indexes = self._gid_indexes()
+        self._introduce_neighbours()
+
+    def _argv(self, kernel, initramfs):
+        words = f"console=ttyS0 panic=-1 terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
+        device = f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:56,host_mtu={MTU}"
+        # /dev/kvm is left alone: where it is emulated itself, a stock kernel hangs in it.
+        return ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "384", "-nodefaults",
+                "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs, "-append", words,
+                "-serial", f"file:{self.console_path}", "-qmp", f"unix:{self._qmp_path},server=on,wait=off",
+                "-netdev", f"tap,id=net,ifname={TAP},script=no,downscript=no,vhost=off,vnet_hdr=off", "-device", device]
+
+    def _wait_for_boot(self):
+        deadline = time.monotonic() + BOOT_LIMIT_S
+        while "init: ready" not in self.console():
+            if self.qemu.wait(0.1) is not None:
+                raise self._gone()
+            if time.monotonic() > deadline:
+                raise GuestError(f"the guest did not boot within {BOOT_LIMIT_S:.0f} s; its console: {self.console_path}")
+        while True:
+            with contextlib.suppress(OSError), contextlib.closing(Session("true", 5)):
+                return
+            if time.monotonic() > deadline:
+                raise GuestError(f"the guest's command channel does not open; its console: {self.console_path}")
+            time.sleep(0.1)
+
+    def _gone(self):
+        said = self.qemu.outcome().text.strip()[-500:]
+        return GuestError(f"QEMU has ended: {said}; the guest's console: {self.console_path}")
+
+    # ---- commands ----
+
+    def start(self, command):
+        """Starts a shell command. Its input and output are the session's."""
+        return Session(command)
+
+    def try_run(self, command, limit_s=COMMAND_LIMIT_S):
+        """Exit status and output of a shell command."""
+        with contextlib.closing(Session(f"timeout {limit_s:.0f} sh -c {shlex.quote(command)}")) as session:
+            return session.end(limit_s + 5)
+
+    def run(self, command, limit_s=COMMAND_LIMIT_S):
+        """Output of a shell command that must succeed."""
+        status, out = self.try_run(command, limit_s)
+        if status != 0:
+            raise GuestError(f"`{command[:200]}` in the guest: exit status {status}: {out.strip()[-500:]}")
+        return out
+
+    def modprobe(self, *names):
+        """Loads modules that were put at hand."""
+        for name in names:
+            self.run(f"for m in $(cat /lib/modules/{name}.list); do "
+                     "grep -q \"^$m \" /proc/modules || insmod /lib/modules/$m.ko; done")
+
+    # ---- what it knows ----
+
+    def console(self):
+        with contextlib.suppress(OSError):
+            return self.console_path.read_text(errors="replace")
+        return ""
+
+    def _gid_indexes(self):
+        """The index of the GID of each of its addresses."""
+        table = self.run("cd /sys/class/infiniband/rxe0/ports/1/gids && grep . *").splitlines()
+        gids = {line.split(":", 1)[1].replace(":", ""): int(line.split(":", 1)[0]) for line in table}
+        mapped = (bytes(10) + b"\xff\xff" + socket.inet_aton(IPV4)).hex()
+        return {IPV4: gids[mapped], IPV6: gids[socket.inet_pton(socket.AF_INET6, IPV6).hex()]}
+
+    def _introduce_neighbours(self):
+        """Tells the guest where this side's addresses are. Where rxe must ask first, it waits a whole second for the answer."""
+        own_mac = pathlib.Path(f"/sys/class/net/{TAP}/address").read_text().strip()
+        addresses = [address(number) for number in (1, *HOST_NUMBERS) for address in (host_ipv4, host_ipv6)]
+        # A command is one line: the line breaks are for the guest's printf to make.
+        lines = "".join(rf"neigh replace {address} lladdr {own_mac} dev eth0 nud permanent\n" for address in addresses)
+        self.run(f"printf '{lines}' | /bin/ip -batch -")
+
+    def counters(self):
+        """What rxe has counted since it was made."""
+        (shown,) = json.loads(self.run("rdma -j statistic show link rxe0/1"))
+        return {name: value for name, value in shown.items() if isinstance(value, int)}
+
+    # ---- captures ----
+
+    def _connect_qmp(self):
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel.settimeout(COMMAND_LIMIT_S)
+        channel.connect(str(self._qmp_path))
+        self._qmp = channel.makefile("rw")
+        self._qmp.readline()  # its greeting
+        self._ask_qemu("qmp_capabilities")
+
+    def _ask_qemu(self, command, **arguments):
+        message = {"execute": command, "arguments": arguments}
+        self._qmp.write(json.dumps(message) + "\n")
+        self._qmp.flush()
+        while True:
+            line = self._qmp.readline()
+            if not line:
+                raise self._gone()
+            answer = json.loads(line)
+            if "error" in answer:
+                raise GuestError(f"QEMU: {answer['error']['desc']}")
+            if "return" in answer:
+                return
+
+    def begin_capture(self, path):
+        """Has every packet on the wire written to a file from now on."""
+        self._ask_qemu("object-add", **{"qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": str(path)})
+        self.capture = path
+
+    def end_capture(self):
+        self._ask_qemu("object-del", id="dump")
+
+    def close(self):
+        """Ends the machine."""
+        self.qemu.stop()
+        self._qmp_folder.cleanup()

@@ -1,0 +1,150 @@
+"""The guest: Debian's stock kernel with rdma_rxe, and an initramfs of Debian's programs around it.
+
+Both lie below build/interop/guest/ and are made again when something that goes in has changed. The kernel is not installed on
+this machine: `scripts/setup.sh interop` has only unpacked its package.
+"""
+
+import hashlib
+import lzma
+import pathlib
+import shutil
+import stat
+import subprocess
+import zlib
+
+from harness import procs
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = procs.ROOT / "build/interop"
+KERNEL_ROOT = BUILD / "kernel"  # where setup.sh has unpacked the package
+GUEST = BUILD / "guest"
+
+# Loaded in this order, each with what it depends on. rxe of 6.1 asks for "crc32" by the name of an algorithm, not of a
+# module, so its module must be there before.
+MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad"]
+# Loaded by who needs them (`Guest.modprobe`).
+MODULES_AT_HAND = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb"]
+
+# Debian's, by name; their libraries come along.
+PROGRAMS = ["ip", "rdma", "tc", "ib_read_bw", "ib_read_lat", "ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat",
+            "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo"]
+# Our own: what plays an end of a connection, and what sends a management datagram.
+OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad"]
+BUSYBOX = pathlib.Path("/bin/busybox")
+# rxe's half of libibverbs is loaded by name, so no list of libraries has it.
+PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
+PROVIDER_CONFIGURATION = pathlib.Path("/etc/libibverbs.d/rxe.driver")
+
+
+class Incomplete(Exception):
+    """Something that goes into the guest is not there."""
+
+
+def kernel():
+    """The kernel's file."""
+    found = sorted(KERNEL_ROOT.glob("boot/vmlinuz-*"))
+    if not found:
+        raise Incomplete(f"no kernel below {KERNEL_ROOT}: run scripts/setup.sh interop")
+    return found[-1]
+
+
+def initramfs():
+    """The initramfs's file, made if need be."""
+    content = _content()
+    digest = hashlib.sha256()
+    for name, (mode, data) in sorted(content.items()):
+        digest.update(f"{name} {mode:o} {len(data)} ".encode() + hashlib.sha256(data).digest())
+    path = GUEST / f"initramfs-{digest.hexdigest()[:16]}.gz"
+    if not path.exists():
+        GUEST.mkdir(parents=True, exist_ok=True)
+        for old in GUEST.glob("initramfs-*"):
+            old.unlink()
+        compressor = zlib.compressobj(level=1, wbits=31)
+        partial = path.with_suffix(".part")
+        partial.write_bytes(compressor.compress(_archive(content)) + compressor.flush())
+        partial.rename(path)
+    return path
+
+
+def _content():
+    """All files of the guest: path to mode and bytes."""
+    files = {"init": (0o100755, (HERE / "init.sh").read_bytes()),
+             "bin/session": (0o100755, (HERE / "session.sh").read_bytes()),
+             "bin/busybox": (0o100755, _read(BUSYBOX)),
+             PROVIDER_CONFIGURATION.as_posix()[1:]: (0o100644, _read(PROVIDER_CONFIGURATION))}
+    binaries = [_program(name) for name in PROGRAMS] + OWN_PROGRAMS
+    providers = list(pathlib.Path("/").glob(PROVIDER_PATTERN))
+    if not providers:
+        raise Incomplete(f"/{PROVIDER_PATTERN} is missing: run scripts/setup.sh interop")
+    for binary in binaries:
+        files[f"bin/{binary.name}"] = (0o100755, _read(binary))
+    for library in {library for binary in [*binaries, *providers] for library in _libraries(binary)} | set(providers):
+        files[library.as_posix()[1:]] = (0o100755, _read(library))
+    files.update(_modules())
+    return files
+
+
+def _program(name):
+    found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
+    if found is None:
+        raise Incomplete(f"{name} is not installed: run scripts/setup.sh interop")
+    return pathlib.Path(found)
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Incomplete(f"{path}: {error.strerror}: run scripts/setup.sh interop and make interop-programs") from error
+
+
+def _libraries(binary):
+    """What the dynamic linker loads for it, by the paths that it looks under."""
+    listing = subprocess.run(["ldd", binary], capture_output=True, text=True, timeout=20, check=True).stdout
+    words = [word for line in listing.splitlines() for word in line.split() if word.startswith("/")]
+    return [pathlib.Path(word) for word in words]
+
+
+def _modules():
+    """The modules as lib/modules/NAME.ko, and lists of what to load in which order."""
+    (tree,) = [path.parent for path in KERNEL_ROOT.glob("**/modules.dep")]
+    needs = {}
+    for line in (tree / "modules.dep").read_text().splitlines():
+        path, _, rest = line.partition(":")
+        # What a module needs is listed with the first to be loaded last.
+        needs[_module_name(path)] = [*reversed(rest.split()), path]
+    files = {}
+    for name, group in [*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]:
+        if name not in needs:
+            continue  # a part of this kernel, not a module of it
+        listed = files.setdefault(f"lib/modules/{group}.list", (0o100644, b""))[1]
+        for path in needs[name]:
+            files[f"lib/modules/{_module_name(path)}.ko"] = (0o100644, _module(tree / path))
+            listed += f"{_module_name(path)}\n".encode()
+        files[f"lib/modules/{group}.list"] = (0o100644, listed)
+    return files
+
+
+def _module_name(path):
+    return pathlib.Path(path).name.split(".")[0].replace("-", "_")
+
+
+def _module(path):
+    data = _read(path)
+    return lzma.decompress(data) if path.suffix == ".xz" else data
+
+
+def _archive(files):
+    """A cpio archive ("newc", as the kernel unpacks it), the folders first."""
+    folders = {str(parent): (0o040755, b"") for name in files for parent in pathlib.PurePosixPath(name).parents}
+    folders.pop(".")
+    folders.update({name: (0o040755, b"") for name in ("dev", "proc", "sys", "tmp")})
+    entries = [*sorted(folders.items()), *sorted(files.items()), ("TRAILER!!!", (0, b""))]
+    out = bytearray()
+    for index, (name, (mode, data)) in enumerate(entries):
+        links = 2 if stat.S_ISDIR(mode) else 1
+        fields = [index + 1, mode, 0, 0, links, 0, len(data), 0, 0, 0, 0, len(name) + 1, 0]
+        out += b"070701" + b"".join(b"%08x" % field for field in fields) + name.encode() + b"\0"
+        out += bytes(-len(out) % 4) + data
+        out += bytes(-len(out) % 4)
+    return bytes(out)

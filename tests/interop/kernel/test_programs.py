@@ -1,0 +1,107 @@
+"""Unmodified programs with one end on Terrace and the other in the guest, on rxe."""
+
+import contextlib
+import itertools
+
+import guest as machine
+import peers
+from cases import all_of, last_line, prints, prints_none, table_rows
+from harness import procs
+from peers import FAMILIES, KernelPeer
+
+LIMIT_S = 20
+# How often to try when one end is left alone, and the exit status of a program that timeout(1) had to end.
+TRIES = 3
+TERMINATED = 143
+
+# Where bandwidth is measured, the messages are few: the guest's processor is emulated.
+PERFTEST = [
+    ("ib_read_bw", "-n", "50"),
+    ("ib_read_bw", "-n", "10", "-m", "4096", "-s", "1000001"),
+    ("ib_read_lat", "-n", "300"),
+    ("ib_write_bw", "-n", "50"),
+    ("ib_write_bw", "-n", "10", "-m", "4096", "-s", "1000001"),
+    ("ib_write_lat", "-n", "300"),
+    ("ib_write_lat", "-n", "300", "-c", "UC"),
+    ("ib_send_bw", "-n", "50"),
+    ("ib_send_bw", "-n", "50", "-b"),
+    ("ib_send_bw", "-n", "50", "-q", "4"),
+    ("ib_send_lat", "-n", "300"),
+    ("ib_send_lat", "-n", "300", "-e"),
+    ("ib_send_lat", "-n", "300", "-c", "UC"),
+    ("ib_send_lat", "-n", "300", "-c", "UD"),
+    ("ib_atomic_bw", "-n", "200"),
+    ("ib_atomic_lat", "-n", "300"),
+    ("ib_atomic_lat", "-n", "300", "-A", "CMP_AND_SWAP"),
+]
+PINGPONGS = [
+    ("ibv_rc_pingpong", "-n", "300", "-c"),
+    ("ibv_rc_pingpong", "-n", "300", "-c", "-m", "4096", "-s", "20000"),
+    ("ibv_rc_pingpong", "-n", "300", "-c", "-e"),
+    ("ibv_uc_pingpong", "-n", "300", "-c"),
+    ("ibv_ud_pingpong", "-n", "300", "-c"),
+]
+
+_ports = itertools.count(20000)
+
+
+class Programs(KernelPeer):
+    def test_perftest(self):
+        self.each_way(PERFTEST, table_rows(1), gid_option="-x", more=("-F",))
+
+    def test_pingpongs(self):
+        self.each_way(PINGPONGS, all_of(prints("bytes in"), prints_none("invalid data", "Failed status")), gid_option="-g")
+
+    def each_way(self, programs, check, gid_option, more=()):
+        for program, family, server in itertools.product(programs, FAMILIES, ("Terrace", "rxe")):
+            with self.subTest(program=" ".join(program), family=family, server=server):
+                port = next(_ports)
+                host_argv = [*program, *more, gid_option, "0", "-p", str(port)]
+                gid = peers.guest.gid_indexes[peers.guest_address(family)]
+                guest_argv = [*program, *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
+                run = self.host_serves if server == "Terrace" else self.guest_serves
+                for attempt in range(TRIES):
+                    outcomes = run(host_argv, guest_argv, family, port)
+                    if not self.was_left_alone(server, outcomes):
+                        break
+                for end, outcome in outcomes.items():
+                    self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
+                self.assertIsNone(check(outcomes))
+
+    def was_left_alone(self, server, outcomes):
+        """Whether a client of the guest has got all that it wanted and gone, while rxe waits for an acknowledgement.
+
+        rxe's timer also goes off where nothing is lost, and rxe drops an acknowledgement that comes just then; it sends again,
+        for ever, to a queue pair that ended with its program. No other NIC at the client's end could answer either.
+        """
+        return server == "rxe" and outcomes["client"].status == 0 and outcomes["server"].status == TERMINATED
+
+    def host_program(self, argv, name, family):
+        command = procs.under_terrace(argv, addr=peers.fresh_address(family))
+        program = procs.Program(command, peers.guest.log_dir / "programs", name)
+        self.addCleanup(program.stop)
+        return program
+
+    def ended(self, program):
+        stopped = program.wait(LIMIT_S) is None
+        if stopped:
+            program.stop()
+        return program.outcome(stopped)
+
+    def guest_outcome(self, session):
+        status, out = session.end(LIMIT_S + 5)
+        return procs.Outcome([session.command], status, out=out)
+
+    def host_serves(self, host_argv, guest_argv, family, port):
+        server = self.host_program(host_argv, f"{port}-server", family)
+        self.eventually(lambda: procs.is_listening(port), f"{host_argv[0]} listens on this side")
+        command = " ".join(["timeout", str(LIMIT_S), *guest_argv, machine.host_ipv4(1)])
+        with contextlib.closing(peers.guest.start(command)) as session:
+            client = self.guest_outcome(session)
+        return {"client": client, "server": self.ended(server)}
+
+    def guest_serves(self, host_argv, guest_argv, family, port):
+        with contextlib.closing(peers.guest.start(" ".join(["timeout", str(LIMIT_S), *guest_argv]))) as session:
+            peers.guest.run(f"until grep -qE ':{port:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6; do usleep 20000; done")
+            client = self.ended(self.host_program([*host_argv, machine.IPV4], f"{port}-client", family))
+            return {"client": client, "server": self.guest_outcome(session)}

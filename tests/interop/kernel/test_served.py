@@ -1,0 +1,149 @@
+"""A region of `terrace serve`, larger than the node's memory, used by a peer that has never heard of Terrace.
+
+Such a peer gets the policy Wait: what is absent is fetched, then answered. Number and key of the region are learnt by the node's
+own protocol, which is spoken here on rxe's behalf: a management datagram, then messages.
+"""
+
+import os
+import random
+import struct
+
+import control
+import peers
+from harness import procs
+from harness.endpoint import LOCAL_WRITE, SUCCESS, TERRACE, stat
+from peers import KernelPeer
+
+MIB = 1 << 20
+REGION_BYTES, DRAM_BYTES = 32 * MIB, 4 * MIB
+READ_BYTES, READS_AT_ONCE = 256 << 10, 4
+SEED, NEW_SEED = 3, 4
+MTU_BYTES, MTU = 4096, 5
+PSN = 0xABCDE
+MISSES = ("cached", "buffered", "direct")  # where what is not in the node's memory comes from or goes to
+# Where in the guest's memory messages are.
+OUT, IN, MESSAGE_BYTES = READ_BYTES * READS_AT_ONCE, READ_BYTES * READS_AT_ONCE + 8192, 4096
+
+
+class Client:
+    """The guest's end of a connection to a node's region."""
+
+    def __init__(self, end, node_address, name):
+        self.end, self.node_address = end, node_address
+        end.mr("m", "anon", 2 * MIB)
+        self._connect("control", *self._ask_for_control())
+        _, _, body = self.request(control.FIND, name.encode())
+        self.rkey, self.va, self.length, _ = control.found(body)
+        _, _, body = self.request(control.PAIR, struct.pack("<IIH", end.qp("data"), PSN, MTU_BYTES))
+        qpn, psn, _ = struct.unpack_from("<IIH", body)
+        self._connect("data", qpn, psn)
+
+    def _ask_for_control(self):
+        request = control.connection_request(1, self.end.qp("control"), PSN, MTU_BYTES)
+        gid_index = peers.guest.gid_indexes[self.end.address]
+        answer = peers.guest.run(f"mad {self.node_address} {gid_index} {request.hex()}")
+        status, qpn, psn = control.accepted(bytes.fromhex(answer))
+        assert status == control.OK, status
+        return qpn, psn
+
+    def _connect(self, name, qpn, psn):
+        words = [f"sq_psn={PSN}", f"rq_psn={psn}", f"mtu={MTU}", *self.end.path_words(self.node_address)]
+        self.end("connect", name, self.node_address, qpn, *words)
+
+    def request(self, kind, body):
+        """Sends a message and returns kind, status and body of what it is answered with."""
+        message = control.message(kind, body)
+        self.end("recv", "control", 2, "m", IN, MESSAGE_BYTES)
+        self.end("bytes", "m", OUT, message.hex())
+        self.end("post", "control", "send", 1, "m", OUT, len(message), 0, 0)
+        completions = self.end.completions("control", 2)
+        assert sorted(completion[:2] for completion in completions) == [(1, SUCCESS), (2, SUCCESS)], completions
+        (answer,) = self.end("hex", "m", IN, MESSAGE_BYTES)
+        kind, status, _, body = control.opened_message(bytes.fromhex(answer))
+        return kind, status, body
+
+    def post(self, op, ident, local, length, offset, *options):
+        self.end("post", "data", op, ident, "m", local, length, self.va + offset, self.rkey, *options)
+
+
+class Served(KernelPeer):
+    def setUp(self):
+        super().setUp()
+        self.path = peers.guest.log_dir / f"{self.id()}.bin"
+        self.addCleanup(self.path.unlink)
+        self.writer = self.host()
+        self.writer.mr("m", "file", REGION_BYTES, LOCAL_WRITE, self.path)
+        self.writer("fill", "m", 0, REGION_BYTES, SEED)
+        self.forget_pages()
+
+    def forget_pages(self):
+        """From now on the file is on the disk and nowhere else, but for what is mapped."""
+        file = os.open(self.path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+    def serve(self, *options):
+        """A node, and the guest as its client."""
+        # Over IPv6: the guest's kernel looks for the answer to a management datagram by GIDs, and takes for one what is an IPv4
+        # header.
+        address = peers.fresh_address(6)
+        argv = [TERRACE, "serve", "--region", f"table={self.path}", "--dram", DRAM_BYTES, "--listen", address, *options]
+        node = procs.Program(argv, peers.guest.log_dir, f"serve-{address}")
+        self.addCleanup(node.stop)
+        self.eventually(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
+        return node, Client(self.peer(6), address, "table")
+
+    def memory(self, node):
+        """The node's account of its memory and of the region."""
+        memory = stat(node.process.pid)["memory"]
+        (region,) = memory["regions"]
+        self.assertLessEqual(memory["locked_bytes"], DRAM_BYTES)
+        return region
+
+    def read_everything(self, client, seed_of):
+        """All of the region in some order, several READs under way at once; every byte is checked."""
+        offsets = list(range(0, REGION_BYTES, READ_BYTES))
+        random.Random(1).shuffle(offsets)
+        for first in range(0, len(offsets), READS_AT_ONCE):
+            batch = list(enumerate(offsets[first:first + READS_AT_ONCE]))
+            for index, offset in batch:
+                client.post("read", index, index * READ_BYTES, READ_BYTES, offset)
+            self.assertEqual(client.end.poll("data", len(batch)), [(index, SUCCESS) for index, _ in batch])
+            for index, offset in batch:
+                self.same(client.end, index * READ_BYTES, READ_BYTES, seed_of(offset), **{"from": offset})
+
+    def test_reads(self):
+        for mode in ("term", "wait"):
+            with self.subTest(mode=mode):
+                self.forget_pages()
+                node, client = self.serve("--mode", mode)
+                self.assertEqual(client.length, REGION_BYTES)
+                self.read_everything(client, lambda _offset: SEED)
+                reads = self.memory(node)["reads"]
+                self.assertGreater(sum(reads[way] for way in MISSES), 0, reads)
+                node.stop()
+
+    def test_writes_and_atomics(self):
+        """They take effect in the file, wherever its pages are."""
+        node, client = self.serve()
+        rewritten = set(random.Random(2).sample(range(0, REGION_BYTES, READ_BYTES), 24))
+        for offset in rewritten:
+            client.end("fill", "m", 0, READ_BYTES, NEW_SEED, f"from={offset}")
+            client.post("write", 1, 0, READ_BYTES, offset)
+            self.expect(client.end, "data", what="write")
+        self.read_everything(client, lambda offset: NEW_SEED if offset in rewritten else SEED)
+        for count, offset in enumerate(range(8, REGION_BYTES, 4 * MIB)):
+            before = self.writer("word", "m", offset)["value"]
+            client.post("add", 1, 0, 8, offset, f"add={count + 1}")
+            self.expect(client.end, "data", what="fetch and add")
+            self.assertEqual(client.end("word", "m", 0), {"value": before})
+            client.post("read", 1, 0, 8, offset)
+            self.expect(client.end, "data", what="read")
+            self.assertEqual(client.end("word", "m", 0), {"value": before + count + 1 & (1 << 64) - 1})
+        region = self.memory(node)
+        self.assertGreater(sum(region["writes"][way] for way in MISSES), 0, region)
+        node.stop()
+        for offset in rewritten:
+            # Behind the words that were added to.
+            self.same(self.writer, offset + 16, READ_BYTES - 16, NEW_SEED)
