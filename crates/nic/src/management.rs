@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 use terrace_transport::Time;
 use terrace_wire::{
     Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
@@ -35,7 +36,7 @@ pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
 /// The management queue pair of a device.
 #[derive(Default)]
 pub(crate) struct Management {
-    handler: RwLock<Option<ManagementHandler>>,
+    handlers: RwLock<Handlers>,
     inbox: Mutex<Inbox>,
     /// Whether the inbox holds anything, for a look without the lock.
     any: AtomicBool,
@@ -43,6 +44,24 @@ pub(crate) struct Management {
     /// Datagrams that were delivered, and those that were malformed, nobody's or too many.
     pub received: AtomicU64,
     pub dropped: AtomicU64,
+}
+
+/// Who gets what.
+#[derive(Default)]
+struct Handlers {
+    /// Those of one class of datagrams.
+    by_class: SmallVec<[(u8, ManagementHandler); 1]>,
+    /// Whoever gets the rest.
+    rest: Option<ManagementHandler>,
+}
+
+impl Handlers {
+    /// The second byte of every management datagram is its class (IBTA volume 1, 13.4.3).
+    fn of(&self, payload: &[u8]) -> Option<&ManagementHandler> {
+        let class = payload.get(1);
+        let found = self.by_class.iter().find(|(taken, _)| Some(taken) == class);
+        found.map(|(_, handler)| handler).or(self.rest.as_ref())
+    }
 }
 
 #[derive(Default)]
@@ -63,7 +82,8 @@ impl Management {
     #[cold]
     pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
         let taken = sender(slot, packet).is_some_and(|source_qpn| {
-            self.handler.read().is_some() && self.admit(now, way_back(meta, source_qpn), packet.payload)
+            self.handlers.read().of(packet.payload).is_some()
+                && self.admit(now, way_back(meta, source_qpn), packet.payload)
         });
         let counter = if taken { &self.received } else { &self.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -93,16 +113,19 @@ impl Management {
     fn deliver_all(&self) {
         self.any.store(false, Ordering::Release);
         let waiting = std::mem::take(&mut self.inbox.lock().waiting);
-        let handler = self.handler.read().clone();
-        if let Some(handler) = handler {
-            waiting.iter().for_each(|(path, payload)| handler(path, payload));
+        for (path, payload) in &waiting {
+            // Without the lock: a handler may be about to let itself be replaced.
+            let handler = self.handlers.read().of(payload).cloned();
+            if let Some(handler) = handler {
+                handler(path, payload);
+            }
         }
     }
 
-    /// Lets the handler go, when the device closes.
+    /// Lets the handlers go, when the device closes.
     pub fn clear(&self) {
-        let handler = self.handler.write().take();
-        drop(handler);
+        let handlers = std::mem::take(&mut *self.handlers.write());
+        drop(handlers);
     }
 }
 
@@ -111,7 +134,17 @@ impl Device {
     /// makes progress, without locks of the device held; what takes long belongs elsewhere. Those who address one of the
     /// device's other GIDs than the first are heard while a queue pair uses that GID.
     pub fn on_management(&self, handler: ManagementHandler) {
-        *self.management.handler.write() = Some(handler);
+        self.management.handlers.write().rest = Some(handler);
+    }
+
+    /// Who gets those of a class (IBTA volume 1, 13.4.4), instead of the one that gets the rest. They are heard at every GID of
+    /// the device from now on: peers that connect by address may use any of them.
+    pub fn on_management_class(&self, class: u8, handler: ManagementHandler) {
+        let mut handlers = self.management.handlers.write();
+        handlers.by_class.retain(|(taken, _)| *taken != class);
+        handlers.by_class.push((class, handler));
+        drop(handlers);
+        self.activate_all_gids();
     }
 
     /// Sends a management datagram to the device whose slot's port the path names. It may get lost.
