@@ -210,6 +210,11 @@ impl Cm {
         }
     }
 
+    /// Sets the largest path MTU that peers may ask for, which is known when there is a port.
+    pub fn set_path_mtu(&mut self, code: u8) {
+        self.config.path_mtu = code;
+    }
+
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(&(at, conn)) = self.deadlines.first() {

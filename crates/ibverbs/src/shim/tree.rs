@@ -129,7 +129,10 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     line(&verbs, "abi_version", 6)?;
     symlink(format!("../../devices/virtual/infiniband_verbs/{UVERBS_NAME}"), verbs.join(UVERBS_NAME))?;
 
+    line(&directory(&class, "misc/rdma_cm")?, "abi_version", 4)?;
+
     let files = directory(root, "dev/infiniband")?;
+    symlink("/dev/null", files.join("rdma_cm"))?;
     symlink("/dev/null", files.join(UVERBS_NAME))
 }
 
@@ -237,6 +240,7 @@ mod tests {
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/1"), "");
         assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "terrace0\n");
+        assert_eq!(read("sys/class/misc/rdma_cm/abi_version"), "4\n");
         fs::remove_dir_all(root).expect("removed");
     }
 }

@@ -1,0 +1,464 @@
+//! The process's connection manager: one lock, one NIC, and a thread that sleeps until something is due.
+//!
+//! Datagrams are handled by whoever makes progress on the NIC, commands by the thread that writes them. The thread here does the
+//! rest: repetitions, and files whose last descriptor was closed.
+//!
+//! The lock is the innermost of this library: whoever holds it opens or closes no NIC, and waits for nothing.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use terrace_cm::{Cm, Config, Event, EventKind, Limits, Timing};
+use terrace_nic::{Device, Time};
+use terrace_wire::Path;
+use terrace_wire::cm::{CM_CLASS, IpHeader, service_of};
+
+use super::abi::{Answer, ConnParam, EVENT_BYTES, EventCode, UdParam, gid_of};
+use super::attributes::mtu_code;
+use super::descriptor::{self, FileId};
+use super::id::{File, Ids, Request};
+use super::rendezvous;
+use super::resolve::{Source, own_address};
+use crate::errno::{ENOMEM, Errno, Result};
+use crate::{fork, identity, nic};
+
+/// A process's connection manager.
+pub struct Service {
+    pub cm: Cm,
+    pub ids: Ids,
+    pub device: Option<Arc<Device>>,
+    next_file: u64,
+    pub next_listener: u64,
+    /// A byte that is written here wakes the thread.
+    bell: OwnedFd,
+    /// Until when the thread sleeps.
+    sleeps_until: Option<Time>,
+    has_thread: bool,
+}
+
+static SERVICE: Mutex<Option<Box<Service>>> = Mutex::new(None);
+
+fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
+    SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nanoseconds since the process first asked.
+pub fn now() -> Time {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    Time(u64::try_from(EPOCH.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Does something with the connection manager, and then what came of it: datagrams leave, events are queued.
+///
+/// # Errors
+/// ENODEV when this process has none: it is a child that uses its parent's descriptor; else what `work` says.
+pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
+    let mut service = locked();
+    let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
+    let result = work(service);
+    service.settle();
+    result
+}
+
+/// Sees to it that the connection manager has a NIC.
+///
+/// # Errors
+/// Those of opening one.
+pub fn ensure_device() -> Result<()> {
+    if with(|service| Ok(service.device.is_some()))? {
+        return Ok(());
+    }
+    // Without the lock: what opens a NIC waits for others.
+    let device = nic::for_service()?;
+    let used = with(|service| Ok(service.adopt(&device)));
+    if !matches!(used, Ok(true)) {
+        nic::released_by_service();
+    }
+    used.map(|_| ())
+}
+
+/// Opens the device.
+///
+/// # Errors
+/// EMFILE and its like.
+pub fn open_channel(flags: c_int) -> Result<RawFd> {
+    fork::install()?;
+    identity::get()?;
+    let mut service = locked();
+    let service = match &mut *service {
+        Some(service) => service,
+        none => none.insert(Box::new(Service::new()?)),
+    };
+    service.start_thread()?;
+    let (theirs, ours) = socket_pair(flags)?;
+    let file = FileId(service.next_file);
+    service.next_file += 1;
+    let fd = theirs.as_raw_fd();
+    if !descriptor::add(fd, file) {
+        return Err(Errno(libc::EMFILE));
+    }
+    std::mem::forget(theirs);
+    service.ids.files.insert(file, File { events: Default::default(), fd, end: ours });
+    service.ring();
+    Ok(fd)
+}
+
+/// The program's end, which is as `flags` say, and ours.
+fn socket_pair(flags: c_int) -> Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: just opened, nobody else's.
+    let [theirs, ours] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    let closes = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    // SAFETY: flags of an open descriptor of ours.
+    unsafe {
+        libc::fcntl(theirs.as_raw_fd(), libc::F_SETFD, closes);
+        libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, flags & libc::O_NONBLOCK);
+    }
+    Ok((theirs, ours))
+}
+
+impl Service {
+    fn new() -> Result<Service> {
+        // SAFETY: flags only.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if bell < 0 {
+            return Err(Errno::last());
+        }
+        let config = Config {
+            guid: identity::get()?.node_guid,
+            path_mtu: 5,
+            seed: random_seed()?,
+            timing: Timing::default(),
+            limits: Limits::default(),
+        };
+        Ok(Service {
+            cm: Cm::new(config),
+            ids: Ids::default(),
+            device: None,
+            next_file: 0,
+            next_listener: 0,
+            // SAFETY: just opened, nobody else's.
+            bell: unsafe { OwnedFd::from_raw_fd(bell) },
+            sleeps_until: None,
+            has_thread: false,
+        })
+    }
+
+    fn start_thread(&mut self) -> Result<()> {
+        if !self.has_thread {
+            without_signals(|| {
+                std::thread::Builder::new().name("terrace-cm".into()).stack_size(256 << 10).spawn(run)
+            })
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(ENOMEM.0)))?;
+            self.has_thread = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a NIC, unless another thread has brought one meanwhile.
+    fn adopt(&mut self, device: &Arc<Device>) -> bool {
+        if self.device.is_some() {
+            return false;
+        }
+        device.on_management_class(CM_CLASS, Arc::new(receive));
+        self.cm.set_path_mtu(mtu_code(device.port_attributes().active_mtu));
+        self.device = Some(device.clone());
+        true
+    }
+
+    fn ring(&self) {
+        // SAFETY: an open descriptor and eight readable bytes.
+        unsafe { libc::write(self.bell.as_raw_fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
+    }
+
+    /// Sends what the manager wants sent, queues what it has to tell, and sees to it that it is called in time.
+    fn settle(&mut self) {
+        loop {
+            while let Some(transmit) = self.cm.poll_transmit() {
+                if let Some(device) = &self.device
+                    && let Err(error) = device.send_management(&transmit.path, &transmit.bytes)
+                {
+                    tracing::debug!(%error, to = %transmit.path.remote, "connection datagram not sent");
+                }
+            }
+            let Some(event) = self.cm.poll_event() else { break };
+            self.handle(event);
+        }
+        let due = self.cm.poll_timeout();
+        if due.is_some_and(|due| self.sleeps_until.is_none_or(|until| due < until)) {
+            self.sleeps_until = due;
+            self.ring();
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let Event { conn, owner, kind } = event;
+        let owner = owner.and_then(|owner| u32::try_from(owner).ok());
+        match kind {
+            EventKind::Request { listener, header, req } => {
+                let answer = Answer::event(EventCode::ConnectRequest, 0).with_connection(&ConnParam {
+                    qp_num: req.local_qpn,
+                    qkey: 0,
+                    private_data: req.private_data[terrace_wire::cm::IP_HEADER_BYTES..].to_vec(),
+                    srq: req.srq,
+                    // What the peer wants under way is what we answer, and the other way round.
+                    responder_resources: req.initiator_depth,
+                    initiator_depth: req.responder_resources,
+                    flow_control: req.flow_control,
+                    retry_count: req.retry_count,
+                    rnr_retry_count: req.rnr_retry_count,
+                    valid: false,
+                });
+                self.offer(conn, listener, &header, answer);
+            }
+            EventKind::Question { listener, header, private_data } => {
+                let param = UdParam { qp_num: 0, qkey: 0, private_data: &private_data, peer: None };
+                let answer = Answer::event(EventCode::ConnectRequest, 0).with_datagrams(&param);
+                self.offer(conn, listener, &header, answer);
+            }
+            kind => {
+                let path = self.cm.agreed(conn).map(|(_, path)| path);
+                if let (Some(owner), Some(answer)) = (owner, describe(kind, path)) {
+                    self.ids.queue(owner, answer, None);
+                }
+            }
+        }
+    }
+
+    /// Tells a listener's program of a request; whoever cannot be told of is refused.
+    fn offer(
+        &mut self,
+        conn: terrace_cm::ConnId,
+        listener: terrace_cm::ListenerId,
+        header: &IpHeader,
+        answer: Answer<EVENT_BYTES>,
+    ) {
+        let number = self.ids.of_listener(listener);
+        let request = number.and_then(|number| self.request(conn, number, header));
+        let told = match (number, request) {
+            (Some(number), Some(request)) => self.ids.queue(number, answer, Some(request)),
+            _ => false,
+        };
+        if !told {
+            self.cm.destroy(conn, now());
+        }
+    }
+
+    fn request(&mut self, conn: terrace_cm::ConnId, number: u32, header: &IpHeader) -> Option<Request> {
+        let (_, path) = self.cm.agreed(conn)?;
+        let device = self.device.clone()?;
+        let port = self.ids.find(number)?.local?.port();
+        let own = device.gids().get(usize::from(path.source_gid_index))?.addr;
+        Some(Request {
+            conn,
+            local: (header.destination, port).into(),
+            peer: (header.source, header.source_port).into(),
+            source: Source { gid_index: path.source_gid_index, address: own },
+        })
+    }
+
+    /// The last descriptor of a file is closed: so are its identifiers.
+    fn close(&mut self, file: FileId) {
+        descriptor::remove(file);
+        for number in self.ids.of_file(file) {
+            self.destroy(number);
+        }
+        self.ids.files.remove(&file);
+    }
+
+    /// Ends an identifier: how many events of it the program has got.
+    pub fn destroy(&mut self, number: u32) -> u32 {
+        let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
+        for event in self.ids.take_events(file, number) {
+            if let Some(request) = event.request {
+                self.cm.destroy(request.conn, now());
+            }
+        }
+        self.quiet_if_empty(file);
+        let Some(id) = self.ids.remove(number) else { return 0 };
+        if let Some(listener) = id.listener {
+            self.cm.stop_listening(listener, now());
+        }
+        if let Some(conn) = id.conn {
+            self.cm.destroy(conn, now());
+        }
+        id.events_reported
+    }
+
+    /// A file without events is not readable. Only the program's end can be emptied, if it is still where it was.
+    fn quiet_if_empty(&mut self, file: FileId) {
+        if let Some(it) = self.ids.files.get(&file)
+            && it.events.is_empty()
+            && descriptor::lookup(it.fd) == Some(file)
+        {
+            descriptor::silence(it.fd);
+        }
+    }
+
+    /// What the thread looks after, and until when it may sleep.
+    fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
+        self.sleeps_until = self.cm.poll_timeout();
+        let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
+        (ends, self.sleeps_until)
+    }
+
+    fn is_unused(&self) -> bool {
+        self.ids.files.is_empty() && self.cm.connection_count() == 0
+    }
+}
+
+/// What a program hears of something that happened.
+fn describe(kind: EventKind, path: Option<Path>) -> Option<Answer<EVENT_BYTES>> {
+    let timed_out = -libc::ETIMEDOUT;
+    Some(match kind {
+        EventKind::Request { .. } | EventKind::Question { .. } => return None,
+        EventKind::Response(rep) => {
+            Answer::event(EventCode::ConnectResponse, 0).with_connection(&ConnParam {
+                qp_num: rep.local_qpn,
+                qkey: 0,
+                private_data: rep.private_data.to_vec(),
+                srq: rep.srq,
+                responder_resources: rep.initiator_depth,
+                initiator_depth: rep.responder_resources,
+                flow_control: rep.flow_control,
+                retry_count: 0,
+                rnr_retry_count: rep.rnr_retry_count,
+                valid: false,
+            })
+        }
+        EventKind::Established => Answer::event(EventCode::Established, 0),
+        EventKind::Rejected { reason, private_data } => {
+            Answer::event(EventCode::Rejected, reason.0.into()).with_private_data(private_data)
+        }
+        EventKind::Unreachable => Answer::event(EventCode::Unreachable, timed_out),
+        EventKind::Disconnected { timed_out: late } => {
+            Answer::event(EventCode::Disconnected, if late { timed_out } else { 0 })
+        }
+        EventKind::TimeWaitExit => Answer::event(EventCode::TimeWaitExit, 0),
+        EventKind::Answered(rep) if rep.status != terrace_wire::cm::SidrStatus::VALID => {
+            Answer::event(EventCode::Unreachable, rep.status.0.into())
+        }
+        EventKind::Answered(rep) => {
+            let path = path?;
+            Answer::event(EventCode::Established, 0).with_datagrams(&UdParam {
+                qp_num: rep.qpn,
+                qkey: rep.qkey,
+                private_data: &rep.private_data,
+                peer: Some((gid_of(path.remote.ip().to_canonical()), path.source_gid_index)),
+            })
+        }
+    })
+}
+
+/// A seed that nobody can guess.
+fn random_seed() -> Result<u64> {
+    let mut seed = [0; 8];
+    // SAFETY: room for eight bytes.
+    let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
+    if got == 8 { Ok(u64::from_ne_bytes(seed)) } else { Err(Errno::last()) }
+}
+
+/// Takes a datagram in. Called by whoever makes progress on the NIC.
+fn receive(path: &Path, bytes: &[u8]) {
+    let handled = with(|service| {
+        let device = service.device.clone();
+        let elsewhere = |service_id, address| {
+            let (space, port) = service_of(service_id)?;
+            let own = own_address(device.as_ref()?.gids(), address)?;
+            rendezvous::find(space, port, own.address)
+        };
+        service.cm.handle_mad(now(), path, bytes, &elsewhere);
+        Ok(())
+    });
+    // In a child of the process whose NIC it is: the parent has got it, too.
+    let _ = handled;
+}
+
+/// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads.
+fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+    // SAFETY: sets of signals are plain data, written before they are read.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: both are there. The shim keeps those signals unblocked that this library needs.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let result = spawn();
+    // SAFETY: the mask from before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}
+
+/// The thread.
+fn run() {
+    loop {
+        let watched = {
+            let mut service = locked();
+            let Some(service) = service.as_mut() else { return };
+            (service.watch(), service.bell.as_raw_fd())
+        };
+        let ((ends, until), bell) = watched;
+        let hung_up = sleep(bell, &ends, until);
+        let unused = with(|service| {
+            hung_up.iter().for_each(|file| service.close(*file));
+            service.cm.handle_timeout(now());
+            Ok(())
+        })
+        .and_then(|()| with(|service| Ok(service.is_unused().then(|| service.device.take()).flatten())));
+        if let Ok(Some(_device)) = unused {
+            nic::released_by_service();
+        }
+    }
+}
+
+/// Sleeps until the bell rings, a file's last descriptor is closed, or the time has come. Returns the files that are closed.
+fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], until: Option<Time>) -> Vec<FileId> {
+    let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
+    let mut fds = vec![watch(bell, libc::POLLIN)];
+    // That the other end is closed is told unasked.
+    fds.extend(ends.iter().map(|(fd, _)| watch(*fd, 0)));
+    let timeout_ms = until.map_or(-1, |until| {
+        let ns = until.0.saturating_sub(now().0);
+        i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    });
+    // SAFETY: an array of that length.
+    unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
+    if fds[0].revents != 0 {
+        let mut count = [0u8; 8];
+        // SAFETY: an open descriptor and room for eight bytes.
+        unsafe { libc::read(bell, count.as_mut_ptr().cast(), 8) };
+    }
+    let hung_up = |fd: &libc::pollfd| fd.revents & (libc::POLLHUP | libc::POLLERR) != 0;
+    std::iter::zip(&fds[1..], ends).filter(|(fd, _)| hung_up(fd)).map(|(_, (_, file))| *file).collect()
+}
+
+/// When the process exits: peers are told that their connections end.
+pub fn say_goodbye() {
+    let Ok(mut service) = SERVICE.try_lock() else { return };
+    if let Some(service) = service.as_mut() {
+        service.cm.destroy_all(now());
+        service.settle();
+    }
+}
+
+/// Keeps the connection manager still while the process forks.
+pub struct Hold(MutexGuard<'static, Option<Box<Service>>>);
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold(locked())
+}
+
+/// In a forked child: the connections are the parent's, and so is everything that would tell peers of their end.
+pub fn forget_in_child(hold: Hold) {
+    let Hold(mut service) = hold;
+    descriptor::remove_all();
+    std::mem::forget(service.take());
+}
