@@ -110,7 +110,7 @@ impl Cm {
 
     pub(crate) fn handle_question(
         &mut self,
-        _now: Time,
+        now: Time,
         from: &Path,
         tid: u64,
         req: &SidrReq,
@@ -133,6 +133,7 @@ impl Cm {
                     let info = redirect(slot, [0; 16]);
                     self.answer_question(from, tid, req, SidrStatus::REDIRECT, &info);
                 }
+                None if self.was_just_left(req.service_id, now) => {}
                 None => self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]),
             };
         };

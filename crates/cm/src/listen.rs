@@ -2,11 +2,19 @@
 
 use std::net::IpAddr;
 
+use terrace_transport::Time;
+
 use crate::manager::{Cm, Error};
 
 /// A listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub u64);
+
+/// How long a service that was listened for is spared a refusal. Programs that accept one connection close their listener and open
+/// another one for the next (perftest does), and their peers do not wait for that.
+const BETWEEN_LISTENERS_NS: u64 = 1_000_000_000;
+/// How many of them are remembered.
+const BETWEEN_LISTENERS_MAX: usize = 64;
 
 pub(crate) struct Listener {
     pub id: ListenerId,
@@ -42,8 +50,13 @@ impl Cm {
     }
 
     /// Listens no longer. Requests that the program has not heard of are refused.
-    pub fn stop_listening(&mut self, id: ListenerId, now: terrace_transport::Time) {
-        self.listeners.retain(|listener| listener.id != id);
+    pub fn stop_listening(&mut self, id: ListenerId, now: Time) {
+        let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
+        let listener = self.listeners.swap_remove(index);
+        self.left.retain(|(_, left_at)| left_at.after_ns(BETWEEN_LISTENERS_NS) > now);
+        if self.left.len() < BETWEEN_LISTENERS_MAX {
+            self.left.push((listener.service_id, now));
+        }
         let waiting: Vec<_> = self.connections.iter().filter(|(_, one)| one.waits_at == Some(id)).collect();
         let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();
         waiting.into_iter().for_each(|conn| self.destroy(conn, now));
@@ -57,6 +70,12 @@ impl Cm {
         if let Some(listener) = self.listeners.iter_mut().find(|one| Some(one.id) == listener) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
+    }
+
+    /// Whether somebody listened for a service until a moment ago, and is likely to do so again in another one.
+    pub(crate) fn was_just_left(&self, service_id: u64, now: Time) -> bool {
+        let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
+        self.left.iter().any(|(service, left_at)| *service == service_id && is_recent(*left_at))
     }
 
     pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {

@@ -163,6 +163,8 @@ pub struct Cm {
     pub(crate) half_open: HashMap<IpAddr, usize>,
     pub(crate) half_open_count: usize,
     pub(crate) listeners: Vec<Listener>,
+    /// Services that were listened for until a moment ago.
+    pub(crate) left: Vec<(u64, Time)>,
     deadlines: BTreeSet<(Time, ConnId)>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -181,6 +183,7 @@ impl Cm {
             half_open: HashMap::new(),
             half_open_count: 0,
             listeners: Vec::new(),
+            left: Vec::new(),
             deadlines: BTreeSet::new(),
             transmits: VecDeque::new(),
             events: VecDeque::new(),

@@ -156,6 +156,8 @@ impl Cm {
                     let info = redirect(slot, req.primary.remote_gid);
                     self.answer_req(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
                 }
+                // The peer asks again.
+                None if self.was_just_left(req.service_id, now) => {}
                 None => self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]),
             };
         };
@@ -177,7 +179,6 @@ impl Cm {
         if req.local_qpn != 0 {
             self.peer_qps.insert((from.remote, req.local_qpn), conn);
         }
-        let _ = now;
         self.tell(conn, EventKind::Request { listener, header, req: *req });
     }
 

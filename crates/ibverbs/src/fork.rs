@@ -87,7 +87,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     resume(ForkPause::resume_in_child, |paged, nic, rdma_cm| {
         rdma_cm::forget_in_child(rdma_cm);
-        nic::forget_service_in_child(nic);
+        nic::forget_in_child(nic);
         paged.forget_in_child();
     });
 }

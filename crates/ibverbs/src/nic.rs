@@ -112,12 +112,11 @@ pub fn released_by_service() {
     }
 }
 
-/// In a forked child: its connection manager is a new one.
-pub fn forget_service_in_child(hold: Hold) {
+/// In a forked child: what it connects by, and the next context that it opens, have a NIC of their own. The parent's has the
+/// parent's sockets.
+pub fn forget_in_child(hold: Hold) {
     let Hold(mut shared) = hold;
-    shared.by_service = 0;
-    if !shared.by_context {
-        // Its end would wait for threads that the child does not have.
-        std::mem::forget(shared.device.take());
-    }
+    // Its end would wait for threads that the child does not have.
+    std::mem::forget(shared.device.take());
+    (shared.by_context, shared.by_service) = (false, 0);
 }

@@ -117,6 +117,10 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
     fill_device(&device, identity)?;
     fill_port(&directory(&device, "ports/1")?, identity)?;
+    // Where programs look for the network interface whose addresses the device has.
+    if let Some(first) = identity.gids.first() {
+        directory(&device, &format!("device/net/{}", first.interface))?;
+    }
     let devices = directory(&class, "infiniband")?;
     symlink(format!("../../devices/virtual/infiniband/{DEVICE_NAME}"), devices.join(DEVICE_NAME))?;
 
