@@ -11,10 +11,16 @@ use crate::manager::{Cm, Error};
 pub struct ListenerId(pub u64);
 
 /// How long a service that was listened for is spared a refusal. Programs that accept one connection close their listener and open
-/// another one for the next (perftest does), and their peers do not wait for that.
+/// another one for the next, at the same port but not always in the same port space (perftest does), and their peers do not wait
+/// for that.
 const BETWEEN_LISTENERS_NS: u64 = 1_000_000_000;
 /// How many of them are remembered.
 const BETWEEN_LISTENERS_MAX: usize = 64;
+
+/// The port that a service ID of annex A11 ends with.
+fn port_of(service_id: u64) -> u16 {
+    service_id as u16
+}
 
 pub(crate) struct Listener {
     pub id: ListenerId,
@@ -55,7 +61,7 @@ impl Cm {
         let listener = self.listeners.swap_remove(index);
         self.left.retain(|(_, left_at)| left_at.after_ns(BETWEEN_LISTENERS_NS) > now);
         if self.left.len() < BETWEEN_LISTENERS_MAX {
-            self.left.push((listener.service_id, now));
+            self.left.push((port_of(listener.service_id), now));
         }
         let waiting: Vec<_> = self.connections.iter().filter(|(_, one)| one.waits_at == Some(id)).collect();
         let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();
@@ -75,7 +81,7 @@ impl Cm {
     /// Whether somebody listened for a service until a moment ago, and is likely to do so again in another one.
     pub(crate) fn was_just_left(&self, service_id: u64, now: Time) -> bool {
         let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
-        self.left.iter().any(|(service, left_at)| *service == service_id && is_recent(*left_at))
+        self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
     }
 
     pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {

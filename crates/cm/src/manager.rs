@@ -163,8 +163,8 @@ pub struct Cm {
     pub(crate) half_open: HashMap<IpAddr, usize>,
     pub(crate) half_open_count: usize,
     pub(crate) listeners: Vec<Listener>,
-    /// Services that were listened for until a moment ago.
-    pub(crate) left: Vec<(u64, Time)>,
+    /// Ports that were listened at until a moment ago.
+    pub(crate) left: Vec<(u16, Time)>,
     deadlines: BTreeSet<(Time, ConnId)>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -396,7 +396,10 @@ impl Cm {
         {
             repeat.attempts_left -= 1;
             repeat.interval_ns = (repeat.interval_ns * 2).min(self.config.timing.interval_ns_max);
-            let next = now.after_ns(repeat.interval_ns);
+            // Up to a quarter earlier: those that were lost together should not come together again.
+            let fraction = u64::from(self.numbers.next() >> 16);
+            let earlier_ns = ((repeat.interval_ns / 4) * fraction) >> 16;
+            let next = now.after_ns(repeat.interval_ns - earlier_ns);
             self.counters.repeated += 1;
             self.repeat_what_was_said(conn);
             return self.set_deadline(conn, Some(next));

@@ -170,9 +170,9 @@ fn either_side_ends_it_and_both_hear_of_it_once() {
         world.run_for(1000);
         assert_eq!(world.take_only(first).kind, EventKind::Disconnected { timed_out: false });
         world.run_for(10 * SECOND_NS);
-        for end in 0..2 {
+        for (end, conn) in conns.into_iter().enumerate() {
             assert_eq!(world.take_only(end).kind, EventKind::TimeWaitExit);
-            world.ends[end].destroy(conns[end], world.now);
+            world.ends[end].destroy(conn, world.now);
             assert_eq!(world.ends[end].connection_count(), 0);
         }
     }
@@ -182,8 +182,8 @@ fn either_side_ends_it_and_both_hear_of_it_once() {
 fn both_at_once_end_it() {
     let mut world = fair();
     let conns = world.connected();
-    for end in 0..2 {
-        world.ends[end].disconnect(world.now, conns[end]).expect("said");
+    for (end, conn) in conns.into_iter().enumerate() {
+        world.ends[end].disconnect(world.now, conn).expect("said");
     }
     world.run_for(1000);
     for end in 0..2 {

@@ -57,9 +57,8 @@ fn play(seed: u64) {
         }
     }
     judge(seed, &programs);
-    for end in 0..2 {
-        let conns: Vec<_> = programs[end].stories.keys().copied().collect();
-        conns.into_iter().for_each(|conn| world.ends[end].destroy(conn, world.now));
+    for (end, program) in programs.iter().enumerate() {
+        program.stories.keys().for_each(|conn| world.ends[end].destroy(*conn, world.now));
     }
     world.run_for(3000 * SECOND_NS);
     for end in 0..2 {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terrace_nic::Device;
 
 use crate::errno::Result;
-use crate::{fork, identity, room};
+use crate::{fork, identity, rdma_cm, room};
 
 /// The NIC that may be shared.
 #[derive(Default)]
@@ -45,6 +45,8 @@ pub fn hold_for_fork() -> Hold {
 fn open() -> Result<Arc<Device>> {
     let device = identity::open_device()?;
     fork::track(&device);
+    device.join_siblings();
+    rdma_cm::show_the_way(&device);
     Ok(device)
 }
 

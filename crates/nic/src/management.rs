@@ -26,9 +26,17 @@ const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
 const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
 
-/// Datagrams are taken at this rate, and so many at once: a stranger must not keep the device busy with them.
-const INTERVAL_NS: u64 = 500_000;
-const BURST: u64 = 64;
+/// Datagrams are taken at a rate, and so many at once: a stranger must not keep the device busy with them.
+#[derive(Clone, Copy)]
+struct Rate {
+    interval_ns: u64,
+    burst: u64,
+}
+
+/// For those of a class that has its own handler. Connections come many at a time when a program starts.
+const OF_A_CLASS: Rate = Rate { interval_ns: 100_000, burst: 1024 };
+/// For the rest.
+const OTHERS: Rate = Rate { interval_ns: 500_000, burst: 64 };
 
 /// Gets the datagrams that arrive: the way back to the sender, and the payload.
 pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
@@ -58,17 +66,28 @@ struct Handlers {
 impl Handlers {
     /// The second byte of every management datagram is its class (IBTA volume 1, 13.4.3).
     fn of(&self, payload: &[u8]) -> Option<&ManagementHandler> {
+        self.of_class(payload).or(self.rest.as_ref())
+    }
+
+    fn of_class(&self, payload: &[u8]) -> Option<&ManagementHandler> {
         let class = payload.get(1);
-        let found = self.by_class.iter().find(|(taken, _)| Some(taken) == class);
-        found.map(|(_, handler)| handler).or(self.rest.as_ref())
+        self.by_class.iter().find(|(taken, _)| Some(taken) == class).map(|(_, handler)| handler)
+    }
+
+    /// How fast such datagrams are taken, and which of the allowances that is; `None` if nobody wants them.
+    fn rate(&self, payload: &[u8]) -> Option<(usize, Rate)> {
+        match self.of_class(payload) {
+            Some(_) => Some((0, OF_A_CLASS)),
+            None => self.rest.as_ref().map(|_| (1, OTHERS)),
+        }
     }
 }
 
 #[derive(Default)]
 struct Inbox {
     waiting: VecDeque<(Path, Vec<u8>)>,
-    /// When the allowance of datagrams would be whole again if no more came.
-    whole_at: Time,
+    /// When each allowance of datagrams would be whole again if no more came.
+    whole_at: [Time; 2],
 }
 
 /// Whether a packet's destination is the management queue pair.
@@ -82,20 +101,20 @@ impl Management {
     #[cold]
     pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
         let taken = sender(slot, packet).is_some_and(|source_qpn| {
-            self.handlers.read().of(packet.payload).is_some()
-                && self.admit(now, way_back(meta, source_qpn), packet.payload)
+            let rate = self.handlers.read().rate(packet.payload);
+            rate.is_some_and(|rate| self.admit(now, rate, way_back(meta, source_qpn), packet.payload))
         });
         let counter = if taken { &self.received } else { &self.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn admit(&self, now: Time, path: Path, payload: &[u8]) -> bool {
+    fn admit(&self, now: Time, (index, rate): (usize, Rate), path: Path, payload: &[u8]) -> bool {
         let mut inbox = self.inbox.lock();
-        let whole_at = inbox.whole_at.max(now).after_ns(INTERVAL_NS);
-        if whole_at > now.after_ns(INTERVAL_NS * BURST) {
+        let whole_at = inbox.whole_at[index].max(now).after_ns(rate.interval_ns);
+        if whole_at > now.after_ns(rate.interval_ns * rate.burst) {
             return false;
         }
-        inbox.whole_at = whole_at;
+        inbox.whole_at[index] = whole_at;
         inbox.waiting.push_back((path, payload.to_vec()));
         self.any.store(true, Ordering::Release);
         true
@@ -137,13 +156,15 @@ impl Device {
         self.management.handlers.write().rest = Some(handler);
     }
 
-    /// Who gets those of a class (IBTA volume 1, 13.4.4), instead of the one that gets the rest. They are heard at every GID of
-    /// the device from now on: peers that connect by address may use any of them.
+    /// Who gets those of a class (IBTA volume 1, 13.4.4), instead of the one that gets the rest.
     pub fn on_management_class(&self, class: u8, handler: ManagementHandler) {
         let mut handlers = self.management.handlers.write();
         handlers.by_class.retain(|(taken, _)| *taken != class);
         handlers.by_class.push((class, handler));
-        drop(handlers);
+    }
+
+    /// Hears management datagrams at every GID of the device from now on: peers that connect by address may use any of them.
+    pub fn hear_at_all_gids(&self) {
         self.activate_all_gids();
     }
 

@@ -31,7 +31,7 @@ mod service;
 use std::ffi::{c_int, c_void};
 
 pub use descriptor::{device_number, is_channel};
-pub use service::{Hold, forget_in_child, hold_for_fork, say_goodbye};
+pub use service::{Hold, forget_in_child, hold_for_fork, say_goodbye, show_the_way};
 
 use crate::errno::Errno;
 

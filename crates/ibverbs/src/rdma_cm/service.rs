@@ -6,6 +6,7 @@
 //! The lock is the innermost of this library: whoever holds it opens or closes no NIC, and waits for nothing.
 
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -168,6 +169,7 @@ impl Service {
             return false;
         }
         device.on_management_class(CM_CLASS, Arc::new(receive));
+        device.hear_at_all_gids();
         self.cm.set_path_mtu(mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
         true
@@ -365,20 +367,41 @@ fn random_seed() -> Result<u64> {
     if got == 8 { Ok(u64::from_ne_bytes(seed)) } else { Err(Errno::last()) }
 }
 
+/// Which process of this host listens for a service at one of a device's addresses.
+fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
+    let (space, port) = service_of(service_id)?;
+    let own = own_address(device.gids(), address)?;
+    let slot = rendezvous::find(space, port, own.address)?;
+    (slot != device.slot()).then_some(slot)
+}
+
 /// Takes a datagram in. Called by whoever makes progress on the NIC.
 fn receive(path: &Path, bytes: &[u8]) {
     let handled = with(|service| {
-        let device = service.device.clone();
-        let elsewhere = |service_id, address| {
-            let (space, port) = service_of(service_id)?;
-            let own = own_address(device.as_ref()?.gids(), address)?;
-            rendezvous::find(space, port, own.address)
-        };
-        service.cm.handle_mad(now(), path, bytes, &elsewhere);
+        let Some(device) = service.device.clone() else { return Ok(()) };
+        service.cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
         Ok(())
     });
     // In a child of the process whose NIC it is: the parent has got it, too.
     let _ = handled;
+}
+
+/// Has a NIC answer peers that ask it for connections while its process has no connection manager: where to ask instead, or that
+/// nobody listens. Nothing is kept of them.
+pub fn show_the_way(device: &Arc<Device>) {
+    let weak = Arc::downgrade(device);
+    let handler = move |path: &Path, bytes: &[u8]| {
+        let Some(device) = weak.upgrade() else { return };
+        let limits = Limits { connections_max: 0, ..Limits::default() };
+        let guid = device.node_guid();
+        let mut cm = Cm::new(Config { guid, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
+        cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
+        while let Some(transmit) = cm.poll_transmit() {
+            // It may get lost, as any of them.
+            let _ = device.send_management(&transmit.path, &transmit.bytes);
+        }
+    };
+    device.on_management_class(CM_CLASS, Arc::new(handler));
 }
 
 /// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads.
@@ -412,7 +435,9 @@ fn run() {
             Ok(())
         })
         .and_then(|()| with(|service| Ok(service.is_unused().then(|| service.device.take()).flatten())));
-        if let Ok(Some(_device)) = unused {
+        if let Ok(Some(device)) = unused {
+            show_the_way(&device);
+            drop(device);
             nic::released_by_service();
         }
     }
