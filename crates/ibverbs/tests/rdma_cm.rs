@@ -242,6 +242,31 @@ fn a_number_that_means_something_else_now_is_left_alone() {
 }
 
 #[test]
+fn a_forked_child_has_a_connection_manager_of_its_own() {
+    const PORT: u16 = 7204;
+    let channel = Channel::open(0);
+    let id = channel.create(1);
+    assert_eq!((channel.bind(id, PORT), channel.listen(id)), (0, 0));
+    // SAFETY: the child calls what threads of its parent cannot have locked, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = channel.destroy(id).0 == libc::ENODEV && {
+            let own = Channel::open(0);
+            let id = own.create(2);
+            // The port is the parent's.
+            own.bind(id, PORT) == libc::EADDRINUSE && channel.destroy(id).0 == libc::ENODEV
+        };
+        // SAFETY: ends at once.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = -1;
+    // SAFETY: a child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(channel.destroy(id).0, 0);
+}
+
+#[test]
 fn both_ends_in_one_process() {
     const PORT: u16 = 7202;
     let (server, client) = (Channel::open(0), Channel::open(0));

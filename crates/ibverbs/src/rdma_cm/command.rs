@@ -51,6 +51,7 @@ pub unsafe fn execute(fd: c_int, file: FileId, data: u64, len: usize) -> Result<
     let input = rest.get(..usize::from(input)).ok_or(EINVAL)?;
     let call = Call { fd, file, fields: Fields(input), room: room.into() };
     let command = Command::from_number(number)?;
+    service::check(file)?;
     let result = call.run(command);
     tracing::trace!(?command, ?result, "rdma_cm");
     result

@@ -52,11 +52,15 @@ pub fn remove(file: FileId) {
     }
 }
 
-/// Forgets all of them, in a forked child: they lead to the parent's connection manager.
-pub fn remove_all() {
-    if let Ok(mut files) = FILES.try_lock() {
-        *files = None;
-    }
+/// Keeps the list still while the process forks. A child keeps it: its copies of the parent's descriptors are still none that
+/// anything else may be written to.
+pub struct Hold {
+    _files: MutexGuard<'static, Option<HashMap<u64, FileId>>>,
+}
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold { _files: files() }
 }
 
 /// The file behind a descriptor, if it is one of ours.

@@ -8,6 +8,7 @@
 use std::ffi::c_int;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -30,7 +31,6 @@ pub struct Service {
     pub cm: Cm,
     pub ids: Ids,
     pub device: Option<Arc<Device>>,
-    next_file: u64,
     pub next_listener: u64,
     /// A byte that is written here wakes the thread.
     bell: OwnedFd,
@@ -61,6 +61,14 @@ pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
     let result = work(service);
     service.settle();
     result
+}
+
+/// The same for a command to a file.
+///
+/// # Errors
+/// ENODEV when it is not a file of this process's manager, but of the one of the process that this one was forked from.
+pub fn check(file: FileId) -> Result<()> {
+    with(|service| if service.ids.files.contains_key(&file) { Ok(()) } else { Err(Errno(libc::ENODEV)) })
 }
 
 /// Sees to it that the connection manager has a NIC.
@@ -94,8 +102,9 @@ pub fn open_channel(flags: c_int) -> Result<RawFd> {
     };
     service.start_thread()?;
     let (theirs, ours) = socket_pair(flags)?;
-    let file = FileId(service.next_file);
-    service.next_file += 1;
+    // Numbers go on in a forked child, which has its parent's files in the list of descriptors.
+    static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
+    let file = FileId(NEXT_FILE.fetch_add(1, Relaxed));
     let fd = theirs.as_raw_fd();
     if !descriptor::add(fd, file) {
         return Err(Errno(libc::EMFILE));
@@ -143,7 +152,6 @@ impl Service {
             cm: Cm::new(config),
             ids: Ids::default(),
             device: None,
-            next_file: 0,
             next_listener: 0,
             // SAFETY: just opened, nobody else's.
             bell: unsafe { OwnedFd::from_raw_fd(bell) },
@@ -474,16 +482,18 @@ pub fn say_goodbye() {
 }
 
 /// Keeps the connection manager still while the process forks.
-pub struct Hold(MutexGuard<'static, Option<Box<Service>>>);
+pub struct Hold {
+    service: MutexGuard<'static, Option<Box<Service>>>,
+    _descriptors: descriptor::Hold,
+}
 
 /// See [`Hold`].
 pub fn hold_for_fork() -> Hold {
-    Hold(locked())
+    Hold { service: locked(), _descriptors: descriptor::hold_for_fork() }
 }
 
 /// In a forked child: the connections are the parent's, and so is everything that would tell peers of their end.
 pub fn forget_in_child(hold: Hold) {
-    let Hold(mut service) = hold;
-    descriptor::remove_all();
+    let Hold { mut service, _descriptors } = hold;
     std::mem::forget(service.take());
 }
