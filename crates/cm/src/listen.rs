@@ -13,7 +13,7 @@ pub struct ListenerId(pub u64);
 /// How long a service that was listened for is spared a refusal. Programs that accept one connection close their listener and open
 /// another one for the next, at the same port but not always in the same port space (perftest does), and their peers do not wait
 /// for that.
-const BETWEEN_LISTENERS_NS: u64 = 1_000_000_000;
+const BETWEEN_LISTENERS_NS: u64 = 5_000_000_000;
 /// How many of them are remembered.
 const BETWEEN_LISTENERS_MAX: usize = 64;
 

@@ -72,7 +72,7 @@ fn a_listener_that_was_just_left_may_be_back_in_time() {
     assert!(matches!(world.take_only(1).kind, EventKind::Request { .. }));
     // But not for ever.
     world.ends[1].stop_listening(ListenerId(2), world.now);
-    world.run_for(3 * SECOND_NS);
+    world.run_for(8 * SECOND_NS);
     world.take_heard(0);
     world.ends[0].connect(world.now, 8, &connect_from(0, 12)).expect("sent");
     world.run_for(1000);

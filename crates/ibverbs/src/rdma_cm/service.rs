@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use terrace_cm::{Cm, Config, Event, EventKind, Limits, Timing};
+use terrace_cm::{Cm, Config, ConnId, Event, EventKind, Limits, ListenerId, Timing};
 use terrace_nic::{Device, Time};
 use terrace_wire::Path;
-use terrace_wire::cm::{CM_CLASS, IpHeader, service_of};
+use terrace_wire::cm::{CM_CLASS, IpHeader, Transport, service_of};
 
 use super::abi::{Answer, ConnParam, EVENT_BYTES, EventCode, UdParam, gid_of};
 use super::attributes::mtu_code;
@@ -23,6 +23,7 @@ use super::descriptor::{self, FileId};
 use super::id::{File, Ids, Request};
 use super::rendezvous;
 use super::resolve::{Source, own_address};
+use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_qp_type};
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::{fork, identity, nic};
 
@@ -213,6 +214,10 @@ impl Service {
         let owner = owner.and_then(|owner| u32::try_from(owner).ok());
         match kind {
             EventKind::Request { listener, header, req } => {
+                let qp_type = match req.transport {
+                    Transport::Uc => IBV_QPT_UC,
+                    _ => IBV_QPT_RC,
+                };
                 let answer = Answer::event(EventCode::ConnectRequest, 0).with_connection(&ConnParam {
                     qp_num: req.local_qpn,
                     qkey: 0,
@@ -226,12 +231,12 @@ impl Service {
                     rnr_retry_count: req.rnr_retry_count,
                     valid: false,
                 });
-                self.offer(conn, listener, &header, answer);
+                self.offer(conn, listener, qp_type, &header, answer);
             }
             EventKind::Question { listener, header, private_data } => {
                 let param = UdParam { qp_num: 0, qkey: 0, private_data: &private_data, peer: None };
                 let answer = Answer::event(EventCode::ConnectRequest, 0).with_datagrams(&param);
-                self.offer(conn, listener, &header, answer);
+                self.offer(conn, listener, IBV_QPT_UD, &header, answer);
             }
             kind => {
                 let path = self.cm.agreed(conn).map(|(_, path)| path);
@@ -242,15 +247,18 @@ impl Service {
         }
     }
 
-    /// Tells a listener's program of a request; whoever cannot be told of is refused.
+    /// Tells a listener's program of a request; whoever cannot be told of, or wants another service, is refused.
     fn offer(
         &mut self,
-        conn: terrace_cm::ConnId,
-        listener: terrace_cm::ListenerId,
+        conn: ConnId,
+        listener: ListenerId,
+        qp_type: ibv_qp_type,
         header: &IpHeader,
         answer: Answer<EVENT_BYTES>,
     ) {
         let number = self.ids.of_listener(listener);
+        let number =
+            number.filter(|number| self.ids.find(*number).is_some_and(|id| id.qp_type == qp_type));
         let request = number.and_then(|number| self.request(conn, number, header));
         let told = match (number, request) {
             (Some(number), Some(request)) => self.ids.queue(number, answer, Some(request)),
@@ -261,7 +269,7 @@ impl Service {
         }
     }
 
-    fn request(&mut self, conn: terrace_cm::ConnId, number: u32, header: &IpHeader) -> Option<Request> {
+    fn request(&mut self, conn: ConnId, number: u32, header: &IpHeader) -> Option<Request> {
         let (_, path) = self.cm.agreed(conn)?;
         let device = self.device.clone()?;
         let port = self.ids.find(number)?.local?.port();
@@ -379,7 +387,7 @@ fn random_seed() -> Result<u64> {
 fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
     let (space, port) = service_of(service_id)?;
     let own = own_address(device.gids(), address)?;
-    let slot = rendezvous::find(space, port, own.address)?;
+    let slot = rendezvous::find_lately(space, port, own.address)?;
     (slot != device.slot()).then_some(slot)
 }
 
