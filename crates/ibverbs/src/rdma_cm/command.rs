@@ -3,21 +3,20 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
-use terrace_cm::{Accept, Ask, ConnId, Connect, ListenerId};
+use terrace_cm::{Accept, ConnId};
 use terrace_memory::fault;
-use terrace_wire::cm::{IpHeader, PortSpace, RejReason, Transport, service_id};
+use terrace_wire::cm::{PortSpace, RejReason};
 
 use super::abi::{
     Answer, COMMAND_BYTES_MAX, CONN_PARAM_BYTES, Command, ConnParam, EVENT_BYTES, EVENT_BYTES_MIN, EventCode,
-    Fields, HEADER_BYTES, PRIVATE_BYTES, gid_of,
+    Fields, HEADER_BYTES, PRIVATE_BYTES,
 };
-use super::attributes::{self, ACK_TIMEOUT, DEFAULT_QKEY, mtu_code};
+use super::attributes::{self, DEFAULT_QKEY};
+use super::connecting::{bind, connect, listen, resolve_address};
 use super::descriptor::{self, FileId};
 use super::id::{Id, Stage, Waiting};
-use super::rendezvous;
-use super::resolve::{self, Source};
 use super::service::{self, Service, now, with};
-use crate::abi::{IBV_EVENT_COMM_EST, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ib_uverbs_qp_attr};
+use crate::abi::{IBV_EVENT_COMM_EST, IBV_QPT_RC, IBV_QPT_UD, ib_uverbs_qp_attr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::identity;
 
@@ -388,166 +387,13 @@ fn connection_of(id: &Id) -> Result<ConnId> {
     id.conn.ok_or(EINVAL)
 }
 
-fn refused(error: terrace_cm::Error) -> Errno {
+/// The errno for what the connection manager refuses.
+pub fn refused(error: terrace_cm::Error) -> Errno {
     match error {
         terrace_cm::Error::TooMany => Errno(libc::ENOMEM),
         terrace_cm::Error::InUse => Errno(libc::EADDRINUSE),
         _ => EINVAL,
     }
-}
-
-/// Ports that are given out to those who do not mind.
-const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
-
-/// A port of those, another one each time.
-fn ephemeral_port(attempt: u64) -> u16 {
-    let mixed = (now().0 ^ u64::from(std::process::id()) << 20)
-        .wrapping_add(attempt)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    EPHEMERAL.start + ((mixed >> 33) % EPHEMERAL.len() as u64) as u16
-}
-
-fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAddr) -> Result<()> {
-    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
-    let slot = device.slot();
-    let id = service.ids.get(file, number)?;
-    if id.stage != Stage::Idle {
-        return Err(EINVAL);
-    }
-    let source = match address.ip().to_canonical() {
-        ip if ip.is_unspecified() => None,
-        ip => Some(resolve::own_address(device.gids(), ip).ok_or(Errno(libc::EADDRNOTAVAIL))?),
-    };
-    let places: Vec<IpAddr> = match source {
-        Some(source) => vec![source.address],
-        None => device.gids().iter().map(|gid| gid.addr).collect(),
-    };
-    let space = id.space;
-    let claim = |port: u16| -> Result<Vec<rendezvous::Claim>> {
-        places.iter().map(|place| rendezvous::claim(space, port, *place, slot)).collect()
-    };
-    let (port, claims) = match address.port() {
-        0 => first_free(claim)?,
-        port => match claim(port) {
-            // Two that may share a port, as long as only one of them listens.
-            Err(Errno(libc::EADDRINUSE)) if id.reuse => (port, Vec::new()),
-            claims => (port, claims?),
-        },
-    };
-    let mut local = address;
-    local.set_port(port);
-    (id.local, id.source, id.claims, id.stage) = (Some(local), source, claims, Stage::Bound);
-    Ok(())
-}
-
-fn first_free(
-    claim: impl Fn(u16) -> Result<Vec<rendezvous::Claim>>,
-) -> Result<(u16, Vec<rendezvous::Claim>)> {
-    const ATTEMPTS: u64 = 64;
-    for attempt in 0..ATTEMPTS {
-        let port = ephemeral_port(attempt);
-        match claim(port) {
-            Err(Errno(libc::EADDRINUSE)) => {}
-            claims => return Ok((port, claims?)),
-        }
-    }
-    Err(Errno(libc::EADDRNOTAVAIL))
-}
-
-/// The outcome is an event; only what makes no sense is refused at once.
-fn resolve_address(
-    service: &mut Service,
-    file: FileId,
-    number: u32,
-    to: SocketAddr,
-) -> Result<std::result::Result<(), Errno>> {
-    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
-    let id = service.ids.get(file, number)?;
-    if !matches!(id.stage, Stage::Idle | Stage::Bound) {
-        return Err(EINVAL);
-    }
-    let source = match (id.source, resolve::towards(device.gids(), to)) {
-        (Some(bound), Ok(_)) if bound.address.is_ipv4() == to.ip().to_canonical().is_ipv4() => bound,
-        (Some(_), Ok(_)) => return Err(EINVAL),
-        (None, Ok(source)) => source,
-        (_, Err(errno)) => return Ok(Err(errno)),
-    };
-    let port = match id.local.map_or(0, |local| local.port()) {
-        0 => ephemeral_port(number.into()),
-        port => port,
-    };
-    id.source = Some(source);
-    id.local = Some((source.address, port).into());
-    id.peer = Some(to);
-    id.stage = Stage::AddressResolved;
-    Ok(Ok(()))
-}
-
-fn connect(service: &mut Service, file: FileId, number: u32, param: ConnParam) -> Result<()> {
-    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
-    let id = service.ids.get(file, number)?;
-    let (Stage::RouteResolved, Some(source), Some(local), Some(peer)) =
-        (id.stage, id.source, id.local, id.peer)
-    else {
-        return Err(EINVAL);
-    };
-    let target = resolve::target(device.gids(), source, peer, id.space, id.traffic_class);
-    let header = IpHeader { source_port: local.port(), source: source.address, destination: target.address };
-    let service_id = service_id(id.space, peer.port());
-    let path = target.path;
-    let conn = if id.is_ud() {
-        let ask = Ask { service_id, header, path, private_data: param.private_data };
-        service.cm.ask(now(), number.into(), &ask)
-    } else {
-        let connect = Connect {
-            service_id,
-            header,
-            path,
-            gids: [own_gid(&device, source), gid_of(target.address)],
-            transport: match id.qp_type {
-                IBV_QPT_RC => Transport::Rc,
-                IBV_QPT_UC => Transport::Uc,
-                _ => return Err(EINVAL),
-            },
-            qpn: param.qp_num,
-            responder_resources: param.responder_resources,
-            initiator_depth: param.initiator_depth,
-            flow_control: param.flow_control,
-            retry_count: param.retry_count,
-            rnr_retry_count: param.rnr_retry_count,
-            srq: param.srq,
-            path_mtu: mtu_code(device.port_attributes().active_mtu),
-            ack_timeout: id.ack_timeout.unwrap_or(ACK_TIMEOUT),
-            private_data: param.private_data,
-        };
-        service.cm.connect(now(), number.into(), &connect)
-    };
-    let conn = conn.map_err(refused)?;
-    let id = service.ids.get(file, number)?;
-    (id.conn, id.stage) = (Some(conn), Stage::Connecting);
-    Ok(())
-}
-
-fn own_gid(device: &terrace_nic::Device, source: Source) -> [u8; 16] {
-    device.gids().get(usize::from(source.gid_index)).map_or([0; 16], |gid| gid.raw)
-}
-
-fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) -> Result<()> {
-    let slot = service.device.as_ref().ok_or(Errno(libc::ENODEV))?.slot();
-    let id = service.ids.get(file, number)?;
-    let (Stage::Bound, Some(local)) = (id.stage, id.local) else { return Err(EINVAL) };
-    if id.claims.is_empty()
-        && let Some(source) = id.source
-    {
-        id.claims = vec![rendezvous::claim(id.space, local.port(), source.address, slot)?];
-    }
-    let (space, address) = (id.space, id.source.map(|source| source.address));
-    let listener = ListenerId(service.next_listener);
-    service.next_listener += 1;
-    service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(refused)?;
-    let id = service.ids.get(file, number)?;
-    (id.listener, id.stage) = (Some(listener), Stage::Listening);
-    Ok(())
 }
 
 /// The oldest event of a file. A connection that was asked for becomes an identifier now.

@@ -10,11 +10,12 @@
 //! |---|---|
 //! | `descriptor` | which descriptors are ours |
 //! | `abi` | the layout of commands and answers (`rdma/rdma_user_cm.h`) |
-//! | `command` | what each command does |
+//! | `command`, `connecting` | what each command does; those that lead to a connection |
 //! | `id` | what programs call `rdma_cm_id`, and their events |
 //! | `attributes` | answers about routes and queue pairs |
 //! | `resolve` | which of our addresses, and which queue pair 1 of the peer, a connection uses |
 //! | `rendezvous` | which process of this host listens where |
+//! | `tell` | what programs are told |
 //! | `service` | the process's connection manager: its NIC, its thread, its lock |
 //!
 //! `docs/decisions/0026-connections-by-address.md` says why it is done this way.
@@ -22,11 +23,13 @@
 mod abi;
 mod attributes;
 mod command;
+mod connecting;
 mod descriptor;
 mod id;
 mod rendezvous;
 mod resolve;
 mod service;
+mod tell;
 
 use std::ffi::{c_int, c_void};
 
