@@ -18,7 +18,7 @@
 //! | `tell` | what programs are told |
 //! | `service` | the process's connection manager: its NIC, its thread, its lock |
 //!
-//! `docs/decisions/0026-connections-by-address.md` says why it is done this way.
+//! `docs/decisions/0027-connections-by-address.md` says why it is done this way.
 
 mod abi;
 mod attributes;
