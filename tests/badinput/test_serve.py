@@ -173,7 +173,7 @@ class Lies(Serving):
         lies = {
             "nothing": b"",
             "a part of a header": message(FIND, b"r")[:9],
-            "another version": message(FIND, b"r", version=2),
+            "another version": message(FIND, b"r", version=1),
             "an unknown kind": message(99),
             "a status in a request": message(FIND, b"r", status=3),
             "an unknown status": message(DONE, status=999),

@@ -229,7 +229,7 @@ fn refusals_say_what_is_wrong() {
         bytes[at] = to;
         refusal(&bytes)
     };
-    assert_eq!(change(0, 9), "version 9, not 1");
+    assert_eq!(change(0, 9), "version 9, not 2");
     assert_eq!(change(1, 99), "no message of kind 99");
     assert_eq!(change(2, 1), "status is 0x1: only in answers");
     assert_eq!(change(4, 0), "length is 0x0: not the length of the message");
@@ -278,8 +278,18 @@ fn datagrams_of_others_are_told_from_damaged_ones() {
     bytes[38] = 0;
     assert!(matches!(Datagram::decode(&bytes), Err(DecodeError::Foreign { field: "organisation", .. })));
     bytes[38] = 0x54;
-    bytes[2] = 2;
-    assert_eq!(Datagram::decode(&bytes), Err(DecodeError::Version(2)));
+    bytes[2] = VERSION + 1;
+    assert_eq!(Datagram::decode(&bytes), Err(DecodeError::Version(VERSION + 1)));
+}
+
+#[test]
+fn immediates_name_requests_with_small_ids() {
+    for id in [0, 7, 0x1_0000_0000, 0xff_00ff_ffff] {
+        assert_eq!(immediate_of(id).map(id_of_immediate), Some(id), "{id:#x}");
+    }
+    for id in [0x100_0000_0000, 0x1_0100_0000, u64::MAX] {
+        assert_eq!(immediate_of(id), None, "{id:#x}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `terrace bench`: measures regions larger than memory, by plans; and the demo's table.
 
+use crate::log::{self, LogLevel};
 use crate::table;
 use clap::{Args, Subcommand};
 use std::io::Write;
@@ -63,6 +64,9 @@ struct Common {
     /// Run against memory of this process: tries plans out, the numbers mean nothing
     #[arg(long)]
     rehearse: bool,
+    /// What the clients log to standard error
+    #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
+    log: LogLevel,
 }
 
 #[derive(Subcommand)]
@@ -134,6 +138,7 @@ pub fn bench(options: &Options) -> Result<(), BenchError> {
 }
 
 fn bed(common: &Common) -> Result<Box<dyn Bed>, BenchError> {
+    log::install(common.log);
     if common.rehearse {
         return Ok(Box::new(Rehearsal::default()));
     }

@@ -74,7 +74,9 @@ impl RxBatch {
     /// An empty batch. It has its full size (256 KiB) from the start.
     pub fn new() -> RxBatch {
         RxBatch {
-            buffer: vec![0; FILL_BYTES + DATAGRAM_BYTES_MAX].into(),
+            // Not zeros, which would be pages yet to be had: the kernel would get them in the middle of a receive, and wait for
+            // whoever changes the process's address space just then.
+            buffer: vec![0xff; FILL_BYTES + DATAGRAM_BYTES_MAX].into(),
             datagrams: Vec::with_capacity(DATAGRAMS_MAX),
             current: 0,
             offset: 0,

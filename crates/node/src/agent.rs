@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
-use terrace_access::proto::{Accepted, Connect, Datagram, Described, Endpoint, Message, Status};
+use terrace_access::proto::{
+    Accepted, Connect, Datagram, Described, Endpoint, Message, Status, id_of_immediate,
+};
 use terrace_memory::Waker;
 use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Time, Wc, WcOpcode, WcStatus};
 
@@ -273,21 +275,33 @@ impl Agent {
             state.parties.remove(wc.qpn, &format!("{:?}", wc.status));
             return;
         }
-        let Some(party) = state.parties.touch(wc.qpn) else { return };
-        if wc.opcode != WcOpcode::Recv {
-            match &mut party.role {
-                _ if is_nobodys(wc) => {}
-                Role::Server(serving) => serving.note_completion(&mut party.control, wc.wr_id, &self.pd),
-                Role::Client(link) => link.note_read(wc.wr_id),
+        let handled = match wc.opcode {
+            WcOpcode::Recv => {
+                let mut bytes = std::mem::take(&mut state.message);
+                let handled = self.handle_message(device, state, wc, &mut bytes);
+                state.message = bytes;
+                handled
             }
-            return;
-        }
-        let mut bytes = std::mem::take(&mut state.message);
-        if let Err(why) = self.handle_message(device, state, wc, &mut bytes) {
+            WcOpcode::RecvRdmaWithImm => handle_immediate(state, wc),
+            _ => {
+                self.note_sent(state, wc);
+                Ok(())
+            }
+        };
+        if let Err(why) = handled {
             // There is nothing to answer to: whoever sends this does not speak the protocol.
             state.parties.remove(wc.qpn, &why);
         }
-        state.message = bytes;
+    }
+
+    /// A work request of our own has completed.
+    fn note_sent(&self, state: &mut State, wc: &Wc) {
+        let Some(Party { control, role }) = state.parties.touch(wc.qpn) else { return };
+        match role {
+            _ if is_nobodys(wc) => {}
+            Role::Server(serving) => serving.note_completion(control, wc.wr_id, &self.pd),
+            Role::Client(link) => link.note_read(wc.wr_id),
+        }
     }
 
     fn handle_message(
@@ -327,6 +341,19 @@ impl Agent {
                 device.ask_companions();
             }
         })
+    }
+}
+
+/// The server has written the last of what a call has asked for.
+fn handle_immediate(state: &mut State, wc: &Wc) -> Result<(), String> {
+    let Some(Party { control, role }) = state.parties.touch(wc.qpn) else { return Ok(()) };
+    control.post_receive(wc.wr_id).map_err(|error| error.to_string())?;
+    match role {
+        Role::Client(link) => {
+            link.handle_answer(id_of_immediate(u32::from_be(wc.imm)), Answer::Done(Status::Ok));
+            Ok(())
+        }
+        Role::Server(_) => Err("an answer, where only requests belong".into()),
     }
 }
 

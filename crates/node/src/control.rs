@@ -70,7 +70,8 @@ impl Control {
         (0..u64::from(RECEIVE_COUNT)).try_for_each(|slot| self.post_receive(slot))
     }
 
-    fn post_receive(&self, slot: u64) -> Result<(), Error> {
+    /// Posts the receive again whose completion has this `wr_id`.
+    pub fn post_receive(&self, slot: u64) -> Result<(), Error> {
         let sge = self.receives.sge(slot as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
         let wr = RecvWr { wr_id: slot, sges: SgeList::from_slice(&[sge]) };
         self.qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)

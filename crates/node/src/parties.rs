@@ -96,7 +96,7 @@ impl Parties {
                 serving.close();
             }
             Role::Client(link) => {
-                tracing::debug!(server = %link.remote.remote, why, "a connection to a server has ended");
+                tracing::warn!(server = %link.remote.remote, why, "a connection to a server has ended");
                 link.close();
             }
         }

@@ -1,5 +1,6 @@
 //! Progress: whoever has time takes requests to the device and brings what is done back.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +36,8 @@ pub(crate) struct Engine {
     /// Of the core: looked at without its lock.
     pub(crate) in_flight: Arc<AtomicUsize>,
     pub(crate) dram_bytes: u64,
+    /// Takes whatever is written to it.
+    pub(crate) null: File,
 }
 
 impl Engine {
@@ -43,6 +46,8 @@ impl Engine {
         let device = config.device.open(DEVICE_DEPTH).map_err(TierError::system("set up io_uring"))?;
         let descriptor = device.descriptor().try_clone_to_owned();
         let descriptor = descriptor.map_err(TierError::system("duplicate a descriptor"))?;
+        let null = File::options().write(true).open("/dev/null");
+        let null = null.map_err(TierError::system("open /dev/null"))?;
         let core = Core::default();
         Ok(Engine {
             pool,
@@ -53,6 +58,7 @@ impl Engine {
             workers: Workers::default(),
             descriptor,
             dram_bytes: config.dram_bytes,
+            null,
         })
     }
 

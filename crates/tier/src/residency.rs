@@ -53,6 +53,7 @@ impl Engine {
     /// As for [`Engine::promote`].
     pub(crate) fn finish_promotion(&self, region: &Arc<Region>, unit: usize) -> io::Result<()> {
         let range = region.presence.unit_range(unit);
+        self.await_pages(region, range);
         if let Err(error) = sys::lock(range) {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
             let _ = forget(region, range);
@@ -71,6 +72,21 @@ impl Engine {
         );
         region.counters.promotions.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Waits for a unit to be in the page cache. Locking would do so, too, but with the address space locked meanwhile: then
+    /// whichever thread allocates memory waits for the disk.
+    fn await_pages(&self, region: &Region, range: HostRange) {
+        let mut offset = unit_offset(region, range);
+        let end = offset + range.len;
+        while offset < end {
+            let wanted = (end - offset) as usize;
+            // Nothing is copied: the pages are only looked at. What cannot be read, locking finds out.
+            let moved = rustix::fs::sendfile(&self.null, &region.ways.buffered, Some(&mut offset), wanted);
+            if !matches!(moved, Ok(1..)) {
+                return;
+            }
+        }
     }
 
     fn begin_arrival(&self, region: &Region, unit: usize, len: u64) -> bool {

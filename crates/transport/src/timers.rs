@@ -24,6 +24,16 @@ pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     }
 }
 
+/// The longest that a requester waits because of timeouts in a row, unless it was asked to wait longer.
+const PATIENCE_MAX_NS: u64 = 250_000_000;
+
+/// How long to wait after so many timeouts in a row, of a timeout that is `timeout_ns` long: twice as long after the first,
+/// four times, the most that IBTA allows, after more. A process that answers may have to share its processor with many; what
+/// was lost on the way is found missing at the first timeout or by a NAK.
+pub(crate) fn patience_ns(timeout_ns: u64, timeout_count: u8) -> u64 {
+    (timeout_ns << timeout_count.min(2)).min(timeout_ns.max(PATIENCE_MAX_NS))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -34,6 +44,14 @@ mod tests {
         assert_eq!(rnr_timer_ns(0), 655_360_000);
         assert_eq!(rnr_timer_ns(12), 640_000);
         assert_eq!(rnr_timer_ns(31), 491_520_000);
+    }
+
+    #[test]
+    fn patience_grows_to_four_times_or_a_quarter_of_a_second() {
+        let ms = 1_000_000;
+        assert_eq!([0, 1, 2, 3, 7].map(|count| patience_ns(8 * ms, count) / ms), [8, 16, 32, 32, 32]);
+        assert_eq!([0, 1, 2, 3, 7].map(|count| patience_ns(67 * ms, count) / ms), [67, 134, 250, 250, 250]);
+        assert_eq!([0, 1, 7].map(|count| patience_ns(1000 * ms, count) / ms), [1000; 3]);
     }
 
     #[test]

@@ -46,7 +46,7 @@
 //! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with why not |
 //! | 2 | `Opened` | server | of the bitmap, then of the version table: va u64, bytes u64, rkey u32, 4 zero | |
 //! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
-//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done` |
+//! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done`, or an immediate in its place |
 //! | 5 | `Write` | client | rkey u32, length u32, va u64, source rkey u32, source u8 (0 inline, 1 by READ), 3 zero, source va u64; if inline, the data | `Done` |
 //! | 6 | `Counts` | client | table's rkey u32, units u32, table's va u64, region id u64, rkey u32, first unit u32 | `Done` |
 //! | 7 | `Done` | server | nothing | |
@@ -57,7 +57,7 @@
 //!
 //! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
 //! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
-//! behind the data on the same queue pair. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
+//! behind the data on the same queue pair; if all went well and the request's id allows it ([`immediate_of`]), the last WRITE says so itself. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
 //! date is refused (`Invalid`). No pages (0) means all of the range; a client that has not been told the region's grid
 //! asks so. `Counts`: the client keeps one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
 //! table when it likes. Zero units withdraw it. `Magic` names the registration whose pattern the client knows by its region id, so
@@ -75,4 +75,19 @@ pub use message::{
 };
 
 /// Version of the protocol, in every message.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
+
+/// Ids below this in their lower half, and below 256 in their upper half, fit into an immediate.
+pub const IMMEDIATE_IDS: u32 = 1 << 24;
+
+/// The immediate by which the last WRITE of a `Read` says that the request with this id was carried out, as a number: the id's
+/// upper half, then the lower 24 bits of its lower half. `None` for ids that are too large: those are answered by `Done` only.
+pub fn immediate_of(id: u64) -> Option<u32> {
+    let (upper, lower) = ((id >> 32) as u32, id as u32);
+    (upper < 256 && lower < IMMEDIATE_IDS).then_some(upper << 24 | lower)
+}
+
+/// The id of the request that an immediate is about.
+pub fn id_of_immediate(immediate: u32) -> u64 {
+    u64::from(immediate >> 24) << 32 | u64::from(immediate % IMMEDIATE_IDS)
+}

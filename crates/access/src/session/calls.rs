@@ -6,7 +6,7 @@ use std::sync::Arc;
 use terrace_transport::{Time, WcStatus};
 
 use super::entry::{Local, Seq};
-use crate::proto::{Body, EncodeError, Magic, Message, Pages, Read, Source, Status, Write};
+use crate::proto::{Body, EncodeError, IMMEDIATE_IDS, Magic, Message, Pages, Read, Source, Status, Write};
 
 /// A call to send to the server over the control queue pair.
 #[derive(Clone, Debug)]
@@ -97,7 +97,8 @@ impl Calls {
         }
         let task = self.ready.pop_front()?;
         let id = u64::from(tag) << 32 | u64::from(self.next_id);
-        self.next_id = self.next_id.wrapping_add(1);
+        // Small enough to be answered by an immediate.
+        self.next_id = (self.next_id + 1) % IMMEDIATE_IDS;
         let call = Call { id, request: task.request.clone() };
         self.flights.insert(id, task);
         Some(call)

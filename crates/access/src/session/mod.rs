@@ -299,6 +299,9 @@ impl Session {
             (Mode::OneSided, Kind::Read) if is_list && !self.grants.is_refused(region) => Way::Checked,
             (Mode::RpcOnly, Kind::Read) if is_list && self.grants.is_granted(region) => Way::Fetch,
             (Mode::RpcOnly, Kind::Write) if self.grants.is_granted(region) => Way::Store,
+            (Mode::OneSided, Kind::Write) if self.grants.is_granted(region) && store::pays(entry, region) => {
+                Way::Store
+            }
             _ => Way::Queue,
         }
     }

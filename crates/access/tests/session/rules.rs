@@ -11,6 +11,8 @@ use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, Sge, Time
 
 use crate::server::{LKEY, LOCAL_BASE, Local};
 
+/// A WRITE of this length never goes by RPC where accesses are one-sided.
+const LONG: u32 = 5000;
 const BASE_VA: u64 = 0x10_0000;
 const UNIT: u64 = 0x4000;
 const RKEY: u32 = 0x99;
@@ -337,21 +339,21 @@ fn writes_wait_for_reads_of_the_same_bytes_only() {
     let mut stage = Stage::granted(Mode::OneSided);
     stage.absent(&[0]);
     stage.read(0, 4096, 0);
-    stage.write(4096, 10, 0x9000);
-    stage.write(4095, 10, 0x9000);
-    stage.write(8192, 10, 0x9000);
+    stage.write(4096, LONG, 0x9000);
+    stage.write(4095, LONG, 0x9000);
+    stage.write(0x4000, LONG, 0x9000);
     let (posts, calls) = sort(&stage.actions());
     assert_eq!(posts.iter().map(|wr| place(wr).0).collect::<Vec<_>>(), [4096]);
     stage.done(&calls[0], Status::Ok);
     let (posts, _) = sort(&stage.actions()[1..]);
-    assert_eq!(posts.iter().map(|wr| place(wr).0).collect::<Vec<_>>(), [4095, 8192]);
+    assert_eq!(posts.iter().map(|wr| place(wr).0).collect::<Vec<_>>(), [4095, 0x4000]);
 }
 
 #[test]
 fn calls_wait_for_writes_of_the_same_bytes_and_others_pass() {
     let mut stage = Stage::granted(Mode::OneSided);
     stage.absent(&[0, 1]);
-    stage.write(0, 10, 0x9000);
+    stage.write(0, LONG, 0x9000);
     stage.read(0, 100, 0);
     stage.read(UNIT, 100, 0x1000);
     let (posts, calls) = sort(&stage.actions());
@@ -467,8 +469,8 @@ fn small_writes_by_rpc_carry_their_data() {
     stage.local.slice(LOCAL_BASE, 3).copy_from_slice(b"abc");
     stage.local.slice(LOCAL_BASE + 100, 2).copy_from_slice(b"de");
     stage.post(op, &[(0, 3), (100, 2)], SendFlags::SIGNALED);
-    stage.write(0x1000, 2048, 0x2000);
-    stage.write(0x2000, 2049, 0x3000);
+    stage.write(0x1000, 4096, 0x2000);
+    stage.write(0x2000, 4097, 0x3000);
     let (posts, calls) = sort(&stage.actions());
     assert_eq!((posts.len(), calls.len()), (0, 3));
     let write = |call: &Call| match call.message().body {
@@ -476,14 +478,40 @@ fn small_writes_by_rpc_carry_their_data() {
         other => panic!("{other:?}"),
     };
     assert_eq!(write(&calls[0]), (7, 5, true));
-    assert_eq!(write(&calls[1]), (0x1000, 2048, true));
-    assert_eq!(write(&calls[2]), (0x2000, 2049, false));
+    assert_eq!(write(&calls[1]), (0x1000, 4096, true));
+    assert_eq!(write(&calls[2]), (0x2000, 4097, false));
     let Body::Write(first) = calls[0].message().body else { panic!("{calls:?}") };
     assert_eq!(first.source, Source::Inline(b"abcde"));
     let Body::Write(last) = calls[2].message().body else { panic!("{calls:?}") };
     assert_eq!(last.source, Source::Remote { va: LOCAL_BASE + 0x3000, rkey: LKEY });
     calls.iter().for_each(|call| stage.done(call, Status::Ok));
     assert_eq!(stage.completions().len(), 3);
+}
+
+#[test]
+fn small_writes_of_what_is_absent_go_by_rpc_and_hold_nothing_up() {
+    let mut stage = Stage::granted(Mode::OneSided);
+    stage.absent(&[1]);
+    stage.write(UNIT, 4096, 0);
+    stage.write(0, 4096, 0x1000);
+    stage.write(UNIT - 8, 8, 0x2000);
+    stage.write(2 * UNIT - 8, 16, 0x3000);
+    stage.write(UNIT + 0x8000, LONG, 0x4000);
+    let (posts, calls) = sort(&stage.actions());
+    let posts: Vec<_> = posts.iter().map(|wr| place(wr).0).collect();
+    assert_eq!(posts, [0, UNIT - 8, UNIT + 0x8000]);
+    let stored = |call: &Call| match call.message().body {
+        Body::Write(write) => (write.va - BASE_VA, write.length),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(calls.iter().map(stored).collect::<Vec<_>>(), [(UNIT, 4096), (2 * UNIT - 8, 16)]);
+    // What was written is read afterwards.
+    stage.read(UNIT + 1, 8, 0x8000);
+    let (posts, more) = sort(&stage.actions());
+    assert_eq!((posts.len(), more.len()), (0, 0));
+    stage.done(&calls[0], Status::Ok);
+    let (_, more) = sort(&stage.actions()[1..]);
+    assert_eq!(more.len(), 1);
 }
 
 #[test]
@@ -518,7 +546,7 @@ fn writes_by_rpc_wait_for_what_the_queue_pair_has_yet_to_do_there() {
 fn what_is_not_under_way_when_something_fails_is_not_begun() {
     let mut stage = Stage::granted(Mode::OneSided);
     stage.absent(&[1]);
-    stage.write(UNIT, 8, 0);
+    stage.write(UNIT, LONG, 0x3000);
     stage.read(UNIT, 100, 0x1000);
     stage.read(0, 100, 0x2000);
     let (posts, calls) = sort(&stage.actions());

@@ -41,6 +41,8 @@ enum Progress {
     /// It waits for the disk, or the network.
     Waiting,
     Done(Status),
+    /// It went well, and the client has been told.
+    Told,
 }
 
 enum Job {
@@ -244,14 +246,19 @@ impl Serving {
     pub fn advance(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
         let Some(running) = self.jobs.get_mut(&number) else { return };
         let progress = match &mut running.job {
-            Job::Read(job) => job.advance(control, &running.waker),
+            Job::Read(job) => job.advance(control, running.id, &running.waker),
             Job::Write(job) => job.advance(control, &running.waker, number, pd),
         };
-        if let Progress::Done(status) = progress {
-            control.send(&Message { id: running.id, body: Body::Done(status) });
-            self.usage.note(running.asked, status);
-            self.jobs.remove(&number);
-        }
+        let status = match progress {
+            Progress::Waiting => return,
+            Progress::Told => Status::Ok,
+            Progress::Done(status) => {
+                control.send(&Message { id: running.id, body: Body::Done(status) });
+                status
+            }
+        };
+        self.usage.note(running.asked, status);
+        self.jobs.remove(&number);
     }
 
     /// A work request of a job has completed.

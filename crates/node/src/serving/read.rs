@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use terrace_access::pages::PageBitmap;
-use terrace_access::proto::{Read, Status};
+use terrace_access::proto::{Read, Status, immediate_of};
 use terrace_memory::{AccessError, HostRange, PAGE_BYTES, Transfer, Waker};
 use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
@@ -58,9 +59,11 @@ impl ReadJob {
         Ok(ReadJob { export, range, dest_va, dest_rkey, pieces, put_off: None, in_flight, failed: None })
     }
 
-    /// Sends what has been fetched, and fetches on.
-    pub fn advance(&mut self, control: &mut Control, waker: &Waker) -> Progress {
-        self.send_fetched(control);
+    /// Sends what has been fetched, and fetches on. With the last of it goes the answer to the request `id`.
+    pub fn advance(&mut self, control: &mut Control, id: u64, waker: &Waker) -> Progress {
+        if self.send_fetched(control, id) {
+            return Progress::Told;
+        }
         while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
             let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
             let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
@@ -74,22 +77,36 @@ impl ReadJob {
             }
         }
         // What the page cache had is there already.
-        self.send_fetched(control);
+        if self.send_fetched(control, id) {
+            return Progress::Told;
+        }
         match (self.in_flight.is_empty() && self.put_off.is_none(), self.failed) {
             (true, failed) => Progress::Done(failed.unwrap_or(Status::Ok)),
             (false, _) => Progress::Waiting,
         }
     }
 
-    fn send_fetched(&mut self, control: &mut Control) {
-        let (dest_va, rkey) = (self.dest_va, self.dest_rkey);
-        let failed = &mut self.failed;
+    /// Returns whether that was all, and the client has been told so by an immediate.
+    fn send_fetched(&mut self, control: &mut Control, id: u64) -> bool {
+        let mut fetched = self.take_fetched();
+        let is_all = self.in_flight.is_empty() && self.put_off.is_none() && self.pieces.runs.is_empty();
+        let answer = immediate_of(id).filter(|_| is_all && self.failed.is_none());
+        let last = fetched.pop();
+        for (piece, transfer) in fetched {
+            self.send(control, piece, transfer, None);
+        }
+        let Some((piece, transfer)) = last else { return false };
+        self.send(control, piece, transfer, answer);
+        answer.is_some()
+    }
+
+    /// The pieces that are there.
+    fn take_fetched(&mut self) -> SmallVec<[(Piece, Arc<dyn Transfer>); 1]> {
+        let (mut fetched, failed) = (SmallVec::new(), &mut self.failed);
         self.in_flight.retain(|(piece, transfer)| match transfer.outcome() {
             None => true,
             Some(Ok(())) => {
-                let source = Arc::new(Fetched(transfer.clone()));
-                let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
-                control.push(SendOp::Write { va: dest_va.wrapping_add(piece.offset), rkey }, payload, None);
+                fetched.push((*piece, transfer.clone()));
                 false
             }
             Some(Err(error)) => {
@@ -100,6 +117,19 @@ impl ReadJob {
         if failed.is_some() {
             self.put_off = None;
         }
+        fetched
+    }
+
+    fn send(&self, control: &mut Control, piece: Piece, transfer: Arc<dyn Transfer>, answer: Option<u32>) {
+        let (va, rkey) = (self.dest_va.wrapping_add(piece.offset), self.dest_rkey);
+        let source = Arc::new(Fetched(transfer));
+        let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
+        let op = match answer {
+            // Immediates are in network byte order.
+            Some(immediate) => SendOp::WriteImm { va, rkey, imm: immediate.to_be() },
+            None => SendOp::Write { va, rkey },
+        };
+        control.push(op, payload, None);
     }
 }
 

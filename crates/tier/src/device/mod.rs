@@ -3,6 +3,7 @@
 //! A device takes requests with their buffers and gives both back when they are done; in between the buffer is the
 //! kernel's. It has no thread that the caller would have to wait for: whoever makes progress submits and reaps.
 
+mod both;
 mod faulty;
 mod threads;
 mod uring;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+pub use both::Both;
 pub use faulty::{Faults, Faulty};
 pub use threads::Threads;
 pub use uring::Uring;
@@ -97,14 +99,14 @@ pub trait DeviceFactory: Send + Sync + Debug {
     fn open(&self, depth: u32) -> io::Result<Box<dyn Device>>;
 }
 
-/// io_uring if there is one, threads otherwise (containers often forbid io_uring).
+/// io_uring with threads for what changes the file if there is one, threads only otherwise (containers often forbid io_uring).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Best;
 
 impl DeviceFactory for Best {
     fn open(&self, depth: u32) -> io::Result<Box<dyn Device>> {
-        match Uring::open(depth) {
-            Ok(ring) => Ok(Box::new(ring)),
+        match Both::open(depth) {
+            Ok(both) => Ok(Box::new(both)),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS | libc::EACCES)) => {
                 tracing::info!(%error, "no io_uring here: threads read and write files");
                 OnlyThreads.open(depth)

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use terrace_wire::Psn;
 
 use crate::common::{Common, Verdict};
-use crate::timers::ack_timeout_ns;
+use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Time, Wc, WcFlags, WcStatus};
 use crate::window::Window;
 use wqe::Wqe;
@@ -201,8 +201,9 @@ impl Requester {
 
     fn restart_ack_timer(&mut self, now: Time, common: &Common) {
         let waiting = self.highest > self.acknowledged;
+        let retries_used = common.attr.retry_cnt.saturating_sub(self.retries_left);
         self.ack_deadline = match ack_timeout_ns(common.attr.timeout) {
-            Some(timeout_ns) if waiting => Some(now.after_ns(timeout_ns)),
+            Some(timeout_ns) if waiting => Some(now.after_ns(patience_ns(timeout_ns, retries_used))),
             _ => None,
         };
     }

@@ -1,0 +1,61 @@
+//! A ring for reads, and threads for what changes the file: through a ring, direct writes stall (decision 25).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+
+use super::{Command, Completion, Device, Request, Threads, Uring};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Both {
+    ring: Uring,
+    threads: Threads,
+    /// Readable when either of them is.
+    either: OwnedFd,
+    /// What goes to the threads.
+    changes: Vec<Request>,
+    /// How many they have: looking at them takes a system call.
+    change_count: usize,
+}
+
+impl Both {
+    /// Makes a ring with room for `depth` requests to be submitted at a time, and starts the threads.
+    ///
+    /// # Errors
+    /// `EPERM` or `ENOSYS` where io_uring is forbidden or unknown; when there are no descriptors or no threads to be had.
+    pub fn open(depth: u32) -> io::Result<Both> {
+        let (ring, threads) = (Uring::open(depth)?, Threads::open()?);
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (descriptor, number) in [(ring.descriptor(), 0), (threads.descriptor(), 1)] {
+            epoll::add(&either, descriptor, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        }
+        Ok(Both { ring, threads, either, changes: Vec::new(), change_count: 0 })
+    }
+}
+
+impl Device for Both {
+    fn submit(&mut self, requests: &mut Vec<Request>) {
+        let is_change = |request: &mut Request| !matches!(request.command, Command::Read { .. });
+        self.changes.extend(requests.extract_if(.., is_change));
+        if !self.changes.is_empty() {
+            self.change_count += self.changes.len();
+            self.threads.submit(&mut self.changes);
+        }
+        self.ring.submit(requests);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        self.ring.reap(done);
+        if self.change_count > 0 {
+            let before_count = done.len();
+            self.threads.reap(done);
+            self.change_count -= done.len() - before_count;
+        }
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
+    }
+}
