@@ -44,7 +44,7 @@ def free_port():
 
 
 def is_listening(port):
-    """Whether some process listens on TCP `port`. Connecting to find out would use up a server's only accept."""
+    """Whether some process listens on `port`, by TCP or by rdma_cm. Connecting to find out would use up a server's only accept."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table) as lines:
             next(lines)
@@ -52,6 +52,10 @@ def is_listening(port):
                 columns = line.split()
                 if columns[3] == "0A" and int(columns[1].rsplit(":", 1)[1], 16) == port:
                     return True
+    # Where processes on one host look for each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
+    with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
+        names = (line.rsplit(" ", 1)[-1] for line in lines)
+        return any(name.startswith("@terrace-cm/") and f"/{port}/" in name for name in names)
     return False
 
 

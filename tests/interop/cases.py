@@ -30,8 +30,9 @@ class Result:
 class Case:
     """A server and a client, or one program, and what must be true afterwards.
 
-    In `server`, `client` and `single`, {port} stands for a free TCP port and {host} for where the two ends meet over TCP;
-    `addr` is the address that the NICs use.
+    In `server`, `client` and `single`, {port} stands for a free TCP port, {host} for where the two ends meet over TCP, and {addr}
+    for the address that the NICs use, `addr`; `client_addr` is that of the client if it has another one. Programs that cannot be told
+    a port have a `fixed_port`.
     `check` gets the outcomes and answers with a complaint or None.
     """
 
@@ -42,6 +43,8 @@ class Case:
     check: Optional[Callable] = None
     timeout_s: int = 60
     addr: str = procs.HOST
+    client_addr: str = ""
+    fixed_port: int = 0
     run_options: tuple = ()
     env: dict = dataclasses.field(default_factory=dict)
     server_stays: bool = False
@@ -101,16 +104,16 @@ class Case:
         return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_line(first)}"
 
     def _execute(self, log_dir):
-        port = procs.free_port()
+        port = self.fixed_port or procs.free_port()
 
-        def command(argv):
-            filled = [arg.format(port=port, host=procs.HOST) for arg in argv]
-            return procs.under_terrace(filled, *self.run_options, addr=self.addr)
+        def command(argv, addr=self.addr):
+            filled = [arg.format(port=port, host=procs.HOST, addr=self.addr) for arg in argv]
+            return procs.under_terrace(filled, *self.run_options, addr=addr)
 
         if self.single:
             return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, self.env)}, ""
-        pair = procs.run_pair(command(self.server), command(self.client), port, log_dir, self.timeout_s, self.env,
-                              self.server_stays)
+        client = command(self.client, self.client_addr or self.addr)
+        pair = procs.run_pair(command(self.server), client, port, log_dir, self.timeout_s, self.env, self.server_stays)
         return {"server": pair.server, "client": pair.client}, pair.note
 
 

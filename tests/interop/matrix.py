@@ -2,6 +2,7 @@
 
 import pathlib
 
+import connections
 from cases import Case, all_of, prints, prints_none, table_rows
 
 # ---- perftest ------------------------------------------------------------------------------------------------------------
@@ -202,5 +203,5 @@ def device_cases():
 
 def all_cases():
     """Every case but pyverbs' suite and those of `special`, which are run in their own way."""
-    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases):
+    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, connections.cases):
         yield from cases()

@@ -13,7 +13,7 @@ use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use crate::object::{self, CPart};
 use crate::paged::{self, Lease};
-use crate::{cq, cq_ex, device_list, dm, fork, identity, mr, mw, pd, qp, query, room, srq};
+use crate::{cq, cq_ex, device_list, dm, fork, mr, mw, nic, pd, qp, query, room, srq};
 
 /// Completion vectors: all completions of a device come from one engine.
 pub const COMP_VECTORS: c_int = 1;
@@ -46,8 +46,7 @@ impl Context {
         // First what may fail: a device that is open has a thread, which only `close` ends.
         let command = command_descriptor()?;
         paged::check_environment()?;
-        let device = identity::open_device()?;
-        fork::track(&device);
+        let device = nic::for_context()?;
         let context = Arc::new(Context {
             verbs: CPart::new(verbs_template()),
             device,
@@ -217,6 +216,6 @@ pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     minus_one(base(context).map(|base| {
         // SAFETY: the caller's; this takes back the share that the program's pointer held.
         let context = unsafe { Arc::from_raw(base) };
-        context.device.close();
+        nic::closed_by_context(&context.device);
     }))
 }

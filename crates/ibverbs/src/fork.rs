@@ -11,6 +11,7 @@ use terrace_nic::{Device, ForkPause};
 
 use crate::errno::{Errno, Result};
 use crate::paged::{self, ForkHold};
+use crate::{nic, rdma_cm};
 
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
@@ -25,6 +26,8 @@ static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
 struct Paused {
     pauses: Vec<ForkPause>,
     paged: ForkHold,
+    nic: nic::Hold,
+    rdma_cm: rdma_cm::Hold,
     _devices: MutexGuard<'static, Devices>,
 }
 
@@ -69,28 +72,36 @@ pub fn track(device: &Arc<Device>) {
 extern "C" fn before() {
     // First, because whoever is at work there may need the devices to go on.
     let paged = paged::hold_for_fork();
+    let nic = nic::hold_for_fork();
     let devices = devices();
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
-    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, paged, _devices: devices })));
+    // Last, because an engine that is to pause may be handling a datagram there.
+    let rdma_cm = rdma_cm::hold_for_fork();
+    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, paged, nic, rdma_cm, _devices: devices })));
 }
 
 extern "C" fn in_parent() {
-    resume(ForkPause::resume_in_parent, drop);
+    resume(ForkPause::resume_in_parent, |paged, nic, rdma_cm| drop((paged, nic, rdma_cm)));
 }
 
 extern "C" fn in_child() {
-    resume(ForkPause::resume_in_child, ForkHold::forget_in_child);
+    resume(ForkPause::resume_in_child, |paged, nic, rdma_cm| {
+        rdma_cm::forget_in_child(rdma_cm);
+        nic::forget_in_child(nic);
+        paged.forget_in_child();
+    });
 }
 
-fn resume(devices: fn(ForkPause), paged: fn(ForkHold)) {
+fn resume(devices: fn(ForkPause), rest: fn(ForkHold, nic::Hold, rdma_cm::Hold)) {
     if let Some(paused) = PAUSED.with(RefCell::take) {
         paused.pauses.into_iter().rev().for_each(devices);
-        paged(paused.paged);
+        rest(paused.paged, paused.nic, paused.rdma_cm);
     }
 }
 
 /// Sends what the devices have held back. A thread that is in the middle of a verb keeps what it is at.
 extern "C" fn at_exit() {
+    rdma_cm::say_goodbye();
     let devices = match DEVICES.try_lock() {
         Ok(devices) => devices,
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -9,6 +9,7 @@
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the rest of the public symbols |
 //! | `private_nodes`, `compat` | what providers and programs of 2005 bind |
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings, extended by their files |
+//! | `rdma_cm`, `nic` | the device through which librdmacm connects; which NIC it shares with a context |
 //! | `fork`, `shim`, `log` | living inside somebody else's process |
 //!
 //! Rules here: no panic crosses the border (the release profile aborts on one, so there must be none); every pointer
@@ -38,6 +39,7 @@ mod log;
 mod mr;
 mod mw;
 mod neighbour;
+mod nic;
 mod object;
 mod paged;
 mod pd;
@@ -46,6 +48,7 @@ mod private_nodes;
 mod qp;
 #[allow(non_snake_case)]
 mod query;
+mod rdma_cm;
 mod room;
 mod shim;
 mod srq;

@@ -51,7 +51,10 @@ fn sysfs_shows_the_device() {
     assert_eq!(names(c"/sys/class/infiniband"), ["terrace0"]);
     assert_eq!(names(c"/sys/class/infiniband/"), ["terrace0"]);
     assert_eq!(names(c"/sys/class/infiniband_verbs"), ["abi_version", "uverbs0"]);
-    assert_eq!(names(c"/dev/infiniband"), ["uverbs0"]);
+    assert_eq!(names(c"/dev/infiniband"), ["rdma_cm", "uverbs0"]);
+    assert_eq!(read(c"/sys/class/misc/rdma_cm/abi_version").as_deref(), Some("4\n"));
+    // Where programs look for the interface whose addresses the device has.
+    assert_eq!(names(c"/sys/class/infiniband/terrace0/device/net"), ["lo"]);
     assert_eq!(
         read(c"/sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0").as_deref(),
         Some("RoCE v2\n")
@@ -72,7 +75,7 @@ fn the_device_file_is_a_character_device() {
     let mut stat: libc::stat = zero();
     // SAFETY: C strings and room for the answer.
     unsafe {
-        for path in [c"/dev/infiniband/uverbs0", c"/dev/infiniband/terrace0"] {
+        for path in [c"/dev/infiniband/uverbs0", c"/dev/infiniband/terrace0", c"/dev/infiniband/rdma_cm"] {
             assert_eq!(libc::stat(path.as_ptr(), &raw mut stat), 0);
             assert_eq!(stat.st_mode & libc::S_IFMT, libc::S_IFCHR);
             assert_eq!(libc::access(path.as_ptr(), libc::R_OK | libc::W_OK), 0);
@@ -80,7 +83,7 @@ fn the_device_file_is_a_character_device() {
             assert!(fd >= 0);
             libc::close(fd);
         }
-        assert_eq!(libc::stat(c"/dev/infiniband/rdma_cm".as_ptr(), &raw mut stat), -1);
+        assert_eq!(libc::stat(c"/dev/infiniband/issm0".as_ptr(), &raw mut stat), -1);
         assert_eq!(errno(), libc::ENOENT);
     }
 }

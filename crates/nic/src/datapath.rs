@@ -118,7 +118,9 @@ impl Device {
             return;
         }
         let Some(qp) = table.get(packet.bth.qpn) else {
-            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+            if !self.pass_on(meta, &packet) {
+                self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+            }
             return;
         };
         let mut core = qp.lock();

@@ -193,6 +193,11 @@ impl Device {
         self.guid
     }
 
+    /// The process's place among those of this address: in the upper bits of the numbers of its queue pairs.
+    pub fn slot(&self) -> u8 {
+        self.port.slot()
+    }
+
     /// What the port can do.
     pub fn port_attributes(&self) -> PortAttributes {
         PortAttributes {

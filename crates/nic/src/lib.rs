@@ -41,6 +41,7 @@ mod pd;
 mod qp;
 mod semaphore;
 mod setup;
+mod siblings;
 mod srq;
 pub mod stat;
 mod table;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 use terrace_transport::Time;
 use terrace_wire::{
     Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
@@ -25,9 +26,17 @@ const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
 const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
 
-/// Datagrams are taken at this rate, and so many at once: a stranger must not keep the device busy with them.
-const INTERVAL_NS: u64 = 500_000;
-const BURST: u64 = 64;
+/// Datagrams are taken at a rate, and so many at once: a stranger must not keep the device busy with them.
+#[derive(Clone, Copy)]
+struct Rate {
+    interval_ns: u64,
+    burst: u64,
+}
+
+/// For those of a class that has its own handler. Connections come many at a time when a program starts.
+const OF_A_CLASS: Rate = Rate { interval_ns: 100_000, burst: 1024 };
+/// For the rest.
+const OTHERS: Rate = Rate { interval_ns: 500_000, burst: 64 };
 
 /// Gets the datagrams that arrive: the way back to the sender, and the payload.
 pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
@@ -35,7 +44,7 @@ pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
 /// The management queue pair of a device.
 #[derive(Default)]
 pub(crate) struct Management {
-    handler: RwLock<Option<ManagementHandler>>,
+    handlers: RwLock<Handlers>,
     inbox: Mutex<Inbox>,
     /// Whether the inbox holds anything, for a look without the lock.
     any: AtomicBool,
@@ -45,11 +54,40 @@ pub(crate) struct Management {
     pub dropped: AtomicU64,
 }
 
+/// Who gets what.
+#[derive(Default)]
+struct Handlers {
+    /// Those of one class of datagrams.
+    by_class: SmallVec<[(u8, ManagementHandler); 1]>,
+    /// Whoever gets the rest.
+    rest: Option<ManagementHandler>,
+}
+
+impl Handlers {
+    /// The second byte of every management datagram is its class (IBTA volume 1, 13.4.3).
+    fn of(&self, payload: &[u8]) -> Option<&ManagementHandler> {
+        self.of_class(payload).or(self.rest.as_ref())
+    }
+
+    fn of_class(&self, payload: &[u8]) -> Option<&ManagementHandler> {
+        let class = payload.get(1);
+        self.by_class.iter().find(|(taken, _)| Some(taken) == class).map(|(_, handler)| handler)
+    }
+
+    /// How fast such datagrams are taken, and which of the allowances that is; `None` if nobody wants them.
+    fn rate(&self, payload: &[u8]) -> Option<(usize, Rate)> {
+        match self.of_class(payload) {
+            Some(_) => Some((0, OF_A_CLASS)),
+            None => self.rest.as_ref().map(|_| (1, OTHERS)),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Inbox {
     waiting: VecDeque<(Path, Vec<u8>)>,
-    /// When the allowance of datagrams would be whole again if no more came.
-    whole_at: Time,
+    /// When each allowance of datagrams would be whole again if no more came.
+    whole_at: [Time; 2],
 }
 
 /// Whether a packet's destination is the management queue pair.
@@ -63,19 +101,20 @@ impl Management {
     #[cold]
     pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
         let taken = sender(slot, packet).is_some_and(|source_qpn| {
-            self.handler.read().is_some() && self.admit(now, way_back(meta, source_qpn), packet.payload)
+            let rate = self.handlers.read().rate(packet.payload);
+            rate.is_some_and(|rate| self.admit(now, rate, way_back(meta, source_qpn), packet.payload))
         });
         let counter = if taken { &self.received } else { &self.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn admit(&self, now: Time, path: Path, payload: &[u8]) -> bool {
+    fn admit(&self, now: Time, (index, rate): (usize, Rate), path: Path, payload: &[u8]) -> bool {
         let mut inbox = self.inbox.lock();
-        let whole_at = inbox.whole_at.max(now).after_ns(INTERVAL_NS);
-        if whole_at > now.after_ns(INTERVAL_NS * BURST) {
+        let whole_at = inbox.whole_at[index].max(now).after_ns(rate.interval_ns);
+        if whole_at > now.after_ns(rate.interval_ns * rate.burst) {
             return false;
         }
-        inbox.whole_at = whole_at;
+        inbox.whole_at[index] = whole_at;
         inbox.waiting.push_back((path, payload.to_vec()));
         self.any.store(true, Ordering::Release);
         true
@@ -93,16 +132,19 @@ impl Management {
     fn deliver_all(&self) {
         self.any.store(false, Ordering::Release);
         let waiting = std::mem::take(&mut self.inbox.lock().waiting);
-        let handler = self.handler.read().clone();
-        if let Some(handler) = handler {
-            waiting.iter().for_each(|(path, payload)| handler(path, payload));
+        for (path, payload) in &waiting {
+            // Without the lock: a handler may be about to let itself be replaced.
+            let handler = self.handlers.read().of(payload).cloned();
+            if let Some(handler) = handler {
+                handler(path, payload);
+            }
         }
     }
 
-    /// Lets the handler go, when the device closes.
+    /// Lets the handlers go, when the device closes.
     pub fn clear(&self) {
-        let handler = self.handler.write().take();
-        drop(handler);
+        let handlers = std::mem::take(&mut *self.handlers.write());
+        drop(handlers);
     }
 }
 
@@ -111,7 +153,19 @@ impl Device {
     /// makes progress, without locks of the device held; what takes long belongs elsewhere. Those who address one of the
     /// device's other GIDs than the first are heard while a queue pair uses that GID.
     pub fn on_management(&self, handler: ManagementHandler) {
-        *self.management.handler.write() = Some(handler);
+        self.management.handlers.write().rest = Some(handler);
+    }
+
+    /// Who gets those of a class (IBTA volume 1, 13.4.4), instead of the one that gets the rest.
+    pub fn on_management_class(&self, class: u8, handler: ManagementHandler) {
+        let mut handlers = self.management.handlers.write();
+        handlers.by_class.retain(|(taken, _)| *taken != class);
+        handlers.by_class.push((class, handler));
+    }
+
+    /// Hears management datagrams at every GID of the device from now on: peers that connect by address may use any of them.
+    pub fn hear_at_all_gids(&self) {
+        self.activate_all_gids();
     }
 
     /// Sends a management datagram to the device whose slot's port the path names. It may get lost.

@@ -180,3 +180,21 @@ fn without_anybody_to_hear_them_they_are_dropped() {
     stranger.send(&bth, deth, 8);
     assert_eq!(stranger.counts(), (0, 1));
 }
+
+#[test]
+fn a_class_of_its_own_has_a_handler_of_its_own() {
+    let (a, b) = (Node::udp(), Node::udp());
+    let rest = listen(&b.device);
+    let own = Received::default();
+    let kept = own.clone();
+    let handler = move |path: &Path, data: &[u8]| kept.lock().unwrap().push((*path, data.to_vec()));
+    b.device.on_management_class(0x07, Arc::new(handler));
+    let to = path(&a, &b);
+    for payload in [&[1, 0x07, 2][..], &[1, 0x3d], &[7]] {
+        a.device.send_management(&to, payload).expect("sent");
+    }
+    wait_until("all have arrived", || own.lock().unwrap().len() + rest.lock().unwrap().len() == 3);
+    assert_eq!(own.lock().unwrap()[0].1, [1, 0x07, 2]);
+    let rest: Vec<_> = rest.lock().unwrap().iter().map(|(_, data)| data.clone()).collect();
+    assert_eq!(rest, [vec![1, 0x3d], vec![7]]);
+}

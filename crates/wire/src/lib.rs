@@ -11,11 +11,13 @@
 //! | [`icrc`] | the checksum behind every packet |
 //! | [`psn`] | 24-bit sequence numbers |
 //! | [`path`] | addresses: where packets go and come from |
+//! | [`cm`] | datagrams of communication management, which set connections up |
 //! | [`grh`] | the 40 bytes that precede a received datagram in memory |
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod cm;
 pub mod grh;
 pub mod header;
 pub mod icrc;

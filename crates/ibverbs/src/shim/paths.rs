@@ -10,6 +10,7 @@ use libc::mode_t;
 use super::real::call_real;
 use super::redirect::{redirected, seen};
 use crate::errno::Errno;
+use crate::rdma_cm;
 
 /// Defines functions that pass a path on: the arguments before it, and those behind it.
 macro_rules! pass_on {
@@ -37,15 +38,54 @@ macro_rules! pass_on {
 /// `DIR *`, `FILE *`, `struct stat *` and their like: passed on, never looked into.
 type Opaque = *mut c_void;
 
+/// Defines functions that open a path. The connection manager's device is opened by ourselves.
+macro_rules! opens {
+    ($(fn $name:ident($($before:ident: $before_type:ty),*; path, flags $(, $after:ident: $after_type:ty)*);)*) => {
+        $(
+            /// The function of that name, with the path redirected.
+            ///
+            /// # Safety
+            /// As for the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                $($before: $before_type,)* path: *const c_char, flags: c_int $(, $after: $after_type)*
+            ) -> c_int {
+                // SAFETY: the program's path, which it keeps during the call.
+                if unsafe { names_rdma_cm(path) } {
+                    return rdma_cm::open(flags);
+                }
+                // SAFETY: as above.
+                let path = unsafe { redirected(path) };
+                call_real!(
+                    $name: fn($($before_type,)* *const c_char, c_int $(, $after_type)*) -> c_int,
+                    $($before,)* path.as_ptr(), flags $(, $after)*
+                )
+            }
+        )*
+    };
+}
+
+/// Whether a path is that of the connection manager's device.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn names_rdma_cm(path: *const c_char) -> bool {
+    // SAFETY: the caller's.
+    !path.is_null() && rdma_cm::is_device(unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+opens! {
+    fn open(; path, flags, mode: mode_t);
+    fn open64(; path, flags, mode: mode_t);
+    fn __open_2(; path, flags);
+    fn __open64_2(; path, flags);
+    fn openat(directory: c_int; path, flags, mode: mode_t);
+    fn openat64(directory: c_int; path, flags, mode: mode_t);
+    fn __openat_2(directory: c_int; path, flags);
+    fn __openat64_2(directory: c_int; path, flags);
+}
+
 pass_on! {
-    fn open(; path, flags: c_int, mode: mode_t) -> c_int;
-    fn open64(; path, flags: c_int, mode: mode_t) -> c_int;
-    fn __open_2(; path, flags: c_int) -> c_int;
-    fn __open64_2(; path, flags: c_int) -> c_int;
-    fn openat(directory: c_int; path, flags: c_int, mode: mode_t) -> c_int;
-    fn openat64(directory: c_int; path, flags: c_int, mode: mode_t) -> c_int;
-    fn __openat_2(directory: c_int; path, flags: c_int) -> c_int;
-    fn __openat64_2(directory: c_int; path, flags: c_int) -> c_int;
     fn fopen(; path, mode: *const c_char) -> Opaque;
     fn fopen64(; path, mode: *const c_char) -> Opaque;
     fn opendir(; path) -> Opaque;

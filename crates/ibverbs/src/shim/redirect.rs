@@ -5,14 +5,16 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::tree;
 use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
+use crate::rdma_cm;
 
 /// What `/dev/infiniband/uverbs0` is: a character device that may be opened, which is all that programs check.
 const CHARACTER_DEVICE: &CStr = c"/dev/null";
 
 /// Directories that are ours as a whole. A path is inside if it goes on with a slash or ends there.
-const DIRECTORIES: [&[u8]; 5] = [
+const DIRECTORIES: [&[u8]; 6] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
+    b"/sys/class/misc/rdma_cm",
     b"/sys/devices/virtual/infiniband",
     b"/sys/devices/virtual/infiniband_verbs",
     b"/dev/infiniband",
@@ -75,6 +77,7 @@ fn ours(path: &CStr) -> Option<CString> {
 fn is_device(path: &[u8]) -> bool {
     path.strip_prefix(b"/dev/infiniband/")
         .is_some_and(|name| name == UVERBS_NAME.as_bytes() || name == DEVICE_NAME.as_bytes())
+        || rdma_cm::is_device(path)
 }
 
 /// A path that the C library found, as the program should see it: without the tree's root.
@@ -100,6 +103,7 @@ mod tests {
     #[test]
     fn the_device_file_is_a_character_device() {
         assert_eq!(ours(c"/dev/infiniband/uverbs0").as_deref(), Some(CHARACTER_DEVICE));
+        assert_eq!(ours(c"/dev/infiniband/rdma_cm").as_deref(), Some(CHARACTER_DEVICE));
         assert_eq!(ours(c"/dev/infiniband/terrace0").as_deref(), Some(CHARACTER_DEVICE));
     }
 }

@@ -117,6 +117,10 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
     fill_device(&device, identity)?;
     fill_port(&directory(&device, "ports/1")?, identity)?;
+    // Where programs look for the network interface whose addresses the device has.
+    if let Some(first) = identity.gids.first() {
+        directory(&device, &format!("device/net/{}", first.interface))?;
+    }
     let devices = directory(&class, "infiniband")?;
     symlink(format!("../../devices/virtual/infiniband/{DEVICE_NAME}"), devices.join(DEVICE_NAME))?;
 
@@ -129,7 +133,10 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     line(&verbs, "abi_version", 6)?;
     symlink(format!("../../devices/virtual/infiniband_verbs/{UVERBS_NAME}"), verbs.join(UVERBS_NAME))?;
 
+    line(&directory(&class, "misc/rdma_cm")?, "abi_version", 4)?;
+
     let files = directory(root, "dev/infiniband")?;
+    symlink("/dev/null", files.join("rdma_cm"))?;
     symlink("/dev/null", files.join(UVERBS_NAME))
 }
 
@@ -237,6 +244,7 @@ mod tests {
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0"), "RoCE v2\n");
         assert_eq!(read("sys/class/infiniband/terrace0/ports/1/gid_attrs/types/1"), "");
         assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "terrace0\n");
+        assert_eq!(read("sys/class/misc/rdma_cm/abi_version"), "4\n");
         fs::remove_dir_all(root).expect("removed");
     }
 }

@@ -1,0 +1,230 @@
+//! The side that asks for a connection.
+
+use terrace_transport::Time;
+use terrace_wire::Path;
+use terrace_wire::cm::{
+    Answered, IP_HEADER_BYTES, IpHeader, Message, Mra, Redirect, Rep, Req, ReqPath, Rtu, Transport,
+};
+use terrace_wire::port_of;
+
+use crate::ConnId;
+use crate::connection::{Connection, State, padded};
+use crate::manager::{Cm, Error, EventKind};
+use crate::timing::{PATIENCE_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
+
+/// What a program asks for.
+#[derive(Clone, Debug)]
+pub struct Connect {
+    /// The service.
+    pub service_id: u64,
+    /// The addresses that the peer's program sees.
+    pub header: IpHeader,
+    /// The way to the queue pair 1 that is asked first.
+    pub path: Path,
+    /// GIDs of both ends: ours, the peer's.
+    pub gids: [[u8; 16]; 2],
+    /// Reliable or unreliable.
+    pub transport: Transport,
+    /// Our queue pair.
+    pub qpn: u32,
+    /// READs and atomics of the peer that we answer at a time.
+    pub responder_resources: u8,
+    /// READs and atomics of ours under way at a time.
+    pub initiator_depth: u8,
+    /// Credits, which nobody has over RoCE.
+    pub flow_control: bool,
+    /// Retries of either queue pair, at most 7.
+    pub retry_count: u8,
+    /// RNR retries of the peer's queue pair, at most 7.
+    pub rnr_retry_count: u8,
+    /// Whether our queue pair has a shared receive queue.
+    pub srq: bool,
+    /// Code of the path MTU.
+    pub path_mtu: u8,
+    /// Code of the time for an acknowledgement.
+    pub ack_timeout: u8,
+    /// For the peer's program.
+    pub private_data: Vec<u8>,
+}
+
+/// How often a connection may be told to ask at another queue pair 1.
+const REDIRECTS_MAX: u8 = 2;
+
+impl Cm {
+    /// Asks for a connection, which `owner` will hear of: `Response`, `Rejected` or `Unreachable`.
+    ///
+    /// # Errors
+    /// `PrivateData` for more than 56 bytes; `TooMany`.
+    pub fn connect(&mut self, now: Time, owner: u64, connect: &Connect) -> Result<ConnId, Error> {
+        if connect.private_data.len() > Req::PRIVATE_BYTES - IP_HEADER_BYTES {
+            return Err(Error::PrivateData);
+        }
+        if self.connections.len() >= self.config.limits.connections_max {
+            return Err(Error::TooMany);
+        }
+        let tid = u64::from(self.numbers.next()) << 32 | u64::from(self.numbers.next());
+        let mut connection = Connection::new(State::ReqSent, Some(owner), connect.path, tid);
+        connection.redirects_left = REDIRECTS_MAX;
+        let agreed = &mut connection.agreed;
+        agreed.local_qpn = connect.qpn;
+        agreed.rq_psn = self.numbers.next_psn();
+        agreed.path_mtu = connect.path_mtu.min(self.config.path_mtu);
+        agreed.responder_resources = connect.responder_resources;
+        agreed.initiator_depth = connect.initiator_depth;
+        agreed.retry_count = connect.retry_count.min(7);
+        agreed.ack_timeout = connect.ack_timeout;
+        (agreed.traffic_class, agreed.flow_label) = (connect.path.traffic_class, connect.path.flow_label);
+        let agreed = *agreed;
+        let conn = self.insert(connection);
+        let req = self.req(conn, connect, agreed.rq_psn, agreed.path_mtu);
+        self.say_until_answered(now, conn, Message::Req(req), self.config.timing.attempts);
+        Ok(conn)
+    }
+
+    fn req(&self, conn: ConnId, connect: &Connect, starting_psn: u32, path_mtu: u8) -> Req {
+        let mut private_data: [u8; Req::PRIVATE_BYTES] = padded(&connect.header.encode());
+        private_data[IP_HEADER_BYTES..][..connect.private_data.len()].copy_from_slice(&connect.private_data);
+        Req {
+            local_comm_id: conn.0,
+            service_id: connect.service_id,
+            local_ca_guid: self.config.guid,
+            local_qkey: 0,
+            local_qpn: connect.qpn,
+            responder_resources: connect.responder_resources,
+            initiator_depth: connect.initiator_depth,
+            remote_cm_response_timeout: RESPONSE_CODE,
+            transport: connect.transport,
+            flow_control: connect.flow_control,
+            starting_psn,
+            local_cm_response_timeout: RESPONSE_CODE,
+            retry_count: connect.retry_count.min(7),
+            pkey: 0xffff,
+            path_mtu,
+            rnr_retry_count: connect.rnr_retry_count.min(7),
+            max_cm_retries: RETRIES_CODE,
+            srq: connect.srq,
+            primary: req_path(connect),
+            private_data,
+        }
+    }
+
+    /// The queue pair is ready: says so, and the connection stands.
+    ///
+    /// # Errors
+    /// `Unknown`; `State` unless the peer has just accepted.
+    pub fn establish(&mut self, conn: ConnId) -> Result<(), Error> {
+        let connection = self.get(conn)?;
+        if connection.state != State::RepReceived {
+            return Err(Error::State);
+        }
+        let remote_comm_id = connection.remote_id;
+        let rtu = Rtu { local_comm_id: conn.0, remote_comm_id, private_data: [0; Rtu::PRIVATE_BYTES] };
+        self.enter(conn, State::Established);
+        self.say(conn, Message::Rtu(rtu));
+        Ok(())
+    }
+
+    pub(crate) fn handle_rep(&mut self, now: Time, from: &Path, tid: u64, rep: &Rep) {
+        let Some(conn) = self.of_peer(rep.remote_comm_id, Some(rep.local_comm_id), from) else {
+            return self.answer_unknown_rep(from, tid, rep);
+        };
+        let Ok(connection) = self.get(conn) else { return };
+        match connection.state {
+            State::ReqSent => {}
+            State::RepReceived => {
+                self.counters.duplicates += 1;
+                return self.ask_for_patience(conn, Answered::Rep);
+            }
+            // The RTU was lost, or the REJ.
+            State::Established | State::Refused => {
+                self.counters.duplicates += 1;
+                return self.repeat_what_was_said(conn);
+            }
+            _ => return,
+        }
+        connection.remote_id = rep.local_comm_id;
+        let agreed = &mut connection.agreed;
+        agreed.remote_qpn = rep.local_qpn;
+        agreed.sq_psn = rep.starting_psn;
+        agreed.responder_resources = rep.initiator_depth;
+        agreed.initiator_depth = rep.responder_resources;
+        agreed.rnr_retry_count = rep.rnr_retry_count;
+        let key = (connection.path.remote, rep.local_qpn);
+        if rep.local_qpn != 0 {
+            self.drop_stale(now, key);
+            self.peer_qps.insert(key, conn);
+        }
+        self.enter(conn, State::RepReceived);
+        self.tell(conn, EventKind::Response(*rep));
+    }
+
+    pub(crate) fn ask_for_patience(&mut self, conn: ConnId, answered: Answered) {
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let mra = Mra {
+            local_comm_id: conn.0,
+            remote_comm_id: connection.remote_id,
+            answered,
+            service_timeout: PATIENCE_CODE,
+            private_data: [0; Mra::PRIVATE_BYTES],
+        };
+        // It is not what is repeated later.
+        let (path, tid) = (connection.path, connection.tid);
+        let mad = terrace_wire::cm::Mad { tid, message: Message::Mra(mra) };
+        self.transmit(path, mad.encode());
+    }
+
+    /// The peer has our datagram and needs time: it is not repeated meanwhile.
+    pub(crate) fn handle_mra(&mut self, now: Time, from: &Path, mra: &Mra) {
+        let Some(conn) = self.of_peer(mra.remote_comm_id, Some(mra.local_comm_id), from) else { return };
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let expected = match connection.state {
+            State::ReqSent => Answered::Req,
+            State::RepSent => Answered::Rep,
+            _ => return,
+        };
+        if mra.answered == expected {
+            let patience_ns = code_to_ns(mra.service_timeout).min(self.config.timing.patience_ns_max);
+            self.set_deadline(conn, Some(now.after_ns(patience_ns)));
+        }
+    }
+
+    /// Asks at another queue pair 1 of the same host. Returns whether there is one to ask.
+    pub(crate) fn follow(&mut self, now: Time, conn: ConnId, info: &[u8]) -> bool {
+        let Some(redirect) = Redirect::decode(info) else { return false };
+        let Some(connection) = self.connections.get_mut(&conn) else { return false };
+        let mut path = connection.path;
+        path.remote.set_port(port_of(redirect.qpn));
+        // Nobody can send us to another host: only the port is taken from what the peer says.
+        if connection.redirects_left == 0 || path == connection.path {
+            return false;
+        }
+        connection.redirects_left -= 1;
+        connection.path = path;
+        connection.remote_id = 0;
+        let interval_ns = self.config.timing.first_interval_ns;
+        self.repeat_what_was_said(conn);
+        self.set_deadline(conn, Some(now.after_ns(interval_ns)));
+        true
+    }
+}
+
+fn req_path(connect: &Connect) -> ReqPath {
+    ReqPath {
+        // LIDs mean nothing in RoCE; peers look only at whether they are the permissive one of a routed path.
+        local_lid: 0xffff,
+        remote_lid: 0xffff,
+        local_gid: connect.gids[0],
+        remote_gid: connect.gids[1],
+        flow_label: connect.path.flow_label,
+        packet_rate: RATE_100_GBPS,
+        traffic_class: connect.path.traffic_class,
+        hop_limit: if connect.path.hop_limit == 0 { HOP_LIMIT } else { connect.path.hop_limit },
+        service_level: 0,
+        subnet_local: false,
+        local_ack_timeout: connect.ack_timeout,
+    }
+}
+
+/// Code of the rate that the port claims.
+const RATE_100_GBPS: u8 = 16;
+const HOP_LIMIT: u8 = 64;

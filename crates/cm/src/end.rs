@@ -1,0 +1,257 @@
+//! How connections are refused, and how they end.
+
+use std::net::SocketAddr;
+
+use terrace_transport::Time;
+use terrace_wire::Path;
+use terrace_wire::cm::{Answered, Drep, Dreq, Mad, Message, Rej, RejReason};
+
+use crate::ConnId;
+use crate::connection::{State, padded};
+use crate::manager::{Cm, Error, EventKind};
+
+impl Cm {
+    /// Refuses a request, or what came of one.
+    ///
+    /// # Errors
+    /// `Unknown`; `State` once the connection stands; `PrivateData` for more than 148 bytes.
+    pub fn reject(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        reason: RejReason,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        if private_data.len() > Rej::PRIVATE_BYTES {
+            return Err(Error::PrivateData);
+        }
+        match self.get(conn)?.state {
+            State::ReqReceived | State::RepReceived | State::RepSent => {
+                self.send_rej(conn, reason, private_data);
+                self.refuse(now, conn);
+                Ok(())
+            }
+            State::WasAsked => self.refuse_question(now, conn, private_data),
+            _ => Err(Error::State),
+        }
+    }
+
+    pub(crate) fn send_rej(&mut self, conn: ConnId, reason: RejReason, private_data: &[u8]) {
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let (local_comm_id, answered) = match connection.state {
+            // The peer has not heard our name.
+            State::ReqReceived => (0, Answered::Req),
+            State::RepReceived => (conn.0, Answered::Rep),
+            _ => (conn.0, Answered::Other),
+        };
+        let rej = Rej {
+            local_comm_id,
+            remote_comm_id: connection.remote_id,
+            answered,
+            reason,
+            info_len: 0,
+            info: [0; Rej::INFO_BYTES],
+            private_data: padded(private_data),
+        };
+        self.say(conn, Message::Rej(rej));
+    }
+
+    /// After a refusal: what the peer repeats is refused again for a while.
+    pub(crate) fn refuse(&mut self, now: Time, conn: ConnId) {
+        self.enter(conn, State::Refused);
+        self.linger(now, conn);
+    }
+
+    pub(crate) fn handle_rej(&mut self, now: Time, from: &Path, rej: &Rej) {
+        // A peer that gives up asking may not have heard our name: then it is found by its own.
+        let conn = match rej.remote_comm_id {
+            0 => self.requests.get(&(from.remote, rej.local_comm_id)).copied(),
+            id => self.of_peer(id, (rej.local_comm_id != 0).then_some(rej.local_comm_id), from),
+        };
+        let Some(conn) = conn else { return };
+        let Some(state) = self.connections.get(&conn).map(|connection| connection.state) else { return };
+        let info = &rej.info[..usize::from(rej.info_len).min(Rej::INFO_BYTES)];
+        let redirected = state == State::ReqSent && rej.reason == RejReason::PORT_AND_CM_REDIRECT;
+        if redirected && self.follow(now, conn, info) {
+            return;
+        }
+        match state {
+            State::ReqSent
+            | State::RepReceived
+            | State::ReqReceived
+            | State::RepSent
+            // The passive side gave up waiting for the RTU of a connection that stands here.
+            | State::Established => {
+                self.enter(conn, State::Refused);
+                self.linger(now, conn);
+                let private_data = rej.private_data.to_vec();
+                self.tell(conn, EventKind::Rejected { reason: rej.reason, private_data });
+            }
+            State::DreqSent => {
+                self.tell(conn, EventKind::Disconnected { timed_out: false });
+                self.enter_time_wait(now, conn);
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends a connection, or agrees to its end.
+    ///
+    /// # Errors
+    /// `Unknown`; `State` when there is nothing to end.
+    pub fn disconnect(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
+        match self.get(conn)?.state {
+            // As the kernel has it: a passive side whose RTU was lost may end the connection, too.
+            State::Established | State::RepSent => {
+                self.say_goodbye(now, conn);
+                Ok(())
+            }
+            State::DreqReceived => {
+                self.agree_to_end(now, conn);
+                Ok(())
+            }
+            // It is ending already.
+            State::DreqSent | State::TimeWait => Ok(()),
+            _ => Err(Error::State),
+        }
+    }
+
+    /// Forgets a connection for the program, which hears nothing more of it. The peer is told what it has to know.
+    pub fn destroy(&mut self, conn: ConnId, now: Time) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        connection.owner = None;
+        match connection.state {
+            State::ReqSent => {
+                self.send_rej(conn, RejReason::TIMEOUT, &[]);
+                self.refuse(now, conn);
+            }
+            State::ReqReceived | State::RepReceived | State::RepSent => {
+                self.send_rej(conn, RejReason::CONSUMER_DEFINED, &[]);
+                self.refuse(now, conn);
+            }
+            State::Established => self.say_goodbye(now, conn),
+            State::DreqReceived => self.agree_to_end(now, conn),
+            State::WasAsked => {
+                let _ = self.refuse_question(now, conn, &[]);
+            }
+            State::Asked => self.forget(conn),
+            // What they still have to say ends by itself.
+            State::DreqSent => {}
+            State::TimeWait | State::Refused | State::Answered => {
+                if self.connections.get(&conn).is_some_and(|connection| connection.deadline.is_none()) {
+                    self.forget(conn);
+                }
+            }
+        }
+    }
+
+    /// Every connection, when the process ends. Nothing will be repeated.
+    pub fn destroy_all(&mut self, now: Time) {
+        let all: Vec<ConnId> = self.connections.keys().copied().collect();
+        all.into_iter().for_each(|conn| self.destroy(conn, now));
+    }
+
+    fn say_goodbye(&mut self, now: Time, conn: ConnId) {
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let dreq = Dreq {
+            local_comm_id: conn.0,
+            remote_comm_id: connection.remote_id,
+            remote_qpn: connection.agreed.remote_qpn,
+            private_data: [0; Dreq::PRIVATE_BYTES],
+        };
+        self.enter(conn, State::DreqSent);
+        self.say_until_answered(now, conn, Message::Dreq(dreq), self.config.timing.goodbye_attempts);
+    }
+
+    fn agree_to_end(&mut self, now: Time, conn: ConnId) {
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let drep = Drep {
+            local_comm_id: conn.0,
+            remote_comm_id: connection.remote_id,
+            private_data: [0; Drep::PRIVATE_BYTES],
+        };
+        self.say(conn, Message::Drep(drep));
+        self.enter_time_wait(now, conn);
+    }
+
+    pub(crate) fn enter_time_wait(&mut self, now: Time, conn: ConnId) {
+        self.enter(conn, State::TimeWait);
+        self.linger(now, conn);
+    }
+
+    pub(crate) fn handle_dreq(&mut self, now: Time, from: &Path, tid: u64, dreq: &Dreq) {
+        let Some(conn) = self.of_peer(dreq.remote_comm_id, Some(dreq.local_comm_id), from) else {
+            return self.answer_unknown_dreq(from, tid, dreq);
+        };
+        let Ok(connection) = self.get(conn) else { return };
+        // Of an older connection with the same names.
+        if dreq.remote_qpn != connection.agreed.local_qpn {
+            self.counters.unknown += 1;
+            return;
+        }
+        match connection.state {
+            State::Established | State::RepSent => {
+                connection.tid = tid;
+                self.enter(conn, State::DreqReceived);
+                self.tell(conn, EventKind::Disconnected { timed_out: false });
+            }
+            // Both ends have spoken at once: each of them knows.
+            State::DreqSent => {
+                self.answer_dreq(from, tid, dreq);
+                self.tell(conn, EventKind::Disconnected { timed_out: false });
+                self.enter_time_wait(now, conn);
+            }
+            State::TimeWait => {
+                self.counters.duplicates += 1;
+                self.answer_dreq(from, tid, dreq);
+            }
+            // The program has not agreed yet.
+            State::DreqReceived => self.counters.duplicates += 1,
+            _ => {}
+        }
+    }
+
+    fn answer_dreq(&mut self, to: &Path, tid: u64, dreq: &Dreq) {
+        let drep = Drep {
+            local_comm_id: dreq.remote_comm_id,
+            remote_comm_id: dreq.local_comm_id,
+            private_data: [0; Drep::PRIVATE_BYTES],
+        };
+        self.transmit(*to, Mad { tid, message: Message::Drep(drep) }.encode());
+    }
+
+    /// The peer need not wait for the end of a connection that is no more.
+    fn answer_unknown_dreq(&mut self, to: &Path, tid: u64, dreq: &Dreq) {
+        self.answer_dreq(to, tid, dreq);
+    }
+
+    pub(crate) fn handle_drep(&mut self, now: Time, from: &Path, drep: &Drep) {
+        let Some(conn) = self.of_peer(drep.remote_comm_id, Some(drep.local_comm_id), from) else { return };
+        match self.connections.get(&conn).map(|connection| connection.state) {
+            Some(State::DreqSent) => {
+                self.tell(conn, EventKind::Disconnected { timed_out: false });
+                self.enter_time_wait(now, conn);
+            }
+            _ => self.counters.duplicates += 1,
+        }
+    }
+
+    /// A peer uses a queue pair again that has a connection here: that one is no more (12.9.8.3.1).
+    pub(crate) fn drop_stale(&mut self, now: Time, key: (SocketAddr, u32)) {
+        let Some(conn) = self.peer_qps.remove(&key) else { return };
+        match self.connections.get(&conn).map(|connection| connection.state) {
+            Some(State::Established) => {
+                self.tell(conn, EventKind::Disconnected { timed_out: false });
+                self.say_goodbye(now, conn);
+                // The program knows; it is not told again when the answer comes.
+                self.enter_time_wait(now, conn);
+            }
+            Some(State::ReqReceived | State::RepSent) => {
+                self.refuse(now, conn);
+                let (reason, private_data) = (RejReason::STALE_CONNECTION, Vec::new());
+                self.tell(conn, EventKind::Rejected { reason, private_data });
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Who waits for connections.
+
+use std::net::IpAddr;
+
+use terrace_transport::Time;
+
+use crate::manager::{Cm, Error};
+
+/// A listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub u64);
+
+/// How long a service that was listened for is spared a refusal. Programs that accept one connection close their listener and open
+/// another one for the next, at the same port but not always in the same port space (perftest does), and their peers do not wait
+/// for that.
+const BETWEEN_LISTENERS_NS: u64 = 5_000_000_000;
+/// How many of them are remembered.
+const BETWEEN_LISTENERS_MAX: usize = 64;
+
+/// The port that a service ID of annex A11 ends with.
+fn port_of(service_id: u64) -> u16 {
+    service_id as u16
+}
+
+pub(crate) struct Listener {
+    pub id: ListenerId,
+    pub service_id: u64,
+    /// The address that peers must have named; any without one.
+    pub address: Option<IpAddr>,
+    /// How many requests may wait for the program to hear of them.
+    pub backlog: u32,
+    pub waiting: u32,
+}
+
+impl Cm {
+    /// Listens for a service, at an address or at any. The user names listeners.
+    ///
+    /// # Errors
+    /// `InUse` when somebody listens there already.
+    pub fn listen(
+        &mut self,
+        id: ListenerId,
+        service_id: u64,
+        address: Option<IpAddr>,
+        backlog: u32,
+    ) -> Result<(), Error> {
+        let overlaps = |one: &Listener| {
+            one.service_id == service_id
+                && (one.address.is_none() || address.is_none() || one.address == address)
+        };
+        if self.listeners.iter().any(|one| one.id == id || overlaps(one)) {
+            return Err(Error::InUse);
+        }
+        self.listeners.push(Listener { id, service_id, address, backlog, waiting: 0 });
+        Ok(())
+    }
+
+    /// Listens no longer. Requests that the program has not heard of are refused.
+    pub fn stop_listening(&mut self, id: ListenerId, now: Time) {
+        let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
+        let listener = self.listeners.swap_remove(index);
+        self.left.retain(|(_, left_at)| left_at.after_ns(BETWEEN_LISTENERS_NS) > now);
+        if self.left.len() < BETWEEN_LISTENERS_MAX {
+            self.left.push((port_of(listener.service_id), now));
+        }
+        let waiting: Vec<_> = self.connections.iter().filter(|(_, one)| one.waits_at == Some(id)).collect();
+        let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();
+        waiting.into_iter().for_each(|conn| self.destroy(conn, now));
+    }
+
+    /// The program has heard of a request, which no longer counts against its listener's backlog.
+    pub fn take_request(&mut self, conn: crate::ConnId, owner: u64) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        connection.owner = Some(owner);
+        let listener = connection.waits_at.take();
+        if let Some(listener) = self.listeners.iter_mut().find(|one| Some(one.id) == listener) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+    }
+
+    /// Whether somebody listened for a service until a moment ago, and is likely to do so again in another one.
+    pub(crate) fn was_just_left(&self, service_id: u64, now: Time) -> bool {
+        let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
+        self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
+    }
+
+    pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
+        self.listeners.iter_mut().find(|one| {
+            one.service_id == service_id && one.address.is_none_or(|taken| taken == address.to_canonical())
+        })
+    }
+}

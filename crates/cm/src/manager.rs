@@ -1,0 +1,447 @@
+//! The connection manager: its state, what goes in and what comes out.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use terrace_transport::Time;
+use terrace_wire::Path;
+use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, SidrRep};
+
+use crate::ConnId;
+use crate::connection::{Agreed, Connection, Repeat, State};
+use crate::ids::Numbers;
+use crate::listen::{Listener, ListenerId};
+use crate::timing::Timing;
+
+/// What a manager is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The node's GUID, which peers are told.
+    pub guid: u64,
+    /// Code of the largest path MTU that the port has.
+    pub path_mtu: u8,
+    /// Where names and PSNs start: secret, for a stranger must not guess them.
+    pub seed: u64,
+    /// When things are sent again.
+    pub timing: Timing,
+    /// What strangers may take.
+    pub limits: Limits,
+}
+
+/// How much others may make this side remember.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections that peers have begun and that are not established.
+    pub half_open_max: usize,
+    /// The same, of one address.
+    pub half_open_per_peer_max: usize,
+    /// Connections of any kind, those that have ended lately included.
+    pub connections_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { half_open_max: 4096, half_open_per_peer_max: 1024, connections_max: 1 << 16 }
+    }
+}
+
+/// Why a command was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// There is no such connection.
+    #[error("no such connection")]
+    Unknown,
+    /// The connection is not where the command belongs.
+    #[error("the connection's state does not allow that")]
+    State,
+    /// Too much private data.
+    #[error("too much private data")]
+    PrivateData,
+    /// Somebody listens there.
+    #[error("the service is in use")]
+    InUse,
+    /// No more connections.
+    #[error("too many connections")]
+    TooMany,
+}
+
+/// Something that the program wants to know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Which connection.
+    pub conn: ConnId,
+    /// Whose it is; nobody's yet if it is a request.
+    pub owner: Option<u64>,
+    /// What.
+    pub kind: EventKind,
+}
+
+/// What happened.
+// A request is as large as a datagram, and events do not wait for long.
+#[allow(clippy::large_enum_variant)]
+#[derive(Clone, Debug, PartialEq)]
+pub enum EventKind {
+    /// A peer asks for a connection.
+    Request {
+        /// Who it asked.
+        listener: ListenerId,
+        /// The addresses it named.
+        header: IpHeader,
+        /// What it sent.
+        req: Req,
+    },
+    /// A peer wants to send datagrams.
+    Question {
+        /// Who it asked.
+        listener: ListenerId,
+        /// The addresses it named.
+        header: IpHeader,
+        /// What its program added, behind the addresses.
+        private_data: Vec<u8>,
+    },
+    /// The peer accepts; [`Cm::establish`] is next.
+    Response(Rep),
+    /// The connection stands: an RTU has arrived.
+    Established,
+    /// The peer refuses.
+    Rejected {
+        /// Why.
+        reason: RejReason,
+        /// What its program added.
+        private_data: Vec<u8>,
+    },
+    /// The peer does not answer.
+    Unreachable,
+    /// The connection ends.
+    Disconnected {
+        /// Whether the peer did not answer any more.
+        timed_out: bool,
+    },
+    /// It may be forgotten: nothing of it is in the network any more.
+    TimeWaitExit,
+    /// The answer to a question about datagrams.
+    Answered(SidrRep),
+}
+
+/// A datagram to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where to.
+    pub path: Path,
+    /// The bytes.
+    pub bytes: [u8; MAD_BYTES],
+}
+
+/// What was not handled, and why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// No datagrams of the class.
+    pub malformed: u64,
+    /// About connections that there are not, or not with that peer.
+    pub unknown: u64,
+    /// Arrived again.
+    pub duplicates: u64,
+    /// Requests beyond the limits, or the backlog of their listener.
+    pub beyond_limits: u64,
+    /// Sent again for want of an answer.
+    pub repeated: u64,
+}
+
+/// Which process of this host listens for a service at an address, by its slot, if one does. Asked for requests that nobody
+/// here listens for.
+pub type Elsewhere<'a> = &'a dyn Fn(u64, IpAddr) -> Option<u8>;
+
+/// A process's connection manager. See the crate.
+pub struct Cm {
+    pub(crate) config: Config,
+    pub(crate) numbers: Numbers,
+    pub(crate) connections: HashMap<ConnId, Connection>,
+    /// Peers' requests, by their slot's address and their name for the connection.
+    pub(crate) requests: HashMap<(SocketAddr, u32), ConnId>,
+    /// Peers' queue pairs that are in use.
+    pub(crate) peer_qps: HashMap<(SocketAddr, u32), ConnId>,
+    pub(crate) half_open: HashMap<IpAddr, usize>,
+    pub(crate) half_open_count: usize,
+    pub(crate) listeners: Vec<Listener>,
+    /// Ports that were listened at until a moment ago.
+    pub(crate) left: Vec<(u16, Time)>,
+    deadlines: BTreeSet<(Time, ConnId)>,
+    transmits: VecDeque<Transmit>,
+    events: VecDeque<Event>,
+    pub(crate) counters: Counters,
+}
+
+impl Cm {
+    /// A manager without connections.
+    pub fn new(config: Config) -> Cm {
+        Cm {
+            config,
+            numbers: Numbers::new(config.seed),
+            connections: HashMap::new(),
+            requests: HashMap::new(),
+            peer_qps: HashMap::new(),
+            half_open: HashMap::new(),
+            half_open_count: 0,
+            listeners: Vec::new(),
+            left: Vec::new(),
+            deadlines: BTreeSet::new(),
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Takes a datagram in, from the peer that the path leads to.
+    pub fn handle_mad(&mut self, now: Time, from: &Path, bytes: &[u8], elsewhere: Elsewhere<'_>) {
+        let mad = match Mad::decode(bytes) {
+            Ok(mad) => mad,
+            Err(_) => {
+                self.counters.malformed += 1;
+                return;
+            }
+        };
+        match &mad.message {
+            Message::Req(req) => self.handle_req(now, from, mad.tid, req, elsewhere),
+            Message::Mra(mra) => self.handle_mra(now, from, mra),
+            Message::Rep(rep) => self.handle_rep(now, from, mad.tid, rep),
+            Message::Rtu(rtu) => self.handle_rtu(from, rtu),
+            Message::Rej(rej) => self.handle_rej(now, from, rej),
+            Message::Dreq(dreq) => self.handle_dreq(now, from, mad.tid, dreq),
+            Message::Drep(drep) => self.handle_drep(now, from, drep),
+            Message::SidrReq(req) => self.handle_question(now, from, mad.tid, req, elsewhere),
+            Message::SidrRep(rep) => self.handle_answer(now, from, rep),
+        }
+    }
+
+    /// Sets the largest path MTU that peers may ask for, which is known when there is a port.
+    pub fn set_path_mtu(&mut self, code: u8) {
+        self.config.path_mtu = code;
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(&(at, conn)) = self.deadlines.first() {
+            if at > now {
+                return;
+            }
+            self.set_deadline(conn, None);
+            self.handle_deadline(now, conn);
+        }
+    }
+
+    /// The next datagram to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Cm::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// What was not handled.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Connections of any kind, those that have ended lately included.
+    pub fn connection_count(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// What a connection's ends have agreed on so far, and the way to the peer.
+    pub fn agreed(&self, conn: ConnId) -> Option<(Agreed, Path)> {
+        self.connections.get(&conn).map(|connection| (connection.agreed, connection.path))
+    }
+
+    pub(crate) fn get(&mut self, conn: ConnId) -> Result<&mut Connection, Error> {
+        self.connections.get_mut(&conn).ok_or(Error::Unknown)
+    }
+
+    /// The connection that a datagram is about, if it comes from that connection's peer.
+    pub(crate) fn of_peer(&mut self, id: u32, remote_id: Option<u32>, from: &Path) -> Option<ConnId> {
+        let conn = ConnId(id);
+        let fits = self.connections.get(&conn).is_some_and(|one| {
+            one.is_from(from) && remote_id.is_none_or(|named| one.remote_id == 0 || one.remote_id == named)
+        });
+        if !fits {
+            self.counters.unknown += 1;
+        }
+        fits.then_some(conn)
+    }
+
+    /// Adds a connection under a name that is free.
+    pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
+        let conn = loop {
+            let conn = ConnId(self.numbers.next());
+            if conn.0 != 0 && !self.connections.contains_key(&conn) {
+                break conn;
+            }
+        };
+        self.connections.insert(conn, connection);
+        conn
+    }
+
+    /// Moves a connection on.
+    pub(crate) fn enter(&mut self, conn: ConnId, state: State) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        let was_half_open = connection.is_half_open();
+        connection.state = state;
+        connection.repeat = None;
+        let (is_half_open, peer) = (connection.is_half_open(), connection.path.remote);
+        let (ip, qpn) = (peer.ip().to_canonical(), connection.agreed.remote_qpn);
+        match (was_half_open, is_half_open) {
+            (true, false) => self.count_half_open_less(ip),
+            (false, true) => self.count_half_open_more(ip),
+            _ => {}
+        }
+        if matches!(state, State::TimeWait | State::Refused) && self.peer_qps.get(&(peer, qpn)) == Some(&conn)
+        {
+            self.peer_qps.remove(&(peer, qpn));
+        }
+        self.set_deadline(conn, None);
+    }
+
+    pub(crate) fn count_half_open_more(&mut self, ip: IpAddr) {
+        *self.half_open.entry(ip).or_default() += 1;
+        self.half_open_count += 1;
+    }
+
+    fn count_half_open_less(&mut self, ip: IpAddr) {
+        self.half_open_count = self.half_open_count.saturating_sub(1);
+        if let Some(count) = self.half_open.get_mut(&ip) {
+            *count -= 1;
+            if *count == 0 {
+                self.half_open.remove(&ip);
+            }
+        }
+    }
+
+    /// Forgets a connection.
+    pub(crate) fn forget(&mut self, conn: ConnId) {
+        self.enter(conn, State::Refused);
+        let Some(connection) = self.connections.remove(&conn) else { return };
+        let key = (connection.path.remote, connection.remote_id);
+        if self.requests.get(&key) == Some(&conn) {
+            self.requests.remove(&key);
+        }
+        if let Some(listener) =
+            self.listeners.iter_mut().find(|listener| Some(listener.id) == connection.waits_at)
+        {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn set_deadline(&mut self, conn: ConnId, at: Option<Time>) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        if let Some(before) = connection.deadline {
+            self.deadlines.remove(&(before, conn));
+        }
+        connection.deadline = at;
+        if let Some(at) = at {
+            self.deadlines.insert((at, conn));
+        }
+    }
+
+    pub(crate) fn transmit(&mut self, path: Path, bytes: [u8; MAD_BYTES]) {
+        self.transmits.push_back(Transmit { path, bytes });
+    }
+
+    /// Says something on a connection.
+    pub(crate) fn say(&mut self, conn: ConnId, message: Message) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            let (path, bytes) = (connection.path, connection.say(message));
+            self.transmit(path, bytes);
+        }
+    }
+
+    /// Says something, and repeats it until it is answered.
+    pub(crate) fn say_until_answered(&mut self, now: Time, conn: ConnId, message: Message, attempts: u32) {
+        self.say(conn, message);
+        let interval_ns = self.config.timing.first_interval_ns;
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.repeat = Some(Repeat { attempts_left: attempts.saturating_sub(1), interval_ns });
+        }
+        self.set_deadline(conn, Some(now.after_ns(interval_ns)));
+    }
+
+    /// Says again what was said last.
+    pub(crate) fn repeat_what_was_said(&mut self, conn: ConnId) {
+        if let Some(connection) = self.connections.get(&conn)
+            && let Some(bytes) = connection.said
+        {
+            let path = connection.path;
+            self.transmit(path, bytes);
+        }
+    }
+
+    /// Tells the program, if a connection is one that it knows.
+    pub(crate) fn tell(&mut self, conn: ConnId, kind: EventKind) {
+        let owner = self.connections.get(&conn).and_then(|connection| connection.owner);
+        let is_new = matches!(kind, EventKind::Request { .. } | EventKind::Question { .. });
+        if owner.is_some() || is_new {
+            self.events.push_back(Event { conn, owner, kind });
+        }
+    }
+
+    fn handle_deadline(&mut self, now: Time, conn: ConnId) {
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        if let Some(repeat) = connection.repeat.as_mut()
+            && repeat.attempts_left > 0
+        {
+            repeat.attempts_left -= 1;
+            repeat.interval_ns = (repeat.interval_ns * 2).min(self.config.timing.interval_ns_max);
+            // Up to a quarter earlier: those that were lost together should not come together again.
+            let fraction = u64::from(self.numbers.next() >> 16);
+            let earlier_ns = ((repeat.interval_ns / 4) * fraction) >> 16;
+            let next = now.after_ns(repeat.interval_ns - earlier_ns);
+            self.counters.repeated += 1;
+            self.repeat_what_was_said(conn);
+            return self.set_deadline(conn, Some(next));
+        }
+        self.give_up(now, conn);
+    }
+
+    fn give_up(&mut self, now: Time, conn: ConnId) {
+        let Some(state) = self.connections.get(&conn).map(|connection| connection.state) else { return };
+        match state {
+            State::ReqSent | State::RepSent => {
+                self.send_rej(conn, RejReason::TIMEOUT, &[]);
+                self.refuse(now, conn);
+                self.tell(conn, EventKind::Unreachable);
+            }
+            State::Asked => {
+                self.tell(conn, EventKind::Unreachable);
+                self.enter(conn, State::Refused);
+                self.linger(now, conn);
+            }
+            State::DreqSent => {
+                self.tell(conn, EventKind::Disconnected { timed_out: true });
+                self.enter_time_wait(now, conn);
+            }
+            State::TimeWait => {
+                self.tell(conn, EventKind::TimeWaitExit);
+                self.let_go(conn);
+            }
+            _ => self.let_go(conn),
+        }
+    }
+
+    /// Keeps what was said last for a while, for those who ask again.
+    pub(crate) fn linger(&mut self, now: Time, conn: ConnId) {
+        self.set_deadline(conn, Some(now.after_ns(self.config.timing.time_wait_ns)));
+    }
+
+    /// A connection that has ended stays while the program has it, without taking part in anything.
+    fn let_go(&mut self, conn: ConnId) {
+        match self.connections.get(&conn) {
+            Some(connection) if connection.owner.is_some() => self.enter(conn, State::Refused),
+            _ => self.forget(conn),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The side that is asked for a connection.
+
+use std::net::SocketAddr;
+
+use terrace_transport::Time;
+use terrace_wire::cm::{
+    Answered, IP_HEADER_BYTES, IpHeader, Mad, Message, Redirect, Rej, RejReason, Rep, Req, Rtu, Transport,
+};
+use terrace_wire::{Path, QPN_SLOT_SHIFT};
+
+use crate::ConnId;
+use crate::connection::{Agreed, Connection, State, padded};
+use crate::manager::{Cm, Elsewhere, Error, EventKind};
+
+/// What a program answers a request with.
+#[derive(Clone, Debug)]
+pub struct Accept {
+    /// Our queue pair.
+    pub qpn: u32,
+    /// READs and atomics of the peer that we answer at a time.
+    pub responder_resources: u8,
+    /// READs and atomics of ours under way at a time.
+    pub initiator_depth: u8,
+    /// Credits, which nobody has over RoCE.
+    pub flow_control: bool,
+    /// RNR retries of the peer's queue pair, at most 7.
+    pub rnr_retry_count: u8,
+    /// Whether our queue pair has a shared receive queue.
+    pub srq: bool,
+    /// For the peer's program.
+    pub private_data: Vec<u8>,
+}
+
+/// The key that datagrams between queue pairs 1 have.
+const MANAGEMENT_QKEY: u32 = 0x8001_0000;
+
+impl Cm {
+    /// Accepts a request; `owner` hears of `Established`.
+    ///
+    /// # Errors
+    /// `Unknown`; `State` when there is nothing to accept, or no longer; `PrivateData` for more than 196 bytes.
+    pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept) -> Result<(), Error> {
+        if accept.private_data.len() > Rep::PRIVATE_BYTES {
+            return Err(Error::PrivateData);
+        }
+        let local_ca_guid = self.config.guid;
+        let connection = self.get(conn)?;
+        if connection.state != State::ReqReceived {
+            return Err(Error::State);
+        }
+        connection.agreed.local_qpn = accept.qpn;
+        connection.agreed.responder_resources = accept.responder_resources;
+        connection.agreed.initiator_depth = accept.initiator_depth;
+        let rep = Rep {
+            local_comm_id: conn.0,
+            remote_comm_id: connection.remote_id,
+            local_qkey: 0,
+            local_qpn: accept.qpn,
+            starting_psn: connection.agreed.rq_psn,
+            responder_resources: accept.responder_resources,
+            initiator_depth: accept.initiator_depth,
+            target_ack_delay: 0,
+            flow_control: accept.flow_control,
+            rnr_retry_count: accept.rnr_retry_count.min(7),
+            srq: accept.srq,
+            local_ca_guid,
+            private_data: padded(&accept.private_data),
+        };
+        self.enter(conn, State::RepSent);
+        self.say_until_answered(now, conn, Message::Rep(rep), self.config.timing.attempts);
+        Ok(())
+    }
+
+    /// Something has arrived at the queue pair of a connection whose RTU has not: the RTU was lost (12.9.7.2).
+    ///
+    /// # Errors
+    /// `Unknown`; `State` unless the request was accepted.
+    pub fn note_traffic(&mut self, conn: ConnId) -> Result<(), Error> {
+        match self.get(conn)?.state {
+            State::RepSent => {
+                self.stand(conn);
+                Ok(())
+            }
+            State::Established => Ok(()),
+            _ => Err(Error::State),
+        }
+    }
+
+    fn stand(&mut self, conn: ConnId) {
+        self.enter(conn, State::Established);
+        self.tell(conn, EventKind::Established);
+    }
+
+    pub(crate) fn handle_rtu(&mut self, from: &Path, rtu: &Rtu) {
+        let Some(conn) = self.of_peer(rtu.remote_comm_id, Some(rtu.local_comm_id), from) else { return };
+        match self.connections.get(&conn).map(|connection| connection.state) {
+            Some(State::RepSent) => self.stand(conn),
+            _ => self.counters.duplicates += 1,
+        }
+    }
+
+    pub(crate) fn handle_req(
+        &mut self,
+        now: Time,
+        from: &Path,
+        tid: u64,
+        req: &Req,
+        elsewhere: Elsewhere<'_>,
+    ) {
+        if let Some(&conn) = self.requests.get(&(from.remote, req.local_comm_id)) {
+            return self.handle_repeated_req(conn);
+        }
+        let stale = (from.remote, req.local_qpn);
+        if req.local_qpn != 0 && self.peer_qps.contains_key(&stale) {
+            self.answer_req(from, tid, req, RejReason::STALE_CONNECTION, &[]);
+            return self.drop_stale(now, stale);
+        }
+        if !matches!(req.transport, Transport::Rc | Transport::Uc) {
+            return self.answer_req(from, tid, req, RejReason::INVALID_TRANSPORT, &[]);
+        }
+        if req.path_mtu > self.config.path_mtu {
+            const INVALID_MTU: RejReason = RejReason(26);
+            return self.answer_req(from, tid, req, INVALID_MTU, &[self.config.path_mtu]);
+        }
+        let Ok(header) = IpHeader::decode(&req.private_data) else {
+            return self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
+        };
+        self.admit_req(now, from, tid, req, header, elsewhere);
+    }
+
+    /// The peer did not hear us the first time.
+    fn handle_repeated_req(&mut self, conn: ConnId) {
+        self.counters.duplicates += 1;
+        match self.connections.get(&conn).map(|connection| connection.state) {
+            // The program has not decided.
+            Some(State::ReqReceived) => self.ask_for_patience(conn, Answered::Req),
+            Some(State::RepSent | State::Refused) => self.repeat_what_was_said(conn),
+            // A REQ that was late: the peer has had our REP since.
+            _ => {}
+        }
+    }
+
+    fn admit_req(
+        &mut self,
+        now: Time,
+        from: &Path,
+        tid: u64,
+        req: &Req,
+        header: IpHeader,
+        elsewhere: Elsewhere<'_>,
+    ) {
+        let within_limits = self.is_within_limits(&from.remote);
+        let Some(listener) = self.listener_for(req.service_id, header.destination) else {
+            return match elsewhere(req.service_id, header.destination) {
+                Some(slot) => {
+                    let info = redirect(slot, req.primary.remote_gid);
+                    self.answer_req(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
+                }
+                // The peer asks again.
+                None if self.was_just_left(req.service_id, now) => {}
+                None => self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]),
+            };
+        };
+        // In silence: the peer asks again, and then there may be room.
+        if !within_limits || listener.waiting >= listener.backlog {
+            self.counters.beyond_limits += 1;
+            return;
+        }
+        listener.waiting += 1;
+        let listener = listener.id;
+        let mut connection = Connection::new(State::Refused, None, *from, tid);
+        connection.remote_id = req.local_comm_id;
+        connection.waits_at = Some(listener);
+        connection.agreed = self.asked_for(req);
+        connection.path.traffic_class = req.primary.traffic_class;
+        let conn = self.insert(connection);
+        self.enter(conn, State::ReqReceived);
+        self.requests.insert((from.remote, req.local_comm_id), conn);
+        if req.local_qpn != 0 {
+            self.peer_qps.insert((from.remote, req.local_qpn), conn);
+        }
+        self.tell(conn, EventKind::Request { listener, header, req: *req });
+    }
+
+    fn asked_for(&mut self, req: &Req) -> Agreed {
+        Agreed {
+            local_qpn: 0,
+            remote_qpn: req.local_qpn,
+            rq_psn: self.numbers.next_psn(),
+            sq_psn: req.starting_psn,
+            path_mtu: req.path_mtu,
+            responder_resources: req.initiator_depth,
+            initiator_depth: req.responder_resources,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ack_timeout: req.primary.local_ack_timeout,
+            traffic_class: req.primary.traffic_class,
+            flow_label: req.primary.flow_label,
+        }
+    }
+
+    /// Whether that peer may begin another connection.
+    pub(crate) fn is_within_limits(&self, peer: &SocketAddr) -> bool {
+        let limits = &self.config.limits;
+        let of_peer = self.half_open.get(&peer.ip().to_canonical()).copied().unwrap_or(0);
+        of_peer < limits.half_open_per_peer_max
+            && self.half_open_count < limits.half_open_max
+            && self.connections.len() < limits.connections_max
+    }
+
+    /// Refuses a request of which nothing is kept.
+    fn answer_req(&mut self, to: &Path, tid: u64, req: &Req, reason: RejReason, info: &[u8]) {
+        let rej = Rej {
+            local_comm_id: 0,
+            remote_comm_id: req.local_comm_id,
+            answered: Answered::Req,
+            reason,
+            info_len: info.len().min(Rej::INFO_BYTES) as u8,
+            info: padded(info),
+            private_data: [0; Rej::PRIVATE_BYTES],
+        };
+        self.transmit(*to, Mad { tid, message: Message::Rej(rej) }.encode());
+    }
+
+    /// Somebody accepts a connection that we do not know of (any more): it need not wait for our RTU.
+    pub(crate) fn answer_unknown_rep(&mut self, to: &Path, tid: u64, rep: &Rep) {
+        let rej = Rej {
+            local_comm_id: rep.remote_comm_id,
+            remote_comm_id: rep.local_comm_id,
+            answered: Answered::Rep,
+            reason: RejReason::INVALID_COMM_ID,
+            info_len: 0,
+            info: [0; Rej::INFO_BYTES],
+            private_data: [0; Rej::PRIVATE_BYTES],
+        };
+        self.transmit(*to, Mad { tid, message: Message::Rej(rej) }.encode());
+    }
+}
+
+/// The addresses at the front of private data count as the service's, not the program's.
+pub(crate) fn behind_header(private_data: &[u8]) -> Vec<u8> {
+    private_data.get(IP_HEADER_BYTES..).unwrap_or_default().to_vec()
+}
+
+/// Where a process of this host with that slot is asked.
+pub(crate) fn redirect(slot: u8, gid: [u8; 16]) -> [u8; 72] {
+    let qpn = u32::from(slot) << QPN_SLOT_SHIFT | 1;
+    Redirect { gid, pkey: 0xffff, qpn, qkey: MANAGEMENT_QKEY }.encode()
+}

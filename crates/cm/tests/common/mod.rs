@@ -1,0 +1,180 @@
+//! Two connection managers and a network between them that does what the seed says.
+
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use terrace_cm::*;
+use terrace_transport::Time;
+use terrace_wire::Path;
+use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
+
+pub const SERVICE: u16 = 7174;
+pub const SECOND_NS: u64 = 1_000_000_000;
+
+/// What becomes of datagrams, in percent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weather {
+    pub lost: u32,
+    pub doubled: u32,
+    /// The longest delay.
+    pub delay_ns: u64,
+}
+
+pub struct World {
+    pub ends: [Cm; 2],
+    pub now: Time,
+    pub heard: [Vec<Event>; 2],
+    pub sent: u64,
+    weather: Weather,
+    rng: StdRng,
+    /// On their way, by the time of arrival: to whom, and the bytes.
+    flying: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
+}
+
+pub fn address(end: usize) -> IpAddr {
+    [10, 0, 0, end as u8 + 1].into()
+}
+
+pub fn path_to(end: usize) -> Path {
+    let remote = SocketAddr::new(address(end), 4791);
+    Path { remote, source_gid_index: 0, traffic_class: 0, hop_limit: 0, flow_label: 0 }
+}
+
+pub fn config(seed: u64) -> Config {
+    Config { guid: seed, path_mtu: 3, seed, timing: Timing::default(), limits: Limits::default() }
+}
+
+pub fn service() -> u64 {
+    service_id(PortSpace::Tcp, SERVICE)
+}
+
+pub fn connect_from(from: usize, qpn: u32) -> Connect {
+    Connect {
+        service_id: service(),
+        header: IpHeader { source_port: 40000, source: address(from), destination: address(1 - from) },
+        path: path_to(1 - from),
+        gids: [[1; 16], [2; 16]],
+        transport: Transport::Rc,
+        qpn,
+        responder_resources: 4,
+        initiator_depth: 2,
+        flow_control: false,
+        retry_count: 7,
+        rnr_retry_count: 6,
+        srq: false,
+        path_mtu: 5,
+        ack_timeout: 16,
+        private_data: b"hello".to_vec(),
+    }
+}
+
+pub fn accept_with(qpn: u32) -> Accept {
+    Accept {
+        qpn,
+        responder_resources: 2,
+        initiator_depth: 3,
+        flow_control: false,
+        rnr_retry_count: 5,
+        srq: true,
+        private_data: b"welcome".to_vec(),
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, weather: Weather) -> World {
+        World {
+            ends: [Cm::new(config(seed)), Cm::new(config(seed ^ 0xffff))],
+            now: Time(1),
+            heard: [Vec::new(), Vec::new()],
+            sent: 0,
+            weather,
+            rng: StdRng::seed_from_u64(seed),
+            flying: BTreeMap::new(),
+        }
+    }
+
+    pub fn set_weather(&mut self, weather: Weather) {
+        self.weather = weather;
+    }
+
+    /// Takes what an end has to say.
+    fn settle(&mut self, end: usize) {
+        while let Some(transmit) = self.ends[end].poll_transmit() {
+            // What goes to others is no concern of this world.
+            let Some(to) = (0..2).find(|&other| address(other) == transmit.path.remote.ip()) else {
+                continue;
+            };
+            let copies = 1 + u32::from(self.rng.random_range(0..100) < self.weather.doubled);
+            for _ in 0..copies {
+                self.sent += 1;
+                if self.rng.random_range(0..100) >= self.weather.lost {
+                    let delay_ns = 1 + self.rng.random_range(0..=self.weather.delay_ns);
+                    let key = (self.now.after_ns(delay_ns), self.sent);
+                    self.flying.insert(key, (to, transmit.bytes.to_vec()));
+                }
+            }
+        }
+        while let Some(event) = self.ends[end].poll_event() {
+            self.heard[end].push(event);
+        }
+    }
+
+    /// Lets the next thing happen that is due until then. False if there is none.
+    pub fn step(&mut self, until: Time) -> bool {
+        self.settle(0);
+        self.settle(1);
+        let arrival = self.flying.keys().next().map(|(at, _)| *at);
+        let due = [self.ends[0].poll_timeout(), self.ends[1].poll_timeout(), arrival];
+        let Some(next) = due.into_iter().flatten().min().filter(|next| *next <= until) else {
+            self.now = self.now.max(until);
+            return false;
+        };
+        self.now = self.now.max(next);
+        if arrival == Some(next) {
+            let (_, (to, bytes)) = self.flying.pop_first().expect("just seen");
+            self.ends[to].handle_mad(self.now, &path_to(1 - to), &bytes, &|_, _| None);
+        } else {
+            self.ends.iter_mut().for_each(|end| end.handle_timeout(self.now));
+        }
+        self.settle(0);
+        self.settle(1);
+        true
+    }
+
+    pub fn run_for(&mut self, ns: u64) {
+        let until = self.now.after_ns(ns);
+        while self.step(until) {}
+    }
+
+    /// Everything that an end has heard since it was last asked.
+    pub fn take_heard(&mut self, end: usize) -> Vec<Event> {
+        std::mem::take(&mut self.heard[end])
+    }
+
+    /// The one thing that an end has heard.
+    pub fn take_only(&mut self, end: usize) -> Event {
+        let mut heard = self.take_heard(end);
+        assert_eq!(heard.len(), 1, "{heard:?}");
+        heard.remove(0)
+    }
+
+    /// Connects end 0 to end 1, on a network without faults. Returns both names of the connection.
+    pub fn connected(&mut self) -> [ConnId; 2] {
+        self.ends[1].listen(ListenerId(self.sent), service(), None, 16).expect("free");
+        let active = self.ends[0].connect(self.now, 7, &connect_from(0, 11)).expect("sent");
+        self.run_for(1000);
+        let passive = self.take_only(1).conn;
+        self.ends[1].take_request(passive, 8);
+        self.ends[1].accept(self.now, passive, &accept_with(22)).expect("accepted");
+        self.run_for(1000);
+        assert!(matches!(self.take_only(0).kind, EventKind::Response(_)));
+        self.ends[0].establish(active).expect("established");
+        self.run_for(1000);
+        assert_eq!(self.take_only(1).kind, EventKind::Established);
+        [active, passive]
+    }
+}

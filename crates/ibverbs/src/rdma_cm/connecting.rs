@@ -1,0 +1,187 @@
+//! The way to a connection: an address of our own, a peer, and the question.
+
+use std::net::{IpAddr, SocketAddr};
+
+use terrace_cm::{Ask, Connect, ListenerId};
+use terrace_nic::Device;
+use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
+
+use super::abi::{ConnParam, gid_of};
+use super::attributes::{ACK_TIMEOUT, mtu_code};
+use super::command::refused;
+use super::descriptor::FileId;
+use super::id::{Id, Stage};
+use super::rendezvous::{self, Claim};
+use super::resolve::{self, Source};
+use super::service::{Service, now};
+use crate::abi::{IBV_QPT_RC, IBV_QPT_UC};
+use crate::errno::{EINVAL, Errno, Result};
+
+/// Ports that are given out to those who do not mind.
+const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
+
+/// A port of those, another one each time.
+fn ephemeral_port(attempt: u64) -> u16 {
+    let mixed = (now().0 ^ u64::from(std::process::id()) << 20)
+        .wrapping_add(attempt)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    EPHEMERAL.start + ((mixed >> 33) % EPHEMERAL.len() as u64) as u16
+}
+
+/// Binds an identifier to an address of ours, or to all of them, and takes its port there.
+///
+/// # Errors
+/// EINVAL unless it is new; EADDRNOTAVAIL for an address that the device does not have; EADDRINUSE for a port that is taken.
+pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAddr) -> Result<()> {
+    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
+    let id = service.ids.get(file, number)?;
+    if id.stage != Stage::Idle {
+        return Err(EINVAL);
+    }
+    let source = match address.ip().to_canonical() {
+        ip if ip.is_unspecified() => None,
+        ip => Some(resolve::own_address(device.gids(), ip).ok_or(Errno(libc::EADDRNOTAVAIL))?),
+    };
+    let space = id.space;
+    let claim = |port: u16| claim_all(&device, source, space, port);
+    let (port, claims) = match address.port() {
+        0 => first_free(claim)?,
+        port => match claim(port) {
+            // Two that may share a port, as long as only one of them listens.
+            Err(Errno(libc::EADDRINUSE)) if id.reuse => (port, Vec::new()),
+            claims => (port, claims?),
+        },
+    };
+    let mut local = address;
+    local.set_port(port);
+    (id.local, id.source, id.claims, id.stage) = (Some(local), source, claims, Stage::Bound);
+    Ok(())
+}
+
+/// Takes a port at an address, or at all of the device's.
+fn claim_all(device: &Device, source: Option<Source>, space: PortSpace, port: u16) -> Result<Vec<Claim>> {
+    let places: Vec<IpAddr> = match source {
+        Some(source) => vec![source.address],
+        None => device.gids().iter().map(|gid| gid.addr).collect(),
+    };
+    places.into_iter().map(|place| rendezvous::claim(space, port, place, device.slot())).collect()
+}
+
+fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Claim>)> {
+    const ATTEMPTS: u64 = 64;
+    for attempt in 0..ATTEMPTS {
+        let port = ephemeral_port(attempt);
+        match claim(port) {
+            Err(Errno(libc::EADDRINUSE)) => {}
+            claims => return Ok((port, claims?)),
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL))
+}
+
+/// Finds the way to a peer. The outcome is an event; only what makes no sense is refused at once.
+///
+/// # Errors
+/// EINVAL for an identifier that has a peer already, or is bound to an address of another family.
+pub fn resolve_address(
+    service: &mut Service,
+    file: FileId,
+    number: u32,
+    to: SocketAddr,
+) -> Result<std::result::Result<(), Errno>> {
+    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
+    let id = service.ids.get(file, number)?;
+    if !matches!(id.stage, Stage::Idle | Stage::Bound) {
+        return Err(EINVAL);
+    }
+    let source = match (id.source, resolve::towards(device.gids(), to)) {
+        (Some(bound), Ok(_)) if bound.address.is_ipv4() == to.ip().to_canonical().is_ipv4() => bound,
+        (Some(_), Ok(_)) => return Err(EINVAL),
+        (None, Ok(source)) => source,
+        (_, Err(errno)) => return Ok(Err(errno)),
+    };
+    let port = match id.local.map_or(0, |local| local.port()) {
+        0 => ephemeral_port(number.into()),
+        port => port,
+    };
+    id.source = Some(source);
+    id.local = Some((source.address, port).into());
+    id.peer = Some(to);
+    id.stage = Stage::AddressResolved;
+    Ok(Ok(()))
+}
+
+/// Asks for a connection, or for the queue pair that takes datagrams.
+///
+/// # Errors
+/// EINVAL without a route, or for a kind of queue pair that does not connect; ENOMEM for too many connections.
+pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnParam) -> Result<()> {
+    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
+    let id = service.ids.get(file, number)?;
+    let (Stage::RouteResolved, Some(source), Some(local), Some(peer)) =
+        (id.stage, id.source, id.local, id.peer)
+    else {
+        return Err(EINVAL);
+    };
+    let target = resolve::target(device.gids(), source, peer, id.space, id.traffic_class);
+    let header = IpHeader { source_port: local.port(), source: source.address, destination: target.address };
+    let service_id = service_id(id.space, peer.port());
+    let mut ask = Ask { service_id, header, path: target.path, private_data: Vec::new() };
+    let conn = if id.is_ud() {
+        ask.private_data = param.private_data;
+        service.cm.ask(now(), number.into(), &ask)
+    } else {
+        let connect = request(id, &device, source, &ask, param)?;
+        service.cm.connect(now(), number.into(), &connect)
+    };
+    let conn = conn.map_err(refused)?;
+    let id = service.ids.get(file, number)?;
+    (id.conn, id.stage) = (Some(conn), Stage::Connecting);
+    Ok(())
+}
+
+/// What is asked for, where `ask` says.
+fn request(id: &Id, device: &Device, source: Source, ask: &Ask, param: ConnParam) -> Result<Connect> {
+    let own_gid = device.gids().get(usize::from(source.gid_index)).map_or([0; 16], |gid| gid.raw);
+    Ok(Connect {
+        service_id: ask.service_id,
+        header: ask.header,
+        path: ask.path,
+        gids: [own_gid, gid_of(ask.header.destination)],
+        transport: match id.qp_type {
+            IBV_QPT_RC => Transport::Rc,
+            IBV_QPT_UC => Transport::Uc,
+            _ => return Err(EINVAL),
+        },
+        qpn: param.qp_num,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        flow_control: param.flow_control,
+        retry_count: param.retry_count,
+        rnr_retry_count: param.rnr_retry_count,
+        srq: param.srq,
+        path_mtu: mtu_code(device.port_attributes().active_mtu),
+        ack_timeout: id.ack_timeout.unwrap_or(ACK_TIMEOUT),
+        private_data: param.private_data,
+    })
+}
+
+/// Listens at the address that an identifier is bound to.
+///
+/// # Errors
+/// EINVAL unless it is bound; EADDRINUSE when somebody else listens there.
+pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) -> Result<()> {
+    let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
+    let id = service.ids.get(file, number)?;
+    let (Stage::Bound, Some(local)) = (id.stage, id.local) else { return Err(EINVAL) };
+    if id.claims.is_empty() {
+        id.claims = claim_all(&device, id.source, id.space, local.port())?;
+    }
+    let (space, address) = (id.space, id.source.map(|source| source.address));
+    let listener = ListenerId(service.next_listener);
+    service.next_listener += 1;
+    service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(refused)?;
+    let id = service.ids.get(file, number)?;
+    (id.listener, id.stage) = (Some(listener), Stage::Listening);
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Which descriptors are channels to the connection manager.
+//!
+//! A descriptor's number says little: the program may have closed ours by means that nobody sees and have got the same number
+//! for something else. So the number is only a first look, and the socket behind it, which has an inode of its own, decides.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A file of the device: what one `open` made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u64);
+
+/// Descriptors beyond are not given out.
+const DESCRIPTORS_MAX: usize = 1 << 16;
+
+/// One bit for each descriptor that was ours when it was last looked at.
+static BITS: [AtomicU64; DESCRIPTORS_MAX / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
+
+/// Files by the inode of their socket.
+static FILES: Mutex<Option<HashMap<u64, FileId>>> = Mutex::new(None);
+
+fn files() -> MutexGuard<'static, Option<HashMap<u64, FileId>>> {
+    FILES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
+    let index = usize::try_from(fd).ok()?;
+    Some((BITS.get(index / 64)?, 1 << (index % 64)))
+}
+
+/// Whether a descriptor may be ours: cheap, and safe in a signal handler.
+#[inline]
+pub fn is_channel(fd: c_int) -> bool {
+    bit(fd).is_some_and(|(word, mask)| word.load(Relaxed) & mask != 0)
+}
+
+/// Notes a descriptor. False if its number is too large.
+pub fn add(fd: c_int, file: FileId) -> bool {
+    let (Some((word, mask)), Some(inode)) = (bit(fd), inode(fd)) else { return false };
+    files().get_or_insert_default().insert(inode, file);
+    word.fetch_or(mask, Relaxed);
+    true
+}
+
+/// Forgets a file, whose last descriptor is closed.
+pub fn remove(file: FileId) {
+    if let Some(files) = files().as_mut() {
+        files.retain(|_, other| *other != file);
+    }
+}
+
+/// Keeps the list still while the process forks. A child keeps it: its copies of the parent's descriptors are still none that
+/// anything else may be written to.
+pub struct Hold {
+    _files: MutexGuard<'static, Option<HashMap<u64, FileId>>>,
+}
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold { _files: files() }
+}
+
+/// The file behind a descriptor, if it is one of ours.
+pub fn lookup(fd: c_int) -> Option<FileId> {
+    if !is_channel(fd) {
+        return None;
+    }
+    let found = inode(fd).and_then(|inode| files().as_ref()?.get(&inode).copied());
+    if found.is_none()
+        && let Some((word, mask)) = bit(fd)
+    {
+        word.fetch_and(!mask, Relaxed);
+    }
+    found
+}
+
+/// The file behind any descriptor, also one that was made by `dup`.
+pub fn lookup_copy(fd: c_int) -> Option<FileId> {
+    inode(fd).and_then(|inode| files().as_ref()?.get(&inode).copied())
+}
+
+/// Takes out the byte that makes a descriptor readable.
+pub fn silence(fd: c_int) {
+    let mut bytes = [0u8; 16];
+    // SAFETY: room for that many bytes. Whether there is one does not matter.
+    unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
+}
+
+/// The inode of the socket behind a descriptor; `None` for anything but a socket.
+fn inode(fd: c_int) -> Option<u64> {
+    let status = system_fstat(fd)?;
+    (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
+}
+
+/// `fstat(2)` by the system call: the C library's name for it is ours.
+fn system_fstat(fd: c_int) -> Option<libc::stat> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the answer, which is the kernel's own structure on 64-bit systems.
+    let failed = unsafe { libc::syscall(libc::SYS_fstat, fd, status.as_mut_ptr()) } != 0;
+    // SAFETY: the call has filled it.
+    (!failed).then(|| unsafe { status.assume_init() })
+}
+
+/// The number of the device that a channel claims to be: the real one's, which newer versions of librdmacm compare with what
+/// the kernel tells them, or else that of the first miscellaneous device.
+pub fn device_number() -> libc::dev_t {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    let path = c"/dev/infiniband/rdma_cm";
+    // SAFETY: a C string, and room for the answer.
+    let failed =
+        unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), status.as_mut_ptr(), 0) }
+            != 0;
+    // SAFETY: the call has filled it.
+    if failed { libc::makedev(10, 0) } else { unsafe { status.assume_init() }.st_rdev }
+}

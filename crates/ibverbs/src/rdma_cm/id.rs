@@ -1,0 +1,187 @@
+//! What programs call `rdma_cm_id`, what they open the device for, and the events that wait for them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use terrace_cm::{ConnId, ListenerId};
+use terrace_wire::cm::PortSpace;
+
+use super::abi::{Answer, EVENT_BYTES};
+use super::descriptor::FileId;
+use super::rendezvous::Claim;
+use super::resolve::Source;
+use crate::abi::{IBV_QPT_UD, ibv_qp_type};
+use crate::errno::{EINVAL, Errno, Result};
+
+/// How far an identifier has come on the way to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    Idle,
+    Bound,
+    AddressResolved,
+    RouteResolved,
+    /// A connection was asked for, or the identifier came of a request.
+    Connecting,
+    Listening,
+}
+
+/// An `rdma_cm_id`.
+pub struct Id {
+    pub file: FileId,
+    /// The program's name for it; 0 while it has given none.
+    pub uid: u64,
+    pub space: PortSpace,
+    pub qp_type: ibv_qp_type,
+    pub stage: Stage,
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
+    /// The device's address, once there is one.
+    pub source: Option<Source>,
+    pub conn: Option<ConnId>,
+    pub listener: Option<ListenerId>,
+    /// The places that it has taken among the processes of this host.
+    pub claims: Vec<Claim>,
+    /// Events that the program has got, which it wants to have counted.
+    pub events_reported: u32,
+    pub reuse: bool,
+    pub traffic_class: u8,
+    pub ack_timeout: Option<u8>,
+    pub qkey: u32,
+}
+
+impl Id {
+    pub fn new(file: FileId, uid: u64, space: PortSpace, qp_type: ibv_qp_type) -> Id {
+        Id {
+            file,
+            uid,
+            space,
+            qp_type,
+            stage: Stage::Idle,
+            local: None,
+            peer: None,
+            source: None,
+            conn: None,
+            listener: None,
+            claims: Vec::new(),
+            events_reported: 0,
+            reuse: false,
+            traffic_class: 0,
+            ack_timeout: None,
+            qkey: 0,
+        }
+    }
+
+    /// Whether it is for datagrams.
+    pub fn is_ud(&self) -> bool {
+        self.qp_type == IBV_QPT_UD
+    }
+}
+
+/// An event that waits.
+pub struct Waiting {
+    /// Whose it is.
+    pub id: u32,
+    pub answer: Answer<EVENT_BYTES>,
+    /// The connection that was asked for: an identifier of its own, once the program hears of it.
+    pub request: Option<Request>,
+}
+
+/// See [`Waiting::request`].
+pub struct Request {
+    pub conn: ConnId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub source: Source,
+}
+
+/// What one `open` made.
+pub struct File {
+    pub events: VecDeque<Waiting>,
+    /// What `open` gave the program.
+    pub fd: RawFd,
+    /// Our end of the pair: a byte that is sent into it makes the program's end readable.
+    pub end: OwnedFd,
+}
+
+impl File {
+    /// Adds an event.
+    pub fn push(&mut self, event: Waiting) {
+        if self.events.is_empty() {
+            // SAFETY: an open descriptor and one readable byte. A full socket cannot be: at most one byte is in it.
+            unsafe {
+                libc::send(
+                    self.end.as_raw_fd(),
+                    [1u8].as_ptr().cast(),
+                    1,
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
+            };
+        }
+        self.events.push_back(event);
+    }
+}
+
+/// All files and identifiers of a process.
+#[derive(Default)]
+pub struct Ids {
+    pub files: HashMap<FileId, File>,
+    /// In the order of their numbers, so that the lowest that is free is found.
+    ids: BTreeMap<u32, Id>,
+}
+
+impl Ids {
+    /// Adds an identifier. librdmacm keeps them in a table by number, so numbers stay small.
+    pub fn insert(&mut self, id: Id) -> u32 {
+        let mut free = 0;
+        for &taken in self.ids.keys() {
+            if taken != free {
+                break;
+            }
+            free += 1;
+        }
+        self.ids.insert(free, id);
+        free
+    }
+
+    /// An identifier of that file: ENOENT without one, EINVAL for another file's, as in the kernel.
+    pub fn get(&mut self, file: FileId, number: u32) -> Result<&mut Id> {
+        let id = self.ids.get_mut(&number).ok_or(Errno(libc::ENOENT))?;
+        if id.file == file { Ok(id) } else { Err(EINVAL) }
+    }
+
+    /// An identifier, whoever's.
+    pub fn find(&mut self, number: u32) -> Option<&mut Id> {
+        self.ids.get_mut(&number)
+    }
+
+    pub fn remove(&mut self, number: u32) -> Option<Id> {
+        self.ids.remove(&number)
+    }
+
+    pub fn of_file(&self, file: FileId) -> Vec<u32> {
+        self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect()
+    }
+
+    /// The one that listens.
+    pub fn of_listener(&self, listener: ListenerId) -> Option<u32> {
+        self.ids.iter().find(|(_, id)| id.listener == Some(listener)).map(|(number, _)| *number)
+    }
+
+    /// Queues an event, unless the program has not named the identifier yet: then it would not know what it is about.
+    pub fn queue(&mut self, number: u32, mut answer: Answer<EVENT_BYTES>, request: Option<Request>) -> bool {
+        let Some(id) = self.ids.get(&number) else { return false };
+        let (Some(file), true) = (self.files.get_mut(&id.file), id.uid != 0) else { return false };
+        answer.of(id.uid, number);
+        file.push(Waiting { id: number, answer, request });
+        true
+    }
+
+    /// Takes the events of an identifier out of its file's queue.
+    pub fn take_events(&mut self, file: FileId, number: u32) -> Vec<Waiting> {
+        let Some(file) = self.files.get_mut(&file) else { return Vec::new() };
+        let (taken, rest): (Vec<_>, Vec<_>) = file.events.drain(..).partition(|event| event.id == number);
+        file.events = rest.into();
+        taken
+    }
+}

@@ -1,0 +1,77 @@
+//! `/dev/infiniband/rdma_cm`: the character device through which librdmacm reaches the kernel's connection manager. Here it
+//! reaches ours (`terrace_cm`).
+//!
+//! Programs open the device, write commands to it, and poll it for events. What they get from `open` is one end of a socket
+//! pair: it polls as the device does, and when its last copy is closed, the other end hears of it, however that happened. The
+//! path shim hands `write` and `fstat` of such descriptors to this module; what other descriptors pay for that is one look at
+//! a bitmap.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `descriptor` | which descriptors are ours |
+//! | `abi` | the layout of commands and answers (`rdma/rdma_user_cm.h`) |
+//! | `command`, `connecting` | what each command does; those that lead to a connection |
+//! | `id` | what programs call `rdma_cm_id`, and their events |
+//! | `attributes` | answers about routes and queue pairs |
+//! | `resolve` | which of our addresses, and which queue pair 1 of the peer, a connection uses |
+//! | `rendezvous` | which process of this host listens where |
+//! | `tell` | what programs are told |
+//! | `service` | the process's connection manager: its NIC, its thread, its lock |
+//!
+//! `docs/decisions/0027-connections-by-address.md` says why it is done this way.
+
+mod abi;
+mod attributes;
+mod command;
+mod connecting;
+mod descriptor;
+mod id;
+mod rendezvous;
+mod resolve;
+mod service;
+mod tell;
+
+use std::ffi::{c_int, c_void};
+
+pub use descriptor::{device_number, is_channel};
+pub use service::{Hold, forget_in_child, hold_for_fork, say_goodbye, show_the_way};
+
+use crate::errno::Errno;
+
+/// Whether a path is the device's.
+pub fn is_device(path: &[u8]) -> bool {
+    path == b"/dev/infiniband/rdma_cm"
+}
+
+/// Whether a descriptor is ours, looked at closely.
+pub fn is_ours(fd: c_int) -> bool {
+    descriptor::lookup(fd).is_some()
+}
+
+/// `open(2)` of the device.
+pub fn open(flags: c_int) -> c_int {
+    match service::open_channel(flags) {
+        Ok(fd) => fd,
+        Err(errno) => {
+            errno.set();
+            -1
+        }
+    }
+}
+
+/// `write(2)` to a descriptor that may be ours: `None` if it is not.
+///
+/// # Safety
+/// As for the C library's.
+pub unsafe fn write(fd: c_int, data: *const c_void, len: usize) -> Option<isize> {
+    let file = descriptor::lookup(fd)?;
+    // SAFETY: the caller's.
+    let result = unsafe { command::execute(fd, file, data as u64, len) };
+    Some(result.map_or_else(
+        |errno: Errno| {
+            errno.set();
+            -1
+        },
+        |()| len as isize,
+    ))
+}

@@ -1,0 +1,112 @@
+//! Which process of this host listens where.
+//!
+//! A connection is asked for at an address, and by the standard that means UDP port 4791: slot 0. Which of several processes at
+//! one address listens for a service is therefore written where every process of the host can read it: in the names of
+//! sockets in the abstract namespace. The kernel gives a name to one process only, takes it back when that ends, however it
+//! ends, and keeps the names of network namespaces apart, which is how far addresses reach.
+//!
+//! A listener has two of them: one for its place, so that there is only one, and one that says in which slot it is.
+
+use std::fmt::Write;
+use std::io;
+use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use terrace_wire::cm::PortSpace;
+
+use crate::errno::Errno;
+
+/// A place that is taken, until this is dropped.
+pub struct Claim {
+    _place: UnixDatagram,
+    _slot: UnixDatagram,
+}
+
+fn place(space: PortSpace, port: u16, address: IpAddr) -> String {
+    format!("terrace-cm/{:x}/{port}/{}", space as u16, address.to_canonical())
+}
+
+fn bind(name: &str) -> io::Result<UnixDatagram> {
+    UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
+}
+
+/// Takes a place for the process with that slot.
+///
+/// # Errors
+/// EADDRINUSE if somebody has it; else the system's.
+pub fn claim(space: PortSpace, port: u16, address: IpAddr, slot: u8) -> Result<Claim, Errno> {
+    let mut name = place(space, port, address);
+    let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+    let place = bind(&name).map_err(failed)?;
+    write!(name, "/slot/{slot}").map_err(|_| Errno(libc::ENOMEM))?;
+    let slot = bind(&name).map_err(failed)?;
+    Ok(Claim { _place: place, _slot: slot })
+}
+
+/// The slot of the process that has a place.
+pub fn find(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
+    let names = std::fs::read_to_string("/proc/net/unix").ok()?;
+    find_in(&names, &place(space, port, address))
+}
+
+/// The same, from a list that may be some milliseconds old: for questions of strangers, who ask as often as they like.
+pub fn find_lately(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
+    const AGE_MAX: Duration = Duration::from_millis(20);
+    static LIST: Mutex<Option<(Instant, String)>> = Mutex::new(None);
+    // Another thread is at it, or was when this process was forked.
+    let Ok(mut list) = LIST.try_lock() else { return find(space, port, address) };
+    let fresh = list.take().filter(|(read_at, _)| read_at.elapsed() < AGE_MAX);
+    let (_, names) = list.insert(fresh.unwrap_or_else(|| (Instant::now(), own_names())));
+    find_in(names, &place(space, port, address))
+}
+
+/// The part of the list of sockets that is ours.
+fn own_names() -> String {
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    all.lines().filter(|line| line.contains(" @terrace-cm/")).fold(String::new(), |mut own, line| {
+        own.push_str(line);
+        own.push('\n');
+        own
+    })
+}
+
+fn find_in(names: &str, place: &str) -> Option<u8> {
+    names.lines().find_map(|line| {
+        let (_, name) = line.split_once(" @")?;
+        name.strip_prefix(place)?.strip_prefix("/slot/")?.trim_end_matches('@').parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_taken_once_and_says_where() {
+        let address = IpAddr::from([127, 0, 0, 58]);
+        let claim_it = |slot| claim(PortSpace::Tcp, 7174, address, slot);
+        assert_eq!(find(PortSpace::Tcp, 7174, address), None);
+        let first = claim_it(3).expect("free");
+        assert_eq!(claim_it(4).err(), Some(Errno(libc::EADDRINUSE)));
+        assert_eq!(find(PortSpace::Tcp, 7174, address), Some(3));
+        assert_eq!(find(PortSpace::Udp, 7174, address), None);
+        assert_eq!(find(PortSpace::Tcp, 717, address), None);
+        drop(first);
+        assert_eq!(find(PortSpace::Tcp, 7174, address), None);
+        drop(claim_it(4).expect("free again"));
+    }
+
+    #[test]
+    fn foreign_names_are_passed_over() {
+        let names = "Num RefCount Protocol Flags Type St Inode Path\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 1 @terrace-cm/106/1/::1\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 2 @terrace-cm/106/1/::1/slot/x\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 2 @terrace-cm/106/1/::1/slot/7\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 3\n";
+        assert_eq!(find_in(names, "terrace-cm/106/1/::1"), Some(7));
+        assert_eq!(find_in(names, "terrace-cm/106/1/::2"), None);
+    }
+}

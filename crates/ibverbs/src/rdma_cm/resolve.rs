@@ -1,0 +1,142 @@
+//! Which of our addresses a connection uses, and which queue pair 1 it is asked at.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use terrace_nic::Gid;
+use terrace_wire::cm::PortSpace;
+use terrace_wire::{Path, ROCE_PORT};
+
+use super::rendezvous;
+use crate::errno::Errno;
+
+/// Time to live of what queue pairs send.
+pub const HOP_LIMIT: u8 = 64;
+
+/// A port that serves to find a route: nothing is sent to it.
+const DISCARD_PORT: u16 = 9;
+
+/// One of the device's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    pub gid_index: u8,
+    pub address: IpAddr,
+}
+
+/// The device's address that a program binds to: the same one, or, for the loopback's, any of that family that leads out of this
+/// host, as on a host with an RNIC.
+pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
+    let wanted = wanted.to_canonical();
+    let source = |(gid_index, gid): (u8, &Gid)| Source { gid_index, address: gid.addr };
+    let exactly = (0u8..).zip(gids).find(|(_, gid)| gid.addr == wanted);
+    let leads_out = |gid: &Gid| gid.addr.is_ipv4() == wanted.is_ipv4() && !gid.addr.is_loopback();
+    let of_family = || (0u8..).zip(gids).find(|(_, gid)| leads_out(gid));
+    exactly.or_else(|| if wanted.is_loopback() { of_family() } else { None }).map(source)
+}
+
+/// The device's address that packets to a peer leave from.
+///
+/// # Errors
+/// ENODEV without an address of the peer's family; EADDRNOTAVAIL for what is no peer's address; the system's if there is no way.
+pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
+    let ip = peer.ip().to_canonical();
+    if ip.is_multicast() || ip.is_unspecified() {
+        return Err(Errno(libc::EADDRNOTAVAIL));
+    }
+    if let Some(own) = own_address(gids, ip) {
+        return Ok(own);
+    }
+    let of_family = || (0u8..).zip(gids).filter(|(_, gid)| gid.addr.is_ipv4() == ip.is_ipv4());
+    let routed = of_family().find(|(_, gid)| leads_to(gid.addr, peer).is_ok());
+    match (routed, of_family().next()) {
+        (Some((gid_index, gid)), _) => Ok(Source { gid_index, address: gid.addr }),
+        (None, Some((_, gid))) => Err(leads_to(gid.addr, peer).err().unwrap_or(Errno(libc::ENETUNREACH))),
+        (None, None) => Err(Errno(libc::ENODEV)),
+    }
+}
+
+/// Whether the system has a way from one of our addresses to a peer.
+fn leads_to(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
+    let mut target = peer;
+    target.set_port(DISCARD_PORT);
+    let mut source = SocketAddr::new(own, 0);
+    if let (SocketAddr::V6(source), SocketAddr::V6(target)) = (&mut source, target)
+        && source.ip().is_unicast_link_local()
+    {
+        source.set_scope_id(target.scope_id());
+    }
+    let tried = UdpSocket::bind(source).and_then(|socket| socket.connect(target));
+    tried.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH)))
+}
+
+/// Where a service at an address is asked for.
+pub struct Target {
+    /// The way to the queue pair 1.
+    pub path: Path,
+    /// The peer's address as the listener knows it.
+    pub address: IpAddr,
+}
+
+/// Finds out where a service is asked for: of a process of this host, in its slot; else in slot 0.
+pub fn target(gids: &[Gid], source: Source, peer: SocketAddr, space: PortSpace, traffic_class: u8) -> Target {
+    let ip = peer.ip().to_canonical();
+    // The loopback's address reaches the device's, as it reaches every RNIC's on its host.
+    let own = own_address(gids, ip).map(|own| own.address);
+    let (address, slot) = match rendezvous::find(space, peer.port(), ip) {
+        Some(slot) => (ip, Some(slot)),
+        None => match own {
+            Some(own) if own != ip => (own, rendezvous::find(space, peer.port(), own)),
+            _ => (ip, None),
+        },
+    };
+    let mut remote = peer;
+    remote.set_ip(address);
+    remote.set_port(ROCE_PORT + u16::from(slot.unwrap_or(0)));
+    if let SocketAddr::V6(v6) = &mut remote
+        && v6.ip().is_unicast_link_local()
+        && v6.scope_id() == 0
+    {
+        v6.set_scope_id(gids.get(usize::from(source.gid_index)).map_or(0, |gid| gid.ifindex));
+    }
+    let source_gid_index = source.gid_index;
+    let path = Path { remote, source_gid_index, traffic_class, hop_limit: 0, flow_label: 0 };
+    Target { path, address }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gids() -> Vec<Gid> {
+        table(&["192.0.2.5", "2001:db8::5"])
+    }
+
+    fn table(addrs: &[&str]) -> Vec<Gid> {
+        addrs.iter().map(|addr| Gid::new(addr.parse().expect("an address"), "lo", 1)).collect()
+    }
+
+    #[test]
+    fn the_loopback_stands_for_the_device() {
+        let own = |wanted: &str| own_address(&gids(), wanted.parse().expect("an address"));
+        assert_eq!(own("192.0.2.5").map(|source| source.gid_index), Some(0));
+        assert_eq!(own("::ffff:192.0.2.5").map(|source| source.gid_index), Some(0));
+        assert_eq!(own("127.0.0.1").map(|source| source.gid_index), Some(0));
+        assert_eq!(own("::1").map(|source| source.gid_index), Some(1));
+        assert_eq!(own("192.0.2.1"), None);
+        // An address of the loopback that a device has stands for a host of its own.
+        assert_eq!(own_address(&table(&["127.0.0.58"]), [127, 0, 0, 1].into()), None);
+    }
+
+    #[test]
+    fn peers_that_are_none_are_refused() {
+        let gids = table(&["127.0.0.58", "::1"]);
+        let to = |peer: &str| towards(&gids, peer.parse().expect("an address")).map_err(|errno| errno.0);
+        assert_eq!(to("224.0.0.1:1"), Err(libc::EADDRNOTAVAIL));
+        assert_eq!(to("0.0.0.0:1"), Err(libc::EADDRNOTAVAIL));
+        assert_eq!(to("127.0.0.59:1").map(|source| source.gid_index), Ok(0));
+        let v4_only = &gids[..1];
+        assert_eq!(
+            towards(v4_only, "[2001:db8::1]:1".parse().expect("an address")).err(),
+            Some(Errno(libc::ENODEV))
+        );
+    }
+}

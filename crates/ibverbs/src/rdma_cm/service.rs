@@ -1,0 +1,389 @@
+//! The process's connection manager: one lock, one NIC, and a thread that sleeps until something is due.
+//!
+//! Datagrams are handled by whoever makes progress on the NIC, commands by the thread that writes them. The thread here does the
+//! rest: repetitions, and files whose last descriptor was closed.
+//!
+//! The lock is the innermost of this library: whoever holds it opens or closes no NIC, and waits for nothing.
+
+use std::ffi::c_int;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use terrace_cm::{Cm, Config, Limits, Timing};
+use terrace_nic::{Device, Time};
+use terrace_wire::Path;
+use terrace_wire::cm::{CM_CLASS, service_of};
+
+use super::attributes::mtu_code;
+use super::descriptor::{self, FileId};
+use super::id::{File, Ids};
+use super::rendezvous;
+use super::resolve::own_address;
+use crate::errno::{ENOMEM, Errno, Result};
+use crate::{fork, identity, nic};
+
+/// A process's connection manager.
+pub struct Service {
+    pub cm: Cm,
+    pub ids: Ids,
+    pub device: Option<Arc<Device>>,
+    pub next_listener: u64,
+    /// A byte that is written here wakes the thread.
+    bell: OwnedFd,
+    /// Until when the thread sleeps.
+    sleeps_until: Option<Time>,
+    has_thread: bool,
+}
+
+static SERVICE: Mutex<Option<Box<Service>>> = Mutex::new(None);
+
+fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
+    SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nanoseconds since the process first asked.
+pub fn now() -> Time {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    Time(u64::try_from(EPOCH.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Does something with the connection manager, and then what came of it: datagrams leave, events are queued.
+///
+/// # Errors
+/// ENODEV when this process has none: it is a child that uses its parent's descriptor; else what `work` says.
+pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
+    let mut service = locked();
+    let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
+    let result = work(service);
+    service.settle();
+    result
+}
+
+/// The same for a command to a file.
+///
+/// # Errors
+/// ENODEV when it is not a file of this process's manager, but of the one of the process that this one was forked from.
+pub fn check(file: FileId) -> Result<()> {
+    with(|service| if service.ids.files.contains_key(&file) { Ok(()) } else { Err(Errno(libc::ENODEV)) })
+}
+
+/// Sees to it that the connection manager has a NIC.
+///
+/// # Errors
+/// Those of opening one.
+pub fn ensure_device() -> Result<()> {
+    if with(|service| Ok(service.device.is_some()))? {
+        return Ok(());
+    }
+    // Without the lock: what opens a NIC waits for others.
+    let device = nic::for_service()?;
+    let used = with(|service| Ok(service.adopt(&device)));
+    if !matches!(used, Ok(true)) {
+        nic::released_by_service();
+    }
+    used.map(|_| ())
+}
+
+/// Opens the device.
+///
+/// # Errors
+/// EMFILE and its like.
+pub fn open_channel(flags: c_int) -> Result<RawFd> {
+    fork::install()?;
+    identity::get()?;
+    let mut service = locked();
+    let service = match &mut *service {
+        Some(service) => service,
+        none => none.insert(Box::new(Service::new()?)),
+    };
+    service.start_thread()?;
+    let (theirs, ours) = socket_pair(flags)?;
+    // Numbers go on in a forked child, which has its parent's files in the list of descriptors.
+    static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
+    let file = FileId(NEXT_FILE.fetch_add(1, Relaxed));
+    let fd = theirs.as_raw_fd();
+    if !descriptor::add(fd, file) {
+        return Err(Errno(libc::EMFILE));
+    }
+    std::mem::forget(theirs);
+    service.ids.files.insert(file, File { events: Default::default(), fd, end: ours });
+    service.ring();
+    Ok(fd)
+}
+
+/// The program's end, which is as `flags` say, and ours.
+fn socket_pair(flags: c_int) -> Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: room for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: just opened, nobody else's.
+    let [theirs, ours] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    let closes = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    // SAFETY: flags of an open descriptor of ours.
+    unsafe {
+        libc::fcntl(theirs.as_raw_fd(), libc::F_SETFD, closes);
+        libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, flags & libc::O_NONBLOCK);
+    }
+    Ok((theirs, ours))
+}
+
+impl Service {
+    fn new() -> Result<Service> {
+        // SAFETY: flags only.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if bell < 0 {
+            return Err(Errno::last());
+        }
+        let config = Config {
+            guid: identity::get()?.node_guid,
+            path_mtu: 5,
+            seed: random_seed()?,
+            timing: Timing::default(),
+            limits: Limits::default(),
+        };
+        Ok(Service {
+            cm: Cm::new(config),
+            ids: Ids::default(),
+            device: None,
+            next_listener: 0,
+            // SAFETY: just opened, nobody else's.
+            bell: unsafe { OwnedFd::from_raw_fd(bell) },
+            sleeps_until: None,
+            has_thread: false,
+        })
+    }
+
+    fn start_thread(&mut self) -> Result<()> {
+        if !self.has_thread {
+            without_signals(|| {
+                std::thread::Builder::new().name("terrace-cm".into()).stack_size(256 << 10).spawn(run)
+            })
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(ENOMEM.0)))?;
+            self.has_thread = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a NIC, unless another thread has brought one meanwhile.
+    fn adopt(&mut self, device: &Arc<Device>) -> bool {
+        if self.device.is_some() {
+            return false;
+        }
+        device.on_management_class(CM_CLASS, Arc::new(receive));
+        device.hear_at_all_gids();
+        self.cm.set_path_mtu(mtu_code(device.port_attributes().active_mtu));
+        self.device = Some(device.clone());
+        true
+    }
+
+    fn ring(&self) {
+        // SAFETY: an open descriptor and eight readable bytes.
+        unsafe { libc::write(self.bell.as_raw_fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
+    }
+
+    /// Sends what the manager wants sent, queues what it has to tell, and sees to it that it is called in time.
+    fn settle(&mut self) {
+        loop {
+            while let Some(transmit) = self.cm.poll_transmit() {
+                if let Some(device) = &self.device
+                    && let Err(error) = device.send_management(&transmit.path, &transmit.bytes)
+                {
+                    tracing::debug!(%error, to = %transmit.path.remote, "connection datagram not sent");
+                }
+            }
+            let Some(event) = self.cm.poll_event() else { break };
+            self.tell(event);
+        }
+        let due = self.cm.poll_timeout();
+        if due.is_some_and(|due| self.sleeps_until.is_none_or(|until| due < until)) {
+            self.sleeps_until = due;
+            self.ring();
+        }
+    }
+
+    /// The last descriptor of a file is closed: so are its identifiers.
+    fn close(&mut self, file: FileId) {
+        descriptor::remove(file);
+        for number in self.ids.of_file(file) {
+            self.destroy(number);
+        }
+        self.ids.files.remove(&file);
+    }
+
+    /// Ends an identifier: how many events of it the program has got.
+    pub fn destroy(&mut self, number: u32) -> u32 {
+        let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
+        for event in self.ids.take_events(file, number) {
+            if let Some(request) = event.request {
+                self.cm.destroy(request.conn, now());
+            }
+        }
+        self.quiet_if_empty(file);
+        let Some(id) = self.ids.remove(number) else { return 0 };
+        if let Some(listener) = id.listener {
+            self.cm.stop_listening(listener, now());
+        }
+        if let Some(conn) = id.conn {
+            self.cm.destroy(conn, now());
+        }
+        id.events_reported
+    }
+
+    /// A file without events is not readable. Only the program's end can be emptied, if it is still where it was.
+    fn quiet_if_empty(&mut self, file: FileId) {
+        if let Some(it) = self.ids.files.get(&file)
+            && it.events.is_empty()
+            && descriptor::lookup(it.fd) == Some(file)
+        {
+            descriptor::silence(it.fd);
+        }
+    }
+
+    /// What the thread looks after, and until when it may sleep.
+    fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
+        self.sleeps_until = self.cm.poll_timeout();
+        let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
+        (ends, self.sleeps_until)
+    }
+
+    fn is_unused(&self) -> bool {
+        self.ids.files.is_empty() && self.cm.connection_count() == 0
+    }
+}
+
+/// A seed that nobody can guess.
+fn random_seed() -> Result<u64> {
+    let mut seed = [0; 8];
+    // SAFETY: room for eight bytes.
+    let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
+    if got == 8 { Ok(u64::from_ne_bytes(seed)) } else { Err(Errno::last()) }
+}
+
+/// Which process of this host listens for a service at one of a device's addresses.
+fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
+    let (space, port) = service_of(service_id)?;
+    let own = own_address(device.gids(), address)?;
+    let slot = rendezvous::find_lately(space, port, own.address)?;
+    (slot != device.slot()).then_some(slot)
+}
+
+/// Takes a datagram in. Called by whoever makes progress on the NIC.
+fn receive(path: &Path, bytes: &[u8]) {
+    let handled = with(|service| {
+        let Some(device) = service.device.clone() else { return Ok(()) };
+        service.cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
+        Ok(())
+    });
+    // In a child of the process whose NIC it is: the parent has got it, too.
+    let _ = handled;
+}
+
+/// Has a NIC answer peers that ask it for connections while its process has no connection manager: where to ask instead, or that
+/// nobody listens. Nothing is kept of them.
+pub fn show_the_way(device: &Arc<Device>) {
+    let weak = Arc::downgrade(device);
+    let handler = move |path: &Path, bytes: &[u8]| {
+        let Some(device) = weak.upgrade() else { return };
+        let limits = Limits { connections_max: 0, ..Limits::default() };
+        let guid = device.node_guid();
+        let mut cm = Cm::new(Config { guid, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
+        cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
+        while let Some(transmit) = cm.poll_transmit() {
+            // It may get lost, as any of them.
+            let _ = device.send_management(&transmit.path, &transmit.bytes);
+        }
+    };
+    device.on_management_class(CM_CLASS, Arc::new(handler));
+}
+
+/// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads.
+fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+    // SAFETY: sets of signals are plain data, written before they are read.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: both are there. The shim keeps those signals unblocked that this library needs.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let result = spawn();
+    // SAFETY: the mask from before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}
+
+/// The thread.
+fn run() {
+    loop {
+        let watched = {
+            let mut service = locked();
+            let Some(service) = service.as_mut() else { return };
+            (service.watch(), service.bell.as_raw_fd())
+        };
+        let ((ends, until), bell) = watched;
+        let hung_up = sleep(bell, &ends, until);
+        let unused = with(|service| {
+            hung_up.iter().for_each(|file| service.close(*file));
+            service.cm.handle_timeout(now());
+            Ok(())
+        })
+        .and_then(|()| with(|service| Ok(service.is_unused().then(|| service.device.take()).flatten())));
+        if let Ok(Some(device)) = unused {
+            show_the_way(&device);
+            drop(device);
+            nic::released_by_service();
+        }
+    }
+}
+
+/// Sleeps until the bell rings, a file's last descriptor is closed, or the time has come. Returns the files that are closed.
+fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], until: Option<Time>) -> Vec<FileId> {
+    let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
+    let mut fds = vec![watch(bell, libc::POLLIN)];
+    // That the other end is closed is told unasked.
+    fds.extend(ends.iter().map(|(fd, _)| watch(*fd, 0)));
+    let timeout_ms = until.map_or(-1, |until| {
+        let ns = until.0.saturating_sub(now().0);
+        i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX)
+    });
+    // SAFETY: an array of that length.
+    unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
+    if fds[0].revents != 0 {
+        let mut count = [0u8; 8];
+        // SAFETY: an open descriptor and room for eight bytes.
+        unsafe { libc::read(bell, count.as_mut_ptr().cast(), 8) };
+    }
+    let hung_up = |fd: &libc::pollfd| fd.revents & (libc::POLLHUP | libc::POLLERR) != 0;
+    std::iter::zip(&fds[1..], ends).filter(|(fd, _)| hung_up(fd)).map(|(_, (_, file))| *file).collect()
+}
+
+/// When the process exits: peers are told that their connections end.
+pub fn say_goodbye() {
+    let Ok(mut service) = SERVICE.try_lock() else { return };
+    if let Some(service) = service.as_mut() {
+        service.cm.destroy_all(now());
+        service.settle();
+    }
+}
+
+/// Keeps the connection manager still while the process forks.
+pub struct Hold {
+    service: MutexGuard<'static, Option<Box<Service>>>,
+    _descriptors: descriptor::Hold,
+}
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold { service: locked(), _descriptors: descriptor::hold_for_fork() }
+}
+
+/// In a forked child: the connections are the parent's, and so is everything that would tell peers of their end.
+pub fn forget_in_child(hold: Hold) {
+    let Hold { mut service, _descriptors } = hold;
+    std::mem::forget(service.take());
+}

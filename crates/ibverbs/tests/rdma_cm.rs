@@ -1,0 +1,306 @@
+//! The connection manager's device, as librdmacm and as a careless program use it. The test binary is linked with the functions
+//! of the C library that the library stands in front of.
+
+mod common;
+
+use std::ffi::c_int;
+
+use common::*;
+
+const CREATE_ID: u32 = 0;
+const DESTROY_ID: u32 = 1;
+const BIND_IP: u32 = 2;
+const RESOLVE_IP: u32 = 3;
+const RESOLVE_ROUTE: u32 = 4;
+const QUERY_ROUTE: u32 = 5;
+const CONNECT: u32 = 6;
+const LISTEN: u32 = 7;
+const ACCEPT: u32 = 8;
+const DISCONNECT: u32 = 10;
+const INIT_QP_ATTR: u32 = 11;
+const GET_EVENT: u32 = 12;
+const TCP: u16 = 0x0106;
+
+const ADDR_RESOLVED: u32 = 0;
+const ROUTE_RESOLVED: u32 = 2;
+const CONNECT_REQUEST: u32 = 4;
+const CONNECT_RESPONSE: u32 = 5;
+const REJECTED: u32 = 8;
+const ESTABLISHED: u32 = 9;
+const DISCONNECTED: u32 = 10;
+
+/// An open channel.
+struct Channel(c_int);
+
+/// An event: whose, which identifier, what, its status.
+type Event = (u64, u32, u32, i32);
+
+impl Channel {
+    fn open(flags: c_int) -> Channel {
+        // The device's address is the loopback's.
+        open();
+        // SAFETY: a C string.
+        let fd = unsafe {
+            libc::open(c"/dev/infiniband/rdma_cm".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | flags)
+        };
+        assert!(fd >= 0);
+        Channel(fd)
+    }
+
+    /// Writes bytes: 0 or the errno.
+    fn write(&self, bytes: &[u8]) -> i32 {
+        // SAFETY: bytes of that length.
+        let written = unsafe { libc::write(self.0, bytes.as_ptr().cast(), bytes.len()) };
+        if written == bytes.len() as isize { 0 } else { errno() }
+    }
+
+    /// A command with its fields, and room for an answer of so many bytes.
+    fn command(&self, command: u32, fields: &[u8], room: usize) -> i32 {
+        let mut bytes = command.to_ne_bytes().to_vec();
+        bytes.extend((fields.len() as u16).to_ne_bytes());
+        bytes.extend((room as u16).to_ne_bytes());
+        bytes.extend(fields);
+        self.write(&bytes)
+    }
+
+    fn create(&self, uid: u64) -> u32 {
+        let mut id = 0u32;
+        let mut fields = uid.to_ne_bytes().to_vec();
+        fields.extend((&raw mut id as u64).to_ne_bytes());
+        fields.extend(TCP.to_ne_bytes());
+        fields.extend([2, 0, 0, 0, 0, 0]);
+        assert_eq!(self.command(CREATE_ID, &fields, 4), 0);
+        id
+    }
+
+    fn destroy(&self, id: u32) -> (i32, u32) {
+        let mut reported = 0u32;
+        let mut fields = (&raw mut reported as u64).to_ne_bytes().to_vec();
+        fields.extend(id.to_ne_bytes());
+        fields.extend([0; 4]);
+        (self.command(DESTROY_ID, &fields, 4), reported)
+    }
+
+    fn bind(&self, id: u32, port: u16) -> i32 {
+        let mut fields = vec![0; 8];
+        fields.extend(address(port));
+        fields.extend(id.to_ne_bytes());
+        self.command(BIND_IP, &fields, 0)
+    }
+
+    fn listen(&self, id: u32) -> i32 {
+        self.command(LISTEN, &[id.to_ne_bytes(), 8u32.to_ne_bytes()].concat(), 0)
+    }
+
+    fn resolve(&self, id: u32, uid: u64, port: u16) {
+        let mut fields = vec![0; 28];
+        fields.extend(address(port));
+        fields.extend(id.to_ne_bytes());
+        fields.extend(2000u32.to_ne_bytes());
+        assert_eq!(self.command(RESOLVE_IP, &fields, 0), 0);
+        assert_eq!(self.event(), (uid, id, ADDR_RESOLVED, 0));
+        assert_eq!(self.command(RESOLVE_ROUTE, &[id.to_ne_bytes(), 0u32.to_ne_bytes()].concat(), 0), 0);
+        assert_eq!(self.event(), (uid, id, ROUTE_RESOLVED, 0));
+    }
+
+    fn get_event(&self) -> Result<Event, i32> {
+        let mut answer = [0u8; 336];
+        let status = self.command(GET_EVENT, &(&raw mut answer as u64).to_ne_bytes(), answer.len());
+        let word = |at: usize| u32::from_ne_bytes(*answer[at..].first_chunk().expect("in it"));
+        let uid = u64::from_ne_bytes(*answer.first_chunk().expect("in it"));
+        if status == 0 { Ok((uid, word(8), word(12), word(16) as i32)) } else { Err(status) }
+    }
+
+    fn event(&self) -> Event {
+        self.get_event().expect("an event")
+    }
+
+    fn readable(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: ours.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// `sockaddr_in6`-sized room with the loopback's address.
+fn address(port: u16) -> Vec<u8> {
+    let mut raw = vec![0; 28];
+    raw[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+    raw[2..4].copy_from_slice(&port.to_be_bytes());
+    raw[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    raw
+}
+
+/// `struct rdma_ucm_conn_param` for a queue pair of that number.
+fn conn_param(qpn: u32) -> Vec<u8> {
+    let mut raw = vec![0; 272];
+    raw[..4].copy_from_slice(&qpn.to_ne_bytes());
+    raw[8..13].copy_from_slice(b"hello");
+    raw[264..].copy_from_slice(&[5, 0, 1, 1, 0, 7, 7, 1]);
+    raw
+}
+
+fn accept(channel: &Channel, uid: u64, param: &[u8], id: u32) -> i32 {
+    let fields = [&uid.to_ne_bytes()[..], param, &id.to_ne_bytes(), &[0; 12]].concat();
+    channel.command(ACCEPT, &fields, 0)
+}
+
+fn connect(channel: &Channel, id: u32, qpn: u32) -> i32 {
+    channel.command(CONNECT, &[&conn_param(qpn)[..], &id.to_ne_bytes(), &[0; 12]].concat(), 0)
+}
+
+#[test]
+fn it_looks_like_a_device() {
+    let channel = Channel::open(0);
+    // SAFETY: room for the answer.
+    let status = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        assert_eq!(libc::fstat(channel.0, &raw mut status), 0);
+        status
+    };
+    assert_eq!(status.st_mode & libc::S_IFMT, libc::S_IFCHR);
+    assert!(!channel.readable());
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let channel = Channel::open(libc::O_NONBLOCK);
+    let id = channel.create(1);
+    assert_eq!(channel.write(&[0; 7]), libc::EINVAL);
+    assert_eq!(channel.write(&[0; 4096]), libc::EINVAL);
+    assert_eq!(channel.command(99, &[], 0), libc::EINVAL);
+    assert_eq!(channel.command(13, &[], 0), libc::ENOSYS);
+    // Fewer bytes than the header says.
+    assert_eq!(channel.write(&[0, 0, 0, 0, 40, 0, 4, 0]), libc::EINVAL);
+    // Too few for the command, no room for the answer, an answer to nowhere.
+    assert_eq!(channel.command(CREATE_ID, &[0; 8], 4), libc::EINVAL);
+    assert_eq!(channel.command(GET_EVENT, &[0; 8], 8), libc::ENOSPC);
+    assert_eq!(
+        channel.command(QUERY_ROUTE, &[&[0; 8][..], &id.to_ne_bytes(), &[0; 4]].concat(), 208),
+        libc::EFAULT
+    );
+    // SAFETY: the point is that there is nothing at that address.
+    assert_eq!(unsafe { libc::write(channel.0, 8 as *const _, 16) }, -1);
+    assert_eq!(errno(), libc::EFAULT);
+    assert_eq!(channel.get_event(), Err(libc::EAGAIN));
+    assert_eq!(channel.destroy(77).0, libc::ENOENT);
+    assert_eq!(channel.listen(77), libc::ENOENT);
+    assert_eq!(connect(&channel, id, 1), libc::EINVAL, "there is no route");
+    assert_eq!(accept(&channel, 1, &conn_param(1), id), libc::EINVAL, "there is no request");
+    // Another channel's identifiers are not this one's.
+    let other = Channel::open(0);
+    assert_eq!(other.destroy(id).0, libc::EINVAL);
+    assert_eq!(channel.destroy(id), (0, 0));
+}
+
+#[test]
+fn a_port_is_taken_until_its_channel_is_closed() {
+    const PORT: u16 = 7201;
+    let first = Channel::open(0);
+    let id = first.create(1);
+    assert_eq!((first.bind(id, PORT), first.listen(id)), (0, 0));
+    let second = Channel::open(0);
+    let late = second.create(2);
+    assert_eq!(second.bind(late, PORT), libc::EADDRINUSE);
+    // A copy keeps the channel open.
+    // SAFETY: an open descriptor.
+    let copy = unsafe { libc::dup(first.0) };
+    drop(first);
+    assert_eq!(second.bind(late, PORT), libc::EADDRINUSE);
+    // SAFETY: ours.
+    unsafe { libc::close(copy) };
+    while second.bind(late, PORT) == libc::EADDRINUSE {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_number_that_means_something_else_now_is_left_alone() {
+    let channel = Channel::open(0);
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors; the second takes the channel's number.
+    unsafe {
+        assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
+        assert_eq!(libc::dup2(ends[1], channel.0), channel.0);
+    }
+    assert_eq!(channel.command(99, &[], 0), 0, "a pipe takes anything");
+    let mut got = [0u8; 16];
+    // SAFETY: room for that many bytes.
+    assert_eq!(unsafe { libc::read(ends[0], got.as_mut_ptr().cast(), 16) }, 8);
+    assert_eq!(got[0], 99);
+}
+
+#[test]
+fn a_forked_child_has_a_connection_manager_of_its_own() {
+    const PORT: u16 = 7204;
+    let channel = Channel::open(0);
+    let id = channel.create(1);
+    assert_eq!((channel.bind(id, PORT), channel.listen(id)), (0, 0));
+    // SAFETY: the child calls what threads of its parent cannot have locked, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let right = channel.destroy(id).0 == libc::ENODEV && {
+            let own = Channel::open(0);
+            let id = own.create(2);
+            // The port is the parent's.
+            own.bind(id, PORT) == libc::EADDRINUSE && channel.destroy(id).0 == libc::ENODEV
+        };
+        // SAFETY: ends at once.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = -1;
+    // SAFETY: a child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(channel.destroy(id).0, 0);
+}
+
+#[test]
+fn both_ends_in_one_process() {
+    const PORT: u16 = 7202;
+    let (server, client) = (Channel::open(0), Channel::open(0));
+    let listener = server.create(7);
+    assert_eq!((server.bind(listener, PORT), server.listen(listener)), (0, 0));
+    let active = client.create(9);
+    client.resolve(active, 9, PORT);
+    assert_eq!(connect(&client, active, 0x11), 0);
+    let (uid, passive, code, status) = server.event();
+    assert_eq!((uid, code, status), (7, CONNECT_REQUEST, 0));
+    assert_eq!(accept(&server, 8, &conn_param(0x22), passive), 0);
+    assert_eq!(client.event(), (9, active, CONNECT_RESPONSE, 0));
+    let mut attr = [0u8; 144];
+    let rtr =
+        [&(&raw mut attr as u64).to_ne_bytes()[..], &active.to_ne_bytes(), &2u32.to_ne_bytes()].concat();
+    assert_eq!(client.command(INIT_QP_ATTR, &rtr, attr.len()), 0);
+    assert_eq!(u32::from_ne_bytes(*attr[32..].first_chunk().expect("in it")), 0x22, "the peer's queue pair");
+    assert_eq!(accept(&client, 0, &[0; 272], active), 0);
+    assert_eq!(server.event(), (8, passive, ESTABLISHED, 0));
+    assert_eq!(client.command(DISCONNECT, &active.to_ne_bytes(), 0), 0);
+    assert_eq!(server.event(), (8, passive, DISCONNECTED, 0));
+    assert_eq!(server.destroy(passive), (0, 2));
+    assert_eq!(client.event(), (9, active, DISCONNECTED, 0));
+    // What was reported, so that the program can wait until it has dealt with all of it.
+    assert_eq!(client.destroy(active), (0, 4));
+    assert_eq!(server.destroy(listener), (0, 1));
+    assert!(!server.readable() && !client.readable());
+}
+
+#[test]
+fn nobody_listens() {
+    let client = Channel::open(0);
+    let id = client.create(100);
+    client.resolve(id, 100, 7203);
+    assert_eq!(connect(&client, id, 1), 0);
+    assert_eq!(client.event(), (100, id, REJECTED, 8));
+}

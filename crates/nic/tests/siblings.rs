@@ -1,0 +1,64 @@
+//! Devices of one process that pass on what has come to the wrong one of them.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use terrace_nic::*;
+use terrace_wire::ROCE_PORT;
+
+/// Connects a queue pair as `common::connect` does, but to the UDP port of another device than the peer's queue pair is on: as a
+/// peer does that knows nothing of slots.
+fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &Device) {
+    let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
+    let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
+    let mut path = qp.pd().device().resolve(&peer.av(), peer_qpn).expect("a path");
+    path.remote.set_port(ROCE_PORT + u16::from(through.slot()));
+    attr.state = QpState::Rtr;
+    attr.path = Some(path);
+    attr.dest_qpn = peer_qpn;
+    attr.path_mtu = 1024;
+    let mask = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    qp.modify(&attr, QpAttrMask::STATE | mask | responder).expect("RTR");
+    (attr.state, attr.timeout, attr.retry_cnt, attr.rnr_retry) = (QpState::Rts, 10, 2, 7);
+    let requester =
+        QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | requester).expect("RTS");
+}
+
+/// What becomes of a SEND to a queue pair of `home` that goes to the port of `front`.
+fn send_through(front: &Node, home: &Node) -> WcStatus {
+    let peer = Node::udp();
+    let (theirs, ours) = (peer.qp(QpType::Rc), home.qp(QpType::Rc));
+    connect(&ours, &peer, theirs.qpn(), &Tuning::default());
+    connect_through(&theirs, home, ours.qpn(), &front.device);
+    ours.post_recv([home.recv(1, 0, 64)]).expect("posted");
+    peer.memory.fill(0, b"passed on");
+    theirs.post_send([Ok(peer.wr(2, SendOp::Send, 0, 9))]).expect("posted");
+    let status = peer.completion().status;
+    if status == WcStatus::Success {
+        assert_eq!(home.completion().status, WcStatus::Success);
+        assert_eq!(home.memory.bytes(0, 9), b"passed on");
+    }
+    status
+}
+
+#[test]
+fn a_packet_to_a_siblings_port_arrives() {
+    let (front, home) = (Node::udp(), Node::udp());
+    front.device.join_siblings();
+    home.device.join_siblings();
+    assert_eq!(send_through(&front, &home), WcStatus::Success);
+    // Closed, it is nobody's sibling any more.
+    home.device.close();
+}
+
+#[test]
+fn others_have_nothing_passed_on() {
+    let (front, home) = (Node::udp(), Node::udp());
+    front.device.join_siblings();
+    assert_eq!(send_through(&front, &home), WcStatus::RetryExceeded);
+}

@@ -1,0 +1,109 @@
+//! IP addresses in place of InfiniBand's names (IBTA annex A11, "RDMA IP CM service"): service IDs that hold a port, and the
+//! addresses at the front of the private data.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bytes that the addresses take of the private data of a REQ or SIDR_REQ.
+pub const IP_HEADER_BYTES: usize = 36;
+
+/// The namespaces of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u16)]
+pub enum PortSpace {
+    /// Reliable connections.
+    Tcp = 0x0106,
+    /// Unreliable datagrams.
+    Udp = 0x0111,
+    /// Any service, by native names or by port.
+    Ib = 0x013f,
+}
+
+impl PortSpace {
+    /// The namespace of that number.
+    pub fn from_number(number: u16) -> Option<PortSpace> {
+        [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib].into_iter().find(|space| *space as u16 == number)
+    }
+}
+
+/// The service ID of a port.
+pub fn service_id(space: PortSpace, port: u16) -> u64 {
+    (space as u64) << 16 | u64::from(port)
+}
+
+/// The port that a service ID stands for, if it is one of these.
+pub fn service_of(service_id: u64) -> Option<(PortSpace, u16)> {
+    let space = u16::try_from(service_id >> 16).ok()?;
+    Some((PortSpace::from_number(space)?, service_id as u16))
+}
+
+/// The addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpHeader {
+    /// The active side's port.
+    pub source_port: u16,
+    /// The active side's address.
+    pub source: IpAddr,
+    /// The address that it connects to, of the same family.
+    pub destination: IpAddr,
+}
+
+/// Why private data does not begin with addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IpHeaderError {
+    /// There is not enough of it.
+    #[error("{0} bytes are too few")]
+    Length(usize),
+    /// Another version of the annex.
+    #[error("version {0:#x}")]
+    Version(u8),
+    /// Neither IPv4 nor IPv6.
+    #[error("IP version {0}")]
+    Family(u8),
+}
+
+impl IpHeader {
+    /// Reads the front of private data.
+    ///
+    /// # Errors
+    /// See [`IpHeaderError`].
+    pub fn decode(private_data: &[u8]) -> Result<IpHeader, IpHeaderError> {
+        let Some(bytes) = private_data.first_chunk::<IP_HEADER_BYTES>() else {
+            return Err(IpHeaderError::Length(private_data.len()));
+        };
+        if bytes[0] != 0 {
+            return Err(IpHeaderError::Version(bytes[0]));
+        }
+        let address = |at: usize| -> Result<IpAddr, IpHeaderError> {
+            let mut raw = [0; 16];
+            raw.copy_from_slice(&bytes[at..at + 16]);
+            match bytes[1] >> 4 {
+                4 => Ok(Ipv4Addr::new(raw[12], raw[13], raw[14], raw[15]).into()),
+                6 => Ok(Ipv6Addr::from(raw).into()),
+                other => Err(IpHeaderError::Family(other)),
+            }
+        };
+        let source_port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        Ok(IpHeader { source_port, source: address(4)?, destination: address(20)? })
+    }
+
+    /// The bytes. Addresses of different families are both written as IPv6.
+    pub fn encode(&self) -> [u8; IP_HEADER_BYTES] {
+        let mut bytes = [0; IP_HEADER_BYTES];
+        let v4 = self.source.is_ipv4() && self.destination.is_ipv4();
+        bytes[1] = if v4 { 0x40 } else { 0x60 };
+        bytes[2..4].copy_from_slice(&self.source_port.to_be_bytes());
+        for (at, address) in [(4, self.source), (20, self.destination)] {
+            let raw = match address {
+                IpAddr::V4(address) if v4 => {
+                    let mut raw = [0; 16];
+                    raw[12..].copy_from_slice(&address.octets());
+                    raw
+                }
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            bytes[at..at + 16].copy_from_slice(&raw);
+        }
+        bytes
+    }
+}
