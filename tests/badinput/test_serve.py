@@ -257,7 +257,7 @@ class Lies(Serving):
         liar.grant(rkey, region_id)
         liar.say(message(READ, control.read(rkey, va, 16)))
         packet = liar.listen()
-        self.assertEqual(packet.opcode, roce.WRITE_ONLY)
+        self.assertEqual(packet.opcode, roce.WRITE_ONLY_IMM, "the answer travels with the data")
         liar.acknowledge(packet.psn, roce.NAK_ACCESS)
         self.expect_end(liar)
 
