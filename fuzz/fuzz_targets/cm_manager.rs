@@ -123,12 +123,12 @@ impl Player {
                 let answer = Answer { qpn: 1, qkey: 2, private_data: Vec::new() };
                 let _ = self.cm.answer(now, self.conn(index), &answer);
             }
-            Step::Establish(index) => drop(self.cm.establish(self.conn(index))),
+            Step::Establish(index) => _ = self.cm.establish(self.conn(index)),
             Step::Reject(index) => {
-                drop(self.cm.reject(now, self.conn(index), RejReason::CONSUMER_DEFINED, b"no"));
+                _ = self.cm.reject(now, self.conn(index), RejReason::CONSUMER_DEFINED, b"no");
             }
-            Step::Disconnect(index) => drop(self.cm.disconnect(now, self.conn(index))),
-            Step::Traffic(index) => drop(self.cm.note_traffic(self.conn(index))),
+            Step::Disconnect(index) => _ = self.cm.disconnect(now, self.conn(index)),
+            Step::Traffic(index) => _ = self.cm.note_traffic(self.conn(index)),
             Step::Destroy(index) => self.cm.destroy(self.conn(index), now),
             Step::Take(index) => self.cm.take_request(self.conn(index), 2),
             Step::Listen(true) => self.listen(),
