@@ -17,9 +17,16 @@ until server=$(pgrep --parent "$bench" --full 'terrace serve' | head -1) && [ -n
     sleep 0.1
 done
 sleep "$after"
+engine=
 for task in "/proc/$server/task/"*; do
-    [ "$(cat "$task/comm")" = terrace-engine ] && engine=$(basename "$task")
+    [ "$(cat "$task/comm" 2>/dev/null)" = terrace-engine ] && engine=$(basename "$task")
 done
+if [ -z "$engine" ]; then
+    echo "the server has ended too soon:" >&2
+    wait "$bench" || true
+    cat "$work/said" >&2
+    exit 1
+fi
 calls=syscalls:sys_enter_sendmsg,syscalls:sys_enter_sendto,syscalls:sys_enter_recvmsg,syscalls:sys_enter_io_uring_enter,syscalls:sys_enter_futex,syscalls:sys_enter_ppoll
 perf stat --tid "$engine" --event "$calls" --output "$work/calls" sleep "$during"
 perf record --quiet --freq 2000 -g --tid "$engine" --output "$work/samples" sleep "$during" >/dev/null 2>&1
