@@ -61,9 +61,24 @@ impl ReadJob {
 
     /// Sends what has been fetched, and fetches on. With the last of it goes the answer to the request `id`.
     pub fn advance(&mut self, control: &mut Control, id: u64, waker: &Waker) -> Progress {
-        if self.send_fetched(control, id) {
-            return Progress::Told;
+        // What the page cache has is there at once, however much it is: then there is room for more.
+        loop {
+            if self.send_fetched(control, id) {
+                return Progress::Told;
+            }
+            if !self.fetch(waker) {
+                break;
+            }
         }
+        match (self.in_flight.is_empty() && self.put_off.is_none(), self.failed) {
+            (true, failed) => Progress::Done(failed.unwrap_or(Status::Ok)),
+            (false, _) => Progress::Waiting,
+        }
+    }
+
+    /// Begins to fetch as many pieces as there is room for. Returns whether it began any.
+    fn fetch(&mut self, waker: &Waker) -> bool {
+        let before_count = self.in_flight.len();
         while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
             let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
             let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
@@ -76,14 +91,7 @@ impl ReadJob {
                 Err(error) => self.failed = Some(status_of(error)),
             }
         }
-        // What the page cache had is there already.
-        if self.send_fetched(control, id) {
-            return Progress::Told;
-        }
-        match (self.in_flight.is_empty() && self.put_off.is_none(), self.failed) {
-            (true, failed) => Progress::Done(failed.unwrap_or(Status::Ok)),
-            (false, _) => Progress::Waiting,
-        }
+        self.in_flight.len() > before_count
     }
 
     /// Returns whether that was all, and the client has been told so by an immediate.
