@@ -1,42 +1,23 @@
-//! Carrying out a `Read`: the pages that the client asks for are fetched by the pager, many at a time, and written into the
-//! client's memory as they come.
+//! Carrying out a `Read`: the pages that the client asks for are fetched by the pager and written into the client's memory
+//! as they come.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use terrace_access::pages::PageBitmap;
 use terrace_access::proto::{Read, Status, immediate_of};
-use terrace_memory::{AccessError, HostRange, PAGE_BYTES, Transfer, Waker};
+use terrace_memory::{AccessError, Transfer, Waker};
 use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
 use super::Progress;
+use super::fetch::{Fetch, Piece};
 use crate::control::Control;
 use crate::exports::{Export, REMOTE_READ};
 
-/// Longest piece that is fetched at a time, in bytes.
-pub(super) const PIECE_BYTES_MAX: u64 = 64 << 10;
-/// Pieces of one request that are fetched at a time.
-const IN_FLIGHT_MAX: usize = 16;
-
-/// A part of the range that the client wants, by its distance from the range's first byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
-    offset: u64,
-    len: u64,
-}
-
 pub(super) struct ReadJob {
     export: Arc<Export>,
-    /// The pager's name for the client's range.
-    range: HostRange,
+    fetch: Fetch,
     dest_va: u64,
     dest_rkey: u32,
-    pieces: Pieces,
-    /// A piece that the pager had no room for.
-    put_off: Option<Piece>,
-    in_flight: VecDeque<(Piece, Arc<dyn Transfer>)>,
-    failed: Option<Status>,
 }
 
 impl ReadJob {
@@ -53,10 +34,8 @@ impl ReadJob {
             // The client has another idea of the region's grid.
             Some(_) => return Err(Status::Invalid),
         };
-        let pieces = Pieces::new(&pages, lead as u64, len);
-        let (dest_va, dest_rkey) = (read.dest_va, read.dest_rkey);
-        let in_flight = VecDeque::new();
-        Ok(ReadJob { export, range, dest_va, dest_rkey, pieces, put_off: None, in_flight, failed: None })
+        let fetch = Fetch::new(range, &pages, lead);
+        Ok(ReadJob { export, fetch, dest_va: read.dest_va, dest_rkey: read.dest_rkey })
     }
 
     /// Sends what has been fetched, and fetches on. With the last of it goes the answer to the request `id`.
@@ -66,39 +45,20 @@ impl ReadJob {
             if self.send_fetched(control, id) {
                 return Progress::Told;
             }
-            if !self.fetch(waker) {
+            if !self.fetch.begin(&*self.export.exported.pager, waker) {
                 break;
             }
         }
-        match (self.in_flight.is_empty() && self.put_off.is_none(), self.failed) {
-            (true, failed) => Progress::Done(failed.unwrap_or(Status::Ok)),
-            (false, _) => Progress::Waiting,
+        match self.fetch.outcome() {
+            None => Progress::Waiting,
+            Some(outcome) => Progress::Done(outcome.map_or_else(status_of, |()| Status::Ok)),
         }
-    }
-
-    /// Begins to fetch as many pieces as there is room for. Returns whether it began any.
-    fn fetch(&mut self, waker: &Waker) -> bool {
-        let before_count = self.in_flight.len();
-        while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
-            let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
-            let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
-            match self.export.exported.pager.read(range, waker) {
-                Ok(transfer) => self.in_flight.push_back((piece, transfer)),
-                Err(AccessError::NotReady) => {
-                    self.put_off = Some(piece);
-                    break;
-                }
-                Err(error) => self.failed = Some(status_of(error)),
-            }
-        }
-        self.in_flight.len() > before_count
     }
 
     /// Returns whether that was all, and the client has been told so by an immediate.
     fn send_fetched(&mut self, control: &mut Control, id: u64) -> bool {
-        let mut fetched = self.take_fetched();
-        let is_all = self.in_flight.is_empty() && self.put_off.is_none() && self.pieces.runs.is_empty();
-        let answer = immediate_of(id).filter(|_| is_all && self.failed.is_none());
+        let mut fetched = self.fetch.take();
+        let answer = immediate_of(id).filter(|_| self.fetch.outcome() == Some(Ok(())));
         let last = fetched.pop();
         for (piece, transfer) in fetched {
             self.send(control, piece, transfer, None);
@@ -108,29 +68,9 @@ impl ReadJob {
         answer.is_some()
     }
 
-    /// The pieces that are there.
-    fn take_fetched(&mut self) -> SmallVec<[(Piece, Arc<dyn Transfer>); 1]> {
-        let (mut fetched, failed) = (SmallVec::new(), &mut self.failed);
-        self.in_flight.retain(|(piece, transfer)| match transfer.outcome() {
-            None => true,
-            Some(Ok(())) => {
-                fetched.push((*piece, transfer.clone()));
-                false
-            }
-            Some(Err(error)) => {
-                *failed = Some(status_of(error));
-                false
-            }
-        });
-        if failed.is_some() {
-            self.put_off = None;
-        }
-        fetched
-    }
-
     fn send(&self, control: &mut Control, piece: Piece, transfer: Arc<dyn Transfer>, answer: Option<u32>) {
         let (va, rkey) = (self.dest_va.wrapping_add(piece.offset), self.dest_rkey);
-        let source = Arc::new(Fetched(transfer));
+        let source = Arc::new(Leaving(transfer));
         let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
         let op = match answer {
             // Immediates are in network byte order.
@@ -143,9 +83,9 @@ impl ReadJob {
 
 /// What a transfer has brought, as it leaves: straight from the pager's buffer into the packet.
 #[derive(Debug)]
-struct Fetched(Arc<dyn Transfer>);
+struct Leaving(Arc<dyn Transfer>);
 
-impl ByteSource for Fetched {
+impl ByteSource for Leaving {
     fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
         self.0.read(offset, out).is_ok()
     }
@@ -157,63 +97,5 @@ pub(super) fn status_of(error: AccessError) -> Status {
         AccessError::OutOfRange => Status::OutOfRange,
         AccessError::NoSpace => Status::NoSpace,
         _ => Status::DeviceError,
-    }
-}
-
-/// The runs of wanted pages, cut to what is fetched at a time.
-struct Pieces {
-    runs: VecDeque<Piece>,
-}
-
-impl Pieces {
-    /// `lead` is how far into its page the range begins.
-    fn new(pages: &PageBitmap, lead: u64, len: u64) -> Pieces {
-        let runs = pages.runs().map(|run| {
-            let start = (run.start as u64 * PAGE_BYTES).saturating_sub(lead);
-            let end = (run.end as u64 * PAGE_BYTES - lead).min(len);
-            Piece { offset: start, len: end - start }
-        });
-        Pieces { runs: runs.collect() }
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Piece;
-
-    /// Pieces end at multiples of their greatest length within the run, as far as pages do.
-    fn next(&mut self) -> Option<Piece> {
-        let run = self.runs.front_mut()?;
-        let piece = Piece { offset: run.offset, len: run.len.min(PIECE_BYTES_MAX) };
-        run.offset += piece.len;
-        run.len -= piece.len;
-        if run.len == 0 {
-            self.runs.pop_front();
-        }
-        Some(piece)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pieces(wanted: &[usize], page_count: usize, lead: u64, len: u64) -> Vec<(u64, u64)> {
-        let mut pages = PageBitmap::new(page_count);
-        wanted.iter().for_each(|&page| pages.insert(page));
-        Pieces::new(&pages, lead, len).map(|piece| (piece.offset, piece.len)).collect()
-    }
-
-    #[test]
-    fn pieces_are_the_wanted_pages_within_the_range() {
-        assert_eq!(pieces(&[0], 1, 100, 8), [(0, 8)]);
-        assert_eq!(pieces(&[0, 2], 3, 4000, 5000), [(0, 96), (4192, 808)]);
-        assert_eq!(pieces(&[1], 3, 4000, 5000), [(96, 4096)]);
-        assert_eq!(pieces(&[0, 1, 2], 3, 0, 3 * 4096), [(0, 3 * 4096)]);
-    }
-
-    #[test]
-    fn long_runs_are_cut() {
-        let all: Vec<usize> = (0..40).collect();
-        assert_eq!(pieces(&all, 40, 0, 40 * 4096), [(0, 65536), (65536, 65536), (131072, 32768)]);
     }
 }
