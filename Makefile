@@ -81,7 +81,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 
 conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory build/examples/file_region build/interop/programs/paged_stress
+	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/paged_stress
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 
 interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
