@@ -157,15 +157,33 @@ def qperf_case(name, test, options):
 # Below: UCT, the transports themselves. Test -> data layouts.
 UCT_TESTS = {
     "rc_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"]),
-                 ("put_lat", ["short"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
-                 ("fadd", ["short"]), ("add_mr", ["short"]), ("cswap", ["short"])],
+                 ("put_lat", ["short", "bcopy", "zcopy"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
+                 ("fadd", ["short"]), ("add_lat", ["short"]), ("add_mr", ["short"]), ("swap", ["short"]), ("cswap", ["short"])],
     "ud_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"])],
 }
 
 # Above: UCP, the protocols that choose among them by size. UCX's name for each transport with what it needs besides.
 UCP_NAMES = {"rc_verbs": "rc_v", "ud_verbs": "ud_v"}
 UCP_TESTS = [("tag_lat", "8"), ("tag_bw", "65536"), ("tag_bw", "4194304"), ("ucp_put_bw", "65536"), ("ucp_get", "65536"),
-             ("stream_bw", "65536"), ("ucp_am_bw", "8192")]
+             ("stream_bw", "65536"), ("ucp_am_bw", "8192"), ("tag_sync_lat", "8"), ("tag_sync_bw", "65536"),
+             ("ucp_put_lat", "8"), ("ucp_add", "8"), ("ucp_fadd", "8"), ("ucp_swap", "8"), ("ucp_cswap", "8"), ("ucp_fadd", "4"),
+             ("stream_lat", "8"), ("ucp_am_lat", "8"), ("ucp_am_bw", "1048576")]
+
+# Variant -> test, size, options.
+UCP_VARIANTS = [
+    ("iov", "tag_bw", "4096,8192,1,65536", ["-D", "iov,iov"]),
+    ("iov-to-contig", "tag_lat", "100,3000", ["-D", "iov,contig"]),
+    ("unexpected", "tag_bw", "65536", ["-U"]),
+    ("wild-card", "tag_lat", "8", ["-C"]),
+    ("threads", "tag_bw", "4096", ["-T", "3", "-M", "multi"]),
+    ("sleeping", "tag_lat", "8", ["-E", "sleep"]),
+    ("error-handling", "tag_bw", "1048576", ["-e"]),
+    ("preregistered", "ucp_put_bw", "65536", ["-z"]),
+    ("am-header", "ucp_am_bw", "8192", ["-H", "32"]),
+    ("stream-data", "stream_bw", "65536", ["-r", "recv_data"]),
+    ("outstanding", "ucp_get", "65536", ["-O", "32"]),
+    ("passive-responder", "ucp_get", "65536", ["-o"]),
+]
 
 UCX_QUIET = {"UCX_WARN_UNUSED_ENV_VARS": "n"}
 
@@ -181,6 +199,8 @@ def ucx_cases():
         env = {**UCX_QUIET, "UCX_TLS": UCP_NAMES[transport], "UCX_NET_DEVICES": "terrace0:1"}
         for test, size in UCP_TESTS:
             yield ucx_case(f"ucx/{transport}/{test}-{size}", test, ["-s", size], env)
+        for variant, test, size, options in UCP_VARIANTS:
+            yield ucx_case(f"ucx/{transport}/{variant}", test, ["-s", size, *options], env)
 
 
 def ucx_case(name, test, options, env):
