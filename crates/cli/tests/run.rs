@@ -174,7 +174,7 @@ fn a_plan_for_storage_that_is_not_there_is_remarked_upon() {
     };
     assert!(said(&[]).contains("without --dram"));
     assert!(said(&["--dram", "1M", "--mode", "odp"]).contains("--mode wait"));
-    assert_eq!(said(&["--dram", "1M"]), "");
+    assert!(!said(&["--dram", "1M"]).contains("fault plan"));
 }
 
 #[test]
