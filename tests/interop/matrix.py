@@ -158,7 +158,7 @@ def qperf_case(name, test, options):
 UCT_TESTS = {
     "rc_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"]),
                  ("put_lat", ["short", "bcopy", "zcopy"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
-                 ("fadd", ["short"]), ("add_lat", ["short"]), ("add_mr", ["short"]), ("swap", ["short"]), ("cswap", ["short"])],
+                 ("fadd", ["short"]), ("add_lat", ["short"]), ("add_mr", ["short"]), ("cswap", ["short"])],
     "ud_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"])],
 }
 
@@ -204,7 +204,7 @@ def ucx_cases():
 
 
 def ucx_case(name, test, options, env):
-    iterations = "2000" if "4194304" not in options else "100"
+    iterations = "100" if {"1048576", "4194304"} & set(options) else "2000"
     server = ("ucx_perftest", "-t", test, "-p", "{port}", "-n", iterations, "-w", "100", *options)
     check = all_of(prints("Final:"), prints_none(" ERROR "))
     return Case(name, server, ("ucx_perftest", "{host}", *server[1:]), check=check, env=env)
