@@ -53,6 +53,10 @@ build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
 
+build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
+	@mkdir -p $(@D)
+	mpicc $(CFLAGS) -o $@ $<
+
 # Programs that make mistakes on purpose; lab.c is what they share.
 BADINPUT_SHARED := $(wildcard tests/badinput/programs/lab.*) tests/badinput/programs/check.h
 BADINPUT_PROGRAMS := $(patsubst tests/%.c,build/%,$(filter-out %/lab.c,$(wildcard tests/badinput/programs/*.c)))
@@ -81,7 +85,8 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 
 conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory build/examples/file_region build/interop/programs/paged_stress
+	@$(MAKE) --no-print-directory build/examples/file_region build/examples/resilient_send build/interop/programs/paged_stress \
+	    build/interop/programs/mpi_check
 	$(PYTHON) tests/interop/conformance.py $(ONLY)
 
 interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)

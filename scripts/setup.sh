@@ -94,7 +94,7 @@ compiler="gcc libc6-dev make"
 verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
-programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin iproute2 tshark"
+programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark"
 # The machine for the guest, what goes into it, and what unpacks a kernel.
 guest="qemu-system-x86 busybox-static perftest ibverbs-providers iproute2 kmod util-linux"
 

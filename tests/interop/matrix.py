@@ -157,15 +157,33 @@ def qperf_case(name, test, options):
 # Below: UCT, the transports themselves. Test -> data layouts.
 UCT_TESTS = {
     "rc_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"]),
-                 ("put_lat", ["short"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
-                 ("fadd", ["short"]), ("add_mr", ["short"]), ("cswap", ["short"])],
+                 ("put_lat", ["short", "bcopy", "zcopy"]), ("put_bw", ["short", "bcopy", "zcopy"]), ("get", ["bcopy", "zcopy"]),
+                 ("fadd", ["short"]), ("add_lat", ["short"]), ("add_mr", ["short"]), ("cswap", ["short"])],
     "ud_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"])],
 }
 
 # Above: UCP, the protocols that choose among them by size. UCX's name for each transport with what it needs besides.
 UCP_NAMES = {"rc_verbs": "rc_v", "ud_verbs": "ud_v"}
 UCP_TESTS = [("tag_lat", "8"), ("tag_bw", "65536"), ("tag_bw", "4194304"), ("ucp_put_bw", "65536"), ("ucp_get", "65536"),
-             ("stream_bw", "65536"), ("ucp_am_bw", "8192")]
+             ("stream_bw", "65536"), ("ucp_am_bw", "8192"), ("tag_sync_lat", "8"), ("tag_sync_bw", "65536"),
+             ("ucp_put_lat", "8"), ("ucp_add", "8"), ("ucp_fadd", "8"), ("ucp_swap", "8"), ("ucp_cswap", "8"), ("ucp_fadd", "4"),
+             ("stream_lat", "8"), ("ucp_am_lat", "8"), ("ucp_am_bw", "1048576")]
+
+# Variant -> test, size, options.
+UCP_VARIANTS = [
+    ("iov", "tag_bw", "4096,8192,1,65536", ["-D", "iov,iov"]),
+    ("iov-to-contig", "tag_lat", "100,3000", ["-D", "iov,contig"]),
+    ("unexpected", "tag_bw", "65536", ["-U"]),
+    ("wild-card", "tag_lat", "8", ["-C"]),
+    ("threads", "tag_bw", "4096", ["-T", "3", "-M", "multi"]),
+    ("sleeping", "tag_lat", "8", ["-E", "sleep"]),
+    ("error-handling", "tag_bw", "1048576", ["-e"]),
+    ("preregistered", "ucp_put_bw", "65536", ["-z"]),
+    ("am-header", "ucp_am_bw", "8192", ["-H", "32"]),
+    ("stream-data", "stream_bw", "65536", ["-r", "recv_data"]),
+    ("outstanding", "ucp_get", "65536", ["-O", "32"]),
+    ("passive-responder", "ucp_get", "65536", ["-o"]),
+]
 
 UCX_QUIET = {"UCX_WARN_UNUSED_ENV_VARS": "n"}
 
@@ -181,13 +199,37 @@ def ucx_cases():
         env = {**UCX_QUIET, "UCX_TLS": UCP_NAMES[transport], "UCX_NET_DEVICES": "terrace0:1"}
         for test, size in UCP_TESTS:
             yield ucx_case(f"ucx/{transport}/{test}-{size}", test, ["-s", size], env)
+        for variant, test, size, options in UCP_VARIANTS:
+            yield ucx_case(f"ucx/{transport}/{variant}", test, ["-s", size, *options], env)
 
 
 def ucx_case(name, test, options, env):
-    iterations = "2000" if "4194304" not in options else "100"
+    iterations = "100" if {"1048576", "4194304"} & set(options) else "2000"
     server = ("ucx_perftest", "-t", test, "-p", "{port}", "-n", iterations, "-w", "100", *options)
     check = all_of(prints("Final:"), prints_none(" ERROR "))
     return Case(name, server, ("ucx_perftest", "{host}", *server[1:]), check=check, env=env)
+
+
+# ---- MPI -----------------------------------------------------------------------------------------------------------------
+
+# Open MPI with three processes that talk to each other by verbs alone. By libfabric it needs an address off the loopback.
+MPI_CHECK = str(pathlib.Path(__file__).resolve().parents[2] / "build/interop/programs/mpi_check")
+MPIRUN = ("mpirun", "--oversubscribe", "-np", "3", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo")
+MPI_ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def mpi_cases():
+    ucx = ("--mca", "pml", "ucx", "--mca", "osc", "ucx", "-x", "UCX_NET_DEVICES=terrace0:1", "-x")
+    for transport in UCT_TESTS:
+        yield mpi_case(f"mpi/ucx/{transport}", (*ucx, f"UCX_TLS={UCP_NAMES[transport]},self"))
+    yield mpi_case("mpi/ucx/lossy", (*ucx, f"UCX_TLS={UCP_NAMES['rc_verbs']},self"), run_options=("--fault-plan", LOSSY_PLAN))
+    if address := connections.network_address():
+        ofi = ("--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm")
+        yield mpi_case("mpi/libfabric", ofi, addr=address)
+
+
+def mpi_case(name, options, **more):
+    return Case(name, single=(*MPIRUN, *options, MPI_CHECK), check=prints("3 ranks, all right", end="program"), env=MPI_ENV, **more)
 
 
 # ---- what the device looks like -------------------------------------------------------------------------------------------
@@ -203,5 +245,5 @@ def device_cases():
 
 def all_cases():
     """Every case but pyverbs' suite and those of `special`, which are run in their own way."""
-    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, connections.cases):
+    for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, mpi_cases, connections.cases):
         yield from cases()

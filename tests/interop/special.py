@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 
+import faults
 import paged
 from cases import FAILED, PASSED, Result, last_line
 from matrix import LOSSY_PLAN
@@ -171,6 +172,7 @@ SPECIAL = {
     "special/idle-uses-no-cpu": idle,
     "special/three-pairs-at-once": neighbours,
     "special/terrace-stat": statistics,
+    **faults.SPECIAL,
     **paged.SPECIAL,
 }
 

@@ -95,17 +95,31 @@ class Verdicts(unittest.TestCase):
 
 
 class Pyverbs(unittest.TestCase):
-    OUTCOMES = {"a": ("passed", "", 0), "b": ("failed", "Traceback\nValueError: 7", 0), "c": ("skipped", "no XRC", 0)}
+    OUTCOMES = {"a": ("passed", "", 0), "b": ("failed", "Traceback\nValueError: 7", 0), "c": ("skipped", "no luck", 0),
+                "x_xrc": ("skipped", "no XRC", 0)}
 
     def statuses(self, expected):
         return {result.name: result.status for result in pyverbs_suite.judge(self.OUTCOMES, expected)}
 
     def test_a_regression_shows_by_name(self):
         got = self.statuses(["a", "b", "c", "d"])
-        self.assertEqual(got, {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "failed", "pyverbs/d": "failed"})
+        self.assertEqual(got, {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "failed", "pyverbs/d": "failed",
+                               "pyverbs/x_xrc": "skipped"})
 
     def test_a_failure_counts_even_if_the_list_does_not_know_it(self):
-        self.assertEqual(self.statuses([]), {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "skipped"})
+        self.assertEqual(self.statuses([])["pyverbs/b"], "failed")
+
+    def test_what_is_skipped_has_a_reason_in_the_list(self):
+        got = {result.name: result for result in pyverbs_suite.judge(self.OUTCOMES, [])}
+        self.assertEqual(got["pyverbs/c"].status, "failed")
+        self.assertIn("not in pyverbs-skipped.txt", got["pyverbs/c"].reason)
+        self.assertEqual(got["pyverbs/x_xrc"].status, "skipped")
+        self.assertIn("shared receive queues", got["pyverbs/x_xrc"].reason)
+        self.assertTrue(all(pattern and reason for pattern, reason in pyverbs_suite.skip_reasons()))
+
+    def test_tests_that_need_huge_pages_may_be_skipped_for_that(self):
+        outcomes = {"a": ("skipped", "There are no huge pages of size 2M allocated", 0)}
+        self.assertEqual(pyverbs_suite.judge(outcomes, ["a"])[0].status, "skipped")
 
     def test_the_test_that_crashed_is_known(self):
         lines = [{"start": "a"}, {"end": "a", "outcome": "passed", "why": ""}, {"start": "b"}]

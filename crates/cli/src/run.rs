@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use terrace_fabric::fault::{FaultPlan, FaultPlanError};
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
+use terrace_faults::{FaultPlan, FaultPlanError};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -31,7 +31,7 @@ working. Nothing else changes: other regions, and programs that register none of
 memory of that budget. `terrace stat PID` shows hits, misses and what was moved. For comparison,
 --mode odp does what hardware with on-demand paging does, and --mode pin keeps all in memory.
 
-A fault plan is a TOML file; every key may be left out:
+A fault plan is a TOML file for testing how a program takes trouble; every key may be left out:
   seed = 7             # the same seed draws the same faults for the same packets
   loss = 0.01          # probabilities, for each packet that this process sends
   duplicate = 0.01
@@ -41,6 +41,13 @@ A fault plan is a TOML file; every key may be left out:
   ecn_mark = 0.01      # marked \"congestion experienced\"
   delay_us_min = 0     # every packet waits this long ...
   delay_us_max = 50    # ... to this long, in order
+  [[fault]]            # as many as wanted, each with a schedule
+  kind = \"blackhole\"   # or rnr, slow-storage, failing-storage, loss, delay, duplicate, corrupt, reorder,
+  after_ms = 2000      # ecn-mark; begins then, or after_packets / after_operations,
+  for_ms = 500         # and lasts so long, or for_packets / for_operations; every_ms begins it again
+  peer = \"192.0.2.1\"   # of this peer only
+What was injected is counted in `terrace stat`, and said in a line when the program exits. All keys, and a
+program that is tested with a plan: docs/fault-plan.md, examples/resilient_send.c in Terrace's sources.
 
 The first process on an address uses UDP port 4791, the next one 4792 and so on; a firewall between
 hosts must let them through. Exit status: the program's own; 125 when Terrace itself fails, 126 when
@@ -56,7 +63,7 @@ pub struct Options {
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that the interface carries]
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<String>,
-    /// Drop, duplicate, delay, reorder or corrupt packets as this file says
+    /// Inject faults as this file says: in packets, receives and storage
     #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true)]
     fault_plan: Option<PathBuf>,
     /// Write every packet to this file, for Wireshark; a process that finds it in use adds a number to its name
@@ -167,7 +174,13 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     variables.extend(port.addr.map(|addr| ("TERRACE_ADDR", addr.to_string().into())));
     variables.extend(port.mtu.map(|mtu| ("TERRACE_MTU", mtu.to_string().into())));
     if let Some(path) = &options.fault_plan {
-        variables.push(("TERRACE_FAULT_PLAN", check_fault_plan(path)?.into()));
+        let (plan, path) = check_fault_plan(path)?;
+        if plan.troubles_storage() && !has_extended_regions(options) {
+            eprintln!(
+                "terrace: the fault plan troubles storage, of which there is none without --dram and --mode wait"
+            );
+        }
+        variables.push(("TERRACE_FAULT_PLAN", path.into()));
     }
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
@@ -177,6 +190,12 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
         variables.push(("TERRACE_LOG", level.name().into()));
     }
     Ok(variables)
+}
+
+/// Whether the program may have regions whose storage a fault plan can trouble.
+fn has_extended_regions(options: &Options) -> bool {
+    options.dram.as_deref().is_some_and(|dram| !dram.is_empty())
+        && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
 }
 
 /// What `--dram` and `--mode` ask for.
@@ -202,21 +221,14 @@ pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, Ru
 }
 
 /// Reads the plan as the NIC will, and makes its path independent of the directory that the program changes to.
-fn check_fault_plan(path: &Path) -> Result<PathBuf, RunError> {
-    let refuse = |reason: &dyn ToString| RunError::FaultPlan {
-        path: path.to_owned(),
-        reason: one_line(&reason.to_string()),
-    };
-    FaultPlan::load(path).map_err(|error| match &error {
+pub fn check_fault_plan(path: &Path) -> Result<(FaultPlan, PathBuf), RunError> {
+    let refuse =
+        |reason: &dyn ToString| RunError::FaultPlan { path: path.to_owned(), reason: reason.to_string() };
+    let plan = FaultPlan::load(path).map_err(|error| match &error {
         FaultPlanError::Read { source, .. } => refuse(source),
         other => refuse(other),
     })?;
-    std::path::absolute(path).map_err(|error| refuse(&error))
-}
-
-/// A parser's message with its picture of the offending line, folded into one line.
-fn one_line(message: &str) -> String {
-    message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    Ok((plan, std::path::absolute(path).map_err(|error| refuse(&error))?))
 }
 
 /// Tries whether the capture can be written, and leaves no trace of that.

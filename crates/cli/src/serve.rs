@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
+use terrace_faults::FaultPlan;
 use terrace_nic::PortConfig;
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
@@ -33,7 +34,10 @@ rpc-direct, rpc-tiering, rpc-tiering-promote. In odp the time that a page fault 
 
 --threads is for mode rpc, which copies from the mapping and takes page faults: with one thread everybody waits for each of
 them, with N threads up to N wait side by side. The other modes give the disk many requests at once without waiting for
-any of them; one thread serves the network in all modes.";
+any of them; one thread serves the network in all modes.
+
+--fault-plan is for testing clients: `terrace run --help` has what it may say. Storage is troubled where it is read and
+written without page faults, which is in all modes but pin, odp and rpc.";
 
 /// Options of `terrace serve`.
 #[derive(Args)]
@@ -63,9 +67,20 @@ pub struct Options {
     /// Threads whose page faults may wait for the disk side by side; matters to mode rpc only
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
+    /// Inject faults as this file says: in packets, receives and storage
+    #[arg(long, value_name = "FILE", env = "TERRACE_FAULT_PLAN", hide_env_values = true, value_parser = checked_plan)]
+    fault_plan: Option<PathBuf>,
     /// How often hot data is looked for, in milliseconds
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     period: Option<u64>,
+}
+
+/// A file that holds a plan, or nothing: an empty variable is none.
+fn checked_plan(text: &str) -> Result<PathBuf, String> {
+    if !text.is_empty() {
+        FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
+    }
+    Ok(text.into())
 }
 
 /// `NAME=PATH[:SIZE]`.
@@ -105,7 +120,12 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
         dram_bytes: options.dram,
         mode: options.mode,
         threads: options.threads.into(),
-        port: PortConfig { address: options.listen, mtu: options.mtu, ..PortConfig::default() },
+        port: PortConfig {
+            address: options.listen,
+            mtu: options.mtu,
+            fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
+            pcap: None,
+        },
         period: options.period.map(Duration::from_millis),
     })?;
     let _metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;

@@ -19,6 +19,8 @@ Examples:
 Worth a look when things are slow: retransmits, timeouts, bad_icrc, and rx_overflows (the kernel
 dropped packets because nobody fetched them in time).
 
+A process that was started with --fault-plan also tells what the plan has injected so far.
+
 A process that was started with --dram has a table of the regions that are larger than memory: how
 many of their units of 1 MiB are resident, how many accesses found what they asked for there (hits)
 or did not (misses), and by how many IOs these were carried out: by page faults (mapping), from or to
@@ -190,6 +192,14 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     text += &section("port", &device.port, before.map(|device| &device.port), seconds);
     text += &section("dropped", &device.dropped, before.map(|device| &device.dropped), seconds);
     text += &section("objects", &device.objects, None, seconds);
+    if !device.injected.is_empty() {
+        text += &section(
+            "injected by the fault plan",
+            &device.injected,
+            before.map(|device| &device.injected),
+            seconds,
+        );
+    }
     if let Some(now) = memory(device) {
         text += &regions::text(&now, before.and_then(memory).as_ref(), seconds);
     }

@@ -156,8 +156,25 @@ fn the_fault_plan_is_checked() {
     assert_one_line(&installation.run(&["--fault-plan", "bad.toml", "--", "env"]), 125, "bad.toml");
     installation.file("key.toml", "lost = 0.1\n");
     assert_one_line(&installation.run(&["--fault-plan", "key.toml", "--", "env"]), 125, "lost");
+    installation.file("kind.toml", "seed = 1\n[[fault]]\nkind = \"rnr\"\nafter_packets = 1\n");
+    let said = "fault 1 (kind = \"rnr\"): `after_packets` is no key of this kind; it has probability";
+    assert_one_line(&installation.run(&["--fault-plan", "kind.toml", "--", "env"]), 125, said);
     installation.file("range.toml", "loss = 1.5\n");
     assert_one_line(&installation.run(&["--fault-plan", "range.toml", "--", "env"]), 125, "1.5");
+}
+
+#[test]
+fn a_plan_for_storage_that_is_not_there_is_remarked_upon() {
+    let installation = Installation::new("storage");
+    installation.file("slow.toml", "[[fault]]\nkind = \"slow-storage\"\ndelay_us_min = 100\n");
+    let said = |arguments: &[&str]| {
+        let output = installation.run(&[&["--fault-plan", "slow.toml"], arguments, &["--", "env"]].concat());
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(said(&[]).contains("without --dram"));
+    assert!(said(&["--dram", "1M", "--mode", "odp"]).contains("--mode wait"));
+    assert!(!said(&["--dram", "1M"]).contains("fault plan"));
 }
 
 #[test]

@@ -147,6 +147,28 @@ impl RxBatch {
         self.good_bytes = 0;
     }
 
+    /// Drops the packets that are not to be kept, unchecked and uncounted, as if the network had lost them. Asked in the order
+    /// of arrival.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&RxMeta) -> bool) {
+        let mut kept: Vec<Datagram> = Vec::with_capacity(self.datagrams.len());
+        for datagram in &self.datagrams[self.current.min(self.datagrams.len())..] {
+            let mut joins = false;
+            for offset in (0..datagram.len).step_by(datagram.segment) {
+                let len = datagram.segment.min(datagram.len - offset);
+                let keeps = keep(&datagram.meta);
+                match kept.last_mut() {
+                    Some(last) if keeps && joins => last.len += len,
+                    _ if keeps => kept.push(Datagram { start: datagram.start + offset, len, ..*datagram }),
+                    _ => {}
+                }
+                joins = keeps;
+            }
+        }
+        self.settle();
+        self.datagrams = kept;
+        (self.current, self.offset, self.likely_ip_id) = (0, 0, 0);
+    }
+
     /// Starts a new burst of the port with these counters.
     pub(crate) fn begin(&mut self, counters: &Arc<PortCounters>) {
         self.clear();

@@ -1,52 +1,30 @@
-//! Fault plans, and ports that follow them.
+//! Ports that follow fault plans.
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrace_fabric::fault::{FaultPlan, FaultyPort};
+use terrace_fabric::fault::FaultyPort;
 use terrace_fabric::udp::UdpPort;
 use terrace_fabric::{Port, TxBatch};
+use terrace_faults::{FaultPlan, Faults, Injected};
 use terrace_wire::Path;
-
-#[test]
-fn a_plan_may_leave_out_every_key() {
-    assert_eq!(FaultPlan::parse("").unwrap(), FaultPlan::default());
-    let plan = FaultPlan::parse("seed = 7\nloss = 0.25\ndelay_us_max = 40\n").unwrap();
-    assert_eq!((plan.seed, plan.loss, plan.delay_us_max), (7, 0.25, 40));
-}
-
-#[test]
-fn mistakes_in_a_plan_are_named() {
-    for (text, words) in [
-        ("los = 0.1", "los"),
-        ("loss = 1.5", "`loss` is 1.5"),
-        ("corrupt = -0.1", "`corrupt` is -0.1"),
-        ("duplicate = nan", "`duplicate` is NaN"),
-        ("loss = \"much\"", "line 1"),
-        ("delay_us_min = 5", "`delay_us_min` (5) is above"),
-        ("delay_us_max = 99000000", "`delay_us_max`"),
-        ("reorder_us_max = 99000000", "`reorder_us_max`"),
-        ("loss = ", "line 1"),
-    ] {
-        let error = FaultPlan::parse(text).expect_err(text).to_string();
-        assert!(error.contains(words), "{text}: {error}");
-    }
-}
-
-#[test]
-fn a_plan_that_cannot_be_read_is_named() {
-    let error = FaultPlan::load("/nonexistent/plan.toml".as_ref()).unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/plan.toml"), "{error}");
-}
 
 /// A faulty port and a sound one on the next address.
 fn pair(network: u8, plan: &str) -> (FaultyPort<UdpPort>, UdpPort) {
-    let plan = FaultPlan::parse(plan).expect("a plan");
-    let sender = FaultyPort::new(port_at(&format!("127.82.{network}.1")), &plan).expect("a timer");
-    (sender, port_at(&format!("127.82.{network}.2")))
+    let (sender, receiver, _) = pair_with(network, plan);
+    (sender, receiver)
+}
+
+/// The same, with the plan in force.
+fn pair_with(network: u8, plan: &str) -> (FaultyPort<UdpPort>, UdpPort, Arc<Faults>) {
+    let faults = Arc::new(Faults::new(FaultPlan::parse(plan).expect("a plan"), "test"));
+    let sender = port_at(&format!("127.82.{network}.1"));
+    let sender = FaultyPort::new(sender, faults.clone()).expect("a timer");
+    (sender, port_at(&format!("127.82.{network}.2")), faults)
 }
 
 fn send_many(sender: &dyn Port, receiver: &UdpPort, count: u32) {
@@ -146,4 +124,89 @@ fn held_back_packets_are_overtaken_but_arrive() {
     assert!(!numbers.is_sorted());
     numbers.sort_unstable();
     assert_eq!(numbers, (0..200).collect::<Vec<_>>());
+}
+
+/// The numbers of the packets that arrive, in their order.
+fn numbers_that_arrive(receiver: &UdpPort) -> Vec<u32> {
+    receive_rest(receiver).iter().map(|(_, bytes)| number_of(bytes)).collect()
+}
+
+#[test]
+fn what_was_injected_is_counted() {
+    let plan = "seed = 4\nloss = 0.2\nduplicate = 0.2\ncorrupt = 0.2\necn_mark = 0.2\ndelay_us_max = 10";
+    let (sender, receiver, faults) = pair_with(10, plan);
+    send_many(&sender, &receiver, 200);
+    let counted = |what| faults.counts().get(what);
+    let lost = counted(Injected::PacketLost);
+    assert!((20..70).contains(&lost));
+    assert_eq!(counted(Injected::PacketDelayed), 200 - lost);
+    for what in [Injected::PacketDuplicated, Injected::PacketCorrupted, Injected::PacketMarked] {
+        assert!((10..70).contains(&counted(what)), "{what:?}: {}", counted(what));
+    }
+    assert_eq!(counted(Injected::PacketReordered), 0);
+}
+
+#[test]
+fn a_fault_by_count_strikes_the_packets_it_names() {
+    let plan = "[[fault]]\nkind = \"loss\"\nafter_packets = 3\nfor_packets = 4";
+    let (sender, receiver, faults) = pair_with(11, plan);
+    send_many(&sender, &receiver, 10);
+    assert_eq!(numbers_that_arrive(&receiver), [0, 1, 2, 7, 8, 9]);
+    assert_eq!(faults.counts().get(Injected::PacketLost), 4);
+}
+
+#[test]
+fn a_fault_of_one_peer_leaves_the_others_alone() {
+    let plan = "[[fault]]\nkind = \"blackhole\"\npeer = \"127.82.12.2\"";
+    let (sender, receiver, faults) = pair_with(12, plan);
+    let other = port_at("127.82.12.3");
+    send_many(&sender, &receiver, 5);
+    send_many(&sender, &other, 5);
+    assert_eq!(numbers_that_arrive(&other).len(), 5);
+    assert!(receive_rest(&receiver).is_empty());
+    assert_eq!(faults.counts().get(Injected::PacketBlackholed), 5);
+}
+
+#[test]
+fn packets_that_arrive_can_be_lost_one_by_one() {
+    // As one GRO run, or several, they come in order; the plan takes the second to fourth of them.
+    let plan = "[[fault]]\nkind = \"loss\"\ndirection = \"in\"\nafter_packets = 1\nfor_packets = 3";
+    let (receiver, sender, faults) = pair_with(13, plan);
+    let mut tx = TxBatch::new(1 << 20);
+    for number in 0..8 {
+        push(&mut tx, &path_to(address_of(&receiver)), &packet(number, 200));
+    }
+    assert!(sender.transmit(&mut tx));
+    let mut rx = terrace_fabric::RxBatch::new();
+    let mut numbers = Vec::new();
+    let until = Instant::now() + Duration::from_secs(2);
+    while numbers.len() < 5 && Instant::now() < until {
+        receiver.receive(&mut rx);
+        while let Some(packet) = rx.next() {
+            numbers.push(number_of(packet.bytes));
+        }
+    }
+    assert_eq!(numbers, [0, 4, 5, 6, 7]);
+    assert_eq!(faults.counts().get(Injected::PacketLost), 3);
+    assert_eq!(receiver.counters().snapshot().rx_packets, 5);
+}
+
+#[test]
+fn a_packet_can_be_doubled_damaged_and_held_back_at_once() {
+    let fault = |kind: &str| format!("[[fault]]\nkind = \"{kind}\"\nafter_packets = 1\nfor_packets = 1\n");
+    let (sender, receiver) = pair(14, &["duplicate", "reorder"].map(fault).concat());
+    send_many(&sender, &receiver, 4);
+    let mut numbers = Vec::new();
+    let mut rx = terrace_fabric::RxBatch::new();
+    let until = Instant::now() + Duration::from_secs(2);
+    while numbers.len() < 5 && Instant::now() < until {
+        sender.receive(&mut rx);
+        numbers.extend(receive_for(&receiver, 1, Duration::from_millis(1)).iter().map(|(_, b)| number_of(b)));
+    }
+    assert_eq!(numbers[..1], [0]);
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 1, 1, 2, 3]);
+    let (sender, receiver) = pair(15, &fault("corrupt"));
+    send_many(&sender, &receiver, 3);
+    assert_eq!(numbers_that_arrive(&receiver), [0, 2]);
 }

@@ -4,11 +4,13 @@ mod common;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use common::*;
-use terrace_fabric::fault::{FaultPlan, FaultyPort};
+use terrace_fabric::fault::FaultyPort;
 use terrace_fabric::pcap::PcapPort;
 use terrace_fabric::{Port, TxBatch};
+use terrace_faults::{FaultPlan, Faults};
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{Bth, Extensions, Opcode, Psn, emit_headers};
 
@@ -127,7 +129,7 @@ fn a_capture_inside_a_faulty_port_shows_the_faults() {
     let path = temporary("faults");
     let capture = PcapPort::create(port_at("127.83.3.1"), &path).expect("a file");
     let plan = FaultPlan::parse("corrupt = 0.5\nduplicate = 1.0\nseed = 3").unwrap();
-    let a = FaultyPort::new(capture, &plan).expect("a timer");
+    let a = FaultyPort::new(capture, Arc::new(Faults::new(plan, "test"))).expect("a timer");
     let b = port_at("127.83.3.2");
     let mut tx = TxBatch::new(1 << 20);
     for number in 0..50 {

@@ -5,9 +5,12 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
+use terrace_faults::Faults;
 use terrace_nic::{Device, ForkPause};
+use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
 use crate::paged::{self, ForkHold};
@@ -108,6 +111,19 @@ extern "C" fn at_exit() {
         Err(TryLockError::WouldBlock) => return,
     };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
+    drop(devices);
+    tell_of_faults();
+}
+
+/// What fault plans have done, for who tests a program with one. Not through the log's machinery, which may be gone by now.
+fn tell_of_faults() {
+    if LevelFilter::current() < LevelFilter::WARN {
+        return;
+    }
+    for faults in Faults::all_of_process() {
+        // Nobody to tell is no reason to end otherwise.
+        let _ = writeln!(std::io::stderr(), "terrace: {}", faults.summary());
+    }
 }
 
 /// `ibv_fork_init(3)`: there is nothing to prepare.

@@ -50,8 +50,7 @@ fn port() -> Result<PortConfig> {
 }
 
 fn open(port: PortConfig, adjust: impl FnOnce(&mut DeviceConfig)) -> Result<Arc<Device>> {
-    let port = port.open().map_err(unopened)?;
-    let mut config = DeviceConfig::new(port);
+    let mut config = port.device().map_err(unopened)?;
     adjust(&mut config);
     Device::open(config).map_err(|error| {
         let advice = match error.errno() {

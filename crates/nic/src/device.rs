@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port, RxBatch};
+use terrace_faults::Faults;
 use terrace_memory::Registry;
 use terrace_transport::{AckPolicy, Time};
 use terrace_wire::Path;
@@ -43,6 +44,9 @@ pub struct DeviceConfig {
     pub stat_socket: bool,
     /// What the device promises.
     pub limits: Limits,
+    /// A plan by which the device tells peers that receives are not there, and whose counts it reports. What strikes packets
+    /// is the port's own ([`terrace_fabric::fault::FaultyPort`]).
+    pub faults: Option<Arc<Faults>>,
 }
 
 impl DeviceConfig {
@@ -55,12 +59,13 @@ impl DeviceConfig {
             engine: true,
             stat_socket: true,
             limits: Limits::default(),
+            faults: None,
         }
     }
 
     /// A device that does nothing by itself, and the same for the same seed.
     pub fn simulated(port: Box<dyn Port>, clock: Arc<ManualClock>, seed: u64) -> DeviceConfig {
-        DeviceConfig { port, clock, seed, engine: false, stat_socket: false, limits: Limits::default() }
+        DeviceConfig { clock, seed, engine: false, stat_socket: false, ..DeviceConfig::new(port) }
     }
 }
 
@@ -103,6 +108,7 @@ pub struct Device {
     pub(crate) engine: Engine,
     pub(crate) companions: Companions,
     pub(crate) management: Management,
+    pub(crate) faults: Option<Arc<Faults>>,
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
@@ -151,6 +157,7 @@ impl Device {
             engine: Engine::new(config.engine, config.stat_socket)?,
             companions: Companions::default(),
             management: Management::default(),
+            faults: config.faults,
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
@@ -186,6 +193,11 @@ impl Device {
     /// What the device promises.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// The plan in force, if there is one.
+    pub fn faults(&self) -> Option<&Arc<Faults>> {
+        self.faults.as_ref()
     }
 
     /// The node's identifier, made from its address, in host byte order.

@@ -1,11 +1,12 @@
 //! What a queue pair sees of the device around it: memory through its own protection domain, and shared receives.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-
+use terrace_faults::Faults;
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry,
     Transfer, Waker, WindowBind,
@@ -60,6 +61,7 @@ pub(crate) struct QpHost<'a> {
     pub companions: &'a Companions,
     pub srq: Option<&'a Srq>,
     pub pace: &'a Pace,
+    pub faults: Option<&'a Faults>,
 }
 
 impl QpHost<'_> {
@@ -193,6 +195,10 @@ impl Host for QpHost<'_> {
 
     fn take_shared_receive(&self) -> Option<RecvWr> {
         self.srq?.take()
+    }
+
+    fn withholds_receive(&self, peer: IpAddr) -> bool {
+        self.faults.is_some_and(|faults| faults.withholds_receive(peer))
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {

@@ -432,6 +432,7 @@ impl QueuePair {
             companions: &self.device().companions,
             srq: self.init.srq.as_deref(),
             pace: &self.device().pace,
+            faults: self.device().faults.as_deref(),
         }
     }
 

@@ -2,13 +2,16 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{env, io};
 
 use terrace_fabric::Port;
-use terrace_fabric::fault::{FaultPlan, FaultPlanError, FaultyPort};
+use terrace_fabric::fault::FaultyPort;
 use terrace_fabric::pcap::{self, PcapPort};
 use terrace_fabric::udp::{self, UdpConfig, UdpPort};
+use terrace_faults::{FaultPlanError, Faults};
 
+use crate::device::DeviceConfig;
 use crate::error::Error;
 
 /// How to open the device's port. UDP sockets are wrapped by the capture, if there is one, and that by the fault plan: so
@@ -19,7 +22,7 @@ pub struct PortConfig {
     pub address: Option<IpAddr>,
     /// The largest path MTU in bytes; `None` takes what fits.
     pub mtu: Option<u32>,
-    /// A file with faults to inject into what is sent.
+    /// A file with faults to inject.
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
@@ -73,12 +76,33 @@ impl PortConfig {
         })
     }
 
-    /// Opens the port.
+    /// Opens the port, and puts the fault plan into force: all that a device for real use is opened with.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn device(&self) -> Result<DeviceConfig, OpenError> {
+        let faults = self.faults()?;
+        let port = self.open_with(faults.clone())?;
+        Ok(DeviceConfig { faults, ..DeviceConfig::new(port) })
+    }
+
+    /// Opens the port alone. Of a fault plan only what strikes packets is in force then.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(&self) -> Result<Box<dyn Port>, OpenError> {
-        let plan = self.fault_plan.as_deref().map(FaultPlan::load).transpose()?;
+        self.open_with(self.faults()?)
+    }
+
+    /// The fault plan, in force from now on if it was not.
+    ///
+    /// # Errors
+    /// `FaultPlan`.
+    pub fn faults(&self) -> Result<Option<Arc<Faults>>, OpenError> {
+        Ok(self.fault_plan.as_deref().map(Faults::of_process).transpose()?)
+    }
+
+    fn open_with(&self, faults: Option<Arc<Faults>>) -> Result<Box<dyn Port>, OpenError> {
         let udp = UdpConfig {
             addr: self.address,
             mtu: self.mtu,
@@ -90,8 +114,8 @@ impl PortConfig {
         if let Some(path) = &self.pcap {
             port = captured(port, path)?;
         }
-        if let Some(plan) = plan {
-            port = Box::new(FaultyPort::new(port, &plan).map_err(OpenError::Faults)?);
+        if let Some(faults) = faults.filter(|faults| faults.plan().spoils_packets()) {
+            port = Box::new(FaultyPort::new(port, faults).map_err(OpenError::Faults)?);
         }
         Ok(port)
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use terrace_faults::Faults;
 use terrace_transport::QpCounters;
 
 use crate::device::Device;
@@ -38,6 +39,9 @@ pub struct DeviceSnapshot {
     pub dropped: Counts,
     /// How many objects of each kind exist.
     pub objects: Counts,
+    /// What the fault plan has injected; empty without one.
+    #[serde(default, skip_serializing_if = "Counts::is_empty")]
+    pub injected: Counts,
     /// The queue pairs, in the order of their numbers.
     pub queue_pairs: Vec<QpSnapshot>,
     /// What the device's companions have to say, by their names.
@@ -93,6 +97,7 @@ impl Device {
                 ("address_handles", self.quotas.ah.used().into()),
                 ("queue_pairs", self.quotas.qp.used().into()),
             ]),
+            injected: self.faults.as_ref().map(|faults| injected(faults)).unwrap_or_default(),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
             reports: self.companions.all().iter().filter_map(|companion| companion.report()).collect(),
         }
@@ -139,6 +144,10 @@ fn qp_counts(counters: &QpCounters) -> Counts {
         ("cnps_received", counters.cnps_received),
         ("cnps_sent", counters.cnps_sent),
     ])
+}
+
+fn injected(faults: &Faults) -> Counts {
+    faults.counts().named().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 fn named<const N: usize>(counts: [(&str, u64); N]) -> Counts {

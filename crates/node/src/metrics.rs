@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use terrace_faults::Faults;
 use terrace_tier::{KindCounts, LatencyStats, RegionStats, TierStats};
 use tiny_http::{Header, Response, Server as HttpServer};
 
@@ -30,8 +31,16 @@ impl Metrics {
         let http = Arc::new(HttpServer::http(addr).map_err(|error| failed(error.to_string()))?);
         let (listener, (tier, agent, names)) = (http.clone(), server.parts());
         let builder = std::thread::Builder::new().name("terrace-metrics".into());
-        let thread =
-            builder.spawn(move || answer(&listener, || exposition(&named(&tier, &names), &agent.clients())));
+        let thread = {
+            let faults = server.device().faults().cloned();
+            builder.spawn(move || {
+                answer(&listener, || {
+                    let mut text = exposition(&named(&tier, &names), &agent.clients());
+                    of_faults(&mut text, faults.as_deref());
+                    text
+                })
+            })
+        };
         let thread = thread.map_err(|error| failed(error.to_string()))?;
         Ok(Metrics { http, thread: Some(thread) })
     }
@@ -204,6 +213,16 @@ fn of_clients(text: &mut String, clients: &[ClientStats]) {
     *text += "# TYPE terrace_client_rpc_latency_us gauge\n";
     for (labels, of) in &rows {
         quantiles(text, "client_rpc_latency_us", labels, &of.latency);
+    }
+}
+
+/// What a fault plan has injected, where there is one.
+fn of_faults(text: &mut String, faults: Option<&Faults>) {
+    let Some(faults) = faults else { return };
+    *text += "# HELP terrace_injected_total Faults that the fault plan has injected.\n";
+    *text += "# TYPE terrace_injected_total counter\n";
+    for (name, count) in faults.counts().named() {
+        let _ = writeln!(text, "terrace_injected_total{{fault=\"{name}\"}} {count}");
     }
 }
 

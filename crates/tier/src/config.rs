@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_faults::Faults;
+
 use crate::device::{Best, DeviceFactory};
 
 /// How misses are carried out.
@@ -35,6 +37,8 @@ pub struct TierConfig {
     pub promote: bool,
     /// What reads and writes the files.
     pub device: Arc<dyn DeviceFactory>,
+    /// A plan by which reading and writing the files is slow, or fails.
+    pub faults: Option<Arc<Faults>>,
 }
 
 impl TierConfig {
@@ -47,6 +51,7 @@ impl TierConfig {
             period: Duration::from_millis(125),
             promote: true,
             device: Arc::new(Best),
+            faults: None,
         }
     }
 

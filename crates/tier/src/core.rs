@@ -78,11 +78,17 @@ pub(crate) struct Core {
     pub(crate) queue: Vec<Request>,
     /// Those, and the ones that the device has.
     pub(crate) in_flight: Arc<AtomicUsize>,
+    /// Storage is to be troubled: what the page cache has, and files that are memory, are asked for from the device, too.
+    pub(crate) all_by_device: bool,
     /// Memory that is locked, or about to be, or not yet unlocked.
     pub(crate) locked_bytes: u64,
 }
 
 impl Core {
+    pub(crate) fn new(all_by_device: bool) -> Core {
+        Core { all_by_device, ..Core::default() }
+    }
+
     pub(crate) fn unit(&mut self, region: usize, unit: usize) -> &mut Unit {
         &mut self.regions[region].units[unit]
     }
@@ -140,7 +146,10 @@ impl Core {
         let part = &mut self.parts[id];
         let state = &mut self.regions[part.region.id];
         let unit = &mut state.units[part.unit];
-        let plan = plan(part.need(), unit, part.means());
+        let plan = match plan(part.need(), unit, part.means()) {
+            Plan::Peek if self.all_by_device => Plan::Read { direct: true },
+            plan => plan,
+        };
         match plan {
             Plan::Copy => {
                 let locked = matches!(unit.residency, Residency::Locked | Residency::Resident);
@@ -199,7 +208,7 @@ impl Core {
         if part.lies_beyond() {
             return self.too_short(id, work);
         }
-        let is_memory = part.region.ways.is_memory;
+        let is_memory = part.region.ways.is_memory && !self.all_by_device;
         let request = part.request(id);
         if is_memory {
             return work.jobs.push(Job::Transfer(request));

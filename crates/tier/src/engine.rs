@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use terrace_faults::{Faults, StorageOperation};
 
 use crate::config::TierConfig;
 use crate::core::{Core, Work};
-use crate::device::Device;
+use crate::device::{Device, Injected};
 use crate::error::TierError;
 use crate::job::Job;
 use crate::pool::Pool;
@@ -38,17 +39,24 @@ pub(crate) struct Engine {
     pub(crate) dram_bytes: u64,
     /// Takes whatever is written to it.
     pub(crate) null: File,
+    /// A plan that troubles storage.
+    faults: Option<Arc<Faults>>,
 }
 
 impl Engine {
     pub(crate) fn open(config: &TierConfig) -> Result<Engine, TierError> {
         let pool = Pool::new(config.pool_bytes() as usize).map_err(TierError::system("map buffers"))?;
-        let device = config.device.open(DEVICE_DEPTH).map_err(TierError::system("set up io_uring"))?;
+        let mut device = config.device.open(DEVICE_DEPTH).map_err(TierError::system("set up io_uring"))?;
+        let faults = config.faults.clone().filter(|faults| faults.plan().troubles_storage());
+        if let Some(faults) = &faults {
+            let injected = Injected::new(device, faults.clone());
+            device = Box::new(injected.map_err(TierError::system("set up a timer for faults"))?);
+        }
         let descriptor = device.descriptor().try_clone_to_owned();
         let descriptor = descriptor.map_err(TierError::system("duplicate a descriptor"))?;
         let null = File::options().write(true).open("/dev/null");
         let null = null.map_err(TierError::system("open /dev/null"))?;
-        let core = Core::default();
+        let core = Core::new(faults.is_some());
         Ok(Engine {
             pool,
             in_flight: core.in_flight.clone(),
@@ -59,7 +67,19 @@ impl Engine {
             descriptor,
             dram_bytes: config.dram_bytes,
             null,
+            faults,
         })
+    }
+
+    /// Suffers what the fault plan has for an operation that no device carries out: waits, and may fail.
+    ///
+    /// # Errors
+    /// The plan's.
+    pub(crate) fn suffer(&self, operation: StorageOperation) -> std::io::Result<()> {
+        let Some(faults) = &self.faults else { return Ok(()) };
+        let fate = faults.storage(operation);
+        std::thread::sleep(fate.delay);
+        fate.error.map_or(Ok(()), |error| Err(std::io::Error::from_raw_os_error(error)))
     }
 
     /// Takes requests to the device, and ends what is done. Returns whether anything was.

@@ -27,7 +27,7 @@
 //! | `residency` | promoting, demoting, cleaning a unit |
 //! | `promoter`, `heat` | the thread; which units are hot |
 //! | `fault_pager` | a baseline: on-demand paging as hardware does it |
-//! | `device` | io_uring, threads, one that fails on purpose |
+//! | `device` | io_uring, threads, one that fails on purpose, one that a fault plan troubles |
 //! | `pool` | bounce buffers |
 //! | `file`, `budget`, `size` | files of regions; limits; sizes as people write them |
 //! | `sys` | system calls on mappings |

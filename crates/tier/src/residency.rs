@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::Advice;
+use terrace_faults::StorageOperation;
 use terrace_memory::HostRange;
 
 use crate::engine::Engine;
@@ -54,7 +55,7 @@ impl Engine {
     pub(crate) fn finish_promotion(&self, region: &Arc<Region>, unit: usize) -> io::Result<()> {
         let range = region.presence.unit_range(unit);
         self.await_pages(region, range);
-        if let Err(error) = sys::lock(range) {
+        if let Err(error) = self.suffer(StorageOperation::Read).and_then(|()| sys::lock(range)) {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
             let _ = forget(region, range);
             self.end_departure(region, unit, range.len, true);

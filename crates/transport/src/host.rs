@@ -1,6 +1,7 @@
 //! What the transport needs from the NIC around it: memory, shared receives, room for packets.
 
 use std::fmt::Debug;
+use std::net::IpAddr;
 
 use terrace_wire::Path;
 
@@ -126,6 +127,11 @@ pub trait Host {
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError>;
     /// The oldest receive of the shared receive queue.
     fn take_shared_receive(&self) -> Option<RecvWr>;
+    /// Whether the request of this peer that would consume a receive is to be told that none is there, though one may be: for
+    /// who wants to see what the peer makes of that.
+    fn withholds_receive(&self, _peer: IpAddr) -> bool {
+        false
+    }
     /// Books a packet of `len` bytes of an unreliable service, and returns until when the queue pair shall rest if the
     /// port has got too far ahead. Nobody acknowledges these packets, so no window holds their sender back.
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {

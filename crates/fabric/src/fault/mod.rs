@@ -1,9 +1,8 @@
 //! Faults that are wanted: loss, duplication, reordering, corruption, delay and congestion marks, drawn from a seed.
 //!
-//! [`FaultPlan`] is what a person writes in a file; [`FaultyPort`] applies one to any port. The simulated network
-//! draws from the same `Injector`.
+//! A [`FaultPlan`](terrace_faults::FaultPlan) is what a person writes in a file; [`FaultyPort`] applies one to any port. The
+//! simulated network draws from the same `Injector`.
 
-mod plan;
 mod port;
 
 use std::ops::Range;
@@ -11,8 +10,8 @@ use std::ops::Range;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use smallvec::SmallVec;
+use terrace_faults::FaultPlan;
 
-pub use plan::{FaultPlan, FaultPlanError};
 pub use port::FaultyPort;
 
 /// What can happen to a packet, in the terms of the injector.
@@ -34,6 +33,23 @@ pub(crate) struct Delivery {
     /// Which bit to flip, modulo the packet's length.
     pub spoil: Option<u32>,
     pub mark: bool,
+    /// Whether it was held back for others to overtake it.
+    pub held_back: bool,
+}
+
+impl Faults {
+    /// What a plan says of all of its time.
+    fn of(plan: &FaultPlan) -> Faults {
+        Faults {
+            loss: plan.loss,
+            duplicate: plan.duplicate,
+            corrupt: plan.corrupt,
+            reorder: plan.reorder,
+            ecn_mark: plan.ecn_mark,
+            delay_ns: plan.delay_us_min * 1000..plan.delay_us_max * 1000 + 1,
+            reorder_ns_max: plan.reorder_us_max * 1000,
+        }
+    }
 }
 
 /// Draws what happens to each packet. Pure: the time comes in, the draws come from the seed.
@@ -64,7 +80,8 @@ impl Injector {
 
     fn delivery(&mut self, now_ns: u64, in_order_ns: &mut u64) -> Delivery {
         let mut at_ns = now_ns.saturating_add(self.draw(self.faults.delay_ns.clone()));
-        if self.chance(self.faults.reorder) {
+        let held_back = self.chance(self.faults.reorder);
+        if held_back {
             at_ns = at_ns.saturating_add(1 + self.draw(0..self.faults.reorder_ns_max));
         } else {
             at_ns = at_ns.max(*in_order_ns);
@@ -72,7 +89,7 @@ impl Injector {
         }
         let spoil = self.chance(self.faults.corrupt).then(|| self.rng.random());
         let mark = self.chance(self.faults.ecn_mark);
-        Delivery { at_ns, spoil, mark }
+        Delivery { at_ns, spoil, mark, held_back }
     }
 
     fn chance(&mut self, probability: f64) -> bool {

@@ -1,27 +1,32 @@
-//! A port that spoils what it sends.
+//! A port that spoils what it sends, and may lose what it receives.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use smallvec::SmallVec;
+use terrace_faults::{Counts, Direction, Faults as Plan, Injected, PacketFate};
 use terrace_wire::Path;
 
-use super::{FaultPlan, Injector, marked};
+use super::{Delivery, Faults, Injector, marked};
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
-/// A port whose outgoing packets suffer the faults of a plan. Wrap both ends to spoil both directions.
+/// A port whose packets suffer the faults of a plan: those that leave all of them; those that arrive only loss and
+/// blackholes, where the plan says so. Wrap both ends to spoil both directions.
 ///
 /// Packets that wait need somebody to let them go: every `transmit` and `receive` does, and among the descriptors is
 /// a timer that becomes readable when the next one is due.
 #[derive(Debug)]
 pub struct FaultyPort<P: Port = Box<dyn Port>> {
     inner: P,
+    plan: Arc<Plan>,
     opened: Instant,
     timer: OwnedFd,
     state: Mutex<State>,
@@ -73,17 +78,17 @@ impl<P: Port> FaultyPort<P> {
     ///
     /// # Errors
     /// The system has no timer descriptor left.
-    pub fn new(inner: P, plan: &FaultPlan) -> io::Result<FaultyPort<P>> {
+    pub fn new(inner: P, plan: Arc<Plan>) -> io::Result<FaultyPort<P>> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
         let state = State {
-            injector: Injector::new(plan.faults(), plan.seed),
+            injector: Injector::new(Faults::of(plan.plan()), plan.plan().seed),
             in_order_ns: 0,
             held: BinaryHeap::new(),
             held_total: 0,
             outgoing: TxBatch::new(OUTGOING_BYTES),
         };
-        Ok(FaultyPort { inner, opened: Instant::now(), timer, state: Mutex::new(state) })
+        Ok(FaultyPort { inner, plan, opened: Instant::now(), timer, state: Mutex::new(state) })
     }
 
     fn now_ns(&self) -> u64 {
@@ -119,9 +124,10 @@ impl<P: Port> FaultyPort<P> {
 
 impl State {
     /// Draws what happens to each packet of the batch, and takes them all.
-    fn take(&mut self, tx: &mut TxBatch, now_ns: u64) {
+    fn take(&mut self, tx: &mut TxBatch, now_ns: u64, plan: &Plan) {
         for packet in tx.packets() {
-            for delivery in self.injector.deliveries(now_ns, &mut self.in_order_ns) {
+            let fate = plan.packet(Direction::Out, packet.path.remote.ip());
+            for delivery in self.deliveries(now_ns, fate, plan.counts()) {
                 let mut path = packet.path;
                 if delivery.mark {
                     path.traffic_class = marked(path.traffic_class);
@@ -139,6 +145,28 @@ impl State {
         tx.clear();
     }
 
+    /// What comes of a packet, by its fate and by what the plan says of all of its time. The fate is counted already.
+    fn deliveries(&mut self, now_ns: u64, fate: PacketFate, counts: &Counts) -> SmallVec<[Delivery; 2]> {
+        if fate.lost {
+            return SmallVec::new();
+        }
+        let mut in_order_ns = self.in_order_ns;
+        let mut deliveries = self.injector.deliveries(now_ns.saturating_add(fate.delay_ns), &mut in_order_ns);
+        count(&deliveries, self.injector.faults.delay_ns.end > 1, counts);
+        if let Some(first) = deliveries.first_mut() {
+            first.at_ns = first.at_ns.saturating_add(fate.held_back_ns);
+            first.spoil = fate.spoil.or(first.spoil);
+            first.mark |= fate.mark;
+            let copy = *first;
+            deliveries.extend((0..fate.extra_copies).map(|_| copy));
+        }
+        // What is held back is not waited for.
+        if fate.held_back_ns == 0 {
+            self.in_order_ns = in_order_ns;
+        }
+        deliveries
+    }
+
     /// Moves what is due to the batch, as far as there is room.
     fn fill_outgoing(&mut self, now_ns: u64) {
         while let Some(Reverse(held)) = self.held.peek() {
@@ -148,6 +176,19 @@ impl State {
             self.held.pop();
         }
     }
+}
+
+/// Counts what the plan has done of all of its time.
+fn count(deliveries: &[Delivery], delays: bool, counts: &Counts) {
+    let Some(first) = deliveries.first() else { return counts.add(Injected::PacketLost) };
+    let done = [
+        (deliveries.len() > 1, Injected::PacketDuplicated),
+        (delays, Injected::PacketDelayed),
+        (first.held_back, Injected::PacketReordered),
+        (first.spoil.is_some(), Injected::PacketCorrupted),
+        (first.mark, Injected::PacketMarked),
+    ];
+    done.into_iter().filter(|(done, _)| *done).for_each(|(_, what)| counts.add(what));
 }
 
 impl<P: Port> Port for FaultyPort<P> {
@@ -181,7 +222,7 @@ impl<P: Port> Port for FaultyPort<P> {
         if !state.outgoing.is_empty() && !self.release(&mut state, now_ns) {
             return false;
         }
-        state.take(tx, now_ns);
+        state.take(tx, now_ns, &self.plan);
         self.release(&mut state, now_ns)
     }
 
@@ -193,7 +234,11 @@ impl<P: Port> Port for FaultyPort<P> {
             self.release(&mut state, now_ns);
         }
         drop(state);
-        self.inner.receive(rx)
+        let received = self.inner.receive(rx);
+        if received > 0 && self.plan.is_for_arrivals() {
+            rx.retain(|meta| !self.plan.packet(Direction::In, meta.source.ip()).lost);
+        }
+        received
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use terrace_faults::Faults;
 use terrace_memory::{HostRange, PAGE_BYTES, Pager, RegionPolicy};
 use terrace_nic::{Companion, Paging};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
@@ -241,6 +242,8 @@ impl Table {
             return Ok(tier.clone());
         }
         let mut config = TierConfig::new(settings.dram_bytes);
+        // The device's, which whoever registers has opened.
+        config.faults = Faults::all_of_process().pop();
         config.period = settings.period.unwrap_or(config.period);
         if settings.mode == Mode::Odp {
             (config.io, config.promote) = (IoMethod::Mapping, false);

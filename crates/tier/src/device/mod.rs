@@ -1,10 +1,12 @@
-//! What carries requests to files: io_uring, or threads where there is none, or a faulty one for tests.
+//! What carries requests to files: io_uring, or threads where there is none; a faulty one for tests, and one
+//! that a user's fault plan troubles.
 //!
 //! A device takes requests with their buffers and gives both back when they are done; in between the buffer is the
 //! kernel's. It has no thread that the caller would have to wait for: whoever makes progress submits and reaps.
 
 mod both;
 mod faulty;
+mod injected;
 mod threads;
 mod uring;
 
@@ -17,6 +19,7 @@ use rustix::io::Errno;
 
 pub use both::Both;
 pub use faulty::{Faults, Faulty};
+pub(crate) use injected::Injected;
 pub use threads::Threads;
 pub use uring::Uring;
 

@@ -398,6 +398,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
             self.require_room_to_tell(common)?;
+            require_receive(common, host)?;
             let receive = self.next_receive(common, host)?;
             let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
             self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
@@ -441,6 +442,7 @@ impl Responder {
         // The receive is taken before anything is written: without one the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
             self.require_room_to_tell(common)?;
+            require_receive(common, host)?;
             Some(self.next_receive(common, host)?)
         } else {
             None
@@ -491,6 +493,16 @@ impl Responder {
 /// The queue pair itself must let the peer do this.
 fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
     if common.attr.access & flag == flag { Ok(()) } else { Err(INVALID_REQUEST) }
+}
+
+/// The host may withhold receives. Only a reliable connection can say so to the peer.
+fn require_receive(common: &Common, host: &impl Host) -> Result<(), Refusal> {
+    match common.attr.path {
+        Some(path) if common.is(QpType::Rc) && host.withholds_receive(path.remote.ip()) => {
+            Err(Refusal::NotReady)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// First and middle packets are full, a last one is not empty (IBTA volume 1, C9-92).

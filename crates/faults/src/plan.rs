@@ -1,17 +1,17 @@
 //! What a person writes in a file.
 
-use std::io;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::Faults;
+use crate::error::FaultPlanError;
+use crate::rule::{Kind, RawRule, Rule};
 
-/// Faults to inject into the packets that a port sends, as a TOML file says it. Every key may be left out.
+/// Faults to inject, as a TOML file says it. Every key may be left out.
 ///
 /// ```toml
 /// seed = 7              # the same seed draws the same faults for the same packets
-/// loss = 0.01           # probabilities for each packet, 0 to 1
+/// loss = 0.01           # probabilities for each packet that is sent, 0 to 1, from the beginning to the end
 /// duplicate = 0.01
 /// corrupt = 0.001       # one bit flipped after the ICRC was computed
 /// reorder = 0.01        # held back for up to reorder_us_max, so that others overtake it
@@ -19,8 +19,13 @@ use super::Faults;
 /// ecn_mark = 0.0        # marked "congestion experienced"
 /// delay_us_min = 0      # every packet waits this long ...
 /// delay_us_max = 0      # ... to this long, order kept
+///
+/// [[fault]]             # as many as wanted: what begins and ends, or strikes a peer, a receive or storage
+/// kind = "blackhole"
+/// after_ms = 2000
+/// for_ms = 500
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FaultPlan {
     /// Where the random draws start.
@@ -41,6 +46,11 @@ pub struct FaultPlan {
     pub delay_us_min: u64,
     /// Longest delay of every packet in microseconds; packets stay in order.
     pub delay_us_max: u64,
+    /// Faults with a kind and a schedule, as they were written.
+    fault: Vec<RawRule>,
+    /// The same, checked.
+    #[serde(skip)]
+    pub(crate) rules: Vec<Rule>,
 }
 
 impl Default for FaultPlan {
@@ -55,59 +65,24 @@ impl Default for FaultPlan {
             ecn_mark: 0.0,
             delay_us_min: 0,
             delay_us_max: 0,
+            fault: Vec::new(),
+            rules: Vec::new(),
         }
     }
 }
 
-/// Why a fault plan was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum FaultPlanError {
-    /// The file could not be read.
-    #[error("cannot read the fault plan {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// It is not TOML, or has a key that means nothing. Shows the line.
-    #[error("the fault plan is not valid: {0}")]
-    Syntax(#[from] toml::de::Error),
-    /// A probability is not between 0 and 1.
-    #[error("the fault plan's `{key}` is {value}; a probability lies between 0 and 1")]
-    Probability {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: f64,
-    },
-    /// A time is longer than any test should last.
-    #[error("the fault plan's `{key}` is {value} microseconds; at most {DELAY_US_MAX} (a minute) is allowed")]
-    Delay {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: u64,
-    },
-    /// The delay's ends are the wrong way round.
-    #[error("the fault plan's `delay_us_min` ({min}) is above its `delay_us_max` ({max})")]
-    DelayOrder {
-        /// The lower end.
-        min: u64,
-        /// The upper end.
-        max: u64,
-    },
-}
+/// Longest delay: a minute.
+pub(crate) const DELAY_US_MAX: u64 = 60_000_000;
 
-const DELAY_US_MAX: u64 = 60_000_000;
+/// Most faults with a schedule.
+pub(crate) const FAULTS_MAX: usize = 100;
 
 impl FaultPlan {
     /// Reads a plan from a file.
     ///
     /// # Errors
     /// The file cannot be read, or holds no valid plan.
-    pub fn load(path: &FilePath) -> Result<FaultPlan, FaultPlanError> {
+    pub fn load(path: &Path) -> Result<FaultPlan, FaultPlanError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| FaultPlanError::Read { path: path.to_owned(), source })?;
         FaultPlan::parse(&text)
@@ -118,9 +93,39 @@ impl FaultPlan {
     /// # Errors
     /// The text holds no valid plan.
     pub fn parse(text: &str) -> Result<FaultPlan, FaultPlanError> {
-        let plan: FaultPlan = toml::from_str(text)?;
+        let mut plan: FaultPlan =
+            toml::from_str(text).map_err(|error| FaultPlanError::syntax(text, &error))?;
         plan.check()?;
+        if plan.fault.len() > FAULTS_MAX {
+            return Err(FaultPlanError::TooMany(plan.fault.len()));
+        }
+        let checked = |(index, raw): (usize, &RawRule)| {
+            raw.check().map_err(|problem| FaultPlanError::Fault {
+                number: index + 1,
+                kind: raw.kind.name(),
+                problem,
+            })
+        };
+        plan.rules = plan.fault.iter().enumerate().map(checked).collect::<Result<_, _>>()?;
         Ok(plan)
+    }
+
+    /// Whether anything can happen to packets.
+    pub fn spoils_packets(&self) -> bool {
+        let always = [self.loss, self.duplicate, self.corrupt, self.reorder, self.ecn_mark];
+        self.delay_us_max > 0
+            || always.iter().any(|probability| *probability > 0.0)
+            || self.rules.iter().any(|rule| rule.kind.is_of_packets())
+    }
+
+    /// Whether anything can happen to what is read from and written to storage.
+    pub fn troubles_storage(&self) -> bool {
+        self.rules.iter().any(|rule| rule.kind.is_of_storage())
+    }
+
+    /// Whether peers can be told that there is no receive.
+    pub fn withholds_receives(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule.kind, Kind::Rnr))
     }
 
     fn check(&self) -> Result<(), FaultPlanError> {
@@ -138,24 +143,12 @@ impl FaultPlan {
         }
         for (key, value) in [("delay_us_max", self.delay_us_max), ("reorder_us_max", self.reorder_us_max)] {
             if value > DELAY_US_MAX {
-                return Err(FaultPlanError::Delay { key, value });
+                return Err(FaultPlanError::Delay { key, value, max: DELAY_US_MAX });
             }
         }
         if self.delay_us_min > self.delay_us_max {
             return Err(FaultPlanError::DelayOrder { min: self.delay_us_min, max: self.delay_us_max });
         }
         Ok(())
-    }
-
-    pub(super) fn faults(&self) -> Faults {
-        Faults {
-            loss: self.loss,
-            duplicate: self.duplicate,
-            corrupt: self.corrupt,
-            reorder: self.reorder,
-            ecn_mark: self.ecn_mark,
-            delay_ns: self.delay_us_min * 1000..self.delay_us_max * 1000 + 1,
-            reorder_ns_max: self.reorder_us_max * 1000,
-        }
     }
 }

@@ -1,0 +1,100 @@
+//! What was injected so far.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A thing that was done to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injected {
+    /// A packet was lost.
+    PacketLost,
+    /// A packet was doubled.
+    PacketDuplicated,
+    /// A bit of a packet was flipped.
+    PacketCorrupted,
+    /// A packet was held back, for others to overtake it.
+    PacketReordered,
+    /// A packet waited, and those after it with it.
+    PacketDelayed,
+    /// A packet was marked with "congestion experienced".
+    PacketMarked,
+    /// A packet was swallowed by a blackhole.
+    PacketBlackholed,
+    /// A peer was told that no receive is there.
+    RnrNak,
+    /// A request to storage took longer.
+    StorageSlowed,
+    /// A request to storage failed.
+    StorageFailed,
+}
+
+/// All of them, with the names that statistics have for them.
+const NAMES: [(Injected, &str); 10] = [
+    (Injected::PacketLost, "packets_lost"),
+    (Injected::PacketDuplicated, "packets_duplicated"),
+    (Injected::PacketCorrupted, "packets_corrupted"),
+    (Injected::PacketReordered, "packets_reordered"),
+    (Injected::PacketDelayed, "packets_delayed"),
+    (Injected::PacketMarked, "packets_marked"),
+    (Injected::PacketBlackholed, "packets_blackholed"),
+    (Injected::RnrNak, "rnr_naks"),
+    (Injected::StorageSlowed, "storage_slowed"),
+    (Injected::StorageFailed, "storage_failed"),
+];
+
+/// How often each thing was done. Relaxed: each count is right by itself.
+#[derive(Debug, Default)]
+pub struct Counts([AtomicU64; NAMES.len()]);
+
+impl Counts {
+    /// Counts one.
+    pub fn add(&self, what: Injected) {
+        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often it was done.
+    pub fn get(&self, what: Injected) -> u64 {
+        self.0[what as usize].load(Ordering::Relaxed)
+    }
+
+    /// All counts, by name.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        NAMES.iter().map(|(what, name)| (*name, self.get(*what)))
+    }
+}
+
+/// As a line for people: what was done at all, or that nothing was.
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for (name, count) in self.named().filter(|(_, count)| *count > 0) {
+            write!(f, "{separator}{name} {count}")?;
+            separator = ", ";
+        }
+        if separator.is_empty() { f.write_str("nothing") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_count_has_its_own_place_and_name() {
+        let counts = Counts::default();
+        for (index, (what, _)) in NAMES.iter().enumerate() {
+            assert_eq!(*what as usize, index);
+            (0..=index).for_each(|_| counts.add(*what));
+        }
+        assert!(counts.named().map(|(_, count)| count).eq(1..=NAMES.len() as u64));
+    }
+
+    #[test]
+    fn people_read_what_was_done() {
+        let counts = Counts::default();
+        assert_eq!(counts.to_string(), "nothing");
+        counts.add(Injected::RnrNak);
+        counts.add(Injected::PacketLost);
+        assert_eq!(counts.to_string(), "packets_lost 1, rnr_naks 1");
+    }
+}

@@ -1,0 +1,155 @@
+//! When a fault is in force. Pure: the time comes in.
+
+/// What a fault waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Time since the plan is in force.
+    AfterNs(u64),
+    /// Events of the fault's own kind that it has let pass.
+    AfterCount(u64),
+}
+
+/// For how long it is in force then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Forever,
+    Ns(u64),
+    Count(u64),
+}
+
+/// When a fault is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    pub start: Start,
+    pub length: Length,
+    /// It begins again every so long after it has first begun.
+    pub every_ns: Option<u64>,
+}
+
+impl Schedule {
+    /// From the beginning to the end.
+    #[cfg(test)]
+    pub const ALWAYS: Schedule =
+        Schedule { start: Start::AfterNs(0), length: Length::Forever, every_ns: None };
+}
+
+/// Follows a schedule.
+#[derive(Debug)]
+pub(crate) struct Window {
+    schedule: Schedule,
+    /// Events so far.
+    seen: u64,
+    /// When it first began.
+    begun_ns: Option<u64>,
+    /// How often it has begun again, and how many events there had been by then.
+    period: u64,
+    seen_before: u64,
+    is_open: bool,
+}
+
+/// What an event finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Admission {
+    /// The fault is in force.
+    pub open: bool,
+    /// It was not at the last event, or the other way round.
+    pub changed: bool,
+}
+
+impl Window {
+    pub fn new(schedule: Schedule) -> Window {
+        Window { schedule, seen: 0, begun_ns: None, period: 0, seen_before: 0, is_open: false }
+    }
+
+    /// Called for each event, in the order of time: is the fault in force for it?
+    pub fn admit(&mut self, now_ns: u64) -> Admission {
+        let index = self.seen;
+        self.seen += 1;
+        let open = self.begun(now_ns, index) && self.lasts(now_ns, index);
+        let changed = std::mem::replace(&mut self.is_open, open) != open;
+        Admission { open, changed }
+    }
+
+    fn begun(&mut self, now_ns: u64, index: u64) -> bool {
+        if self.begun_ns.is_none() {
+            self.begun_ns = match self.schedule.start {
+                // A window by time begins on time, whether or not anything happens then.
+                Start::AfterNs(at_ns) => (now_ns >= at_ns).then_some(at_ns),
+                Start::AfterCount(count) => (index >= count).then_some(now_ns),
+            };
+            self.seen_before = index;
+        }
+        self.begun_ns.is_some()
+    }
+
+    fn lasts(&mut self, now_ns: u64, index: u64) -> bool {
+        let mut since_ns = now_ns.saturating_sub(self.begun_ns.unwrap_or(now_ns));
+        if let Some(every_ns) = self.schedule.every_ns {
+            let period = since_ns / every_ns;
+            since_ns %= every_ns;
+            if period != self.period {
+                (self.period, self.seen_before) = (period, index);
+            }
+        }
+        match self.schedule.length {
+            Length::Forever => true,
+            Length::Ns(ns) => since_ns < ns,
+            Length::Count(count) => index - self.seen_before < count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of these moments, an event each, find the window open.
+    fn open_at(schedule: Schedule, moments: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        let mut window = Window::new(schedule);
+        moments.into_iter().filter(|now_ns| window.admit(*now_ns).open).collect()
+    }
+
+    #[test]
+    fn without_a_schedule_it_is_always_in_force() {
+        assert_eq!(open_at(Schedule::ALWAYS, [0, 7, u64::MAX]), [0, 7, u64::MAX]);
+    }
+
+    #[test]
+    fn by_time_it_begins_and_ends_on_time() {
+        let schedule = Schedule { start: Start::AfterNs(10), length: Length::Ns(5), every_ns: None };
+        assert_eq!(open_at(schedule, 0..30), [10, 11, 12, 13, 14]);
+        // Nothing happened at its beginning: its end is where it was.
+        assert_eq!(open_at(schedule, [3, 13, 14, 15, 16]), [13, 14]);
+        assert_eq!(open_at(schedule, [3, 20]), [] as [u64; 0]);
+    }
+
+    #[test]
+    fn by_count_it_lets_as_many_pass_and_takes_as_many() {
+        let schedule = Schedule { start: Start::AfterCount(3), length: Length::Count(2), every_ns: None };
+        assert_eq!(open_at(schedule, 0..10), [3, 4]);
+    }
+
+    #[test]
+    fn counts_and_times_mix() {
+        let schedule = Schedule { start: Start::AfterCount(3), length: Length::Ns(20), every_ns: None };
+        assert_eq!(open_at(schedule, [0, 10, 20, 30, 40, 49, 50]), [30, 40, 49]);
+        let schedule = Schedule { start: Start::AfterNs(15), length: Length::Count(2), every_ns: None };
+        assert_eq!(open_at(schedule, [0, 10, 20, 30, 40, 49, 50]), [20, 30]);
+    }
+
+    #[test]
+    fn it_begins_again_and_again() {
+        let schedule = Schedule { start: Start::AfterNs(4), length: Length::Ns(2), every_ns: Some(10) };
+        assert_eq!(open_at(schedule, 0..30), [4, 5, 14, 15, 24, 25]);
+        let schedule = Schedule { start: Start::AfterCount(1), length: Length::Count(1), every_ns: Some(10) };
+        assert_eq!(open_at(schedule, (0..50).step_by(3)), [3, 15, 24, 33, 45]);
+    }
+
+    #[test]
+    fn changes_are_told_once() {
+        let schedule = Schedule { start: Start::AfterNs(1), length: Length::Ns(2), every_ns: None };
+        let mut window = Window::new(schedule);
+        let told: Vec<bool> = (0..5).map(|now_ns| window.admit(now_ns).changed).collect();
+        assert_eq!(told, [false, true, false, true, false]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What a plan may say, and what is said about mistakes in it.
+
+use terrace_faults::FaultPlan;
+
+#[test]
+fn a_plan_may_leave_out_every_key() {
+    assert_eq!(FaultPlan::parse("").unwrap(), FaultPlan::default());
+    let plan = FaultPlan::parse("seed = 7\nloss = 0.25\ndelay_us_max = 40\n").unwrap();
+    assert_eq!((plan.seed, plan.loss, plan.delay_us_max), (7, 0.25, 40));
+}
+
+fn complaint(text: &str) -> String {
+    let complaint = FaultPlan::parse(text).expect_err(text).to_string();
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    complaint
+}
+
+#[test]
+fn mistakes_in_a_plan_are_named() {
+    for (text, words) in [
+        ("los = 0.1", "los"),
+        ("loss = 1.5", "`loss` is 1.5"),
+        ("corrupt = -0.1", "`corrupt` is -0.1"),
+        ("duplicate = nan", "`duplicate` is NaN"),
+        ("seed = 1\nloss = \"much\"", "line 2 (`loss = \"much\"`)"),
+        ("delay_us_min = 5", "`delay_us_min` (5) is above"),
+        ("delay_us_max = 99000000", "`delay_us_max`"),
+        ("reorder_us_max = 99000000", "`reorder_us_max`"),
+        ("loss = ", "line 1"),
+        ("fault = 3", "line 1"),
+        ("rules = []", "rules"),
+    ] {
+        let said = complaint(text);
+        assert!(said.contains(words), "{text}: {said}");
+    }
+    assert!(complaint(&"[[fault]]\nkind = \"loss\"\n".repeat(101)).contains("at most 100"));
+}
+
+#[test]
+fn a_plan_that_cannot_be_read_is_named() {
+    let error = FaultPlan::load("/nonexistent/plan.toml".as_ref()).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/plan.toml"), "{error}");
+}
+
+#[test]
+fn mistakes_in_a_fault_are_named() {
+    for (text, words) in [
+        ("", "kind"),
+        ("kind = \"los\"", "unknown variant `los`, expected one of `loss`"),
+        ("kind = \"loss\"\nafter = 3", "unknown field `after`"),
+        ("kind = \"loss\"\nprobability = 2.0", "fault 1 (kind = \"loss\"): `probability` is 2"),
+        ("kind = \"loss\"\npeer = \"nobody\"", "peer"),
+        ("kind = \"loss\"\ndirection = \"up\"", "expected one of `out`, `in`, `both`"),
+        (
+            "kind = \"blackhole\"\nprobability = 0.5",
+            "`probability` is no key of this kind; it has direction, peer",
+        ),
+        ("kind = \"delay\"\ndelay_us_max = 1\ndirection = \"in\"", "give the peer such a plan"),
+        ("kind = \"delay\"", "it needs `delay_us_min`, `delay_us_max` or both"),
+        ("kind = \"delay\"\ndelay_us_min = 9\ndelay_us_max = 5", "`delay_us_min` (9) is above"),
+        ("kind = \"delay\"\ndelay_us_max = 60000001", "choose 1 to 60000000"),
+        ("kind = \"delay\"\ndelay_us_max = 0", "choose 1 to"),
+        ("kind = \"reorder\"\nreorder_us_max = 0", "choose 1 to"),
+        ("kind = \"rnr\"\nafter_packets = 3", "`after_packets` is no key of this kind"),
+        ("kind = \"loss\"\nfor_operations = 3", "`for_operations` is no key of this kind"),
+        ("kind = \"loss\"\nafter_ms = 3\nafter_packets = 3", "exclude each other"),
+        ("kind = \"loss\"\nfor_ms = 3\nfor_packets = 3", "exclude each other"),
+        ("kind = \"loss\"\nfor_ms = 0", "`for_ms` is 0; choose 1 to"),
+        ("kind = \"loss\"\nfor_packets = 0", "leave it out"),
+        ("kind = \"loss\"\nafter_ms = -1", "line 3"),
+        ("kind = \"loss\"\nafter_ms = 604800001", "choose 0 to 604800000"),
+        ("kind = \"loss\"\nevery_ms = 5", "add `for_ms`"),
+        ("kind = \"loss\"\nfor_ms = 5\nevery_ms = 5", "`for_ms` (5) must be below `every_ms` (5)"),
+        ("kind = \"slow-storage\"", "it needs `delay_us_min`"),
+        ("kind = \"slow-storage\"\ndelay_us_min = 1\nerror = \"io\"", "`error` is no key of this kind"),
+        ("kind = \"slow-storage\"\ndelay_us_min = 1\npeer = \"::1\"", "`peer` is no key of this kind"),
+        ("kind = \"failing-storage\"\nerror = \"EIO\"", "expected `io` or `no-space`"),
+        (
+            "kind = \"failing-storage\"\nerror = \"no-space\"\noperation = \"read\"",
+            "only writes run out of space",
+        ),
+        ("kind = \"failing-storage\"\noperation = \"seek\"", "unknown variant `seek`"),
+    ] {
+        let said = complaint(&format!("[[fault]]\n{text}"));
+        assert!(said.contains(words), "{text}: {said}");
+    }
+    let second = "[[fault]]\nkind = \"rnr\"\n[[fault]]\nkind = \"rnr\"\nprobability = -1.0";
+    assert!(complaint(second).contains("fault 2"), "{}", complaint(second));
+}
+
+#[test]
+fn what_a_plan_concerns_can_be_asked() {
+    let concerns = |text: &str| {
+        let plan = FaultPlan::parse(text).unwrap();
+        (plan.spoils_packets(), plan.withholds_receives(), plan.troubles_storage())
+    };
+    assert_eq!(concerns("seed = 1"), (false, false, false));
+    assert_eq!(concerns("corrupt = 0.1"), (true, false, false));
+    assert_eq!(concerns("delay_us_max = 1"), (true, false, false));
+    assert_eq!(concerns("[[fault]]\nkind = \"blackhole\""), (true, false, false));
+    assert_eq!(concerns("[[fault]]\nkind = \"rnr\"\nprobability = 0.5"), (false, true, false));
+    assert_eq!(concerns("[[fault]]\nkind = \"failing-storage\""), (false, false, true));
+}

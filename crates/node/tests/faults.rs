@@ -1,0 +1,97 @@
+//! A server whose fault plan troubles its storage: clients are told, and the server goes on.
+
+mod common;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use common::*;
+use terrace_nic::{PortConfig, WcStatus};
+use terrace_node::*;
+
+/// A server under a plan.
+fn node_under(name: &str, mode: ServeMode, plan: &str) -> (Server, PathBuf) {
+    let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}-{mode}", std::process::id()));
+    let plan_path = path.with_extension("toml");
+    std::fs::write(&plan_path, plan).expect("a file");
+    let region = RegionConfig { name: "data".into(), path: path.clone(), size: Some(8 * MIB) };
+    let port =
+        PortConfig { address: Some(LOOPBACK), fault_plan: Some(plan_path.clone()), ..PortConfig::default() };
+    let config = ServerConfig {
+        regions: vec![region],
+        dram_bytes: MIB,
+        mode,
+        threads: 1,
+        port,
+        period: Some(Duration::from_millis(10)),
+    };
+    let server = Server::open(&config).expect("a server");
+    std::fs::remove_file(plan_path).expect("it was there");
+    (server, path)
+}
+
+fn client_of(server: &Server) -> Client {
+    let slot = server.device().snapshot().slot;
+    Client::connect(&ClientConfig { slot, ..ClientConfig::new(LOOPBACK) }).expect("a client")
+}
+
+/// How a read of a page ends.
+fn read(client: &Client, offset: u64) -> WcStatus {
+    let region = client.open("data").expect("the region");
+    let buffer = client.buffer(4096).expect("a buffer");
+    region.read(offset, &buffer, 0, 4096, 1).expect("begun");
+    let (mut done, started) = (Vec::new(), Instant::now());
+    while done.is_empty() {
+        client.poll(&mut done).expect("a connection");
+        assert!(started.elapsed() < Duration::from_secs(20), "it never ended");
+    }
+    done[0].status
+}
+
+#[test]
+fn a_read_that_fails_is_told_to_its_client_and_the_next_client_is_served() {
+    for mode in [ServeMode::Wait, ServeMode::Term, ServeMode::RpcTiering] {
+        let plan = "[[fault]]\nkind = \"failing-storage\"\noperation = \"read\"\nfor_ms = 1500";
+        let (server, path) = node_under("failing", mode, plan);
+        let started = Instant::now();
+        let status = read(&client_of(&server), 4 * MIB);
+        assert!(
+            status != WcStatus::Success || started.elapsed() > Duration::from_secs(1),
+            "{mode}: {status:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1500).saturating_sub(started.elapsed()));
+        assert_eq!(read(&client_of(&server), 5 * MIB), WcStatus::Success, "{mode}: it has ended");
+        let injected = server.device().snapshot().injected;
+        assert!(injected["storage_failed"] > 0, "{mode}: {injected:?}");
+        drop(server);
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+#[test]
+fn slow_storage_makes_clients_wait_and_metrics_tell_of_it() {
+    for mode in [ServeMode::Wait, ServeMode::Term] {
+        let plan = "[[fault]]\nkind = \"slow-storage\"\noperation = \"read\"\ndelay_us_min = 100000";
+        let (server, path) = node_under("slow", mode, plan);
+        let metrics = Metrics::serve((LOOPBACK, 0).into(), &server).expect("a port");
+        let client = client_of(&server);
+        let started = Instant::now();
+        assert_eq!(read(&client, 4 * MIB), WcStatus::Success);
+        assert!(started.elapsed() >= Duration::from_millis(100), "{mode}");
+        let text = scrape(&metrics);
+        let line =
+            text.lines().find(|line| line.starts_with("terrace_injected_total{fault=\"storage_slowed\"}"));
+        assert!(line.is_some_and(|line| !line.ends_with(" 0")), "{mode}: {line:?}");
+        drop((client, metrics, server));
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn scrape(metrics: &Metrics) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(metrics.addr().expect("an address")).expect("connected");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("written");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("read");
+    text
+}
