@@ -29,6 +29,7 @@ from processes import Client, Node, Stuck, Worker, fault_plan, figures, ports_in
 MIB = 1 << 20
 REGION_MIB, CLIENT_MIB = 96, 16
 LINKS_MAX = 16
+MTU_1024, MTU_4096 = 3, 5  # ibv_mtu
 LINKS_WANTED = 6  # of each worker
 TICK_S, SAMPLE_S, KILL_S = 0.25, 2.0, 6.0
 OLDEST_MS_MAX = 30_000
@@ -43,8 +44,9 @@ MORTAL = ("client-1", "verbs-2", "verbs-3", "verbs-4")
 class Run:
     """One run: its processes, and what has been seen of them."""
 
-    def __init__(self, directory, address, seconds, seed):
+    def __init__(self, directory, address, seconds, seed, pause_us):
         self.directory, self.address, self.seconds = pathlib.Path(directory), address, seconds
+        self.pause_us = pause_us
         self.random = random.Random(seed)
         self.started = time.monotonic()
         self.counts = collections.Counter()
@@ -71,7 +73,7 @@ class Run:
             first_byte = CLIENTS.index(name) * (REGION_MIB // 2) * MIB + 4096 * 3 + 40
             return Client(name, self.processes["node"], self.address, first_byte, CLIENT_MIB * MIB, seed, plan)
         dram_file = self.directory / "paged" if name == "verbs-paged" else None
-        return Worker(name, self.address, seed, plan, dram_file, events=WORKERS.index(name) % 2 == 0)
+        return Worker(name, self.address, seed, plan, self.pause_us, dram_file, events=WORKERS.index(name) % 2 == 0)
 
     @property
     def workers(self):
@@ -105,8 +107,9 @@ class Run:
             return
         ends = [(left, free[0][0]), (right, free[1][1] if left is right else free[1][0])]
         made = [worker("new", link) for worker, link in ends]
+        mtu = self.random.choice((MTU_1024, MTU_4096))
         for (worker, link), about in zip(ends, reversed(made)):
-            worker("join", link, about["qpn"], about["addr"], about["rkey"])
+            worker("join", link, about["qpn"], about["addr"], about["rkey"], mtu)
         for (worker, link), peer in zip(ends, reversed(ends)):
             worker("go", link)
             worker.links[link] = peer
@@ -278,13 +281,14 @@ def main():
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--addr", default="127.0.42.1", help="the address of all processes (default 127.0.42.1)")
+    parser.add_argument("--pause-us", type=int, default=1000, help="between two looks of a verbs program (default 1000)")
     options = parser.parse_args()
     procs.end_cleanly_when_asked()
     print(f"endurance: {options.minutes:g} minutes, seed {options.seed}", flush=True)
     if ports_in_use(options.addr):
         sys.exit(f"endurance: somebody uses {options.addr}")
     with tempfile.TemporaryDirectory(prefix="terrace-endurance-", dir=procs.ROOT) as directory:
-        run = Run(directory, options.addr, options.minutes * 60, options.seed)
+        run = Run(directory, options.addr, options.minutes * 60, options.seed, options.pause_us)
         try:
             run.run()
             run.wind_down()

@@ -70,11 +70,11 @@ def ports_in_use(address):
 class Worker(Endpoint):
     """A verbs program with links to others like it."""
 
-    def __init__(self, name, address, seed, plan, dram_file=None, events=False):
+    def __init__(self, name, address, seed, plan, pause_us, dram_file=None, events=False):
         self.name, self.links = name, {}
         options = ["--fault-plan", str(plan)] if plan else []
         options += ["--dram", "4M"] if dram_file else []
-        program = [WORKER, "-p", 1000, "-s", seed, *(["-e"] if events else [])]
+        program = [WORKER, "-p", pause_us, "-s", seed, *(["-e"] if events else [])]
         super().__init__(address, *options, program=program)
         self("open", *([dram_file] if dram_file else []), patience=START_TIMEOUT_S)
 

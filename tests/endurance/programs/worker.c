@@ -6,7 +6,7 @@
  *
  *     open [FILE]                   the device; with FILE, what peers write to is a mapping of it, registered on demand
  *     new LINK                      makes it: qpn, addr and rkey for the peer
- *     join LINK QPN ADDR RKEY       connects it to a link of a process at the same address
+ *     join LINK QPN ADDR RKEY MTU   connects it to a link of a process at the same address
  *     go LINK                       begins
  *     rest LINK                     ends the load, and waits for what is under way
  *     cut LINK                      into the error state with requests under way; they are waited for, too
@@ -420,7 +420,7 @@ static void command_join(void)
     struct link *link = link_named();
     struct lab lab = {.gid = gid};
     struct ibv_qp_attr attr = lab_attr(&lab, (uint32_t)number(2));
-    attr.path_mtu = below(2) == 0 ? IBV_MTU_1024 : IBV_MTU_4096;
+    attr.path_mtu = (enum ibv_mtu)number(5);
     attr.min_rnr_timer = 1;
     link->remote = number(3), link->rkey = (uint32_t)number(4);
     for (attr.qp_state = IBV_QPS_INIT; attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
