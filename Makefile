@@ -7,6 +7,7 @@ SEEDS ?= 100000
 ROUNDS ?= 200
 STRESS_SECONDS ?= 600
 FUZZ_RUNS ?= 10000000
+MINUTES ?= 1
 ONLY ?=
 SEED ?=
 
@@ -16,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop crash soak soak-term fuzz bench bench-term bench-term-full lint clean
+.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop crash endurance sanitize soak soak-term fuzz bench bench-many bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -47,7 +48,7 @@ build/examples/%: examples/%.c
 
 build/bench/%: bench/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< -libverbs
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
@@ -66,6 +67,10 @@ build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
 
 badinput-programs: $(BADINPUT_PROGRAMS)
+
+build/endurance/programs/%: tests/endurance/programs/%.c $(BADINPUT_SHARED)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -Itests/badinput/programs -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
 
 # What runs on either side of `make interop`.
 interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/examples/file_region
@@ -97,6 +102,15 @@ crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing a
 	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
 	    --nocapture --test-threads 1
 
+endurance: build ## Mixed load, faults and kills on eight processes for MINUTES=n (SEED=k: other events)
+	@$(MAKE) --no-print-directory build/endurance/programs/worker
+	cargo build --release --locked --package terrace-node --example endurance_client
+	$(PYTHON) tests/endurance/endurance.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+sanitize: build ## AddressSanitizer, ThreadSanitizer and valgrind on what has unsafe code (ONLY=address, thread or valgrind)
+	@$(MAKE) --no-print-directory badinput-programs build/bench/many
+	scripts/sanitize.sh $(ONLY)
+
 soak: ## Run the simulation with SEEDS=n seeds, or replay SEED=k alone
 	@scripts/setup.sh build
 	cargo run --release --locked --package terrace-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
@@ -117,6 +131,11 @@ bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
 	cargo build --release --locked --package terrace-fabric --example udp_reference
 	@$(MAKE) --no-print-directory build/bench/reg_mr
 	$(PYTHON) bench/bench.py
+
+bench-many: build ## Measure how costs grow with queue pairs, regions and processes
+	@scripts/setup.sh bench
+	@$(MAKE) --no-print-directory build/bench/many
+	$(PYTHON) bench/many.py
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly
 	@scripts/setup.sh bench

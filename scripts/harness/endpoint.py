@@ -114,11 +114,11 @@ class Commands:
 
 
 class Endpoint(Commands):
-    """A running `endpoint` program under `terrace run`."""
+    """A running `endpoint` program under `terrace run`, or another that understands lines and answers in its way."""
 
-    def __init__(self, address, *options, wrapper=(), inner_wrapper=()):
+    def __init__(self, address, *options, wrapper=(), inner_wrapper=(), program=(PROGRAM,)):
         self._errors = tempfile.TemporaryFile()
-        program = [*inner_wrapper, str(PROGRAM)]
+        program = [*inner_wrapper, *map(str, program)]
         self.process = subprocess.Popen(
             [*wrapper, *procs.under_terrace(program, *options, addr=address)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, start_new_session=True)

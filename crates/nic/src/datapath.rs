@@ -57,6 +57,7 @@ impl Device {
         }
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
+        self.flight.give_turns(&mut unit.work);
         self.flush(unit, now);
         self.settle_overruns();
         self.management.deliver();
@@ -77,7 +78,7 @@ impl Device {
     /// Whether queue pairs wait to be looked at, and looking at them is of use: while the network takes nothing,
     /// nothing can be made of them.
     pub(crate) fn wants_look(&self) -> bool {
-        !self.pending.is_empty() && !self.tx.is_blocked()
+        (!self.pending.is_empty() || self.flight.has_turns()) && !self.tx.is_blocked()
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -127,7 +128,8 @@ impl Device {
         if core.dead {
             return;
         }
-        core.qp.handle_packet(now, meta, &packet, &qp.host());
+        let host = qp.host(&core);
+        core.qp.handle_packet(now, meta, &packet, &host);
         self.deliver(qp, &mut core);
         touch(qp, &mut core, work);
     }
@@ -159,6 +161,9 @@ impl Device {
             self.transmit_first(qp, core, acks);
         } else {
             drop(core);
+        }
+        if self.flight.has_turns() {
+            self.engine.wake_by(Time(0));
         }
         self.settle_overruns();
         self.companions.attend();
@@ -208,6 +213,8 @@ impl Device {
                     unit.work.push_back((owner, AckPolicy::Now));
                 }
             }
+            // Looked at after the last one has got in line: whoever makes room from now on sees it there.
+            self.flight.give_turns(&mut unit.work);
             if unit.work.is_empty() {
                 self.tx.give_back(unit);
                 return;
@@ -248,9 +255,14 @@ impl Device {
         if qp.take_woken() {
             core.qp.wake();
         }
+        core.has_turn = qp.take_turn();
         let before_count = unit.batch.len();
-        let outcome = core.qp.poll_transmit(now, &qp.host(), &mut BatchSink(&mut unit.batch), acks);
+        let host = qp.host(core);
+        let outcome = core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks);
         self.deliver(qp, core);
+        if core.qp.is_held_back() {
+            self.flight.wait(qp);
+        }
         self.arm(qp, core);
         if acks == AckPolicy::Hold && core.qp.holds_ack() {
             self.pending.add(qp);
@@ -277,8 +289,17 @@ impl Device {
         }
     }
 
-    /// Brings what the transport says to the completion queues and the queue of asynchronous events.
+    /// Counts what a queue pair has in flight now. Called whenever that may have changed.
+    #[inline]
+    pub(crate) fn book(&self, core: &mut QpCore) {
+        let before_bytes = std::mem::replace(&mut core.booked_bytes, core.qp.in_flight_bytes());
+        self.flight.book(before_bytes, core.booked_bytes);
+    }
+
+    /// Brings what the transport says to the completion queues and the queue of asynchronous events, and what it has in
+    /// flight into the books.
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
+        self.book(core);
         while let Some(event) = core.qp.poll_event() {
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {

@@ -21,11 +21,12 @@ use crate::cq::{Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
+use crate::flight::Flight;
 use crate::limits::{Limits, Quotas};
 use crate::management::Management;
 use crate::pace::Pace;
 use crate::pd::Pd;
-use crate::qp::QueuePair;
+use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, TxPool};
@@ -101,6 +102,7 @@ pub struct Device {
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
     pub(crate) pace: Pace,
+    pub(crate) flight: Flight,
     pub(crate) events: AsyncQueue,
     pub(crate) overrun: Overrun,
     pub(crate) quotas: Quotas,
@@ -150,6 +152,7 @@ impl Device {
             pending: Pending::default(),
             timers: Timers::default(),
             pace: Pace::default(),
+            flight: Flight::new(qp::in_flight_bytes_max(&*config.port)),
             events: AsyncQueue::new()?,
             overrun: Overrun::default(),
             quotas: Quotas::new(&config.limits),
@@ -184,6 +187,7 @@ impl Device {
         // What refers to queue pairs would keep them, and through them the device and its sockets, for ever.
         self.timers.clear();
         self.pending.clear();
+        self.flight.clear();
         self.tx.clear();
         self.companions.clear();
         self.management.clear();

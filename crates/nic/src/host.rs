@@ -16,6 +16,7 @@ use terrace_transport::{
 };
 
 use crate::companion::Companions;
+use crate::flight::Flight;
 use crate::pace::Pace;
 use crate::srq::Srq;
 
@@ -62,6 +63,11 @@ pub(crate) struct QpHost<'a> {
     pub srq: Option<&'a Srq>,
     pub pace: &'a Pace,
     pub faults: Option<&'a Faults>,
+    pub flight: &'a Flight,
+    /// What of the queue pair is booked in there.
+    pub booked_bytes: u64,
+    /// Whether it is its turn to send although others wait.
+    pub has_turn: bool,
 }
 
 impl QpHost<'_> {
@@ -203,6 +209,10 @@ impl Host for QpHost<'_> {
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {
         self.pace.book(now, len)
+    }
+
+    fn admits(&self, in_flight_bytes: u64) -> bool {
+        (self.has_turn && in_flight_bytes == 0) || self.flight.admits(self.booked_bytes, in_flight_bytes)
     }
 }
 

@@ -32,6 +32,7 @@ mod device;
 mod engine;
 mod error;
 mod events;
+mod flight;
 mod host;
 mod limits;
 mod management;

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
+use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
+    RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -80,6 +81,9 @@ pub struct QueuePair {
     pub(crate) timer_at: AtomicU64,
     /// Whether absent memory that it waits for may be there now.
     woken: AtomicBool,
+    /// Where it stands with the device's [`Flight`](crate::flight::Flight): waits in line, and has been given a turn.
+    waiting: AtomicBool,
+    turn: AtomicBool,
     /// Notes that, and has the queue pair looked at.
     waker: Waker,
     /// Of which regions the peer gets patterns in place of absent memory.
@@ -97,6 +101,10 @@ pub(crate) struct QpCore {
     pub touched: bool,
     /// Whether it was destroyed.
     pub dead: bool,
+    /// What the device counts as in flight of it.
+    pub booked_bytes: u64,
+    /// Whether it is its turn to send, see [`Flight`](crate::flight::Flight).
+    pub has_turn: bool,
 }
 
 /// Nagle's rule for work requests: one that is posted while this many packets are on their way can wait for the
@@ -113,6 +121,20 @@ const HELD_ACK_TRIES_MAX: u32 = 64;
 const WINDOW_BYTES_MAX: usize = 512 << 10;
 /// How many queue pairs may send at full speed before a receive buffer overflows.
 const WINDOWS_PER_BUFFER: usize = 8;
+
+/// What a device may have in flight of all of its queue pairs, in windows of one: more would only wait in the peer's receive
+/// buffer, and for longer than their senders do.
+const WINDOWS_IN_FLIGHT: u64 = 2;
+
+/// What one queue pair may have in flight on such a port.
+fn window_bytes(port: &dyn Port) -> usize {
+    (port.receive_buffer_bytes() / WINDOWS_PER_BUFFER).min(WINDOW_BYTES_MAX)
+}
+
+/// What all queue pairs of a device may have in flight on such a port.
+pub(crate) fn in_flight_bytes_max(port: &dyn Port) -> u64 {
+    window_bytes(port) as u64 * WINDOWS_IN_FLIGHT
+}
 
 impl QueuePair {
     pub(crate) fn new(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
@@ -135,7 +157,7 @@ impl QueuePair {
             init.cap.max_recv_wr = 0;
             init.cap.max_recv_sge = 0;
         }
-        let window = (device.port.receive_buffer_bytes() / WINDOWS_PER_BUFFER).min(WINDOW_BYTES_MAX);
+        let window = window_bytes(&*device.port);
         let config = QpConfig {
             qpn,
             qp_type: init.qp_type,
@@ -150,11 +172,20 @@ impl QueuePair {
             pd: pd.clone(),
             qpn,
             init,
-            state: Mutex::new(QpCore { qp: Qp::new(config), tap: None, touched: false, dead: false }),
+            state: Mutex::new(QpCore {
+                qp: Qp::new(config),
+                tap: None,
+                touched: false,
+                dead: false,
+                booked_bytes: 0,
+                has_turn: false,
+            }),
             token: TxToken::default(),
             listed: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),
             woken: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            turn: AtomicBool::new(false),
             waker: waker_of(me.clone()),
             magic: MagicKeys::default(),
             async_account: EventAccount::default(),
@@ -365,6 +396,9 @@ impl QueuePair {
         self.send_held_ack();
         device.table.remove(self.qpn);
         self.silence();
+        if device.flight.has_turns() {
+            device.engine.wake_by(Time(0));
+        }
         device.memory.invalidate_windows_of(self.qpn);
         device.events.withdraw(&self.async_account);
         self.release_others();
@@ -393,6 +427,7 @@ impl QueuePair {
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);
+        self.device().book(&mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();
@@ -422,7 +457,7 @@ impl QueuePair {
         self.pd.device()
     }
 
-    pub(crate) fn host(&self) -> QpHost<'_> {
+    pub(crate) fn host(&self, core: &QpCore) -> QpHost<'_> {
         QpHost {
             memory: &self.device().memory,
             pd: self.pd.handle(),
@@ -433,6 +468,9 @@ impl QueuePair {
             srq: self.init.srq.as_deref(),
             pace: &self.device().pace,
             faults: self.device().faults.as_deref(),
+            flight: &self.device().flight,
+            booked_bytes: core.booked_bytes,
+            has_turn: core.has_turn,
         }
     }
 
@@ -459,6 +497,23 @@ impl QueuePair {
     #[inline]
     pub(crate) fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::SeqCst)
+    }
+
+    /// Notes that it waits for its turn to send; false if it did already.
+    pub(crate) fn mark_waiting(&self) -> bool {
+        !self.waiting.swap(true, Ordering::SeqCst)
+    }
+
+    /// It is its turn.
+    pub(crate) fn give_turn(&self) {
+        self.turn.store(true, Ordering::SeqCst);
+        self.waiting.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether it is, once.
+    #[inline]
+    pub(crate) fn take_turn(&self) -> bool {
+        self.turn.load(Ordering::Relaxed) && self.turn.swap(false, Ordering::SeqCst)
     }
 
     /// Marks the queue pair as wanting a look; false if it was marked already.

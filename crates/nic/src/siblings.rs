@@ -48,7 +48,8 @@ impl Device {
         if core.dead {
             return false;
         }
-        core.qp.handle_packet(self.clock.now(), meta, packet, &qp.host());
+        let host = qp.host(&core);
+        core.qp.handle_packet(self.clock.now(), meta, packet, &host);
         self.deliver(&qp, &mut core);
         drop(core);
         self.look_at(&qp);

@@ -137,6 +137,13 @@ pub trait Host {
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
         None
     }
+    /// Whether a request packet of a reliable connection may leave while so many bytes of its queue pair are in flight, as
+    /// [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. Where it may not and nothing is in flight, whose
+    /// acknowledgement would bring the queue pair back, [`Qp::is_held_back`](crate::Qp::is_held_back) tells, and the owner calls
+    /// [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
+    fn admits(&self, _in_flight_bytes: u64) -> bool {
+        true
+    }
 }
 
 /// Room for outgoing packets. Whoever drains it adds the ICRC.

@@ -347,6 +347,16 @@ impl Qp {
         self.requester.unacknowledged_packets()
     }
 
+    /// What the request packets in flight cost, their share of a receive buffer included.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.requester.in_flight_bytes()
+    }
+
+    /// Whether requests wait with nothing in flight because of [`Host::admits`].
+    pub fn is_held_back(&self) -> bool {
+        self.requester.is_held_back()
+    }
+
     /// Send work requests of which something has yet to be sent.
     pub fn queued_requests(&self) -> usize {
         self.requester.queued_requests()

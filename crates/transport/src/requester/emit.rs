@@ -109,6 +109,7 @@ impl Requester {
         host: &impl Host,
         sink: &mut impl Sink,
     ) -> Emitted {
+        self.held_back = false;
         if !self.wants_to_emit(common) {
             return Emitted::Nothing;
         }
@@ -120,6 +121,9 @@ impl Requester {
         if common.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
             return self.give_up(common, WcStatus::LocalQpOperation);
         }
+        if common.is(QpType::Rc) && self.is_to_wait(host) {
+            return Emitted::Nothing;
+        }
         if !self.queue[self.index].started {
             let wqe = &mut self.queue[self.index];
             wqe.started = true;
@@ -127,7 +131,7 @@ impl Requester {
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        let asks = self.asks_for_ack(common, &self.queue[self.index]);
+        let asks = self.asks_for_ack(common, host, &self.queue[self.index]);
         match self.push(common, host, sink, room, asks) {
             Ok(None) => Emitted::SinkFull,
             Ok(Some(len)) => {
@@ -138,6 +142,21 @@ impl Requester {
             }
             Err(LocalError::Protection) => self.give_up(common, WcStatus::LocalProtection),
         }
+    }
+
+    /// Whether the host will not have more in flight just now. What is in flight must end in an answer, or nobody would look
+    /// here again.
+    fn is_to_wait(&mut self, host: &impl Host) -> bool {
+        let is_alone = self.in_flight_bytes == 0;
+        if host.admits(self.in_flight_bytes) || (!is_alone && self.no_answer_is_due()) {
+            return false;
+        }
+        self.held_back = is_alone;
+        if is_alone {
+            // What has not been sent cannot be lost.
+            self.ack_deadline = None;
+        }
+        true
     }
 
     /// Marks the request that cannot be sent; it completes in error once everything before it is done.
@@ -263,9 +282,9 @@ impl Requester {
         })
     }
 
-    /// The last packet of a message asks, and of a long one every so many; and the packet that fills the window,
-    /// since without an answer nothing more could go.
-    fn asks_for_ack(&self, common: &Common, wqe: &Wqe) -> bool {
+    /// The last packet of a message asks, and of a long one every so many; and the packet that fills the window or is the
+    /// last that the host admits, since without an answer nothing more could go.
+    fn asks_for_ack(&self, common: &Common, host: &impl Host, wqe: &Wqe) -> bool {
         let packet = self.next - wqe.first;
         let is_last = wqe.is_read() || packet + 1 == wqe.packets;
         if is_last || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
@@ -273,7 +292,8 @@ impl Requester {
         }
         let mtu = common.mtu();
         let this = wqe.cost(self.next, self.next + 1, mtu);
-        !self.window.admits(self.in_flight_bytes + this, mtu + crate::window::PACKET_OVERHEAD)
+        let in_flight = self.in_flight_bytes + this;
+        !self.window.admits(in_flight, mtu + crate::window::PACKET_OVERHEAD) || !host.admits(in_flight)
     }
 
     /// Completes a request at once, for a queue pair that is in an error state.

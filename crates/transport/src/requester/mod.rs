@@ -46,6 +46,8 @@ pub(crate) struct Requester {
     /// Cost of the packets between `acknowledged` and `next`.
     in_flight_bytes: u64,
     window: Window,
+    /// Whether the host would not let the oldest packet go.
+    held_back: bool,
     /// One past the last packet since we went back that the peer has to answer, be it by an ACK.
     asked_until: u64,
     /// Sequence numbers at which the READs and atomics under way end.
@@ -78,6 +80,7 @@ impl Requester {
             in_flight_bytes: 0,
             asked_until: 0,
             window: Window::new(window_bytes),
+            held_back: false,
             responses_due: VecDeque::new(),
             cuts: VecDeque::new(),
             first_cuts: VecDeque::new(),
@@ -119,6 +122,16 @@ impl Requester {
     /// Work requests that wait or are under way.
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
+    }
+
+    /// What the packets in flight cost.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes
+    }
+
+    /// Whether nothing is in flight because the host would not have it.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back
     }
 
     pub(crate) fn unacknowledged_packets(&self) -> u32 {
@@ -254,6 +267,7 @@ impl Requester {
         self.acknowledged = self.assigned;
         self.highest = self.assigned;
         self.go_back();
+        self.held_back = false;
         self.cuts.clear();
         self.first_cuts.clear();
         self.ack_deadline = None;

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""How Terrace's costs grow with the number of queue pairs, memory regions, processes and threads, every byte checked.
+
+Each row is one run of `many` (bench/many.c) under `terrace run`, the best of several rounds by processor time for a request: what
+else the machine does can only cost more. Writes JSON and CSV to results/bench-many/, or where --out says. Exit status 0 when all
+data was right and the bars below are met.
+"""
+
+import argparse
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "scripts")]
+
+import bench  # noqa: E402
+from harness import procs  # noqa: E402
+
+MANY = procs.ROOT / "build/bench/many"
+TIMEOUT_S = 120
+
+# Name of the row, options of `many`. In a group, everything is held against the first row.
+GROUPS = {
+    "queue pairs": [(f"{count} queue pairs", ("-q", count, "-m", 1000)) for count in (1, 10, 100, 1000)],
+    "regions": [(f"{count} regions", ("-q", 10, "-m", count)) for count in (10, 100, 1000, 10_000)],
+    "queue pairs, asleep": [(f"{count} queue pairs, events", ("-q", count, "-m", 1000, "-e")) for count in (1, 10, 100, 1000)],
+    "processes": [(f"{count} processes", ("-p", count, "-q", 63, "-m", 100, "-d", 1, "-e")) for count in (2, 8, 64)],
+    "all at once": [("1000 queue pairs, 10000 regions", ("-q", 1000, "-m", 10_000))],
+    "threads": [(f"{count} threads", ("-q", 100, "-m", 1000, "-T", count)) for count in (1, 2, 4)],
+}
+
+# What a row may cost at most beside the first one of its group.
+BAR_CPU_RATIO = 2.0
+COLUMNS = ("group", "name", "requests_per_s", "cpu_us_per_request", "cpu_ratio", "create_us", "connect_us", "destroy_us",
+           "pair_bytes", "register_us", "deregister_us", "region_bytes", "descriptors_of_objects", "threads_of_library",
+           "resident_mib_max", "retransmits", "timeouts", "overflows", "futex_calls_per_1000", "wrong_words")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of work in each (default 1)")
+    parser.add_argument("--only", default="", help="only groups whose name contains this")
+    parser.add_argument("--addr", default="127.0.42.1", help="the address of all processes (default 127.0.42.1)")
+    parser.add_argument("--out", type=pathlib.Path, help="where results go (default results/bench-many/TIME)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    procs.end_cleanly_when_asked()
+    bench.warn_if_busy()
+    rows = []
+    for group, members in GROUPS.items():
+        if options.only in group:
+            rows += measure_group(group, members, options)
+    document = {"command": " ".join(["bench/many.py", *sys.argv[1:]]), "machine": bench.machine(), "rows": rows}
+    out = options.out or procs.new_run_dir("bench-many")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "many.json").write_text(json.dumps(document, indent=1) + "\n")
+    with open(out / "many.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: shortened(value) for name, value in row.items()} for row in rows)
+    print(json.dumps(document, indent=1) if options.json else f"{table(rows)}\nnumbers in {out}")
+    return 0 if all(row["meets_bar"] for row in rows) else 1
+
+
+def measure_group(group, members, options):
+    rows = []
+    for name, arguments in members:
+        bench.progress(f"{name} ...")
+        rounds = [run(arguments, options) for _ in range(options.rounds)]
+        best = min(rounds, key=lambda row: row["cpu_us_per_request"])
+        first = rows[0] if rows else best
+        ratio = best["cpu_us_per_request"] / first["cpu_us_per_request"]
+        wrong = sum(row["wrong_words"] for row in rounds)
+        rows.append({"group": group, "name": name, **best, "cpu_ratio": ratio, "wrong_words": wrong,
+                     "requests_per_s_of_rounds": [row["requests_per_s"] for row in rounds],
+                     "meets_bar": ratio <= BAR_CPU_RATIO and wrong == 0})
+    return rows
+
+
+def run(arguments, options):
+    argv = procs.under_terrace([str(MANY), *map(str, arguments), "-t", str(options.seconds)], addr=options.addr)
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        work = json.loads(process.stdout.readline() or "{}")
+        if work:
+            counts = counters(work.pop("pids"))
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    if process.returncode != 0 or not work:
+        sys.exit(f"bench: {' '.join(argv)}: exit status {process.returncode}")
+    requests = 2 * work["round_trips"]
+    return {
+        **work, **json.loads(rest), **counts,
+        "arguments": " ".join(map(str, arguments)),
+        "requests_per_s": requests / work["seconds"],
+        "cpu_us_per_request": work["cpu_s"] * 1e6 / requests,
+        "resident_mib_max": work["resident_bytes_max"] / (1 << 20),
+    }
+
+
+def counters(pids):
+    """What went wrong on the way, over all processes, as `terrace stat` has it."""
+    totals = {"retransmits": 0, "timeouts": 0, "overflows": 0}
+    for pid in pids:
+        shown = subprocess.run([procs.terrace_binary(), "stat", str(pid), "--json"], capture_output=True, text=True, timeout=30)
+        for device in json.loads(shown.stdout):
+            totals["overflows"] += device["port"].get("rx_overflows", 0)
+            for pair in device["queue_pairs"]:
+                totals["retransmits"] += pair["counts"]["retransmits"]
+                totals["timeouts"] += pair["counts"]["timeouts"]
+    return totals
+
+
+def shortened(value):
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def table(rows):
+    titles = ("", "requests/s", "CPU us each", "ratio", "QP: create us", "connect us", "destroy us", "bytes", "MR: register us",
+              "deregister us", "bytes", "descriptors", "retransmits", "timeouts", "overflows")
+    names = ("name", "requests_per_s", "cpu_us_per_request", "cpu_ratio", "create_us", "connect_us", "destroy_us", "pair_bytes",
+             "register_us", "deregister_us", "region_bytes", "descriptors_of_objects", "retransmits", "timeouts", "overflows")
+    formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.1f}", "{:.1f}", "{:.1f}", "{:.0f}", "{:.1f}", "{:.1f}", "{:.0f}", "{}", "{}",
+               "{}", "{}")
+    lines = [titles] + [tuple(form.format(row[name]) for form, name in zip(formats, names)) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

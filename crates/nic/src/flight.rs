@@ -1,0 +1,97 @@
+//! How much of a device's requests is in flight altogether.
+//!
+//! The window of a queue pair bounds what one of them has under way. A thousand of them could still have so much that a peer
+//! takes longer to answer than they wait before they send again; what they repeat makes the peer later yet, and in the end
+//! nothing but repetitions moves. So a device has a bound of its own. Beyond it, queue pairs with nothing in flight take turns,
+//! first come, first served, and those with something in flight wait for its answer: each of them moves on by a packet at a time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::qp::QueuePair;
+use crate::tx::WorkList;
+
+/// What one turn brings into flight, roughly: a full packet.
+const TURN_BYTES: u64 = 4608;
+
+/// What all queue pairs of a device share.
+pub(crate) struct Flight {
+    limit_bytes: u64,
+    /// What the queue pairs have told so far.
+    bytes: AtomicU64,
+    /// Queue pairs with nothing in flight that want a turn.
+    waiting: Mutex<VecDeque<Arc<QueuePair>>>,
+    /// Whether there are any, for a look without the lock.
+    any: AtomicBool,
+}
+
+impl Flight {
+    pub fn new(limit_bytes: u64) -> Flight {
+        Flight {
+            limit_bytes,
+            bytes: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            any: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that a queue pair has so much in flight now instead of what it had.
+    #[inline]
+    pub fn book(&self, before_bytes: u64, now_bytes: u64) {
+        if before_bytes != now_bytes {
+            self.bytes.fetch_add(now_bytes.wrapping_sub(before_bytes), Ordering::SeqCst);
+        }
+    }
+
+    /// Whether a queue pair of which `booked` bytes are counted may send another packet beside `own_bytes` in flight.
+    #[inline]
+    pub fn admits(&self, booked_bytes: u64, own_bytes: u64) -> bool {
+        let others_bytes = self.bytes.load(Ordering::Relaxed).wrapping_sub(booked_bytes);
+        !self.any.load(Ordering::Relaxed) && others_bytes.saturating_add(own_bytes) < self.limit_bytes
+    }
+
+    /// Puts a queue pair in line, once.
+    pub fn wait(&self, qp: &Arc<QueuePair>) {
+        if qp.mark_waiting() {
+            self.waiting.lock().push_back(qp.clone());
+            self.any.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether somebody waits.
+    #[inline]
+    pub fn is_awaited(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
+    /// Whether it is somebody's turn.
+    #[inline]
+    pub fn has_turns(&self) -> bool {
+        self.is_awaited() && self.bytes.load(Ordering::SeqCst) < self.limit_bytes
+    }
+
+    /// Moves those whose turn it is to the work list.
+    pub fn give_turns(&self, work: &mut WorkList) {
+        if !self.has_turns() {
+            return;
+        }
+        let room_bytes = self.limit_bytes.saturating_sub(self.bytes.load(Ordering::SeqCst));
+        let mut waiting = self.waiting.lock();
+        for _ in 0..room_bytes.div_ceil(TURN_BYTES) {
+            let Some(qp) = waiting.pop_front() else { break };
+            qp.give_turn();
+            work.push_back((qp, terrace_transport::AckPolicy::Now));
+        }
+        self.any.store(!waiting.is_empty(), Ordering::SeqCst);
+    }
+
+    /// Forgets those who wait, when the device closes.
+    pub fn clear(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        self.any.store(false, Ordering::SeqCst);
+        drop(waiting);
+    }
+}
