@@ -31,6 +31,7 @@ pub mod fault;
 mod flush;
 mod paged;
 mod paging;
+mod permutation;
 mod pin;
 mod registry;
 mod socket;
@@ -43,6 +44,7 @@ pub use flush::{Advice, FlushHook, FlushScope, HostRange};
 pub use paging::{
     AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
 };
+pub use permutation::KeyedPermutation;
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use window::{BindError, WindowBind, WindowKind};
