@@ -197,7 +197,8 @@ impl Server {
         let port = config.port.open().map_err(ServeError::Port)?;
         let device = Device::open(DeviceConfig::new(port))?;
         // Closed when this is dropped, however far it has come.
-        let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
+        let agent = Agent::attach(&device, tier.stats().buffer_bytes)?;
+        let mut server = Server { agent, device, tier, regions: Vec::new() };
         let names = config.regions.iter().map(|region| region.name.clone()).collect();
         server.device.attach(Arc::new(TierCompanion { tier: server.tier.clone(), names }));
         let pd = server.device.alloc_pd()?;
