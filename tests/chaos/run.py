@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pathlib
 import queue
+import random
 import resource
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from harness.endpoint import PROGRAM, stat  # noqa: E402
 MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
 STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
-QUIET_S, ATTACK_S, ALL_S = 1.5, 2.5, 8
+QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
 # What hostile peers may make a process use beyond what it needs anyway: the limits of SPECIFICATION.md, for one address each, and
 # some for the allocator.
 MEMORY_MIB_MAX, MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX = 384, 64, 8, 4
@@ -47,8 +48,12 @@ def addresses():
 class Victim:
     """A process that is attacked, and what it uses."""
 
-    def __init__(self, name, pid):
-        self.name, self.pid = name, pid
+    def __init__(self, name, process):
+        self.name, self.process, self.pid = name, process, process.pid
+        self.remember()
+
+    def remember(self):
+        """This is what it needs anyway."""
         self.peak = self.before = self.use()
 
     def use(self):
@@ -76,7 +81,8 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.05):
-            with contextlib.suppress(OSError):
+            # One that has ended has no memory.
+            with contextlib.suppress(OSError, ValueError):
                 for victim in self.victims:
                     victim.look()
 
@@ -111,8 +117,8 @@ class Scene:
         self.bystanders = [verbs, stream, *self.workers]
         self.targets = attacks.Targets(self.node_address, self.program.address, listener_address, seen + seen_too, bystanders.PSN,
                                        REGION, [next(fresh) for _ in range(8)])
-        self.victims = [Victim("node", self.node.process.pid), Victim("program", self.program.pid),
-                        Victim("listener", self.listener.process.pid)]
+        self.victims = [Victim("node", self.node.process), Victim("program", self.program.process),
+                        Victim("listener", self.listener.process)]
 
     @staticmethod
     def endpoint(stack, address):
@@ -141,24 +147,29 @@ class Scene:
             try:
                 rates[bystander.name] = bystander.stop() / (time.monotonic() - started)
             except (bystanders.Failure, AssertionError, OSError) as error:
-                self.failures.append(str(error))
+                self.fail(str(error))
                 rates[bystander.name] = 0
         return rates
 
+    def fail(self, why):
+        print(f"FAILED: {why}", flush=True)
+        self.failures.append(why)
+
     def expect_life(self):
         for victim in self.victims:
-            if not pathlib.Path(f"/proc/{victim.pid}/fd").exists():
-                self.failures.append(f"{victim.name} has ended")
-        self.failures += [line for victim in self.victims
-                          for line in victim.excess(victim.peak, (MEMORY_MIB_MAX, DESCRIPTORS_MAX, THREADS_MAX))]
+            if victim.process.poll() is not None:
+                self.fail(f"{victim.name} has ended with {victim.process.returncode}")
+            for line in victim.excess(victim.peak, (MEMORY_MIB_MAX, DESCRIPTORS_MAX, THREADS_MAX)):
+                self.fail(line)
 
     def expect_newcomer(self):
         """Somebody whom nobody knows yet connects to the node."""
         peer = roce.Peer(self.targets.attackers[7])
         try:
-            bystanders.Talker(peer, self.node_address).find(REGION)
+            qpn, psn = random.randrange(2, 1 << 16), random.randrange(1 << 24)
+            bystanders.Talker(peer, self.node_address, qpn, psn=psn).find(REGION)
         except bystanders.Silence:
-            self.failures.append("the node takes no new clients")
+            self.fail("the node takes no new clients")
         finally:
             peer.close()
 
@@ -187,7 +198,7 @@ def attack(scene, chosen, seconds):
             told.append(report.get(timeout=15))
         except queue.Empty:
             told.append("no report")
-            scene.failures.append("an attack did not end in time")
+            scene.fail("an attack did not end in time")
         process.terminate()
         process.join()
     scene.expect_life()
@@ -208,7 +219,8 @@ def expect_back_down(scene, objects_before):
         if not left:
             return
         if time.monotonic() > deadline:
-            scene.failures += left
+            for line in left:
+                scene.fail(line)
             return
         time.sleep(1)
 
@@ -231,8 +243,9 @@ def main(only):
     log_dir = procs.new_run_dir("chaos")
     with contextlib.ExitStack() as stack:
         scene = Scene(stack, log_dir)
-        quiet = scene.work(QUIET_S * 2)
-        scene.victims = [Victim(victim.name, victim.pid) for victim in scene.victims]
+        quiet = scene.work(QUIET_S)
+        for victim in scene.victims:
+            victim.remember()
         objects_before = stat(scene.node.process.pid)["objects"]
         watch = Watch(scene.victims)
         watch.start()
@@ -252,10 +265,8 @@ def main(only):
             print(f"  {victim.name}: {uses[0]} before; at most {uses[1]}; {uses[2]} after")
         complaints = scene.node.paths[1].read_text()
         if complaints:
-            scene.failures.append(f"the node complains: {complaints[:2000]}")
-    for failure in dict.fromkeys(scene.failures):
-        print(f"FAILED: {failure}")
-    print(f"{len(chosen)} attacks, {len(dict.fromkeys(scene.failures))} failures")
+            scene.fail(f"the node complains: {complaints[:2000]}")
+    print(f"{len(chosen)} attacks, {len(scene.failures)} failures")
     return 1 if scene.failures else 0
 
 
