@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use terrace_nic::stat;
+use terrace_node::kernel_bytes;
 
 use crate::bed::{Bed, BedError, Served, ServerCounts, ServerSpec};
 use crate::cgroup::Group;
@@ -22,9 +23,6 @@ const REGION: &str = "bench";
 /// What the server needs beside its budget: its program and stacks, packet buffers, page tables of the mapping (a five
 /// hundredth of the region), bounce buffers (at most 32 MiB).
 const HEADROOM_BYTES: u64 = 64 << 20;
-/// What the kernel needs for each byte in memory: of a page that was written, on ext4, 104 bytes for its buffer head and some 20 for
-/// its places in the page table and the page cache.
-const KERNEL_BYTES_PER_BYTE: f64 = 1.0 / 32.0;
 /// How long a server may take to be ready: `pin` reads the whole region first.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -97,8 +95,8 @@ impl Bed for Servers {
             Storage::Throttled => Some(file.throttle().map_err(said)?),
             _ => None,
         };
-        let kernel = (budget as f64 * KERNEL_BYTES_PER_BYTE) as u64;
-        let group = Group::new(&name, budget + kernel + HEADROOM_BYTES, throttle).map_err(said)?;
+        let limit = budget + kernel_bytes(budget) + HEADROOM_BYTES;
+        let group = Group::new(&name, limit, throttle).map_err(said)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
             .map_err(|error| BedError(format!("cannot start {}: {error}", program.display())))?;
         let mut server = RunningServer { process, region: None, mode: spec.mode };

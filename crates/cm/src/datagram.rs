@@ -6,6 +6,7 @@ use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message, SidrRep, SidrReq
 
 use crate::ConnId;
 use crate::connection::{Connection, State, padded};
+use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 use crate::passive::{behind_header, redirect};
 
@@ -126,29 +127,19 @@ impl Cm {
         let Ok(header) = IpHeader::decode(&req.private_data) else {
             return self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
         };
-        let within_limits = self.is_within_limits(&from.remote);
-        let Some(listener) = self.listener_for(req.service_id, header.destination) else {
-            return match elsewhere(req.service_id, header.destination) {
-                Some(slot) => {
-                    let info = redirect(slot, [0; 16]);
-                    self.answer_question(from, tid, req, SidrStatus::REDIRECT, &info);
-                }
-                None if self.was_just_left(req.service_id, now) => {}
-                None => self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]),
-            };
+        let listener = match self.find_room(now, from, req.service_id, header.destination, elsewhere) {
+            Ok(listener) => listener,
+            Err(Turned::Elsewhere(slot)) => {
+                let info = redirect(slot, [0; 16]);
+                return self.answer_question(from, tid, req, SidrStatus::REDIRECT, &info);
+            }
+            Err(Turned::Nobody) => {
+                return self.answer_question(from, tid, req, SidrStatus::UNSUPPORTED, &[]);
+            }
+            Err(Turned::Unheard) => return,
         };
-        if !within_limits || listener.waiting >= listener.backlog {
-            self.counters.beyond_limits += 1;
-            return;
-        }
-        listener.waiting += 1;
-        let listener = listener.id;
-        let mut connection = Connection::new(State::Refused, None, *from, tid);
-        connection.remote_id = req.request_id;
-        connection.waits_at = Some(listener);
-        let conn = self.insert(connection);
-        self.enter(conn, State::WasAsked);
-        self.requests.insert((from.remote, req.request_id), conn);
+        let connection = Connection::new(State::Refused, None, *from, tid);
+        let conn = self.put_to(listener, connection, req.request_id, State::WasAsked);
         let private_data = behind_header(&req.private_data);
         self.tell(conn, EventKind::Question { listener, header, private_data });
     }

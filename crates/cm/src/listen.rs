@@ -3,8 +3,11 @@
 use std::net::IpAddr;
 
 use terrace_transport::Time;
+use terrace_wire::Path;
 
-use crate::manager::{Cm, Error};
+use crate::ConnId;
+use crate::connection::{Connection, State};
+use crate::manager::{Cm, Elsewhere, Error};
 
 /// A listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +33,16 @@ pub(crate) struct Listener {
     /// How many requests may wait for the program to hear of them.
     pub backlog: u32,
     pub waiting: u32,
+}
+
+/// Why a request is put to nobody here.
+pub(crate) enum Turned {
+    /// The process with this slot listens.
+    Elsewhere(u8),
+    /// Nobody listens.
+    Nobody,
+    /// In silence: the peer asks again, and then there may be a listener, or room.
+    Unheard,
 }
 
 impl Cm {
@@ -79,14 +92,55 @@ impl Cm {
     }
 
     /// Whether somebody listened for a service until a moment ago, and is likely to do so again in another one.
-    pub(crate) fn was_just_left(&self, service_id: u64, now: Time) -> bool {
+    fn was_just_left(&self, service_id: u64, now: Time) -> bool {
         let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
         self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
     }
 
-    pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
+    fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
         self.listeners.iter_mut().find(|one| {
             one.service_id == service_id && one.address.is_none_or(|taken| taken == address.to_canonical())
         })
+    }
+
+    /// Takes a place in the backlog of whoever listens for a service at an address.
+    pub(crate) fn find_room(
+        &mut self,
+        now: Time,
+        from: &Path,
+        service_id: u64,
+        address: IpAddr,
+        elsewhere: Elsewhere<'_>,
+    ) -> Result<ListenerId, Turned> {
+        let within_limits = self.is_within_limits(&from.remote);
+        let Some(listener) = self.listener_for(service_id, address) else {
+            return Err(match elsewhere(service_id, address) {
+                Some(slot) => Turned::Elsewhere(slot),
+                None if self.was_just_left(service_id, now) => Turned::Unheard,
+                None => Turned::Nobody,
+            });
+        };
+        if !within_limits || listener.waiting >= listener.backlog {
+            self.counters.beyond_limits += 1;
+            return Err(Turned::Unheard);
+        }
+        listener.waiting += 1;
+        Ok(listener.id)
+    }
+
+    /// Has a request wait at a listener, where a place was taken for it. The peer's name for it tells repetitions.
+    pub(crate) fn put_to(
+        &mut self,
+        listener: ListenerId,
+        mut connection: Connection,
+        remote_id: u32,
+        state: State,
+    ) -> ConnId {
+        let peer = connection.path.remote;
+        (connection.remote_id, connection.waits_at) = (remote_id, Some(listener));
+        let conn = self.insert(connection);
+        self.enter(conn, state);
+        self.requests.insert((peer, remote_id), conn);
+        conn
     }
 }

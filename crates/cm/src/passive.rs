@@ -10,6 +10,7 @@ use terrace_wire::{Path, QPN_SLOT_SHIFT};
 
 use crate::ConnId;
 use crate::connection::{Agreed, Connection, State, padded};
+use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 
 /// What a program answers a request with.
@@ -149,33 +150,21 @@ impl Cm {
         header: IpHeader,
         elsewhere: Elsewhere<'_>,
     ) {
-        let within_limits = self.is_within_limits(&from.remote);
-        let Some(listener) = self.listener_for(req.service_id, header.destination) else {
-            return match elsewhere(req.service_id, header.destination) {
-                Some(slot) => {
-                    let info = redirect(slot, req.primary.remote_gid);
-                    self.answer_req(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
-                }
-                // The peer asks again.
-                None if self.was_just_left(req.service_id, now) => {}
-                None => self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]),
-            };
+        let listener = match self.find_room(now, from, req.service_id, header.destination, elsewhere) {
+            Ok(listener) => listener,
+            Err(Turned::Elsewhere(slot)) => {
+                let info = redirect(slot, req.primary.remote_gid);
+                return self.answer_req(from, tid, req, RejReason::PORT_AND_CM_REDIRECT, &info);
+            }
+            Err(Turned::Nobody) => {
+                return self.answer_req(from, tid, req, RejReason::INVALID_SERVICE_ID, &[]);
+            }
+            Err(Turned::Unheard) => return,
         };
-        // In silence: the peer asks again, and then there may be room.
-        if !within_limits || listener.waiting >= listener.backlog {
-            self.counters.beyond_limits += 1;
-            return;
-        }
-        listener.waiting += 1;
-        let listener = listener.id;
         let mut connection = Connection::new(State::Refused, None, *from, tid);
-        connection.remote_id = req.local_comm_id;
-        connection.waits_at = Some(listener);
         connection.agreed = self.asked_for(req);
         connection.path.traffic_class = req.primary.traffic_class;
-        let conn = self.insert(connection);
-        self.enter(conn, State::ReqReceived);
-        self.requests.insert((from.remote, req.local_comm_id), conn);
+        let conn = self.put_to(listener, connection, req.local_comm_id, State::ReqReceived);
         if req.local_qpn != 0 {
             self.peer_qps.insert((from.remote, req.local_qpn), conn);
         }

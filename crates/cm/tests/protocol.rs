@@ -130,14 +130,7 @@ fn a_program_that_thinks_is_waited_for() {
 #[test]
 fn an_rtu_that_is_lost_is_sent_again() {
     let mut world = fair();
-    world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
-    let active = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
-    world.run_for(1000);
-    let passive = world.take_only(1).conn;
-    world.ends[1].take_request(passive, 8);
-    world.ends[1].accept(world.now, passive, &accept_with(22)).expect("accepted");
-    world.run_for(1000);
-    world.take_heard(0);
+    let [active, _passive] = world.accepted();
     world.ends[0].establish(active).expect("established");
     world.set_weather(everything_lost());
     world.run_for(1);

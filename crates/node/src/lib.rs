@@ -34,3 +34,4 @@ pub use metrics::Metrics;
 pub use server::{RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 pub use serving::{ClientRegionStats, ClientStats};
 pub use terrace_access::proto::Mode;
+pub use terrace_tier::kernel_bytes;

@@ -12,9 +12,11 @@ const CAP_IPC_LOCK: u32 = 14;
 /// A control group's limit that means none is about `i64::MAX`.
 const CGROUP_LIMIT_MAX: u64 = 1 << 60;
 
-/// The kernel needs a thirty-second of a budget for what it knows of pages, and counts that, too: on ext4 104 bytes for the buffer
-/// head of each page that was written, some 20 for its places in the page table and the page cache.
-const KERNEL_SHARE: u64 = 32;
+/// What the kernel needs for knowing the pages of so many bytes in memory, in bytes; it counts against a control group's limit,
+/// too. On ext4 104 for the buffer head of each page that was written, some 20 for its places in the page table and the page cache.
+pub fn kernel_bytes(resident_bytes: u64) -> u64 {
+    resident_bytes / 32
+}
 
 /// Checks a budget, and raises the soft memlock limit as far as that is needed and allowed.
 ///
@@ -26,7 +28,7 @@ pub fn check(config: &TierConfig) -> Result<(), TierError> {
     }
     let proc = Path::new("/proc");
     check_machine(proc, config.dram_bytes)?;
-    check_cgroup(proc, config.dram_bytes, config.pool_bytes() + config.dram_bytes / KERNEL_SHARE)?;
+    check_cgroup(proc, config.dram_bytes, config.pool_bytes() + kernel_bytes(config.dram_bytes))?;
     check_memlock(proc, config.dram_bytes)
 }
 

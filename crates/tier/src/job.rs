@@ -69,8 +69,7 @@ impl Job {
             Job::Atomic { addr, .. } => (*addr, 8),
             Job::Peek(_) | Job::Transfer(_) => return false,
         };
-        let skip = addr % 4096;
-        !sys::is_cached(HostRange { addr: addr - skip, len: skip + len })
+        !are_cached(addr, len)
     }
 
     /// Does it.
@@ -106,9 +105,7 @@ impl Span {
 
     /// Asks first: a read without waiting starts to read what it does not find, and so would fill the page cache.
     fn peek(&mut self) -> Seen {
-        let skip = self.addr() % 4096;
-        let pages = HostRange { addr: self.addr() - skip, len: skip + self.bytes.len() as u64 };
-        if !sys::is_cached(pages) {
+        if !are_cached(self.addr(), self.bytes.len() as u64) {
             return Seen::Less;
         }
         let at = self.region.file_offset + self.offset;
@@ -117,6 +114,12 @@ impl Span {
         let read = rustix::io::preadv2(&self.region.ways.buffered, &mut [target], at, ReadWriteFlags::NOWAIT);
         if read == Ok(wanted) { Seen::All } else { Seen::Gone }
     }
+}
+
+/// Whether all pages that some bytes of a mapping touch are in the page cache.
+fn are_cached(addr: u64, len: u64) -> bool {
+    let skip = addr % 4096;
+    sys::is_cached(HostRange { addr: addr - skip, len: skip + len })
 }
 
 fn transfer(request: &mut Request) -> Result<usize, Errno> {

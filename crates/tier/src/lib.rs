@@ -58,7 +58,7 @@ mod transfer;
 mod unit;
 mod workers;
 
-pub use budget::check as check_budget;
+pub use budget::{check as check_budget, kernel_bytes};
 pub use config::{IoMethod, TierConfig};
 pub use error::TierError;
 pub use fault_pager::{FaultModel, FaultPager};

@@ -57,7 +57,8 @@
 //!
 //! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
 //! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
-//! behind the data on the same queue pair; if all went well and the request's id allows it ([`immediate_of`]), the last WRITE says so itself. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
+//! behind the data on the same queue pair; if all went well and the request's id allows it ([`immediate_of`]), the last WRITE says
+//! so itself, by its immediate. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
 //! date is refused (`Invalid`). No pages (0) means all of the range; a client that has not been told the region's grid
 //! asks so. `Counts`: the client keeps one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
 //! table when it likes. Zero units withdraw it. `Magic` names the registration whose pattern the client knows by its region id, so

@@ -162,8 +162,8 @@ impl World {
         heard.remove(0)
     }
 
-    /// Connects end 0 to end 1, on a network without faults. Returns both names of the connection.
-    pub fn connected(&mut self) -> [ConnId; 2] {
+    /// End 0 has asked for a connection, on a network without faults, and end 1's REP has come. Returns both names of the connection.
+    pub fn accepted(&mut self) -> [ConnId; 2] {
         self.ends[1].listen(ListenerId(self.sent), service(), None, 16).expect("free");
         let active = self.ends[0].connect(self.now, 7, &connect_from(0, 11)).expect("sent");
         self.run_for(1000);
@@ -172,6 +172,12 @@ impl World {
         self.ends[1].accept(self.now, passive, &accept_with(22)).expect("accepted");
         self.run_for(1000);
         assert!(matches!(self.take_only(0).kind, EventKind::Response(_)));
+        [active, passive]
+    }
+
+    /// The same, and end 0 has taken it.
+    pub fn connected(&mut self) -> [ConnId; 2] {
+        let [active, passive] = self.accepted();
         self.ends[0].establish(active).expect("established");
         self.run_for(1000);
         assert_eq!(self.take_only(1).kind, EventKind::Established);

@@ -5,6 +5,7 @@
 //! that the client names, and in the region's protection domain. From then on the client's requests have the rights that the queue
 //! pair has, for as long as that lives.
 
+mod fetch;
 mod read;
 mod usage;
 mod write;

@@ -7,7 +7,8 @@ use terrace_access::proto::{Source, Status, Write};
 use terrace_memory::{AccessError, HostRange, Transfer, Waker};
 use terrace_nic::{Buffer, Payload, Pd, SendOp, SgeList};
 
-use super::read::{PIECE_BYTES_MAX, status_of};
+use super::fetch::PIECE_BYTES_MAX;
+use super::read::status_of;
 use super::{JobId, Progress};
 use crate::control::Control;
 use crate::exports::{Export, REMOTE_WRITE};
