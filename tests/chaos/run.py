@@ -186,7 +186,8 @@ def attack(scene, chosen, seconds):
     """Runs attacks side by side while the bystanders work. Returns how fast those were, and what the attackers report."""
     context = multiprocessing.get_context("fork")
     reports = [context.Queue() for _ in chosen]
-    scene.open_to_attackers()
+    if {attacks.unready, attacks.unasked} & set(chosen):
+        scene.open_to_attackers()
     processes = [context.Process(target=attacks.run, args=(one, scene.targets, seconds, report), daemon=True)
                  for one, report in zip(chosen, reports)]
     for process in processes:

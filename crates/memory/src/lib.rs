@@ -38,6 +38,7 @@ mod socket;
 mod sync;
 mod table;
 mod window;
+mod zeros;
 
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use flush::{Advice, FlushHook, FlushScope, HostRange};
@@ -48,3 +49,4 @@ pub use permutation::KeyedPermutation;
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use window::{BindError, WindowBind, WindowKind};
+pub use zeros::Zeros;

@@ -8,7 +8,7 @@
 //! | `account`, `room` | what the clients of one address may take together |
 //! | `link` | the client's half of a control queue pair |
 //! | `server` | files as regions: what `terrace serve` runs |
-//! | `metrics` | counters for Prometheus |
+//! | `metrics`, `http` | counters for Prometheus, and how they are asked for |
 //! | `client` | the client library |
 //! | `serving` | what a server does with the requests of one client |
 
@@ -20,6 +20,7 @@ mod agent;
 mod client;
 mod control;
 mod exports;
+mod http;
 mod link;
 mod metrics;
 mod parties;

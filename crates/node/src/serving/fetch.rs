@@ -330,11 +330,11 @@ mod tests {
     #[test]
     fn no_more_is_brought_than_there_is_room_for() {
         let (mut fetch, desk) = (Fetch::new(RANGE, None, 0, Room::new(3 * PIECE_BYTES_MAX)), Desk::new(true));
-        let mut bytes = 0;
+        let (mut bytes, waker) = (0, nobody());
         while fetch.outcome().is_none() {
-            assert!(fetch.begin(&desk, &nobody()), "what was taken has come back");
+            assert!(fetch.begin(&desk, &waker), "what was taken has come back");
             let fetched = fetch.take();
-            assert!(!fetch.begin(&desk, &nobody()), "all room is taken");
+            assert!(!fetch.begin(&desk, &waker), "all room is taken");
             bytes += fetched.iter().map(|(piece, _)| piece.len).sum::<u64>();
         }
         assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
