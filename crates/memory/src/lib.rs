@@ -21,6 +21,8 @@
 //! | `table` | from key to slot, and which slots are free |
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
+//! | `permutation` | numbers in an order that nobody can guess |
+//! | `zeros` | memory that takes pages as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! This crate knows nothing of packets, queue pairs (but their numbers) or files.
