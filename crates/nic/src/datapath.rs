@@ -21,6 +21,10 @@ use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, TxUnit, WorkList};
 
+/// Batches that one look sends at most. A peer that READs gigabytes at once would otherwise be served to the end before the next
+/// packet of anybody else is received, and before the next timer runs out.
+const BATCHES_PER_LOOK: usize = 8;
+
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
 
@@ -194,10 +198,10 @@ impl Device {
         }
     }
 
-    /// Sends what the queue pairs on the work list have to send, until there is nothing more or the network does
-    /// not take it.
+    /// Sends what the queue pairs on the work list have to send, until there is nothing more, the network does not take
+    /// it, or it has been so much that others must have their turn: what is left is for the next look.
     pub(crate) fn flush(&self, mut unit: TxUnit, now: Time) {
-        loop {
+        for batch in 1.. {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
             }
@@ -215,6 +219,9 @@ impl Device {
             }
             // Looked at after the last one has got in line: whoever makes room from now on sees it there.
             self.flight.give_turns(&mut unit.work);
+            if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
+                unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
+            }
             if unit.work.is_empty() {
                 self.tx.give_back(unit);
                 return;

@@ -195,7 +195,8 @@ impl Server {
         let tier = Tier::open(tier_config)?;
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Closed when this is dropped, however far it has come.
-        let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
+        let agent = Agent::attach(&device, tier.stats().buffer_bytes)?;
+        let mut server = Server { agent, device, tier, regions: Vec::new() };
         let names = config.regions.iter().map(|region| region.name.clone()).collect();
         server.device.attach(Arc::new(TierCompanion { tier: server.tier.clone(), names }));
         let pd = server.device.alloc_pd()?;
