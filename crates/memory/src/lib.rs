@@ -21,6 +21,7 @@
 //! | `table` | from key to slot, and which slots are free |
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
+//! | `shared` | processes of one host that reach into each other's regions |
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! This crate knows nothing of packets, queue pairs (but their numbers) or files.
@@ -33,6 +34,7 @@ mod paged;
 mod paging;
 mod pin;
 mod registry;
+pub mod shared;
 mod socket;
 mod sync;
 mod table;

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::entry::{Entry, Kind};
 use crate::pin::PinLock;
+use crate::shared::KeyOrder;
 
 /// Slots of the first segment, as a power of two; each further segment doubles the table.
 const FIRST_BITS: u32 = 6;
@@ -63,6 +64,10 @@ impl Permutation {
     fn inward(self, index: u32) -> u32 {
         (index ^ self.offset).wrapping_mul(self.inverse) & INDEX_MASK
     }
+
+    fn key_order(self) -> KeyOrder {
+        KeyOrder { multiplier: self.inverse, offset: self.offset, mask: INDEX_MASK }
+    }
 }
 
 /// The finalizer of SplitMix64: spreads a seed over all bits.
@@ -110,6 +115,11 @@ impl Table {
     #[inline]
     pub(crate) fn slot_of(&self, key: u32) -> Option<&Slot> {
         self.slot(self.permutation.inward(key >> 8))
+    }
+
+    /// How keys become the numbers of slots.
+    pub(crate) fn key_order(&self) -> KeyOrder {
+        self.permutation.key_order()
     }
 
     /// The slot with a number, as segments count them.
