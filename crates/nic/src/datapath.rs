@@ -279,6 +279,7 @@ impl Device {
 
     /// Brings what the transport says to the completion queues and the queue of asynchronous events.
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
+        self.show(qp, core, false);
         while let Some(event) = core.qp.poll_event() {
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {

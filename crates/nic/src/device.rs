@@ -21,6 +21,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::limits::{Limits, Quotas};
+use crate::local::LocalPath;
 use crate::management::Management;
 use crate::pace::Pace;
 use crate::pd::Pd;
@@ -41,6 +42,8 @@ pub struct DeviceConfig {
     pub engine: bool,
     /// Whether the engine answers `terrace stat`.
     pub stat_socket: bool,
+    /// Whether peers on the same host are reached without packets where that is possible.
+    pub local: bool,
     /// What the device promises.
     pub limits: Limits,
 }
@@ -54,13 +57,22 @@ impl DeviceConfig {
             seed: rand::random(),
             engine: true,
             stat_socket: true,
+            local: false,
             limits: Limits::default(),
         }
     }
 
     /// A device that does nothing by itself, and the same for the same seed.
     pub fn simulated(port: Box<dyn Port>, clock: Arc<ManualClock>, seed: u64) -> DeviceConfig {
-        DeviceConfig { port, clock, seed, engine: false, stat_socket: false, limits: Limits::default() }
+        DeviceConfig {
+            port,
+            clock,
+            seed,
+            engine: false,
+            stat_socket: false,
+            local: false,
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -103,6 +115,7 @@ pub struct Device {
     pub(crate) engine: Engine,
     pub(crate) companions: Companions,
     pub(crate) management: Management,
+    pub(crate) local: LocalPath,
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
@@ -151,6 +164,7 @@ impl Device {
             engine: Engine::new(config.engine, config.stat_socket)?,
             companions: Companions::default(),
             management: Management::default(),
+            local: LocalPath::default(),
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
@@ -159,6 +173,9 @@ impl Device {
             port: config.port,
         });
         device.start_engine()?;
+        if config.local {
+            device.start_local_path();
+        }
         Ok(device)
     }
 
@@ -169,6 +186,7 @@ impl Device {
             return;
         }
         self.engine.stop();
+        self.local.stop();
         for qp in self.table.all() {
             qp.send_held_ack();
             self.table.remove(qp.qpn());

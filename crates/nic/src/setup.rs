@@ -9,6 +9,7 @@ use terrace_fabric::fault::{FaultPlan, FaultPlanError, FaultyPort};
 use terrace_fabric::pcap::{self, PcapPort};
 use terrace_fabric::udp::{self, UdpConfig, UdpPort};
 
+use crate::device::DeviceConfig;
 use crate::error::Error;
 
 /// How to open the device's port. UDP sockets are wrapped by the capture, if there is one, and that by the fault plan: so
@@ -23,6 +24,33 @@ pub struct PortConfig {
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
+    /// The ways to peers on the same host.
+    pub path: PathChoice,
+}
+
+/// By which way peers on the same host are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathChoice {
+    /// Without packets where that is possible; by packets only if they are to be captured or disturbed.
+    #[default]
+    Auto,
+    /// By packets only.
+    Udp,
+    /// Without packets where that is possible, whatever else was asked for.
+    Local,
+}
+
+impl std::str::FromStr for PathChoice {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<PathChoice, ()> {
+        match text {
+            "auto" => Ok(PathChoice::Auto),
+            "udp" => Ok(PathChoice::Udp),
+            "local" => Ok(PathChoice::Local),
+            _ => Err(()),
+        }
+    }
 }
 
 /// Why no port could be opened, in words for the person who has to do something about it.
@@ -59,7 +87,7 @@ pub enum OpenError {
 }
 
 impl PortConfig {
-    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN` and `TERRACE_PCAP`. Unset
+    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP` and `TERRACE_PATH`. Unset
     /// and empty variables mean the default.
     ///
     /// # Errors
@@ -70,7 +98,25 @@ impl PortConfig {
             mtu: parsed("TERRACE_MTU", "a number of bytes")?,
             fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
             pcap: variable("TERRACE_PCAP").map(PathBuf::from),
+            path: parsed("TERRACE_PATH", "auto, udp or local")?.unwrap_or_default(),
         })
+    }
+
+    /// Opens the port for a device that is to be used.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn device(&self) -> Result<DeviceConfig, OpenError> {
+        Ok(DeviceConfig { local: self.wants_local(), ..DeviceConfig::new(self.open()?) })
+    }
+
+    /// Whether peers on the same host are to be reached without packets.
+    fn wants_local(&self) -> bool {
+        match self.path {
+            PathChoice::Auto => self.fault_plan.is_none() && self.pcap.is_none(),
+            PathChoice::Udp => false,
+            PathChoice::Local => true,
+        }
     }
 
     /// Opens the port.

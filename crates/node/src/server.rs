@@ -11,9 +11,7 @@ use std::time::Duration;
 use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_memory::Pager;
-use terrace_nic::{
-    Companion, Device, DeviceConfig, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig, RegionPolicy,
-};
+use terrace_nic::{Companion, Device, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig, RegionPolicy};
 use terrace_tier::{
     BackingFile, FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats,
 };
@@ -194,8 +192,7 @@ impl Server {
         tier_config.promote = config.mode.promotes();
         tier_config.period = config.period.unwrap_or(tier_config.period);
         let tier = Tier::open(tier_config)?;
-        let port = config.port.open().map_err(ServeError::Port)?;
-        let device = Device::open(DeviceConfig::new(port))?;
+        let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Closed when this is dropped, however far it has come.
         let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
         let names = config.regions.iter().map(|region| region.name.clone()).collect();

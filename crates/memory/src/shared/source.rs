@@ -31,6 +31,8 @@ pub enum Source {
     Paged(Paged),
     /// The kernel copies between the processes.
     Process,
+    /// By packets only.
+    Packets,
 }
 
 /// The direction of a copy.
@@ -165,6 +167,18 @@ impl Paged {
 }
 
 impl Source {
+    /// By the kernel, if it permits that (the Yama module may not), otherwise by packets.
+    pub fn process(pid: i32) -> Source {
+        let mut byte = 0u8;
+        let ours = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // Nothing is mapped there: what it says is whether it would have looked.
+        let theirs = libc::iovec { iov_base: ptr::null_mut(), iov_len: 1 };
+        // SAFETY: one byte of ours; the kernel checks the other side.
+        let moved = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        let looked = moved >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+        if looked { Source::Process } else { Source::Packets }
+    }
+
     /// Copies between this process and the other one, ascending, the last byte last.
     #[inline]
     pub(super) fn copy(&self, copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
@@ -172,6 +186,7 @@ impl Source {
             Source::Mapped(mapped) => mapped.copy(copy, host, local),
             Source::Paged(paged) => paged.copy(copy, host, local),
             Source::Process => copy_by_kernel(copy, pid, host, local),
+            Source::Packets => Err(Missing),
         }
     }
 }

@@ -32,9 +32,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
 use terrace_access::region::{Knowledge, Region as Extended};
-use terrace_nic::{
-    AddressVector, Buffer, Cq, CqInit, Device, DeviceConfig, Path, PortConfig, QpCap, SendWr, WcStatus,
-};
+use terrace_nic::{AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, SendWr, WcStatus};
 
 use crate::agent::Agent;
 use crate::control;
@@ -99,8 +97,7 @@ impl Client {
     /// `Port` or `Nic` when there is no port or no memory for one; `Silent` when nobody answers; `Refused` when the server does
     /// not want to.
     pub fn connect(config: &ClientConfig) -> Result<Client, ClientError> {
-        let port = config.port.open().map_err(ClientError::Port)?;
-        let device = Device::open(DeviceConfig::new(port))?;
+        let device = Device::open(config.port.device().map_err(ClientError::Port)?)?;
         let made = Client::on_device(&device, config);
         if made.is_err() {
             device.close();
