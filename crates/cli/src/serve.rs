@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
-use terrace_nic::PortConfig;
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
@@ -54,6 +54,9 @@ pub struct Options {
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
+    /// How clients on this host may reach regions: auto or local (without packets where possible), or udp
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
+    path: PathChoice,
     /// What is logged to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
     log: LogLevel,
@@ -105,7 +108,12 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
         dram_bytes: options.dram,
         mode: options.mode,
         threads: options.threads.into(),
-        port: PortConfig { address: options.listen, mtu: options.mtu, ..PortConfig::default() },
+        port: PortConfig {
+            address: options.listen,
+            mtu: options.mtu,
+            path: options.path,
+            ..PortConfig::default()
+        },
         period: options.period.map(Duration::from_millis),
     })?;
     let _metrics = options.metrics.map(|addr| Metrics::serve(addr, &server)).transpose()?;

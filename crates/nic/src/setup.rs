@@ -40,16 +40,26 @@ pub enum PathChoice {
     Local,
 }
 
-impl std::str::FromStr for PathChoice {
-    type Err = ();
+impl PathChoice {
+    const NAMES: [(&str, PathChoice); 3] =
+        [("auto", PathChoice::Auto), ("udp", PathChoice::Udp), ("local", PathChoice::Local)];
+}
 
-    fn from_str(text: &str) -> Result<PathChoice, ()> {
-        match text {
-            "auto" => Ok(PathChoice::Auto),
-            "udp" => Ok(PathChoice::Udp),
-            "local" => Ok(PathChoice::Local),
-            _ => Err(()),
-        }
+impl std::str::FromStr for PathChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<PathChoice, &'static str> {
+        let named = PathChoice::NAMES.iter().find(|(name, _)| *name == text);
+        named.map(|(_, choice)| *choice).ok_or("it is auto, udp or local")
+    }
+}
+
+impl std::fmt::Display for PathChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        PathChoice::NAMES
+            .iter()
+            .filter(|(_, choice)| choice == self)
+            .try_for_each(|(name, _)| f.write_str(name))
     }
 }
 
