@@ -16,7 +16,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop crash soak soak-term fuzz bench bench-term bench-term-full lint clean
+.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop chaos crash soak soak-term fuzz bench bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -86,6 +86,11 @@ conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, 
 
 interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=PATTERN for a part)
 	$(PYTHON) tests/interop/kernel/run.py $(ONLY)
+
+chaos: build ## Hostile peers against a live node and live programs, bystanders at work meanwhile (ONLY=PATTERN for a part)
+	@scripts/setup.sh conformance
+	@$(MAKE) --no-print-directory badinput-programs
+	$(PYTHON) tests/chaos/run.py $(ONLY)
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost
 	@scripts/setup.sh build

@@ -70,9 +70,11 @@ class Silence(Exception):
 class Talker:
     """One control queue pair to a node. Messages are short enough for one packet each."""
 
-    def __init__(self, peer, server, qpn=0x0200, attempts=20):
+    def __init__(self, peer, server, qpn=0x0200, attempts=20, psn=0x1000):
+        """The peer's slot is in its number, and must be in the queue pair's."""
         self.peer, self.server, self.qpn = peer, server, qpn
-        self.psn = self.first_psn = 0x1000
+        self.management_qpn = peer.qpn & 0xFF0000 | 1
+        self.psn = self.first_psn = psn
         self.server_qpn, self.expected_psn = self._connect(attempts)
 
     def _connect(self, attempts):
@@ -93,7 +95,7 @@ class Talker:
         """Asks for a connection once."""
         header = roce.bth(roce.UD_SEND_ONLY, 1, 0)
         datagram = connection_request(self.qpn, self.qpn, self.first_psn)
-        self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, 1), datagram)
+        self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, self.management_qpn), datagram)
 
     def say(self, data):
         """Sends the bytes as one message."""

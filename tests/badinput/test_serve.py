@@ -19,6 +19,7 @@ from control import (ACCESS_DENIED, COUNTS, DONE, FIND, FOUND, INVALID, MAGIC, N
 from support import TERRACE, USAGE, assert_refused, fresh_address
 
 from harness import cgroup  # noqa: E402  (support has set the path)
+from harness.endpoint import stat  # noqa: E402
 
 MIB = 1 << 20
 REFUSED = 1
@@ -298,6 +299,69 @@ class Lies(Serving):
                 return
             except Silence:
                 self.assertLess(time.monotonic(), deadline)
+
+    def test_readers_that_take_nothing_leave_buffers_to_others(self):
+        """All of the region, many times over several connections, by somebody who is never ready for it."""
+        rkey, va, length, region_id = self.region
+        self.witness.grant(rkey, region_id)
+        peer = self.peer()
+        liars = {}
+        for _ in range(4):
+            liar = Talker(peer, self.address, next(self.qpns))
+            liar.grant(rkey, region_id)
+            liars[liar.qpn] = liar
+            for _ in range(30):
+                liar.say(message(READ, control.read(rkey, va, length)))
+        for number in range(32):
+            while (packet := peer.receive(0.01)) is not None:
+                if packet.qpn in liars and packet.opcode != roce.ACKNOWLEDGE:
+                    liars[packet.qpn].acknowledge(packet.psn, roce.RNR_NAK)
+            self.assertEqual(self.read_by_request(self.witness, va + number % 8 * MIB, 32 << 10), bytes(32 << 10))
+        self.expect_peace()
+
+    def read_by_request(self, talker, va, size):
+        """What a request to read brings, packet by packet."""
+        talker.say(message(READ, control.read(self.region[0], va, size)))
+        data, header = b"", 16
+        while len(data) < size:
+            packet = talker.listen()
+            if packet.psn != talker.expected_psn:
+                continue
+            talker.expected_psn = packet.psn + 1 & roce.PSN_MASK
+            last = packet.opcode == roce.WRITE_LAST_IMM
+            data += packet.body[4 if last else header:]
+            header = 0
+            talker.acknowledge(packet.psn)
+        return data
+
+    def queue_pairs(self):
+        return stat(self.process.pid)["objects"]["queue_pairs"]
+
+    def test_clients_that_never_speak_make_way(self):
+        """Requests for connections from more addresses than the node has room for; none of them says anything after that."""
+        before = self.queue_pairs()
+        for number in range(1500):
+            stranger = roce.Peer(f"127.{100 + os.getpid() % 100}.{number // 250 + 1}.{number % 250 + 1}")
+            datagram = control.connection_request(number, 0x300, 0)
+            header = roce.bth(roce.UD_SEND_ONLY, 1, 0)
+            stranger.packet(self.address, header, roce.deth(control.QKEY_OF_MANAGEMENT, 1), datagram)
+            stranger.close()
+            if number % 50 == 0:
+                time.sleep(0.02)
+                self.expect_peace()
+        self.assertGreater(self.queue_pairs() - before, 400)
+        self.assertLessEqual(self.queue_pairs() - before, 768)
+        self.assertEqual(self.talker().find("r"), self.region)
+        self.expect_peace()
+
+    def test_an_address_has_so_many_clients_and_no_more(self):
+        peer = self.peer()
+        with self.assertRaises(Silence):
+            for count in range(140):
+                self.assertEqual(Talker(peer, self.address, next(self.qpns), attempts=3).find("r"), self.region)
+        self.assertEqual(count, 128)
+        self.assertEqual(self.talker().find("r"), self.region)
+        self.expect_peace()
 
 
 if __name__ == "__main__":

@@ -83,11 +83,16 @@ impl PageBitmap {
     pub fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut from = 0;
         std::iter::from_fn(move || {
-            let start = self.next(from, true)?;
-            let end = self.next(start, false).unwrap_or(self.page_count);
-            from = end;
-            Some(start..end)
+            let run = self.next_run(from)?;
+            from = run.end;
+            Some(run)
         })
+    }
+
+    /// The first run of neighbouring pages that are in the set, of those at or after `from`.
+    pub fn next_run(&self, from: usize) -> Option<Range<usize>> {
+        let start = self.next(from, true)?;
+        Some(start..self.next(start, false).unwrap_or(self.page_count))
     }
 
     /// The first page at or after `from` that is in the set, or is not.

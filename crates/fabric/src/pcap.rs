@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -49,13 +50,13 @@ struct Capture {
     record_ends: Vec<usize>,
 }
 
-/// Opens a capture file for one port alone, and empties it. Ports of several processes, or of one, must not write to one
+/// Opens a capture file for one port alone, and empties it. It has the data of all packets in it: a new file is its owner's alone. Ports of several processes, or of one, must not write to one
 /// file: whoever comes first has it until it is closed.
 ///
 /// # Errors
 /// The file cannot be opened for writing; `WouldBlock` when somebody else has it.
 pub fn claim(path: &FilePath) -> io::Result<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     file.try_lock()?;
     // A pipe to a running Wireshark has nothing to be emptied.
     if file.metadata()?.is_file() {

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -161,6 +162,16 @@ fn a_full_disk_ends_the_capture_and_not_the_traffic() {
 #[test]
 fn a_file_that_cannot_be_made_is_an_error() {
     assert!(PcapPort::create(port_at("127.83.5.1"), "/nonexistent/file.pcap".as_ref()).is_err());
+}
+
+/// Whatever the umask says: it has the data of all packets in it.
+#[test]
+fn a_new_file_is_its_owners_alone() {
+    let path = temporary("private");
+    let _port = PcapPort::create(port_at("127.83.7.1"), &path).expect("a file");
+    let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o077, 0, "{mode:o}");
+    let _ = std::fs::remove_file(path);
 }
 
 #[test]

@@ -51,11 +51,13 @@ pub(crate) struct Entry {
     pub(crate) pattern: Option<Pattern>,
     /// What is done about absent bytes.
     pub(crate) policy: RegionPolicy,
+    /// How far the tag moves when the slot is freed.
+    pub(crate) step: u8,
 }
 
 impl Entry {
-    /// An entry of a free slot.
-    pub(crate) fn free(tag: u8) -> Entry {
+    /// An entry of a free slot, with the tag of the next key and how far the one after that is.
+    pub(crate) fn free(tag: u8, step: u8) -> Entry {
         Entry {
             tag,
             kind: Kind::Free,
@@ -72,6 +74,7 @@ impl Entry {
             flush: None,
             pattern: None,
             policy: RegionPolicy::Wait,
+            step,
         }
     }
 

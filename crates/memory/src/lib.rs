@@ -22,6 +22,8 @@
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
 //! | `shared` | processes of one host that reach into each other's regions |
+//! | `permutation` | numbers in an order that nobody can guess |
+//! | `zeros` | memory that takes pages as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! This crate knows nothing of packets, queue pairs (but their numbers) or files.
@@ -32,6 +34,7 @@ pub mod fault;
 mod flush;
 mod paged;
 mod paging;
+mod permutation;
 mod pin;
 mod registry;
 pub mod shared;
@@ -39,12 +42,15 @@ mod socket;
 mod sync;
 mod table;
 mod window;
+mod zeros;
 
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use flush::{Advice, FlushHook, FlushScope, HostRange};
 pub use paging::{
     AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
 };
+pub use permutation::KeyedPermutation;
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use window::{BindError, WindowBind, WindowKind};
+pub use zeros::Zeros;

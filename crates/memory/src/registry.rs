@@ -20,7 +20,7 @@ pub struct Limits {
     pub regions_max: u32,
     /// Most memory windows at a time.
     pub windows_max: u32,
-    /// Decides the sequence of keys. Devices that should not share one get different seeds.
+    /// Decides the sequence of keys. Whoever knows it knows them all: draw it from the system's random source.
     pub seed: u64,
 }
 
@@ -77,7 +77,7 @@ impl RegionSpec {
     /// Checks everything and makes an entry. Whether the range is mapped, where it has to be, can be outdated when the
     /// answer arrives: what counts is what a copy finds.
     fn checked(&self) -> Result<Entry, RegisterError> {
-        let mut entry = Entry::free(0);
+        let mut entry = Entry::free(0, 1);
         self.apply(&mut entry)?;
         self.check_pager()?;
         let range = HostRange { addr: self.addr, len: self.len };
@@ -261,6 +261,7 @@ impl Registry {
         checked.tag = tag_of(key);
         let region = Region { key, start: checked.start, len: checked.len };
         let mut entry = slot.entry.close();
+        checked.step = entry.step;
         *entry = checked;
         self.show_region(key, &entry);
         Ok(region)

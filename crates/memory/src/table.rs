@@ -1,18 +1,21 @@
 //! From key to slot, and which slots are free.
 //!
 //! A key is `index << 8 | tag`. Slots lie in segments that double in size and never move, so that finding one takes no
-//! lock. The index in a key is the slot's number put through a permutation of 24-bit numbers that differs from table
-//! to table: keys are no small integers in a row, and a key made up at random most likely names nothing. The tag makes
-//! a slot's keys differ from one use to the next; a slot returns to use only after all others that were free before it.
+//! lock. The index in a key is the slot's number put through a permutation of 24-bit numbers that is drawn for each
+//! table: keys are no small integers in a row, a key made up at random most likely names nothing, and whoever knows some keys
+//! cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a step that nobody knows; a slot
+//! returns to use only after all others that were free before it.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use crate::entry::{Entry, Kind};
+use crate::permutation::KeyedPermutation;
 use crate::pin::PinLock;
-use crate::shared::KeyOrder;
 
 /// Slots of the first segment, as a power of two; each further segment doubles the table.
 const FIRST_BITS: u32 = 6;
@@ -22,6 +25,13 @@ const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const SEGMENTS: usize = (INDEX_BITS - FIRST_BITS) as usize + 1;
 /// How many slots wait unused before one is used again, so that a key lives on in the peer's memory harmlessly.
 const RESTING_SLOTS: usize = 32;
+/// Numbers below `HALF * HALF` are those of [`INDEX_BITS`].
+pub(crate) const HALF: usize = 1 << (INDEX_BITS / 2);
+/// From the upper 24 bits of a key to the number of its slot.
+pub(crate) type KeyOrder = KeyedPermutation<HALF>;
+
+/// Rounds of the permutation. Every access looks up so many numbers; those of a key that is in use are in the nearest cache.
+pub(crate) const ROUNDS: usize = 6;
 
 /// One slot, on a cache line of its own as far as an access is concerned.
 #[repr(align(128))]
@@ -35,49 +45,6 @@ pub(crate) fn tag_of(key: u32) -> u8 {
     key as u8
 }
 
-/// A bijection on 24-bit numbers and its inverse.
-#[derive(Clone, Copy, Debug)]
-struct Permutation {
-    multiplier: u32,
-    inverse: u32,
-    offset: u32,
-}
-
-impl Permutation {
-    fn new(seed: u64) -> Permutation {
-        let random = mix(seed);
-        // Any odd multiplier has an inverse modulo a power of two. Bit 12 keeps it away from the trivial ones.
-        let multiplier = (random as u32 & INDEX_MASK) | 0x1001;
-        // Newton's iteration doubles the number of correct low bits, of which an odd number starts with three.
-        let mut inverse = multiplier;
-        for _ in 0..4 {
-            inverse = inverse.wrapping_mul(2u32.wrapping_sub(multiplier.wrapping_mul(inverse)));
-        }
-        Permutation { multiplier, inverse: inverse & INDEX_MASK, offset: (random >> 32) as u32 & INDEX_MASK }
-    }
-
-    fn outward(self, number: u32) -> u32 {
-        (number.wrapping_mul(self.multiplier) & INDEX_MASK) ^ self.offset
-    }
-
-    #[inline]
-    fn inward(self, index: u32) -> u32 {
-        (index ^ self.offset).wrapping_mul(self.inverse) & INDEX_MASK
-    }
-
-    fn key_order(self) -> KeyOrder {
-        KeyOrder { multiplier: self.inverse, offset: self.offset, mask: INDEX_MASK }
-    }
-}
-
-/// The finalizer of SplitMix64: spreads a seed over all bits.
-fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Slots that are not in use, and how many there are altogether.
 struct Allocator {
     /// Numbers of free slots, the longest free one first.
@@ -86,14 +53,14 @@ struct Allocator {
     slot_count: u32,
     regions: u32,
     windows: u32,
+    /// Draws the tags of new slots.
+    rng: StdRng,
 }
 
 /// All slots of a device.
 pub(crate) struct Table {
     segments: [OnceLock<Box<[Slot]>>; SEGMENTS],
-    permutation: Permutation,
-    /// Starting tags come from here.
-    seed: u64,
+    permutation: KeyOrder,
     regions_max: u32,
     windows_max: u32,
     allocator: Mutex<Allocator>,
@@ -101,13 +68,19 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(regions_max: u32, windows_max: u32, seed: u64) -> Table {
+        let mut rng = StdRng::seed_from_u64(seed);
         Table {
             segments: [const { OnceLock::new() }; SEGMENTS],
-            permutation: Permutation::new(seed),
-            seed,
+            permutation: KeyedPermutation::new(ROUNDS, &mut rng),
             regions_max,
             windows_max,
-            allocator: Mutex::new(Allocator { free: VecDeque::new(), slot_count: 0, regions: 0, windows: 0 }),
+            allocator: Mutex::new(Allocator {
+                free: VecDeque::new(),
+                slot_count: 0,
+                regions: 0,
+                windows: 0,
+                rng,
+            }),
         }
     }
 
@@ -118,8 +91,8 @@ impl Table {
     }
 
     /// How keys become the numbers of slots.
-    pub(crate) fn key_order(&self) -> KeyOrder {
-        self.permutation.key_order()
+    pub(crate) fn key_order(&self) -> &KeyOrder {
+        &self.permutation
     }
 
     /// The slot with a number, as segments count them.
@@ -168,12 +141,10 @@ impl Table {
         let Some(place) = self.segments.get(segment) else { return };
         let first = allocator.slot_count;
         let count = (1u32 << (segment as u32 + FIRST_BITS)).min(INDEX_MASK + 1 - first);
+        let rng = &mut allocator.rng;
         place.get_or_init(|| {
-            (first..first + count)
-                .map(|number| Slot {
-                    entry: PinLock::new(Entry::free(mix(self.seed ^ (u64::from(number) << 32)) as u8)),
-                })
-                .collect()
+            let slot = |_| Slot { entry: PinLock::new(Entry::free(rng.random(), random_step(rng))) };
+            (0..count).map(slot).collect()
         });
         allocator.slot_count += count;
         allocator.free.extend((first..first + count).filter(|&number| {
@@ -206,14 +177,15 @@ impl Table {
     }
 }
 
-/// The tag that follows `tag` in a slot's next use. An odd step visits all 256 before one returns, and one other than
-/// 1 keeps away from the tags that `ibv_inc_rkey` makes next.
-pub(crate) fn next_tag(tag: u8) -> u8 {
-    tag.wrapping_add(0x5b)
+/// How far a slot's tag moves from one use to the next. An odd step visits all 256 tags before one returns, and one other than
+/// 1 and -1 keeps away from the tags that `ibv_inc_rkey` makes. It differs from slot to slot: whoever had one key of a slot
+/// cannot tell the next.
+fn random_step(rng: &mut StdRng) -> u8 {
+    rng.random_range(1..=126) * 2 + 1
 }
 
 /// Empties a closed slot, with the tag of the next use.
 pub(crate) fn vacate(entry: &mut Entry) {
     debug_assert!(entry.kind != Kind::Free, "a free slot was freed");
-    *entry = Entry::free(next_tag(entry.tag));
+    *entry = Entry::free(entry.tag.wrapping_add(entry.step), entry.step);
 }

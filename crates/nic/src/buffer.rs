@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrace_memory::Accessor;
+use terrace_memory::{Accessor, Zeros};
 use terrace_transport::Sge;
 
 use crate::error::Error;
@@ -13,15 +13,47 @@ use crate::pd::Pd;
 /// reference to them, and what is read is copied out.
 pub struct Buffer {
     mr: Arc<Mr>,
-    /// Never looked at: only its place counts.
-    memory: Box<[u8]>,
+    memory: Memory,
+}
+
+/// Never looked at: only its place counts.
+enum Memory {
+    Heap(Box<[u8]>),
+    /// Of which only what is used takes memory.
+    Mapped(Zeros),
+}
+
+/// Length from which on it is worth two system calls, and a page fault for each page, that unused pages take no memory, in bytes.
+const MAPPED_BYTES_MIN: usize = 256 << 10;
+
+impl Memory {
+    fn new(len: usize) -> Result<Memory, Error> {
+        if len < MAPPED_BYTES_MIN {
+            return Ok(Memory::Heap(vec![0; len].into_boxed_slice()));
+        }
+        Zeros::new(len).map(Memory::Mapped).map_err(|_| Error::NoMemory("memory for a buffer"))
+    }
+
+    fn addr(&self) -> u64 {
+        match self {
+            Memory::Heap(memory) => memory.as_ptr() as u64,
+            Memory::Mapped(zeros) => zeros.addr(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Memory::Heap(memory) => memory.len(),
+            Memory::Mapped(zeros) => zeros.len(),
+        }
+    }
 }
 
 impl Buffer {
     /// Registers `len` bytes of zeros with these `ibv_access_flags`. See [`MrRequest`] for the errors.
     pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Result<Buffer, Error> {
-        let memory = vec![0; len].into_boxed_slice();
-        let addr = memory.as_ptr() as u64;
+        let memory = Memory::new(len)?;
+        let addr = memory.addr();
         let request = MrRequest { addr, length: len as u64, iova: addr, access, paging: None };
         Ok(Buffer { mr: pd.reg_mr(request)?, memory })
     }
@@ -38,7 +70,7 @@ impl Buffer {
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
+        self.memory.len() == 0
     }
 
     /// The region.
@@ -77,7 +109,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // Memory that somebody could still write to must not go back to the allocator.
         if self.mr.dereg().is_err() {
-            std::mem::forget(std::mem::take(&mut self.memory));
+            std::mem::forget(std::mem::replace(&mut self.memory, Memory::Heap(Box::default())));
         }
     }
 }

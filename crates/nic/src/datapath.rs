@@ -21,6 +21,10 @@ use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, TxUnit, WorkList};
 
+/// Batches that one look sends at most. A peer that READs gigabytes at once would otherwise be served to the end before the next
+/// packet of anybody else is received, and before the next timer runs out.
+const BATCHES_PER_LOOK: usize = 8;
+
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
 
@@ -189,10 +193,10 @@ impl Device {
         }
     }
 
-    /// Sends what the queue pairs on the work list have to send, until there is nothing more or the network does
-    /// not take it.
+    /// Sends what the queue pairs on the work list have to send, until there is nothing more, the network does not take
+    /// it, or it has been so much that others must have their turn: what is left is for the next look.
     pub(crate) fn flush(&self, mut unit: TxUnit, now: Time) {
-        loop {
+        for batch in 1.. {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
             }
@@ -207,6 +211,9 @@ impl Device {
                 if owner.token.give_back() {
                     unit.work.push_back((owner, AckPolicy::Now));
                 }
+            }
+            if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
+                unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
             }
             if unit.work.is_empty() {
                 self.tx.give_back(unit);

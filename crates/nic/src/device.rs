@@ -151,7 +151,7 @@ impl Device {
         };
         let device = Arc::new(Device {
             memory: Registry::new(memory_limits).map_err(system_error)?,
-            table: QpTable::new(config.port.slot(), rng.random()),
+            table: QpTable::new(config.port.slot(), &mut rng),
             rx: Arc::new(Mutex::new(RxBatch::new())),
             tx: TxPool::default(),
             pending: Pending::default(),
@@ -163,7 +163,7 @@ impl Device {
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,
             companions: Companions::default(),
-            management: Management::default(),
+            management: Management::new(rng.random()),
             local: LocalPath::default(),
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),

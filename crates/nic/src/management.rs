@@ -2,7 +2,8 @@
 //! which every device has and no program sees, with the Q_Key that InfiniBand gives it (IBTA volume 1, 10.2.5).
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -33,17 +34,35 @@ struct Rate {
     burst: u64,
 }
 
+/// How fast the datagrams of one kind are taken: those of one source, and twice as many of all. So one that floods the
+/// device leaves as much to the others as it gets.
+#[derive(Clone, Copy)]
+struct Rates {
+    each: Rate,
+    all: Rate,
+}
+
+const fn rates(interval_ns: u64, burst: u64) -> Rates {
+    let each = Rate { interval_ns, burst };
+    Rates { each, all: Rate { interval_ns: interval_ns / 2, burst: burst * 2 } }
+}
+
 /// For those of a class that has its own handler. Connections come many at a time when a program starts.
-const OF_A_CLASS: Rate = Rate { interval_ns: 100_000, burst: 1024 };
+const OF_A_CLASS: Rates = rates(100_000, 1024);
 /// For the rest.
-const OTHERS: Rate = Rate { interval_ns: 500_000, burst: 64 };
+const OTHERS: Rates = rates(500_000, 64);
+
+/// Sources are told apart by a hash of their address with a key that nobody knows: two may share an allowance by chance, and
+/// nobody can choose an address that shares another's.
+const SOURCES: usize = 256;
 
 /// Gets the datagrams that arrive: the way back to the sender, and the payload.
 pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
 
 /// The management queue pair of a device.
-#[derive(Default)]
 pub(crate) struct Management {
+    /// What sources are hashed with.
+    key: u64,
     handlers: RwLock<Handlers>,
     inbox: Mutex<Inbox>,
     /// Whether the inbox holds anything, for a look without the lock.
@@ -75,7 +94,7 @@ impl Handlers {
     }
 
     /// How fast such datagrams are taken, and which of the allowances that is; `None` if nobody wants them.
-    fn rate(&self, payload: &[u8]) -> Option<(usize, Rate)> {
+    fn rates(&self, payload: &[u8]) -> Option<(usize, Rates)> {
         match self.of_class(payload) {
             Some(_) => Some((0, OF_A_CLASS)),
             None => self.rest.as_ref().map(|_| (1, OTHERS)),
@@ -86,8 +105,35 @@ impl Handlers {
 #[derive(Default)]
 struct Inbox {
     waiting: VecDeque<(Path, Vec<u8>)>,
-    /// When each allowance of datagrams would be whole again if no more came.
-    whole_at: [Time; 2],
+    allowances: [Allowance; 2],
+}
+
+/// When each allowance of datagrams would be whole again if no more came.
+struct Allowance {
+    all: Time,
+    each: [Time; SOURCES],
+}
+
+impl Default for Allowance {
+    fn default() -> Allowance {
+        Allowance { all: Time(0), each: [Time(0); SOURCES] }
+    }
+}
+
+impl Allowance {
+    /// Takes one datagram out of both of its allowances, or out of none.
+    fn take(&mut self, now: Time, rates: Rates, source: usize) -> bool {
+        let after = |whole_at: Time, rate: Rate| {
+            let after = whole_at.max(now).after_ns(rate.interval_ns);
+            (after <= now.after_ns(rate.interval_ns * rate.burst)).then_some(after)
+        };
+        let each = &mut self.each[source];
+        let (Some(of_source), Some(of_all)) = (after(*each, rates.each), after(self.all, rates.all)) else {
+            return false;
+        };
+        (*each, self.all) = (of_source, of_all);
+        true
+    }
 }
 
 /// Whether a packet's destination is the management queue pair.
@@ -97,27 +143,50 @@ pub(crate) fn is_management(qpn: u32) -> bool {
 }
 
 impl Management {
+    /// Without handlers. Sources are told apart with the help of `key`, a secret.
+    pub fn new(key: u64) -> Management {
+        Management {
+            key,
+            handlers: RwLock::default(),
+            inbox: Mutex::default(),
+            any: AtomicBool::new(false),
+            next_psn: AtomicU32::new(0),
+            received: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
     /// Takes a packet to the management queue pair, to be delivered when no locks are held.
     #[cold]
     pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
         let taken = sender(slot, packet).is_some_and(|source_qpn| {
-            let rate = self.handlers.read().rate(packet.payload);
-            rate.is_some_and(|rate| self.admit(now, rate, way_back(meta, source_qpn), packet.payload))
+            let rates = self.handlers.read().rates(packet.payload);
+            rates.is_some_and(|rates| self.admit(now, rates, way_back(meta, source_qpn), packet.payload))
         });
         let counter = if taken { &self.received } else { &self.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn admit(&self, now: Time, (index, rate): (usize, Rate), path: Path, payload: &[u8]) -> bool {
+    fn admit(&self, now: Time, (index, rates): (usize, Rates), path: Path, payload: &[u8]) -> bool {
+        let source = self.source(path.remote.ip());
         let mut inbox = self.inbox.lock();
-        let whole_at = inbox.whole_at[index].max(now).after_ns(rate.interval_ns);
-        if whole_at > now.after_ns(rate.interval_ns * rate.burst) {
+        if !inbox.allowances[index].take(now, rates, source) {
             return false;
         }
-        inbox.whole_at[index] = whole_at;
         inbox.waiting.push_back((path, payload.to_vec()));
         self.any.store(true, Ordering::Release);
         true
+    }
+
+    /// Which allowance an address has. Whoever has one address of an IPv6 link has them all.
+    fn source(&self, address: IpAddr) -> usize {
+        let mut hasher = DefaultHasher::new();
+        self.key.hash(&mut hasher);
+        match address {
+            IpAddr::V4(v4) => v4.octets().hash(&mut hasher),
+            IpAddr::V6(v6) => v6.segments()[..4].hash(&mut hasher),
+        }
+        hasher.finish() as usize % SOURCES
     }
 
     /// Delivers what has arrived. Without locks held: the handler may call verbs.
@@ -230,7 +299,7 @@ fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
 /// The way back to the sender's slot.
 fn way_back(meta: &RxMeta, source_qpn: u32) -> Path {
     let mut remote = meta.source;
-    if let canonical @ std::net::IpAddr::V4(_) = remote.ip().to_canonical() {
+    if let canonical @ IpAddr::V4(_) = remote.ip().to_canonical() {
         remote = SocketAddr::new(canonical, 0);
     }
     remote.set_port(port_of(source_qpn));

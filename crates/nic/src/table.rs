@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
+use rand::Rng;
+use terrace_memory::KeyedPermutation;
 use terrace_wire::QPN_SLOT_SHIFT;
 
 use crate::error::Error;
@@ -13,6 +15,9 @@ const FIRST_INDEX: u32 = 2;
 const INDEX_COUNT: u32 = 1 << QPN_SLOT_SHIFT;
 const LEAF_BITS: u32 = 8;
 const LEAF_SIZE: usize = 1 << LEAF_BITS;
+
+/// Rounds of the permutation of indexes; there are few of them, and a peer may get to know many.
+const ROUNDS: usize = 12;
 
 /// The queue pairs of a device by number: the process's slot in the upper bits, an index in the lower ones.
 pub(crate) struct QpTable {
@@ -25,18 +30,20 @@ type Leaf = Box<[Option<Arc<QueuePair>>; LEAF_SIZE]>;
 /// Two levels, so that a device with few queue pairs needs little memory.
 pub(crate) struct Entries {
     leaves: Vec<Option<Leaf>>,
-    /// Where the search for a free index goes on. Indexes are used again as late as possible, so that packets of
-    /// a destroyed queue pair find nobody.
+    /// The order in which indexes are used: a peer cannot tell from its own queue pair's number those of others.
+    order: KeyedPermutation<{ 1 << (QPN_SLOT_SHIFT / 2) }>,
+    /// Where in that order the search for a free index goes on. Indexes are used again as late as possible, so that packets
+    /// of a destroyed queue pair find nobody.
     next: u32,
     used: u32,
 }
 
 impl QpTable {
-    /// An empty table whose first number comes from `seed`.
-    pub fn new(slot: u8, seed: u32) -> QpTable {
+    /// An empty table; the order of its numbers is drawn from `rng`.
+    pub fn new(slot: u8, rng: &mut impl Rng) -> QpTable {
         let leaves = (0..INDEX_COUNT >> LEAF_BITS).map(|_| None).collect();
-        let next = FIRST_INDEX + seed % (INDEX_COUNT - FIRST_INDEX);
-        QpTable { slot, entries: RwLock::new(Entries { leaves, next, used: 0 }) }
+        let order = KeyedPermutation::new(ROUNDS, rng);
+        QpTable { slot, entries: RwLock::new(Entries { leaves, order, next: 0, used: 0 }) }
     }
 
     /// Makes a queue pair under a number of its own and adds it.
@@ -48,13 +55,9 @@ impl QpTable {
         if entries.used >= INDEX_COUNT - FIRST_INDEX {
             return Err(Error::NoMemory("queue pair numbers"));
         }
-        while entries.get(entries.next).is_some() {
-            entries.next = following(entries.next);
-        }
-        let index = entries.next;
+        let index = entries.next_free();
         let qp = make(u32::from(self.slot) << QPN_SLOT_SHIFT | index)?;
         *entries.slot_of(index) = Some(qp.clone());
-        entries.next = following(index);
         entries.used += 1;
         Ok(qp)
     }
@@ -95,6 +98,17 @@ impl TableReader<'_> {
 }
 
 impl Entries {
+    /// The next index in the order that nobody has. There must be one.
+    fn next_free(&mut self) -> u32 {
+        loop {
+            let index = self.order.outward(self.next);
+            self.next = (self.next + 1) % INDEX_COUNT;
+            if index >= FIRST_INDEX && self.get(index).is_none() {
+                return index;
+            }
+        }
+    }
+
     fn get(&self, index: u32) -> Option<&Arc<QueuePair>> {
         let leaf = self.leaves.get((index >> LEAF_BITS) as usize)?.as_ref()?;
         leaf[index as usize % LEAF_SIZE].as_ref()
@@ -105,8 +119,4 @@ impl Entries {
             .get_or_insert_with(|| Box::new([const { None }; LEAF_SIZE]));
         &mut leaf[index as usize % LEAF_SIZE]
     }
-}
-
-fn following(index: u32) -> u32 {
-    if index + 1 == INDEX_COUNT { FIRST_INDEX } else { index + 1 }
 }

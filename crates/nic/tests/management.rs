@@ -174,6 +174,27 @@ fn a_flood_is_let_through_at_a_bounded_rate() {
 }
 
 #[test]
+fn who_floods_leaves_others_their_share() {
+    let mut stranger = stranger(true);
+    let (bth, deth) = good();
+    for _ in 0..1000 {
+        stranger.send(&bth, deth, 8);
+    }
+    let (from_one, _) = stranger.counts();
+    let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+    stranger.port = stranger.net.port(other);
+    stranger.send(&bth, deth, 8);
+    assert_eq!(stranger.counts().0, from_one + 1, "another one's datagram right after them");
+    // All together have their limit, too: whoever can give any address gets no more by doing so.
+    for last in 4..250 {
+        stranger.port = stranger.net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 1, last)));
+        (0..10).for_each(|_| stranger.send(&bth, deth, 8));
+    }
+    let all = stranger.counts().0;
+    assert!((120..200).contains(&all), "{all}");
+}
+
+#[test]
 fn without_anybody_to_hear_them_they_are_dropped() {
     let mut stranger = stranger(false);
     let (bth, deth) = good();

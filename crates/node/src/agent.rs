@@ -15,6 +15,7 @@ use terrace_access::proto::{
 use terrace_memory::Waker;
 use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Time, Wc, WcOpcode, WcStatus};
 
+use crate::account::{self, Account};
 use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
 use crate::exports::{Exported, Exports};
 use crate::link::{Answer, Link};
@@ -28,8 +29,11 @@ const CQ_DEPTH: u32 = 1 << 18;
 /// Completions that are handled before the batches that they led to are posted.
 const COMPLETIONS_PER_ROUND: usize = 64;
 
-/// How long clients have to give a sign of life before they are asked again, in nanoseconds.
-const PROBE_INTERVAL_NS: u64 = 1_000_000_000;
+/// How often clients of which nothing was heard meanwhile are asked for a sign of life, if there is anything to do at all, in
+/// nanoseconds.
+const PROBE_INTERVAL_NS: u64 = 10_000_000_000;
+/// The same while there is little room for others.
+const PROBE_INTERVAL_NS_MIN: u64 = 1_000_000_000;
 
 /// How often an agent that finds more to do goes on at once.
 const ROUNDS_MAX: usize = 4;
@@ -48,8 +52,8 @@ pub(crate) struct State {
     next_job: JobId,
     completions: Vec<Wc>,
     message: Vec<u8>,
-    /// When clients may be asked for a sign of life again.
-    probe_at: Option<Time>,
+    /// When clients were last asked for a sign of life.
+    probed_at: Time,
 }
 
 /// See the module.
@@ -64,14 +68,17 @@ pub struct Agent {
     state: Mutex<State>,
     /// Whether a link waits for the answer to a datagram, and so the time matters.
     connecting: AtomicBool,
+    /// How much may be on its way to the clients of one address.
+    answer_bytes: u64,
 }
 
 impl Agent {
-    /// Makes the device's agent. It lives until the device is closed.
+    /// Makes the device's agent. It lives until the device is closed. Its pagers have `buffer_bytes` of buffers, which clients
+    /// share.
     ///
     /// # Errors
     /// Those of the device's objects.
-    pub fn attach(device: &Arc<Device>) -> Result<Arc<Agent>, Error> {
+    pub fn attach(device: &Arc<Device>, buffer_bytes: u64) -> Result<Arc<Agent>, Error> {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
         let agent = Arc::new(Agent {
@@ -84,6 +91,7 @@ impl Agent {
             ready: Arc::default(),
             state: Mutex::default(),
             connecting: AtomicBool::new(false),
+            answer_bytes: account::answer_bytes(buffer_bytes),
         });
         let receiver = Arc::downgrade(&agent);
         device.on_management(Arc::new(move |path: &Path, bytes: &[u8]| {
@@ -157,6 +165,7 @@ impl Agent {
     }
 
     fn work(&self, device: &Arc<Device>, state: &mut State) {
+        probe(device.now(), state, PROBE_INTERVAL_NS);
         if self.has_mail.swap(false, Ordering::AcqRel) {
             let letters = std::mem::take(&mut *self.inbox.lock());
             letters
@@ -217,15 +226,15 @@ impl Agent {
 
     /// Makes our end of a control queue pair, or finds the one that was made when the client asked before.
     fn accept(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
-        // A client that was killed while nothing was on its way to it is not missed otherwise.
-        if state.parties.is_crowded() && state.probe_at.is_none_or(|at| now >= at) {
-            state.probe_at = Some(now.after_ns(PROBE_INTERVAL_NS));
-            state.parties.probe();
-        }
         let endpoint = match state.parties.asked(path.remote, &connect) {
             Some(endpoint) => endpoint,
-            None => self.serve(state, path, connect)?,
+            None => self
+                .serve(now, state, path, connect)
+                .inspect_err(|_| probe(now, state, PROBE_INTERVAL_NS_MIN))?,
         };
+        if state.parties.is_crowded() {
+            probe(now, state, PROBE_INTERVAL_NS_MIN);
+        }
         Ok(Accepted {
             qpn: endpoint.qpn,
             psn: endpoint.psn,
@@ -234,8 +243,9 @@ impl Agent {
         })
     }
 
-    fn serve(&self, state: &mut State, path: Path, connect: Connect) -> Result<Endpoint, Status> {
-        if state.parties.is_full() || self.exports.is_empty() {
+    fn serve(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Endpoint, Status> {
+        let address = path.remote.ip().to_canonical();
+        if self.exports.is_empty() || !state.parties.admit(now, address) {
             return Err(Status::Busy);
         }
         let control = Control::new(&self.pd, &self.cq).map_err(|error| {
@@ -243,14 +253,16 @@ impl Agent {
             Status::Busy
         })?;
         let peer = Endpoint { qpn: connect.qpn, psn: connect.psn, mtu_bytes: connect.mtu_bytes };
-        if let Err(error) = control.connect(path, peer) {
+        if let Err(error) = control.serve(path, peer) {
             tracing::debug!(%error, client = %path.remote, "a client's control queue pair cannot be connected");
             control.close();
             return Err(Status::Invalid);
         }
         tracing::debug!(client = %path.remote, qpn = control.qpn(), "a client has connected");
         let endpoint = control.endpoint();
-        let serving = Serving::new(path, connect);
+        let account = state.parties.account(address);
+        let account = account.unwrap_or_else(|| Account::new(self.answer_bytes));
+        let serving = Serving::new(path, connect, account, now);
         state.parties.insert(Party { control, role: Role::Server(serving) });
         Ok(endpoint)
     }
@@ -312,8 +324,20 @@ impl Agent {
         bytes: &mut Vec<u8>,
     ) -> Result<(), String> {
         let State { parties, next_job, .. } = state;
+        let Some(Party { role, .. }) = parties.touch(wc.qpn) else { return Ok(()) };
+        if let Role::Server(serving) = role
+            && serving.note_heard()
+        {
+            let address = serving.client();
+            if !parties.may_speak(address) {
+                return Err("there are too many clients at its address".into());
+            }
+        }
         let Some(Party { control, role }) = parties.touch(wc.qpn) else { return Ok(()) };
         control.take_message(wc, bytes).map_err(|error| error.to_string())?;
+        if control.is_flooded() {
+            return Err("it takes no answers".into());
+        }
         let message = Message::decode(bytes).map_err(|error| error.to_string())?;
         match role {
             Role::Server(serving) => {
@@ -341,6 +365,15 @@ impl Agent {
                 device.ask_companions();
             }
         })
+    }
+}
+
+/// Asks clients for a sign of life, if the last time was long enough ago: one that was killed while nothing was on its way to it is
+/// not missed otherwise.
+fn probe(now: Time, state: &mut State, interval_ns: u64) {
+    if now >= state.probed_at.after_ns(interval_ns) {
+        state.probed_at = now;
+        state.parties.probe(now);
     }
 }
 

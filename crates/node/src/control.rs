@@ -12,7 +12,10 @@ use terrace_nic::{
 /// Receives that each end keeps posted, and so the requests that a client may have under way.
 pub(crate) const RECEIVE_COUNT: u16 = 64;
 /// Work requests that the send queue holds; what does not fit waits in the backlog.
-const SEND_COUNT: u32 = 4096;
+const SEND_COUNT: u32 = 1024;
+/// Work requests that may wait in the backlog. A client that takes its answers never has as many: it has 64 requests under way,
+/// and what is read for all those of its address is limited.
+const BACKLOG_MAX: usize = 2048;
 /// READs of each end that may be under way.
 pub(crate) const READ_COUNT: u8 = 64;
 /// `ibv_access_flags` of a receive buffer, and of the queue pair towards its peer.
@@ -22,7 +25,10 @@ const REMOTE_WRITE_AND_READ: u32 = 1 << 1 | 1 << 2;
 const TIMEOUT: u8 = 14;
 /// As often as the verbs allow; 7 RNR retries mean for ever.
 const RETRIES: u8 = 7;
-const RNR_RETRIES: u8 = 7;
+pub(crate) const RNR_RETRIES: u8 = 7;
+/// The same of a server. A client has a receive for every answer, and its memory is there: one that says otherwise would make the
+/// server keep its answers for ever.
+const RNR_RETRIES_OF_SERVER: u8 = 6;
 /// Index into the RNR timer table: 0.01 ms.
 const MIN_RNR_TIMER: u8 = 1;
 /// One in so many work requests is signaled, so that somebody notices when the send queue has room again.
@@ -87,9 +93,14 @@ impl Control {
         self.qp.qpn()
     }
 
-    /// Connects to the peer's end. The path MTU is the smaller of the two.
+    /// Connects to a server's end. The path MTU is the smaller of the two.
     pub fn connect(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
-        connect(&self.qp, self.endpoint, remote, peer)
+        connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES)
+    }
+
+    /// The same to a client's end.
+    pub fn serve(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
+        connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES_OF_SERVER)
     }
 
     /// The bytes of a message that has come, and whose receive is posted again. A receive that failed brings none.
@@ -148,6 +159,11 @@ impl Control {
         !self.backlog.is_empty()
     }
 
+    /// Whether so much waits for the peer that it cannot be taking any of it.
+    pub fn is_flooded(&self) -> bool {
+        self.backlog.len() > BACKLOG_MAX
+    }
+
     /// Ends it. What was on its way is lost.
     pub fn close(&self) {
         // It can be destroyed once; nobody else does.
@@ -164,7 +180,7 @@ pub(crate) fn passive_pair(
     access: u32,
 ) -> Result<(Arc<QueuePair>, Endpoint), Error> {
     let (qp, own) = new_pair(pd, cq, QpCap::default())?;
-    let connected = prepare(&qp, access).and_then(|()| connect(&qp, own, remote, peer));
+    let connected = prepare(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
     if let Err(error) = connected {
         // Nobody knows of it yet.
         let _ = qp.destroy();
@@ -197,7 +213,13 @@ pub(crate) fn prepare(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
 }
 
 /// Brings a queue pair from INIT to RTS towards a peer's. The path MTU is the smaller of the two.
-pub(crate) fn connect(qp: &Arc<QueuePair>, own: Endpoint, remote: Path, peer: Endpoint) -> Result<(), Error> {
+pub(crate) fn connect(
+    qp: &Arc<QueuePair>,
+    own: Endpoint,
+    remote: Path,
+    peer: Endpoint,
+    rnr_retries: u8,
+) -> Result<(), Error> {
     let mut attr = QpAttr {
         state: QpState::Rtr,
         path: Some(remote),
@@ -213,7 +235,7 @@ pub(crate) fn connect(qp: &Arc<QueuePair>, own: Endpoint, remote: Path, peer: En
     qp.modify(&attr, QpAttrMask::STATE | path | responder)?;
     attr.state = QpState::Rts;
     attr.sq_psn = own.psn;
-    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, RNR_RETRIES);
+    (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (TIMEOUT, RETRIES, rnr_retries);
     attr.max_rd_atomic = READ_COUNT;
     let retries = QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY;
     let requester = QpAttrMask::SQ_PSN | QpAttrMask::MAX_QP_RD_ATOMIC;

@@ -2,12 +2,10 @@
 
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use terrace_tier::{KindCounts, LatencyStats, RegionStats, TierStats};
-use tiny_http::{Header, Response, Server as HttpServer};
 
+use crate::http::{Answer, HttpServer};
 use crate::server::{ServeError, Server, named};
 use crate::serving::{ClientRegionStats, ClientStats};
 
@@ -16,8 +14,7 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers who asks for metrics, for as long as it lives.
 pub struct Metrics {
-    http: Arc<HttpServer>,
-    thread: Option<JoinHandle<()>>,
+    http: HttpServer,
 }
 
 impl Metrics {
@@ -26,45 +23,25 @@ impl Metrics {
     /// # Errors
     /// `Metrics` when nothing can listen there.
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
-        let failed = |reason: String| ServeError::Metrics { addr, reason };
-        let http = Arc::new(HttpServer::http(addr).map_err(|error| failed(error.to_string()))?);
-        let (listener, (tier, agent, names)) = (http.clone(), server.parts());
-        let builder = std::thread::Builder::new().name("terrace-metrics".into());
-        let thread =
-            builder.spawn(move || answer(&listener, || exposition(&named(&tier, &names), &agent.clients())));
-        let thread = thread.map_err(|error| failed(error.to_string()))?;
-        Ok(Metrics { http, thread: Some(thread) })
+        let (tier, agent, names) = server.parts();
+        let answer = move |path: &str| match path {
+            "/metrics" => {
+                let body = exposition(&named(&tier, &names), &agent.clients());
+                Answer { status: "200 OK", content_type: CONTENT_TYPE, body }
+            }
+            _ => {
+                let body = "metrics are at /metrics\n".into();
+                Answer { status: "404 Not Found", content_type: "text/plain", body }
+            }
+        };
+        let http = HttpServer::serve(addr, answer);
+        let http = http.map_err(|error| ServeError::Metrics { addr, reason: error.to_string() })?;
+        Ok(Metrics { http })
     }
 
     /// Where it listens.
     pub fn addr(&self) -> Option<SocketAddr> {
-        self.http.server_addr().to_ip()
-    }
-}
-
-impl Drop for Metrics {
-    fn drop(&mut self) {
-        self.http.unblock();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn answer(http: &HttpServer, metrics: impl Fn() -> String) {
-    for request in http.incoming_requests() {
-        // A reader that goes away is its own loss.
-        let _ = match request.url() {
-            "/metrics" => {
-                let content_type = Header::from_bytes("Content-Type", CONTENT_TYPE);
-                let response = Response::from_string(metrics());
-                request.respond(match content_type {
-                    Ok(header) => response.with_header(header),
-                    Err(()) => response,
-                })
-            }
-            _ => request.respond(Response::from_string("metrics are at /metrics\n").with_status_code(404)),
-        };
+        Some(self.http.addr())
     }
 }
 

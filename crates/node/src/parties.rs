@@ -1,16 +1,18 @@
 //! The control queue pairs of an agent, by the number of our end.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use terrace_access::proto::{Connect, Endpoint};
+use terrace_nic::Time;
 
+use crate::account::{
+    self, Account, Admission, CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, SILENCE_NS_MAX, Standing,
+};
 use crate::control::Control;
 use crate::link::Link;
 use crate::serving::Serving;
-
-/// Control queue pairs at a time. Each has a mebibyte of receive buffers, which take memory as they are used.
-const PARTIES_MAX: usize = 1024;
 
 /// What we are to the peer.
 pub(crate) enum Role {
@@ -33,23 +35,60 @@ pub(crate) struct Parties {
 }
 
 impl Parties {
-    pub fn is_full(&self) -> bool {
-        self.by_qpn.len() >= PARTIES_MAX
-    }
-
     /// Whether there are so many that some of them may be left over from clients that were killed.
     pub fn is_crowded(&self) -> bool {
-        self.by_qpn.len() >= PARTIES_MAX / 2
+        self.by_qpn.len() >= CONNECTIONS_MAX / 2
     }
 
-    /// Asks all clients for a sign of life. The connections of those that give none end when its retries do.
-    pub fn probe(&mut self) {
+    /// Asks all clients of which nothing was heard since it last did so for a sign of life. The connections of those that give none
+    /// end when its retries do. Those that have never said anything, and may be at addresses that have never asked for anything,
+    /// are not asked: their connections end when they have had long enough.
+    pub fn probe(&mut self, now: Time) {
+        let mut gone = Vec::new();
         for (qpn, party) in &mut self.by_qpn {
-            if matches!(party.role, Role::Server(_)) {
-                party.control.probe();
-                self.touched.insert(*qpn);
+            let Role::Server(serving) = &mut party.role else { continue };
+            match serving.silent_since() {
+                Some(since) if now >= since.after_ns(SILENCE_NS_MAX) => gone.push(*qpn),
+                Some(_) => {}
+                None if serving.was_heard() => {}
+                None => {
+                    party.control.probe();
+                    self.touched.insert(*qpn);
+                }
             }
         }
+        gone.into_iter().for_each(|qpn| self.remove(qpn, "it has never said anything"));
+    }
+
+    /// Decides whether a client at an address gets a connection; ends another one, if that is to make way.
+    pub fn admit(&mut self, now: Time, address: IpAddr) -> bool {
+        let standing = |(&qpn, party): (&u32, &Party)| match &party.role {
+            Role::Server(serving) => {
+                let (address, silent_since) = (serving.client(), serving.silent_since());
+                Some(Standing { qpn, address, silent_since })
+            }
+            Role::Client(_) => None,
+        };
+        match account::admit(now, address, self.by_qpn.iter().filter_map(standing)) {
+            Admission::Yes => true,
+            Admission::No => false,
+            Admission::InPlaceOf(qpn) => {
+                self.remove(qpn, "it has said nothing, and others want to");
+                true
+            }
+        }
+    }
+
+    /// What the clients of an address have taken, if there are any.
+    pub fn account(&self, address: IpAddr) -> Option<Arc<Account>> {
+        self.clients().find(|serving| serving.client() == address).map(|serving| serving.account().clone())
+    }
+
+    /// Whether a client that has just said its first word may go on: the others of its address that have done so before it were not
+    /// too many.
+    pub fn may_speak(&self, address: IpAddr) -> bool {
+        let spoken = |serving: &&Serving| serving.client() == address && serving.silent_since().is_none();
+        self.clients().filter(spoken).count() <= CONNECTIONS_PER_ADDRESS_MAX
     }
 
     pub fn insert(&mut self, party: Party) {

@@ -211,7 +211,7 @@ impl Server {
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Closed when this is dropped, however far it has come.
         let mut server = Server {
-            agent: Agent::attach(&device)?,
+            agent: Agent::attach(&device, tier.stats().buffer_bytes)?,
             device,
             tier,
             regions: Vec::new(),

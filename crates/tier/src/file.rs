@@ -159,8 +159,8 @@ impl BackingFile {
 fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     let error = |source| TierError::Open { path: path.to_owned(), source };
     let mut options = OpenOptions::new();
-    // Not to hang on a pipe that somebody named.
-    options.read(true).write(true).custom_flags(libc::O_NONBLOCK).mode(0o644);
+    // Not to hang on a pipe that somebody named. A new file is its owner's alone, as memory is.
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK).mode(0o600);
     let file = match options.open(path) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
             if !may_create {

@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -240,6 +241,8 @@ fn files_that_cannot_be_regions_are_refused_with_a_reason() {
     assert!(message(BackingFile::open("/proc/version".as_ref(), None, true)).contains("version"));
     assert!(message(BackingFile::open("/no/such/dir/x".as_ref(), Some(4096), true)).contains("cannot open"));
     let first = open(Some(MIB), true).unwrap();
+    let mode = std::fs::metadata(&scratch.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "a new file is its owner's alone: {mode:o}");
     assert!(message(open(Some(MIB), true)).contains("another server"));
     drop(first);
     assert_eq!(open(None, true).unwrap().map().len, MIB);

@@ -2,8 +2,9 @@
 //! NIC drives them.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
-use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, RxMeta, Service};
+use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service};
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, Sink};
@@ -323,9 +324,8 @@ impl Qp {
             QpState::Rtr => !is_answer(info.operation),
             QpState::Rts | QpState::Sqd | QpState::Sqe => true,
         };
-        let source = meta.source.ip().to_canonical();
         let from_peer = self.common.is(QpType::Ud)
-            || attr.path.is_some_and(|path| path.remote.ip().to_canonical() == source);
+            || attr.path.is_some_and(|path| may_come_from(meta.source, path.remote));
         service_fits && state_fits && from_peer && is_default_partition(packet.bth.pkey)
     }
 
@@ -440,6 +440,14 @@ impl Qp {
 /// from limited ones; the two may talk.
 fn is_default_partition(pkey: u16) -> bool {
     (pkey ^ DEFAULT_PKEY) & PKEY_NUMBER_MASK == 0
+}
+
+/// Whether a packet with this source can be of the peer at `remote`. A NIC sends from a port that its peers cannot know (IBTA annex
+/// A17 leaves it to the sender), but a process with a slot of its own, which a port beyond the first tells, sends from that port:
+/// then no other program of the peer's host can pass for it.
+fn may_come_from(source: SocketAddr, remote: SocketAddr) -> bool {
+    source.ip().to_canonical() == remote.ip().to_canonical()
+        && (remote.port() == ROCE_PORT || remote.port() == source.port())
 }
 
 /// Whether an operation answers a request.

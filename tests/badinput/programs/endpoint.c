@@ -22,7 +22,8 @@
  *     bind NAME ID MW MR OFFSET BYTES ACCESS        opens it for part of a region; its key changes
  *     poll NAME COUNT SECONDS                       completions: ID:STATUS:OPCODE:BYTES:FLAGS:IMMEDIATE:SOURCE
  *     arm NAME, wait NAME SECONDS                   completion events
- *     stream NAME MR REMOTE RKEY, rest NAME         writes and reads back in a thread, as fast as it goes
+ *     stream NAME MR REMOTE RKEY [span=N], rest NAME  writes and reads back in a thread, as fast as it goes: always
+ *                                                   at the same place, or all through N bytes
  *     state|error|destroy NAME
  *     fork HOW MR                                   exit, _exit, exec or daemon
  */
@@ -43,6 +44,9 @@
 
 enum { NAMES_MAX = 64, WORDS_MAX = 32, STREAM_BYTES = 16 << 10 };
 
+/* How long a stream that is to rest waits for what is under way. */
+static const double REST_PATIENCE_S = 8;
+
 struct region {
     char name[16];
     uint8_t *memory;
@@ -61,9 +65,10 @@ struct connection {
     pthread_t thread;
     atomic_bool streaming;
     struct region *stream_region;
-    uint64_t stream_remote;
+    uint64_t stream_remote, stream_span;
     uint32_t stream_rkey;
     unsigned long rounds, wrong;
+    bool stream_pending; /* it was left in the middle of a round */
     enum ibv_wc_status stream_status;
 };
 
@@ -536,6 +541,7 @@ static void command_destroy(void)
 static bool round_trip(struct connection *connection)
 {
     struct region *region = connection->stream_region;
+    uint64_t place = connection->rounds * STREAM_BYTES % connection->stream_span;
     uint8_t *sent = region->memory, *back = region->memory + STREAM_BYTES;
     fill(sent, 0, STREAM_BYTES, connection->rounds);
     memset(back, 0, STREAM_BYTES);
@@ -543,12 +549,18 @@ static bool round_trip(struct connection *connection)
     for (int i = 0; i < 2; i++) {
         struct ibv_wc wc;
         struct ibv_send_wr wr = {.wr_id = 1, .opcode = steps[i]};
-        wr.wr.rdma.remote_addr = connection->stream_remote, wr.wr.rdma.rkey = connection->stream_rkey;
+        wr.wr.rdma.remote_addr = connection->stream_remote + place, wr.wr.rdma.rkey = connection->stream_rkey;
         if (post_one(connection->qp, wr, part_of(region, i == 0 ? 0 : STREAM_BYTES, STREAM_BYTES)) != 0)
             return false;
-        while (!lab_poll_within(connection->cq, &wc, 0.2))
-            if (!connection->streaming)
+        double patience = REST_PATIENCE_S;
+        while (!lab_poll_within(connection->cq, &wc, 0.2)) {
+            if (connection->streaming)
+                continue;
+            patience -= 0.2;
+            connection->stream_pending = patience < 0;
+            if (connection->stream_pending)
                 return false;
+        }
         connection->stream_status = wc.status;
         if (wc.status != IBV_WC_SUCCESS)
             return false;
@@ -571,6 +583,8 @@ static void command_stream(void)
     struct connection *connection = connection_named(1);
     connection->stream_region = region_named(2);
     connection->stream_remote = number(3), connection->stream_rkey = (uint32_t)number(4);
+    connection->stream_span = option("span", STREAM_BYTES);
+    connection->stream_pending = false;
     connection->rounds = connection->wrong = 0, connection->stream_status = IBV_WC_SUCCESS;
     connection->streaming = true;
     answer_code(pthread_create(&connection->thread, NULL, stream, connection));
@@ -581,7 +595,8 @@ static void command_rest(void)
     struct connection *connection = connection_named(1);
     connection->streaming = false;
     pthread_join(connection->thread, NULL);
-    printf("ok rounds=%lu wrong=%lu status=%d\n", connection->rounds, connection->wrong, connection->stream_status);
+    printf("ok rounds=%lu wrong=%lu status=%d pending=%d\n", connection->rounds, connection->wrong,
+           connection->stream_status, connection->stream_pending);
 }
 
 /* ---- processes -------------------------------------------------------------------------------------------------- */

@@ -8,12 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::record::{self, Content, Version};
 use super::segment::{Others, Segment};
 use crate::access::Access;
+use crate::table::{HALF, KeyOrder, ROUNDS};
 
 /// Regions beyond so many are reached by packets only.
 const REGIONS: usize = 1 << 20;
 /// As many as a process can have.
 const QUEUE_PAIRS: usize = 1 << 16;
-const HEADER_BYTES: usize = 4096;
+/// The magic number, and from the second page on the tables by which keys become numbers of records.
+const HEADER_BYTES: usize = TABLES_AT + ROUNDS * HALF * 2;
+const TABLES_AT: usize = 4096;
 const REGIONS_AT: usize = HEADER_BYTES + QUEUE_PAIRS * record::BYTES;
 const BOARD_BYTES: usize = REGIONS_AT + REGIONS * record::BYTES;
 /// "terrace" and the version of the layout.
@@ -22,21 +25,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"terrace\x01");
 const SHOWN: u64 = 1;
 const TAG_SHIFT: u32 = 8;
 const ACCESS_SHIFT: u32 = 16;
-
-/// From the index within a key to the number of its record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeyOrder {
-    pub(crate) multiplier: u32,
-    pub(crate) offset: u32,
-    pub(crate) mask: u32,
-}
-
-impl KeyOrder {
-    #[inline]
-    pub(crate) fn number(self, key: u32) -> u32 {
-        ((key >> 8) ^ self.offset).wrapping_mul(self.multiplier) & self.mask
-    }
-}
 
 /// A region as others see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,19 +103,19 @@ fn access_of(flags: u64) -> Access {
 #[derive(Debug)]
 pub(crate) struct Board {
     segment: Segment,
-    order: KeyOrder,
 }
 
 impl Board {
     /// Nothing is shown yet.
-    pub(crate) fn new(order: KeyOrder) -> io::Result<Board> {
+    pub(crate) fn new(order: &KeyOrder) -> io::Result<Board> {
         let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
-        let header = segment.quads(0, 4);
-        header[1].store(order.multiplier.into(), Ordering::Relaxed);
-        header[2].store(order.offset.into(), Ordering::Relaxed);
-        header[3].store(order.mask.into(), Ordering::Relaxed);
-        header[0].store(MAGIC, Ordering::Release);
-        Ok(Board { segment, order })
+        let entries = order.rounds().iter().flatten();
+        let quads = tables(&segment);
+        for (index, &entry) in entries.enumerate() {
+            quads[index / 4].fetch_or(u64::from(entry) << (index % 4 * 16), Ordering::Relaxed);
+        }
+        segment.quads(0, 1)[0].store(MAGIC, Ordering::Release);
+        Ok(Board { segment })
     }
 
     /// To be sent to others.
@@ -135,16 +123,16 @@ impl Board {
         self.segment.file()
     }
 
-    /// Shows a region, in place of what its slot has shown before. The caller has the slot to itself.
-    pub(crate) fn show_region(&self, key: u32, region: &ShownRegion) {
-        if let Some(record) = region_record(&self.segment, self.order.number(key)) {
+    /// Shows the region of a slot, in place of what that has shown before. The caller has the slot to itself.
+    pub(crate) fn show_region(&self, number: u32, region: &ShownRegion) {
+        if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &region.content());
         }
     }
 
     /// Shows nothing any more. Who saw what was shown may still be copying.
-    pub(crate) fn hide_region(&self, key: u32) {
-        if let Some(record) = region_record(&self.segment, self.order.number(key)) {
+    pub(crate) fn hide_region(&self, number: u32) {
+        if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &Content::default());
         }
     }
@@ -155,9 +143,9 @@ impl Board {
         record::write(queue_pair_record(&self.segment, qpn), &content);
     }
 
-    /// The version of what a key's slot shows.
-    pub(crate) fn region_version(&self, key: u32) -> Option<Version> {
-        let record = region_record(&self.segment, self.order.number(key))?;
+    /// The version of what a slot shows.
+    pub(crate) fn region_version(&self, number: u32) -> Option<Version> {
+        let record = region_record(&self.segment, number)?;
         record::read(record).map(|(version, _)| version)
     }
 }
@@ -173,19 +161,20 @@ impl BoardView {
     /// Takes the descriptor of [`Board::file`].
     pub(super) fn open(file: OwnedFd) -> io::Result<BoardView> {
         let segment = Segment::open(file, BOARD_BYTES, false)?;
-        let header = segment.quads(0, 4);
-        if header[0].load(Ordering::Acquire) != MAGIC {
+        if segment.quads(0, 1)[0].load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let field = |index: usize| header[index].load(Ordering::Relaxed) as u32;
-        let order = KeyOrder { multiplier: field(1), offset: field(2), mask: field(3) };
+        let quads = tables(&segment);
+        let entry = |index: usize| (quads[index / 4].load(Ordering::Relaxed) >> (index % 4 * 16)) as u16;
+        let round = |round: usize| std::array::from_fn(|index| entry(round * HALF + index));
+        let order = KeyOrder::from_rounds((0..ROUNDS).map(round));
         Ok(BoardView { segment, order })
     }
 
     /// The region that a key names, unless it is not shown.
     #[inline]
     pub(super) fn region(&self, key: u32) -> Option<(Version, ShownRegion)> {
-        let (version, content) = record::read(region_record(&self.segment, self.order.number(key))?)?;
+        let (version, content) = record::read(region_record(&self.segment, self.order.inward(key >> 8))?)?;
         let region = ShownRegion::of(&content)?;
         (region.tag == key as u8).then_some((version, region))
     }
@@ -195,6 +184,10 @@ impl BoardView {
     pub(super) fn queue_pair(&self, qpn: u32) -> Option<ShownQueuePair> {
         ShownQueuePair::of(&record::read(queue_pair_record(&self.segment, qpn))?.1)
     }
+}
+
+fn tables(segment: &Segment) -> &[AtomicU64] {
+    segment.quads(TABLES_AT, ROUNDS * HALF / 4)
 }
 
 #[inline]
@@ -210,17 +203,20 @@ fn queue_pair_record(segment: &Segment, qpn: u32) -> &[AtomicU64] {
 
 #[cfg(test)]
 mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
     use super::*;
 
-    const ORDER: KeyOrder = KeyOrder { multiplier: 0x35, offset: 0x1234, mask: 0xff_ffff };
+    fn order() -> KeyOrder {
+        KeyOrder::new(ROUNDS, &mut StdRng::seed_from_u64(4))
+    }
 
     #[test]
     fn what_is_shown_is_seen_until_it_is_hidden() {
-        let board = Board::new(ORDER).expect("made");
+        let board = Board::new(&order()).expect("made");
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
-        // A key whose record is number 7.
-        let key =
-            (0..1 << 24).map(|index| index << 8 | 0x42).find(|&key| ORDER.number(key) == 7).expect("one");
+        let (number, key) = (7, order().outward(7) << 8 | 0x42);
         assert_eq!(view.region(key), None);
         let region = ShownRegion {
             tag: 0x42,
@@ -230,20 +226,20 @@ mod tests {
             len: u64::MAX - 0x1000,
             to_host: u64::MAX - 5,
         };
-        board.show_region(key, &region);
+        board.show_region(number, &region);
         let (version, seen) = view.region(key).expect("shown");
         assert_eq!(seen, region);
-        assert_eq!(board.region_version(key), Some(version));
+        assert_eq!(board.region_version(number), Some(version));
         assert_eq!(view.region(key ^ 1), None, "another tag");
-        board.hide_region(key);
+        board.hide_region(number);
         assert_eq!(view.region(key), None);
-        board.show_region(key, &region);
+        board.show_region(number, &region);
         assert!(view.region(key).is_some_and(|(again, _)| again != version));
     }
 
     #[test]
     fn queue_pairs_are_seen_whatever_the_slot_in_their_number() {
-        let board = Board::new(ORDER).expect("made");
+        let board = Board::new(&order()).expect("made");
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
         let mut peer = [0; 16];
         peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);

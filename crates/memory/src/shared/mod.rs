@@ -17,7 +17,7 @@ mod show;
 mod source;
 
 pub use board::ShownQueuePair;
-pub(crate) use board::{Board, KeyOrder, ShownRegion};
+pub(crate) use board::{Board, ShownRegion};
 pub use hands::{Hand, Hands, Visitor};
 pub(crate) use hands::{forget_visitors, wait_for_visitors};
 pub use reach::{Lead, Reach, Refusal};

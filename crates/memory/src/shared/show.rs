@@ -55,7 +55,7 @@ impl Registry {
             for (index, slot) in self.table.slots() {
                 let entry = slot.entry.pin();
                 if let Some(region) = shown(&entry) {
-                    board.show_region(index | u32::from(entry.tag), &region);
+                    board.show_region(self.number(index), &region);
                 }
             }
             // Nobody else can have set it: that takes the lock.
@@ -69,6 +69,11 @@ impl Registry {
     #[inline]
     pub fn is_shown(&self) -> bool {
         self.board().is_some()
+    }
+
+    /// The number of a key's slot.
+    fn number(&self, key: u32) -> u32 {
+        self.table.key_order().inward(key >> 8)
     }
 
     #[inline]
@@ -90,14 +95,14 @@ impl Registry {
     /// Shows a region, or what has become of it. The caller has its slot closed.
     pub(crate) fn show_region(&self, key: u32, entry: &Entry) {
         if let (Some(board), Some(region)) = (self.board(), shown(entry)) {
-            board.show_region(key, &region);
+            board.show_region(self.number(key), &region);
         }
     }
 
     /// Hides a region, and returns when no other process copies any more. The caller has its slot closed.
     pub(crate) fn hide_region(&self, key: u32) {
         if let Some(board) = self.board() {
-            board.hide_region(key);
+            board.hide_region(self.number(key));
             wait_for_visitors();
         }
     }
@@ -106,7 +111,7 @@ impl Registry {
     pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
         let slot = self.slot(key).ok()?;
         let entry = slot.entry.pin();
-        let current = self.board()?.region_version(key)?;
+        let current = self.board()?.region_version(self.number(key))?;
         if entry.kind != Kind::Region || entry.tag != tag_of(key) || current != version {
             return None;
         }

@@ -13,6 +13,9 @@ use rustix::net::sockopt::socket_peercred;
 use crate::device::Device;
 use crate::stat;
 
+/// Connections that are taken at a time: those of other users, too, who must not keep the engine here.
+const CONNECTIONS_AT_A_TIME: usize = 16;
+
 /// How long somebody who asked gets to read the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -42,7 +45,7 @@ impl StatServer {
 
     /// Answers whoever waits. The writing is done by a thread of its own, because a reader may be slow.
     pub fn serve(&self, device: &Arc<Device>) {
-        loop {
+        for _ in 0..CONNECTIONS_AT_A_TIME {
             match self.listener.accept() {
                 Ok((stream, _)) if may_ask(&stream) => {
                     let snapshot = device.snapshot();

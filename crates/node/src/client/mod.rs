@@ -106,7 +106,7 @@ impl Client {
     }
 
     fn on_device(device: &Arc<Device>, config: &ClientConfig) -> Result<Client, ClientError> {
-        let agent = Agent::attach(device)?;
+        let agent = Agent::attach(device, 0)?;
         let remote = path_to(device, config)?;
         let link = Connected { device, agent: &agent, link: agent.connect_to(device, remote)? };
         let calls_max = link.wait_until_connected()?;
@@ -124,7 +124,7 @@ impl Client {
         let (qp, own) = control::new_pair(pd, &cq, cap)?;
         let Answer::Paired(peer) = link.ask(Body::Pair(own))? else { return Err(ClientError::Nonsense) };
         control::prepare(&qp, 0)?;
-        control::connect(&qp, own, remote, peer)?;
+        control::connect(&qp, own, remote, peer, control::RNR_RETRIES)?;
         let (link, pair) = (link.link, (own.qpn, peer.qpn));
         let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
         Ok(Client { device: device.clone(), agent, link, cq, pair, io })

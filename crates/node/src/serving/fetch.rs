@@ -7,6 +7,8 @@ use smallvec::SmallVec;
 use terrace_access::pages::PageBitmap;
 use terrace_memory::{AccessError, HostRange, PAGE_BYTES, Pager, Transfer, Waker};
 
+use crate::room::{Room, Share};
+
 /// Longest piece that is fetched at a time, in bytes.
 pub(super) const PIECE_BYTES_MAX: u64 = 64 << 10;
 /// Pieces of one request that are fetched at a time.
@@ -19,25 +21,37 @@ pub(super) struct Piece {
     pub len: u64,
 }
 
+/// What a piece brings. As long as it is there, its buffer is taken.
+#[derive(Debug)]
+pub(super) struct Brought {
+    pub transfer: Arc<dyn Transfer>,
+    _share: Share,
+}
+
 /// Pieces that are there.
-pub(super) type Fetched = SmallVec<[(Piece, Arc<dyn Transfer>); 1]>;
+pub(super) type Fetched = SmallVec<[(Piece, Brought); 1]>;
 
 /// What is still to come of a range.
 pub(super) struct Fetch {
     /// The pager's name for the range.
     range: HostRange,
     pieces: Pieces,
-    /// A piece that the pager had no room for.
+    /// What is brought takes room, until it is let go.
+    room: Arc<Room>,
+    /// A piece that there was no room for.
     put_off: Option<Piece>,
-    in_flight: VecDeque<(Piece, Arc<dyn Transfer>)>,
+    in_flight: VecDeque<(Piece, Brought)>,
     failed: Option<AccessError>,
 }
 
 impl Fetch {
-    /// `lead` is how far into its page the range begins.
-    pub fn new(range: HostRange, pages: &PageBitmap, lead: usize) -> Fetch {
-        let pieces = Pieces::new(pages, lead as u64, range.len);
-        Fetch { range, pieces, put_off: None, in_flight: VecDeque::new(), failed: None }
+    /// All of the range without `pages`. `lead` is how far into its page the range begins.
+    pub fn new(range: HostRange, pages: Option<PageBitmap>, lead: usize, room: Arc<Room>) -> Fetch {
+        let pieces = match pages {
+            None => Pieces::all(range.len),
+            Some(pages) => Pieces::of(pages, lead as u64, range.len),
+        };
+        Fetch { range, pieces, room, put_off: None, in_flight: VecDeque::new(), failed: None }
     }
 
     /// Begins to fetch as many pieces as there is room for. Returns whether it began any.
@@ -46,8 +60,12 @@ impl Fetch {
         while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
             let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
             let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
+            let Some(share) = self.room.take(piece.len.next_multiple_of(PAGE_BYTES), waker) else {
+                self.put_off = Some(piece);
+                break;
+            };
             match pager.read(range, waker) {
-                Ok(transfer) => self.in_flight.push_back((piece, transfer)),
+                Ok(transfer) => self.in_flight.push_back((piece, Brought { transfer, _share: share })),
                 Err(AccessError::NotReady) => {
                     self.put_off = Some(piece);
                     break;
@@ -60,24 +78,20 @@ impl Fetch {
 
     /// The pieces that have come since this was last asked.
     pub fn take(&mut self) -> Fetched {
-        let (mut fetched, failed) = (Fetched::new(), &mut self.failed);
-        self.in_flight.retain(|(piece, transfer)| match transfer.outcome() {
-            None => true,
-            Some(Ok(())) => {
-                fetched.push((*piece, transfer.clone()));
-                false
+        let mut fetched = Fetched::new();
+        for (piece, brought) in std::mem::take(&mut self.in_flight) {
+            match brought.transfer.outcome() {
+                None => self.in_flight.push_back((piece, brought)),
+                Some(Ok(())) => fetched.push((piece, brought)),
+                Some(Err(error)) => self.failed = Some(error),
             }
-            Some(Err(error)) => {
-                *failed = Some(error);
-                false
-            }
-        });
+        }
         fetched
     }
 
     /// How it ended, once nothing is under way and nothing more will be.
     pub fn outcome(&self) -> Option<Result<(), AccessError>> {
-        let is_all = self.put_off.is_none() && self.pieces.runs.is_empty();
+        let is_all = self.put_off.is_none() && self.pieces.is_empty();
         match self.failed {
             _ if !self.in_flight.is_empty() => None,
             Some(error) => Some(Err(error)),
@@ -86,20 +100,41 @@ impl Fetch {
     }
 }
 
-/// The runs of wanted pages, cut to what is fetched at a time.
+/// The runs of wanted pages, cut to what is fetched at a time. They are found one after the other: a client can name many.
 struct Pieces {
-    runs: VecDeque<Piece>,
+    pages: PageBitmap,
+    /// How far into its page the range begins.
+    lead: u64,
+    /// Length of the range.
+    len: u64,
+    next_page: usize,
+    /// What is left of the run that is next.
+    run: Option<Piece>,
 }
 
 impl Pieces {
-    /// `lead` is how far into its page the range begins.
-    fn new(pages: &PageBitmap, lead: u64, len: u64) -> Pieces {
-        let runs = pages.runs().map(|run| {
-            let start = (run.start as u64 * PAGE_BYTES).saturating_sub(lead);
-            let end = (run.end as u64 * PAGE_BYTES - lead).min(len);
-            Piece { offset: start, len: end - start }
-        });
-        Pieces { runs: runs.collect() }
+    /// All of the range.
+    fn all(len: u64) -> Pieces {
+        let run = Some(Piece { offset: 0, len });
+        Pieces { pages: PageBitmap::default(), lead: 0, len, next_page: 0, run }
+    }
+
+    fn of(pages: PageBitmap, lead: u64, len: u64) -> Pieces {
+        let mut pieces = Pieces { pages, lead, len, next_page: 0, run: None };
+        pieces.run = pieces.next_run();
+        pieces
+    }
+
+    fn is_empty(&self) -> bool {
+        self.run.is_none()
+    }
+
+    fn next_run(&mut self) -> Option<Piece> {
+        let run = self.pages.next_run(self.next_page)?;
+        self.next_page = run.end;
+        let offset = (run.start as u64 * PAGE_BYTES).saturating_sub(self.lead);
+        let end = (run.end as u64 * PAGE_BYTES - self.lead).min(self.len);
+        Some(Piece { offset, len: end - offset })
     }
 }
 
@@ -108,12 +143,12 @@ impl Iterator for Pieces {
 
     /// Pieces end at multiples of their greatest length within the run, as far as pages do.
     fn next(&mut self) -> Option<Piece> {
-        let run = self.runs.front_mut()?;
+        let run = self.run.as_mut()?;
         let piece = Piece { offset: run.offset, len: run.len.min(PIECE_BYTES_MAX) };
         run.offset += piece.len;
         run.len -= piece.len;
         if run.len == 0 {
-            self.runs.pop_front();
+            self.run = self.next_run();
         }
         Some(piece)
     }
@@ -135,7 +170,7 @@ mod tests {
 
     fn pieces(wanted: &[usize], page_count: usize, lead: u64, len: u64) -> Vec<(u64, u64)> {
         let pages = pages(wanted.iter().copied(), page_count);
-        Pieces::new(&pages, lead, len).map(|piece| (piece.offset, piece.len)).collect()
+        Pieces::of(pages, lead, len).map(|piece| (piece.offset, piece.len)).collect()
     }
 
     #[test]
@@ -149,7 +184,10 @@ mod tests {
     #[test]
     fn long_runs_are_cut() {
         let all: Vec<usize> = (0..40).collect();
-        assert_eq!(pieces(&all, 40, 0, 40 * 4096), [(0, 65536), (65536, 65536), (131072, 32768)]);
+        let cut = [(0, 65536), (65536, 65536), (131072, 32768)];
+        assert_eq!(pieces(&all, 40, 0, 40 * 4096), cut);
+        let whole: Vec<_> = Pieces::all(40 * 4096).map(|piece| (piece.offset, piece.len)).collect();
+        assert_eq!(whole, cut);
     }
 
     const RANGE: HostRange = HostRange { addr: 0x10_0000_0000, len: 8 << 20 };
@@ -235,7 +273,7 @@ mod tests {
 
     fn whole() -> Fetch {
         let page_count = (RANGE.len / PAGE_BYTES) as usize;
-        Fetch::new(RANGE, &pages(0..page_count, page_count), 0)
+        Fetch::new(RANGE, Some(pages(0..page_count, page_count)), 0, Room::new(u64::MAX))
     }
 
     fn nobody() -> Waker {
@@ -286,6 +324,19 @@ mod tests {
         assert_eq!((bytes, fetch.outcome()), (3 * PIECE_BYTES_MAX, None));
         desk.reads_left.store(usize::MAX, Ordering::Relaxed);
         bytes += drive(&mut fetch, &desk);
+        assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
+    }
+
+    #[test]
+    fn no_more_is_brought_than_there_is_room_for() {
+        let (mut fetch, desk) = (Fetch::new(RANGE, None, 0, Room::new(3 * PIECE_BYTES_MAX)), Desk::new(true));
+        let (mut bytes, waker) = (0, nobody());
+        while fetch.outcome().is_none() {
+            assert!(fetch.begin(&desk, &waker), "what was taken has come back");
+            let fetched = fetch.take();
+            assert!(!fetch.begin(&desk, &waker), "all room is taken");
+            bytes += fetched.iter().map(|(piece, _)| piece.len).sum::<u64>();
+        }
         assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
     }
 

@@ -16,8 +16,9 @@ use std::sync::{Arc, Weak};
 
 use terrace_access::proto::{Body, Connect, Endpoint, Found, Magic, Message, Open, Opened, Status};
 use terrace_memory::Waker;
-use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, port_of};
+use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
 
+use crate::account::{Account, Counted};
 use crate::control::{self, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
 use read::ReadJob;
@@ -57,6 +58,7 @@ struct Running {
     job: Job,
     waker: Waker,
     asked: Asked,
+    _counted: Counted,
 }
 
 /// The right to use a region.
@@ -81,17 +83,26 @@ pub(crate) struct Serving {
     path: Path,
     /// What the client has asked for its connection with.
     connect: Connect,
-    pairs: Vec<Arc<QueuePair>>,
+    /// Of all clients of this one's address.
+    account: Arc<Account>,
+    /// Since when nothing has been heard, until something is.
+    silent_since: Option<Time>,
+    /// Whether something has been heard lately.
+    heard: bool,
+    pairs: Vec<(Arc<QueuePair>, Counted)>,
     grants: HashMap<u32, Grant>,
     jobs: HashMap<JobId, Running>,
     usage: Usage,
 }
 
 impl Serving {
-    pub fn new(path: Path, connect: Connect) -> Serving {
+    pub fn new(path: Path, connect: Connect, account: Arc<Account>, now: Time) -> Serving {
         Serving {
             path,
             connect,
+            account,
+            silent_since: Some(now),
+            heard: false,
             pairs: Vec::new(),
             grants: HashMap::new(),
             jobs: HashMap::new(),
@@ -104,6 +115,27 @@ impl Serving {
         self.path.remote == remote && self.connect == *connect
     }
 
+    /// What all clients of this one's address have taken.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Since when nothing has been heard of the client, if nothing has been.
+    pub fn silent_since(&self) -> Option<Time> {
+        self.silent_since
+    }
+
+    /// The client has said something. Returns whether it is the first time.
+    pub fn note_heard(&mut self) -> bool {
+        self.heard = true;
+        self.silent_since.take().is_some()
+    }
+
+    /// Whether the client has said something since this was last asked.
+    pub fn was_heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
+    }
+
     /// Where the client is.
     pub fn client(&self) -> IpAddr {
         self.path.remote.ip().to_canonical()
@@ -111,7 +143,7 @@ impl Serving {
 
     /// What the client does, for people.
     pub fn stats(&self, exports: &Exports) -> ClientStats {
-        let mut pairs = self.pairs.clone();
+        let mut pairs: Vec<_> = self.pairs.iter().map(|(qp, _)| qp.clone()).collect();
         for qp in self.grants.values().filter_map(|grant| grant.qp.upgrade()) {
             if !pairs.iter().any(|known| Arc::ptr_eq(known, &qp)) {
                 pairs.push(qp);
@@ -129,9 +161,12 @@ impl Serving {
 
     /// Ends what the client has had made for it.
     pub fn close(self) {
-        for qp in self.pairs {
+        for (qp, _counted) in self.pairs {
             // Made here, destroyed here.
             let _ = qp.destroy();
+        }
+        for running in self.jobs.values() {
+            leave(&self.account, &running.waker);
         }
     }
 
@@ -143,12 +178,12 @@ impl Serving {
             Body::Magic(magic) => self.magic(magic, around).map(|()| Some(Body::Done(Status::Ok))),
             Body::Read(read) => self.export(read.rkey, around).and_then(|export| {
                 let asked = Asked::new(read.rkey, false, read.length);
-                let job = ReadJob::new(export, read);
+                let job = ReadJob::new(export, read, self.account.answers.clone());
                 self.begin(control, id, job.map(Job::Read), asked, around)
             }),
             Body::Write(write) => self.export(write.rkey, around).and_then(|export| {
                 let asked = Asked::new(write.rkey, true, write.length);
-                let job = WriteJob::new(export, write);
+                let job = WriteJob::new(export, write, self.account.writes.clone());
                 self.begin(control, id, job.map(Job::Write), asked, around)
             }),
             // The NIC counts what it answers, and jobs what they are asked for; clients' counters would count it twice.
@@ -182,13 +217,14 @@ impl Serving {
         if self.pairs.len() >= PAIRS_MAX {
             return Err(Status::Busy);
         }
+        let counted = self.account.pair().ok_or(Status::Busy)?;
         let path = Path { remote: SocketAddr::new(self.path.remote.ip(), port_of(peer.qpn)), ..self.path };
         let made = control::passive_pair(&pd, around.cq, path, peer, PAIR_ACCESS);
         let (qp, endpoint) = made.map_err(|error| match error {
             Error::NoMemory(_) | Error::System(_) => Status::Busy,
             _ => Status::Invalid,
         })?;
-        self.pairs.push(qp);
+        self.pairs.push((qp, counted));
         Ok(endpoint)
     }
 
@@ -233,12 +269,13 @@ impl Serving {
         asked: Asked,
         around: &mut Surroundings<'_>,
     ) -> Result<Option<Body<'static>>, Status> {
-        let room = if self.jobs.len() < JOBS_MAX { Ok(()) } else { Err(Status::Busy) };
-        let job = room.and(job).inspect_err(|&status| self.usage.note(asked, status))?;
+        let counted = self.account.job().filter(|_| self.jobs.len() < JOBS_MAX).ok_or(Status::Busy);
+        let begun = counted.and_then(|counted| Ok((job?, counted)));
+        let (job, counted) = begun.inspect_err(|&status| self.usage.note(asked, status))?;
         *around.next_job += 1;
         let number = *around.next_job;
         let waker = (around.waker)(number);
-        self.jobs.insert(number, Running { id, job, waker, asked });
+        self.jobs.insert(number, Running { id, job, waker, asked, _counted: counted });
         self.advance(control, number, around.pd);
         Ok(None)
     }
@@ -259,7 +296,9 @@ impl Serving {
             }
         };
         self.usage.note(running.asked, status);
-        self.jobs.remove(&number);
+        if let Some(running) = self.jobs.remove(&number) {
+            leave(&self.account, &running.waker);
+        }
     }
 
     /// A work request of a job has completed.
@@ -269,6 +308,12 @@ impl Serving {
         }
         self.advance(control, number, pd);
     }
+}
+
+/// A job waits for no room any more.
+fn leave(account: &Account, waker: &Waker) {
+    account.answers.leave(waker);
+    account.writes.leave(waker);
 }
 
 fn find(name: &str, around: &Surroundings<'_>) -> Result<Body<'static>, Status> {

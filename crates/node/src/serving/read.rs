@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use terrace_access::pages::PageBitmap;
 use terrace_access::proto::{Read, Status, immediate_of};
-use terrace_memory::{AccessError, Transfer, Waker};
+use terrace_memory::{AccessError, Waker};
 use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
 use super::Progress;
-use super::fetch::{Fetch, Piece};
+use super::fetch::{Brought, Fetch, Piece};
 use crate::control::Control;
 use crate::exports::{Export, REMOTE_READ};
+use crate::room::Room;
 
 pub(super) struct ReadJob {
     export: Arc<Export>,
@@ -21,20 +21,20 @@ pub(super) struct ReadJob {
 }
 
 impl ReadJob {
-    /// Checks the request.
-    pub fn new(export: Arc<Export>, read: &Read) -> Result<ReadJob, Status> {
+    /// Checks the request. What is fetched for it takes room, until the client has it.
+    pub fn new(export: Arc<Export>, read: &Read, room: Arc<Room>) -> Result<ReadJob, Status> {
         let len = u64::from(read.length);
         let range = export.begin_access(read.va, len, REMOTE_READ)?;
         let (page_count, lead) = (export.layout.page_count(read.va, len), export.layout.page_offset(read.va));
         let pages = match &read.pages {
-            None => PageBitmap::full(page_count),
+            None => None,
             Some(pages) if pages.wanted.page_count() == page_count && usize::from(pages.offset) == lead => {
-                pages.wanted.clone()
+                Some(pages.wanted.clone())
             }
             // The client has another idea of the region's grid.
             Some(_) => return Err(Status::Invalid),
         };
-        let fetch = Fetch::new(range, &pages, lead);
+        let fetch = Fetch::new(range, pages, lead, room);
         Ok(ReadJob { export, fetch, dest_va: read.dest_va, dest_rkey: read.dest_rkey })
     }
 
@@ -60,17 +60,17 @@ impl ReadJob {
         let mut fetched = self.fetch.take();
         let answer = immediate_of(id).filter(|_| self.fetch.outcome() == Some(Ok(())));
         let last = fetched.pop();
-        for (piece, transfer) in fetched {
-            self.send(control, piece, transfer, None);
+        for (piece, brought) in fetched {
+            self.send(control, piece, brought, None);
         }
-        let Some((piece, transfer)) = last else { return false };
-        self.send(control, piece, transfer, answer);
+        let Some((piece, brought)) = last else { return false };
+        self.send(control, piece, brought, answer);
         answer.is_some()
     }
 
-    fn send(&self, control: &mut Control, piece: Piece, transfer: Arc<dyn Transfer>, answer: Option<u32>) {
+    fn send(&self, control: &mut Control, piece: Piece, brought: Brought, answer: Option<u32>) {
         let (va, rkey) = (self.dest_va.wrapping_add(piece.offset), self.dest_rkey);
-        let source = Arc::new(Leaving(transfer));
+        let source = Arc::new(Leaving(brought));
         let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
         let op = match answer {
             // Immediates are in network byte order.
@@ -81,13 +81,14 @@ impl ReadJob {
     }
 }
 
-/// What a transfer has brought, as it leaves: straight from the pager's buffer into the packet.
+/// What a transfer has brought, as it leaves: straight from the pager's buffer into the packet. The buffer is taken until the client
+/// has acknowledged all of it.
 #[derive(Debug)]
-struct Leaving(Arc<dyn Transfer>);
+struct Leaving(Brought);
 
 impl ByteSource for Leaving {
     fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
-        self.0.read(offset, out).is_ok()
+        self.0.transfer.read(offset, out).is_ok()
     }
 }
 

@@ -12,6 +12,7 @@ use super::read::status_of;
 use super::{JobId, Progress};
 use crate::control::Control;
 use crate::exports::{Export, REMOTE_WRITE};
+use crate::room::{Room, Share};
 
 /// `ibv_access_flags` of the buffer that data is fetched into.
 const LOCAL_WRITE: u32 = 1;
@@ -25,6 +26,9 @@ pub(super) struct WriteJob {
     fetch: Option<Fetch>,
     in_flight: VecDeque<Arc<dyn Transfer>>,
     failed: Option<Status>,
+    room: Arc<Room>,
+    /// What the data takes of it.
+    share: Option<Share>,
 }
 
 /// Data that lies in the client's memory.
@@ -38,16 +42,19 @@ struct Fetch {
 }
 
 impl WriteJob {
-    /// Checks the request.
-    pub fn new(export: Arc<Export>, write: &Write<'_>) -> Result<WriteJob, Status> {
+    /// Checks the request. Its data takes room; what comes with the request cannot wait for it.
+    pub fn new(export: Arc<Export>, write: &Write<'_>, room: Arc<Room>) -> Result<WriteJob, Status> {
         let range = export.begin_access(write.va, write.length.into(), REMOTE_WRITE)?;
-        let (data, fetch) = match write.source {
-            Source::Inline(data) => (data.to_vec(), None),
+        let (data, fetch, share) = match write.source {
+            Source::Inline(data) => {
+                let share = room.take_now(data.len() as u64).ok_or(Status::Busy)?;
+                (data.to_vec(), None, Some(share))
+            }
             Source::Remote { va, rkey } => {
-                (Vec::new(), Some(Fetch { va, rkey, buffer: None, awaited: 0, arrived: false }))
+                (Vec::new(), Some(Fetch { va, rkey, buffer: None, awaited: 0, arrived: false }), None)
             }
         };
-        Ok(WriteJob { export, range, data, fetch, in_flight: VecDeque::new(), failed: None })
+        Ok(WriteJob { export, range, data, fetch, in_flight: VecDeque::new(), failed: None, room, share })
     }
 
     /// The data that was asked for has arrived in the buffer.
@@ -62,7 +69,7 @@ impl WriteJob {
         self.collect_fetched();
         self.hand_over(waker);
         if self.failed.is_none() && self.data.is_empty() && self.range.len > 0 {
-            self.fetch(control, number, pd);
+            self.fetch(control, waker, number, pd);
         }
         let failed = &mut self.failed;
         self.in_flight.retain(|transfer| match transfer.outcome() {
@@ -107,13 +114,20 @@ impl WriteJob {
         }
     }
 
-    /// READs the next piece from the client's memory, one at a time.
-    fn fetch(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
+    /// READs the next piece from the client's memory, one at a time, once there is room for the pieces.
+    fn fetch(&mut self, control: &mut Control, waker: &Waker, number: JobId, pd: &Arc<Pd>) {
         let Some(fetch) = &mut self.fetch else { return };
         if fetch.awaited > 0 {
             return;
         }
         let len = self.range.len.min(PIECE_BYTES_MAX);
+        if self.share.is_none() {
+            // Where the piece arrives, and where it waits for the pager.
+            self.share = self.room.take(2 * len, waker);
+        }
+        if self.share.is_none() {
+            return;
+        }
         if fetch.buffer.is_none() {
             fetch.buffer = Buffer::new(pd, len as usize, LOCAL_WRITE).ok();
         }

@@ -1,0 +1,159 @@
+//! What a peer may not do to the others of a device: keep it to itself, or guess what it has not been told.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
+use terrace_fabric::{RxBatch, TxBatch};
+use terrace_nic::*;
+use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, ROCE_PORT, Reth, emit_headers};
+
+const MEMORY_LEN: usize = 32 << 20;
+const PEER_QPN: u32 = 0x123;
+
+fn address(last: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, last).into()
+}
+
+fn path_to(last: u8) -> Path {
+    let remote = (address(last), ROCE_PORT).into();
+    Path { remote, source_gid_index: 0, traffic_class: 0, hop_limit: 64, flow_label: 0 }
+}
+
+fn node(net: &SimNet, seed: u64, memory_len: usize) -> Node {
+    let port = Box::new(net.port(address(1)));
+    Node::with(DeviceConfig::simulated(port, Arc::new(ManualClock::new()), seed), memory_len)
+}
+
+/// A queue pair of the node in RTR, for a peer whose packets the test makes.
+fn open_to(node: &Node, peer: Path, peer_qpn: u32) -> Arc<QueuePair> {
+    let qp = node.qp(QpType::Rc);
+    let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
+    let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
+    attr.state = QpState::Rtr;
+    (attr.path, attr.dest_qpn) = (Some(peer), peer_qpn);
+    (attr.path_mtu, attr.max_dest_rd_atomic, attr.min_rnr_timer) = (4096, 16, 1);
+    let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    qp.modify(&attr, QpAttrMask::STATE | path | responder).expect("RTR");
+    qp
+}
+
+/// Asks for the first `length` bytes of the node's memory.
+fn read(port: &SimPort, node: &Node, qpn: u32, psn: u32, length: u32) {
+    let bth = Bth {
+        opcode: Opcode::RcReadRequest,
+        solicited: false,
+        migrated: true,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn,
+        ack_request: true,
+        psn: Psn::new(psn),
+    };
+    let reth = Reth { va: node.memory.addr(), rkey: node.mr.rkey(), length };
+    let ext = Extensions { reth: Some(reth), ..Extensions::default() };
+    let mut batch = TxBatch::new(4096);
+    let packet = batch.push(&path_to(1), bth.opcode.info().header_len).expect("room");
+    emit_headers(&bth, &ext, packet).expect("headers");
+    assert!(port.transmit(&mut batch));
+}
+
+fn deliver(net: &SimNet) {
+    while let Some(next) = net.next_delivery() {
+        net.advance_to(next);
+    }
+}
+
+/// How many packets have arrived at a port.
+fn arrived(port: &SimPort) -> usize {
+    let (mut rx, mut count) = (RxBatch::new(), 0);
+    while port.receive(&mut rx) > 0 {
+        while let Some(packet) = rx.next() {
+            Packet::parse(packet.bytes).expect("a packet");
+            count += 1;
+        }
+    }
+    count
+}
+
+#[test]
+fn who_reads_everything_at_once_leaves_others_their_turn() {
+    let net = SimNet::new(1, SimConfig::default());
+    let [greedy, modest] = [2, 3].map(|last| net.port(address(last)));
+    let node = node(&net, 1, MEMORY_LEN);
+    let [to_greedy, to_modest] = [2, 3].map(|last| open_to(&node, path_to(last), PEER_QPN));
+    let packets = MEMORY_LEN / 4096;
+    for number in 0..16 {
+        read(&greedy, &node, to_greedy.qpn(), number * packets as u32, MEMORY_LEN as u32);
+    }
+    deliver(&net);
+    assert!(node.device.progress());
+    deliver(&net);
+    let first = arrived(&greedy);
+    assert!((1..1000).contains(&first), "{first} packets before anybody else was looked at");
+    // There was much more to send; still the next look is at who has come meanwhile.
+    read(&modest, &node, to_modest.qpn(), 0, 4096);
+    deliver(&net);
+    assert!(node.device.progress());
+    deliver(&net);
+    assert_eq!(arrived(&modest), 1);
+    // Nothing is lost of what the greedy one was owed.
+    let mut total = first + arrived(&greedy);
+    while node.device.progress() {
+        deliver(&net);
+        total += arrived(&greedy);
+    }
+    assert_eq!(total, 16 * packets);
+}
+
+#[test]
+fn a_packet_that_is_not_from_the_peers_port_is_nobodys() {
+    let net = SimNet::new(1, SimConfig::default());
+    // The peer has the second slot of its address, and somebody else the first.
+    let [other, peer] = [(); 2].map(|()| net.port(address(2)));
+    let node = node(&net, 1, 4096);
+    let mut path = path_to(2);
+    path.remote.set_port(ROCE_PORT + 1);
+    let qp = open_to(&node, path, 1 << QPN_SLOT_SHIFT | PEER_QPN);
+    read(&other, &node, qp.qpn(), 0, 8);
+    deliver(&net);
+    node.device.progress();
+    assert_eq!(qp.counters().dropped, 1);
+    read(&peer, &node, qp.qpn(), 0, 8);
+    deliver(&net);
+    node.device.progress();
+    deliver(&net);
+    assert_eq!((qp.counters().dropped, arrived(&peer)), (1, 1));
+}
+
+/// Numbers and keys that follow from each other would let a peer tell those of others from its own.
+#[test]
+fn numbers_and_keys_do_not_follow_from_each_other() {
+    let net = SimNet::new(1, SimConfig::default());
+    let [one, other] = [1, 2].map(|seed| numbers_and_keys(&node(&net, seed, 4096)));
+    for (values, others, mask) in [(&one.0, &other.0, 0xffff), (&one.1, &other.1, u32::MAX)] {
+        let step = |pair: &[u32]| pair[1].wrapping_sub(pair[0]) & mask;
+        let mut steps: Vec<u32> = values.windows(2).map(step).collect();
+        steps.sort_unstable();
+        steps.dedup();
+        assert!(steps.len() > 190, "{} different steps of 199", steps.len());
+        let same = values.iter().zip(others).filter(|(one, other)| one == other).count();
+        assert!(same < 5, "{same} of 200 are those of another device");
+    }
+}
+
+/// The numbers of 200 queue pairs, and the keys of 200 regions, one after the other.
+fn numbers_and_keys(node: &Node) -> (Vec<u32>, Vec<u32>) {
+    let pairs: Vec<_> = (0..200).map(|_| node.qp(QpType::Rc)).collect();
+    let addr = node.memory.addr();
+    let request = || MrRequest { addr, length: 4096, iova: addr, access: REMOTE_ALL, paging: None };
+    let regions: Vec<_> = (0..200).map(|_| node.pd.reg_mr(request()).expect("a region")).collect();
+    (pairs.iter().map(|qp| qp.qpn()).collect(), regions.iter().map(|mr| mr.rkey()).collect())
+}

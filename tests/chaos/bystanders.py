@@ -1,0 +1,216 @@
+"""Those who do nothing wrong, and must be able to go on doing it: whatever they begin ends, without an error and with the right data."""
+
+import multiprocessing
+import random
+import struct
+import threading
+import time
+
+import control
+import roce
+from control import Silence, Talker, message
+from harness import procs
+from harness.endpoint import RTS, SUCCESS, Endpoint
+
+MIB = 1 << 20
+PSN = 0x400000  # of the streams, so that an attacker's guesses can be on either side of it
+STREAM_BYTES = 16 << 10
+SLOT_OF_CONTROL = 1
+
+
+class Failure(Exception):
+    """A bystander was kept from its work."""
+
+
+class Stream:
+    """A verbs program that writes and reads back, each time at another place."""
+
+    def __init__(self, name, end, remote, rkey, span):
+        self.name, self.end, self.words = name, end, ("stream", "q", "m", remote, rkey, f"span={span}")
+
+    def start(self):
+        self.end(*self.words)
+
+    def stop(self):
+        """How often it did so."""
+        result = self.end("rest", "q")
+        if (result["wrong"], result["status"], result["pending"]) != (0, SUCCESS, 0):
+            raise Failure(f"{self.name}: {result}")
+        if self.end("state", "q")["state"] != RTS:
+            raise Failure(f"{self.name}: the connection has ended")
+        return result["rounds"]
+
+
+def stream_between(name, client, program, program_name, span):
+    """One endpoint writes to another one's memory. Returns the stream and what an eavesdropper would see."""
+    client.mr("m", "anon", 2 * STREAM_BYTES)
+    region = program.mr(program_name, "anon", span)
+    qpns = client.qp("q"), program.qp(program_name)
+    words = (f"sq_psn={PSN}", f"rq_psn={PSN}")
+    client("connect", "q", program.address, qpns[1], *words)
+    program("connect", program_name, client.address, qpns[0], *words)
+    return Stream(name, client, region["addr"], region["rkey"], span), [
+        (client.address, program.address, qpns[1]), (program.address, client.address, qpns[0])]
+
+
+def stream_to_node(name, client, node_address, region_name, offset, span):
+    """A plain verbs program uses a region of a memory node. The node's own protocol is spoken on its behalf, from another slot of
+    its address."""
+    client.mr("m", "anon", 2 * STREAM_BYTES)
+    qpn = client.qp("q")
+    peer = roce.Peer(client.address, SLOT_OF_CONTROL << 16)
+    talker = Talker(peer, node_address, SLOT_OF_CONTROL << 16 | 0x200)
+    rkey, va, _, _ = talker.find(region_name)
+    kind, _, body = talker.request(control.PAIR, struct.pack("<IIH", qpn, PSN, control.MTU))
+    assert kind == control.PAIRED, kind
+    server_qpn, server_psn, _ = struct.unpack_from("<IIH", body)
+    client("connect", "q", node_address, server_qpn, f"sq_psn={PSN}", f"rq_psn={server_psn}")
+    threading.Thread(target=give_signs_of_life, args=(talker,), daemon=True).start()
+    return Stream(name, client, va + offset, rkey, span), [(client.address, node_address, server_qpn)]
+
+
+def give_signs_of_life(talker):
+    """Acknowledges what a node asks with whether its client is there. A NIC does so by itself."""
+    while True:
+        packet = talker.peer.receive(60)
+        if packet is not None and packet.opcode == roce.WRITE_ONLY:
+            talker.acknowledge(packet.psn)
+
+
+class Worker:
+    """Work in a process of its own, done over and over. `once` raises what is wrong."""
+
+    def __init__(self, name):
+        self.name, self.failed = name, False
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=self._main, args=(theirs,), daemon=True)
+
+    def begin(self):
+        self._process.start()
+        self._expect("ready")
+
+    def _main(self, pipe):
+        try:
+            self.prepare()
+            pipe.send("ready")
+            while pipe.recv() == "start":
+                done = 0
+                while not pipe.poll():
+                    self.once()
+                    done += 1
+                pipe.recv()
+                pipe.send(done)
+        except (Exception, EOFError) as error:  # whatever it is, the other side reports it
+            pipe.send(error)
+
+    def _expect(self, what=None, patience=30):
+        answer = self._pipe.recv() if self._pipe.poll(patience) else TimeoutError(f"nothing for {patience} s")
+        self.failed = isinstance(answer, BaseException) or (what is not None and answer != what)
+        if self.failed:
+            raise Failure(f"{self.name}: {type(answer).__name__} {answer}")
+        return answer
+
+    def start(self):
+        if not self.failed:
+            self._pipe.send("start")
+
+    def stop(self):
+        """How often it did its work. One that has failed does nothing any more."""
+        if self.failed:
+            return 0
+        self._pipe.send("stop")
+        return self._expect()
+
+    def end(self):
+        self._process.terminate()
+        self._process.join()
+
+
+class Requester(Worker):
+    """A client of a memory node that writes and reads by RPC, and compares. What it loses on the way it asks for again, as a NIC
+    does."""
+
+    RECORD_BYTES = 512
+    RETRY_S, PATIENCE_S = 0.1, 20
+
+    def __init__(self, name, address, node_address, region_name, offset, span):
+        super().__init__(name)
+        self.address, self.node_address, self.region_name = address, node_address, region_name
+        self.offset, self.places = offset, span // self.RECORD_BYTES
+
+    def prepare(self):
+        self.talker = Talker(roce.Peer(self.address), self.node_address)
+        self.rkey, va, _, region_id = self.talker.find(self.region_name)
+        self.va = va + self.offset
+        self.talker.grant(self.rkey, region_id)
+        self.random = random.Random(8)
+        self.number = 0
+
+    def ask(self, kind, body):
+        """A request, sent again until there is an answer to it. Returns the packet with the answer."""
+        self.number += 1
+        data, talker = message(kind, body, ident=self.number), self.talker
+        psn, deadline = talker.psn, time.monotonic() + self.PATIENCE_S
+        talker.say(data)
+        while True:
+            try:
+                packet = talker.listen(self.RETRY_S)
+            except Silence:
+                if time.monotonic() > deadline:
+                    raise Failure("no answer") from None
+                # The same packet once more: its PSN is the same.
+                talker.psn = psn
+                talker.say(data)
+                continue
+            if packet.opcode == roce.SEND_ONLY:
+                if packet.psn == talker.expected_psn - 1 & roce.PSN_MASK:
+                    return packet
+            elif packet.psn == talker.expected_psn:
+                talker.acknowledge(packet.psn)
+                talker.expected_psn = packet.psn + 1 & roce.PSN_MASK
+                if packet.opcode == roce.WRITE_ONLY_IMM:
+                    return packet
+            else:
+                talker.acknowledge(talker.expected_psn - 1)
+
+    def once(self):
+        place = self.va + self.random.randrange(self.places) * self.RECORD_BYTES
+        data = self.random.randbytes(self.RECORD_BYTES)
+        packet = self.ask(control.WRITE, control.write(self.rkey, place, data))
+        kind, status, ident, _ = control.opened_message(packet.body)
+        if (kind, status, ident) == (control.DONE, control.BUSY, self.number):
+            return
+        if (kind, status, ident) != (control.DONE, control.OK, self.number):
+            raise Failure(f"a write was answered with {kind}, {status}, {ident}")
+        packet = self.ask(control.READ, control.read(self.rkey, place, self.RECORD_BYTES))
+        # The answer travels with the data: behind the header of the RDMA WRITE and the immediate.
+        if packet.opcode != roce.WRITE_ONLY_IMM or packet.body[20:20 + self.RECORD_BYTES] != data:
+            raise Failure(f"a read at {place:#x} brought something else")
+
+
+class Caller(Worker):
+    """A program that connects by rdma_cm, exchanges messages whose content it checks, and leaves."""
+
+    AFTER_THE_END = "rdma_get_cm_event: Bad file descriptor\n"
+
+    def __init__(self, name, address, server_address, port, log_dir):
+        super().__init__(name)
+        self.argv = procs.under_terrace(
+            ["rping", "-c", "-V", "-C", "5", "-a", server_address, "-p", str(port), "-I", address], addr=address)
+        self.log_dir = log_dir
+
+    def prepare(self):
+        pass
+
+    def once(self):
+        outcome = procs.run_one(self.argv, self.log_dir, "caller", timeout_s=25)
+        # When all is done rping closes its channel while another thread of it reads there, and at times complains of that.
+        if outcome.status != 0 and not outcome.err.endswith(self.AFTER_THE_END):
+            raise Failure(f"{outcome.verdict}: {outcome.text.strip()}")
+
+
+def endpoint(address, *options):
+    end = Endpoint(address, *options)
+    end("open")
+    return end

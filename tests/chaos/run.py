@@ -1,0 +1,280 @@
+"""Hostile peers against a live `terrace serve` and live verbs programs, while well-behaved ones work beside them.
+
+    python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
+
+Each attack of `attacks.py` has its turn; then all at once. What must hold: the bystanders (`bystanders.py`) complete all that they
+begin, without an error and with the right data; nobody crashes or complains; memory, descriptors and threads stay bounded, and come
+back down. How fast the bystanders were, compared with before, is reported and nothing more: it depends on the machine.
+"""
+
+import contextlib
+import fnmatch
+import multiprocessing
+import os
+import pathlib
+import queue
+import random
+import resource
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/badinput")]
+
+import attacks  # noqa: E402
+import bystanders  # noqa: E402
+import roce  # noqa: E402
+from harness import procs  # noqa: E402
+from harness.endpoint import PROGRAM, stat  # noqa: E402
+
+MIB = 1 << 20
+REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
+STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
+QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
+# What hostile peers may make a process use beyond what it needs anyway: the limits of SPECIFICATION.md, for one address each, and
+# some for the allocator.
+MEMORY_MIB_MAX, MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX = 384, 64, 8, 4
+BACK_DOWN_S = 60
+
+
+def addresses():
+    """Addresses of the loopback that no other run has at the same time."""
+    pid = os.getpid()
+    return (f"127.{48 + (pid >> 8) % 16}.{pid % 256}.{number}" for number in range(1, 255))
+
+
+class Victim:
+    """A process that is attacked, and what it uses."""
+
+    def __init__(self, name, process):
+        self.name, self.process, self.pid = name, process, process.pid
+        self.remember()
+
+    def remember(self):
+        """This is what it needs anyway."""
+        self.peak = self.before = self.use()
+
+    def use(self):
+        """Memory of its own in MiB (not that of files), descriptors, threads."""
+        proc = pathlib.Path(f"/proc/{self.pid}")
+        (anonymous,) = [line for line in (proc / "status").read_text().splitlines() if line.startswith("RssAnon:")]
+        return int(anonymous.split()[1]) / 1024, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))
+
+    def look(self):
+        self.peak = tuple(max(pair) for pair in zip(self.peak, self.use()))
+
+    def excess(self, use, limits):
+        """What of it is beyond the limits, in words."""
+        kinds = ("MiB", "descriptors", "threads")
+        return [f"{self.name}: {now:.0f} {kind}, {before:.0f} before" for now, before, limit, kind
+                in zip(use, self.before, limits, kinds) if now > before + limit]
+
+
+class Watch(threading.Thread):
+    """Looks at the victims all the time."""
+
+    def __init__(self, victims):
+        super().__init__(daemon=True)
+        self.victims, self.over = victims, threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.05):
+            # One that has ended has no memory.
+            with contextlib.suppress(OSError, ValueError):
+                for victim in self.victims:
+                    victim.look()
+
+
+class Scene:
+    """Everybody, and where they are."""
+
+    def __init__(self, stack, log_dir):
+        fresh, self.log_dir, self.failures = addresses(), log_dir, []
+        self.node_address = next(fresh)
+        file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
+        self.node = procs.Program(
+            [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen",
+             self.node_address], log_dir, "node")
+        stack.callback(self.node.stop)
+        wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")
+        self.program, client, other = (self.endpoint(stack, next(fresh)) for _ in range(3))
+        verbs, seen = bystanders.stream_between("verbs to a program", client, self.program, "b", STREAM_SPAN)
+        stream, seen_too = bystanders.stream_to_node("verbs to the node", other, self.node_address, REGION, 0, STREAM_SPAN)
+        requester = bystanders.Requester("requests to the node", next(fresh), self.node_address, REGION, STREAM_SPAN, REQUESTS_SPAN)
+        listener_address, port = next(fresh), procs.free_port()
+        self.listener = procs.Program(
+            procs.under_terrace(["rping", "-s", "-P", "-V", "-a", listener_address, "-p", str(port)], addr=listener_address),
+            log_dir, "listener")
+        stack.callback(self.listener.stop)
+        wait_until(lambda: procs.is_listening(port), "rping listens")
+        caller = bystanders.Caller("connections", next(fresh), listener_address, port, log_dir)
+        self.workers = [requester, caller]
+        for worker in self.workers:
+            worker.begin()
+            stack.callback(worker.end)
+        self.bystanders = [verbs, stream, *self.workers]
+        self.targets = attacks.Targets(self.node_address, self.program.address, listener_address, seen + seen_too, bystanders.PSN,
+                                       REGION, [next(fresh) for _ in range(8)])
+        self.victims = [Victim("node", self.node.process), Victim("program", self.program.process),
+                        Victim("listener", self.listener.process)]
+
+    @staticmethod
+    def endpoint(stack, address):
+        end = bystanders.endpoint(address)
+        stack.callback(end.stop)
+        return end
+
+    def open_to_attackers(self):
+        """The program talks to attackers, too: it has sent something to them, and waits for the answer."""
+        self.program.mr("bait", "anon", MIB)
+        for number, address in enumerate(self.targets.attackers[5:7]):
+            name = f"a{number}-{time.monotonic_ns() % 1000000}"
+            qpn = self.program.qp(name)
+            self.program("connect", name, address, 0x123, f"sq_psn={bystanders.PSN}", f"rq_psn={bystanders.PSN}")
+            self.program("post", name, "write", 1, "bait", 0, 64, 0x1000, 0x77)
+            self.targets.opened[address] = (qpn, bystanders.PSN)
+
+    def work(self, seconds):
+        """Lets the bystanders work; returns how much each has done in a second."""
+        started = time.monotonic()
+        for bystander in self.bystanders:
+            bystander.start()
+        time.sleep(seconds)
+        rates = {}
+        for bystander in self.bystanders:
+            try:
+                rates[bystander.name] = bystander.stop() / (time.monotonic() - started)
+            except (bystanders.Failure, AssertionError, OSError) as error:
+                self.fail(str(error))
+                rates[bystander.name] = 0
+        return rates
+
+    def fail(self, why):
+        print(f"FAILED: {why}", flush=True)
+        self.failures.append(why)
+
+    def expect_life(self):
+        for victim in self.victims:
+            if victim.process.poll() is not None:
+                self.fail(f"{victim.name} has ended with {victim.process.returncode}")
+            for line in victim.excess(victim.peak, (MEMORY_MIB_MAX, DESCRIPTORS_MAX, THREADS_MAX)):
+                self.fail(line)
+
+    def expect_newcomer(self):
+        """Somebody whom nobody knows yet connects to the node."""
+        peer = roce.Peer(self.targets.attackers[7])
+        try:
+            qpn, psn = random.randrange(2, 1 << 16), random.randrange(1 << 24)
+            bystanders.Talker(peer, self.node_address, qpn, psn=psn).find(REGION)
+        except bystanders.Silence:
+            self.fail("the node takes no new clients")
+        finally:
+            peer.close()
+
+
+def wait_until(condition, what, patience=20):
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {patience} s")
+        time.sleep(0.05)
+
+
+def attack(scene, chosen, seconds):
+    """Runs attacks side by side while the bystanders work. Returns how fast those were, and what the attackers report."""
+    context = multiprocessing.get_context("fork")
+    reports = [context.Queue() for _ in chosen]
+    if {attacks.unready, attacks.unasked} & set(chosen):
+        scene.open_to_attackers()
+    processes = [context.Process(target=attacks.run, args=(one, scene.targets, seconds, report), daemon=True)
+                 for one, report in zip(chosen, reports)]
+    for process in processes:
+        process.start()
+    rates = scene.work(seconds)
+    told = []
+    for process, report in zip(processes, reports):
+        try:
+            told.append(report.get(timeout=15))
+        except queue.Empty:
+            told.append("no report")
+            scene.fail("an attack did not end in time")
+        process.terminate()
+        process.join()
+    scene.expect_life()
+    scene.expect_newcomer()
+    return rates, told
+
+
+def expect_back_down(scene, objects_before):
+    """What attackers have taken comes back once they are gone."""
+    limits = (MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX)
+    deadline = time.monotonic() + BACK_DOWN_S
+    while True:
+        # Whoever works has the node look after its clients.
+        scene.work(0.2)
+        pairs = stat(scene.node.process.pid)["objects"]["queue_pairs"] - objects_before["queue_pairs"]
+        left = [line for victim in scene.victims for line in victim.excess(victim.use(), limits)]
+        left += [f"node: {pairs} more queue pairs than before"] if pairs > 4 else []
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            for line in left:
+                scene.fail(line)
+            return
+        time.sleep(1)
+
+
+def line(name, rates, quiet, told):
+    ratios = "".join(f"{rates[other] / quiet[other] if quiet[other] else 0:>13.2f}" for other in quiet)
+    return f"{name:<15}{ratios}   {', '.join(str(one) for one in told)}"
+
+
+def main(only):
+    procs.end_cleanly_when_asked()
+    for needed in (procs.terrace_binary(), PROGRAM):
+        if not needed.exists():
+            sys.exit(f"{needed} is missing: run `make chaos`")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
+    chosen = [one for one in attacks.ATTACKS if fnmatch.fnmatch(one.__name__, only)]
+    if not chosen:
+        sys.exit(f"no attack is named {only!r}: {', '.join(one.__name__ for one in attacks.ATTACKS)}")
+    log_dir = procs.new_run_dir("chaos")
+    with contextlib.ExitStack() as stack:
+        scene = Scene(stack, log_dir)
+        quiet = scene.work(QUIET_S)
+        for victim in scene.victims:
+            victim.remember()
+        objects_before = stat(scene.node.process.pid)["objects"]
+        watch = Watch(scene.victims)
+        watch.start()
+        print("alone, per second: " + ", ".join(f"{name} {rate:.0f}" for name, rate in quiet.items()))
+        print(f"{'under attack by':<15}" + "".join(f"{name.split()[0] + ' ' + name.split()[-1]:>13}" for name in quiet)
+              + "   of that; packets sent by attackers", flush=True)
+        for one in chosen:
+            print(line(one.__name__, *attack_and_quiet(scene, [one], ATTACK_S, quiet)), flush=True)
+        if len(chosen) > 1:
+            print(line("all at once", *attack_and_quiet(scene, chosen, ALL_S, quiet)), flush=True)
+        started = time.monotonic()
+        expect_back_down(scene, objects_before)
+        watch.over.set()
+        print(f"all gone after {time.monotonic() - started:.0f} s; MiB of their own, descriptors, threads:")
+        for victim in scene.victims:
+            uses = [f"{use[0]:.0f}, {use[1]}, {use[2]}" for use in (victim.before, victim.peak, victim.use())]
+            print(f"  {victim.name}: {uses[0]} before; at most {uses[1]}; {uses[2]} after")
+        complaints = scene.node.paths[1].read_text()
+        if complaints:
+            scene.fail(f"the node complains: {complaints[:2000]}")
+    print(f"{len(chosen)} attacks, {len(scene.failures)} failures")
+    return 1 if scene.failures else 0
+
+
+def attack_and_quiet(scene, chosen, seconds, quiet):
+    rates, told = attack(scene, chosen, seconds)
+    return rates, quiet, told
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "*"))
