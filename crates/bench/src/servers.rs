@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use terrace_nic::stat;
+use terrace_nic::{PathChoice, stat};
 use terrace_node::kernel_bytes;
 
 use crate::bed::{Bed, BedError, Served, ServerCounts, ServerSpec};
@@ -30,19 +30,21 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Servers {
     program: PathBuf,
     data: PathBuf,
+    path: PathChoice,
     logs: tempfile::TempDir,
     files: Vec<((bool, u64), RegionFile)>,
     started: u32,
 }
 
 impl Servers {
-    /// Servers of the program at `program`, with files on the disk of `data`.
-    pub fn new(program: &Path, data: &Path) -> Result<Servers, BedError> {
+    /// Servers of the program at `program`, with files on the disk of `data`, that clients reach by `path`.
+    pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, BedError> {
         let logs =
             tempfile::tempdir().map_err(|error| BedError(format!("no directory for logs: {error}")))?;
         Ok(Servers {
             program: program.to_owned(),
             data: data.to_owned(),
+            path,
             logs,
             files: Vec::new(),
             started: 0,
@@ -88,7 +90,7 @@ impl Bed for Servers {
         self.started += 1;
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
-        let program = self.program.clone();
+        let (program, path) = (self.program.clone(), self.path);
         let file = self.file(spec.storage, spec.region)?;
         let budget = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
         let throttle = match spec.storage {
@@ -99,7 +101,7 @@ impl Bed for Servers {
         let group = Group::new(&name, limit, throttle).map_err(said)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
             .map_err(|error| BedError(format!("cannot start {}: {error}", program.display())))?;
-        let mut server = RunningServer { process, region: None, mode: spec.mode };
+        let mut server = RunningServer { process, region: None, mode: spec.mode, path };
         server.await_region(spec.region)?;
         if let Some(preload) = spec.preload {
             let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
@@ -115,6 +117,7 @@ struct RunningServer {
     process: Process,
     region: Option<NodeRegion>,
     mode: Mode,
+    path: PathChoice,
 }
 
 impl RunningServer {
@@ -128,7 +131,8 @@ impl RunningServer {
             let error = match self.slot() {
                 None => "it has opened no port".to_owned(),
                 Some(slot) => {
-                    let region = NodeRegion { server: ADDRESS, slot, name: REGION.to_owned() };
+                    let region =
+                        NodeRegion { server: ADDRESS, slot, name: REGION.to_owned(), path: self.path };
                     match region.probe() {
                         Ok(found) if found == len => {
                             self.region = Some(region);

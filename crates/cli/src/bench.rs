@@ -13,6 +13,7 @@ use terrace_bench::ratios;
 use terrace_bench::results::FigureResults;
 use terrace_bench::servers::Servers;
 use terrace_bench::session::{self, Input, SessionError, Summary};
+use terrace_nic::PathChoice;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -58,6 +59,9 @@ struct Common {
     /// The region's file is made in this directory: the disk that is measured
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     data: PathBuf,
+    /// How clients reach the server, which is on the same host: udp, local (without packets), or auto
+    #[arg(long, value_name = "PATH", default_value = "udp")]
+    path: PathChoice,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -143,7 +147,7 @@ fn bed(common: &Common) -> Result<Box<dyn Bed>, BenchError> {
         return Ok(Box::new(Rehearsal::default()));
     }
     let program = std::env::current_exe().map_err(BenchError::Program)?;
-    Ok(Box::new(Servers::new(&program, &common.data)?))
+    Ok(Box::new(Servers::new(&program, &common.data, common.path)?))
 }
 
 fn run_plans(options: &Options) -> Result<(), BenchError> {

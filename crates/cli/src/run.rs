@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
 use terrace_faults::{FaultPlan, FaultPlanError};
+use terrace_nic::PathChoice;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -69,6 +70,10 @@ pub struct Options {
     /// Write every packet to this file, for Wireshark; a process that finds it in use adds a number to its name
     #[arg(long, value_name = "FILE", env = "TERRACE_PCAP", hide_env_values = true)]
     pcap: Option<PathBuf>,
+    /// How peers on the same host are reached: auto (without packets where that is possible, unless packets are to be captured
+    /// or disturbed), udp (by packets only), or local (without packets where possible)
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "udp")]
+    path: PathChoice,
     /// Memory for regions that are larger than it: 512M, 2G, or a number of bytes [default: no such regions]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]
     dram: Option<String>,
@@ -182,6 +187,7 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
         }
         variables.push(("TERRACE_FAULT_PLAN", path.into()));
     }
+    variables.push(("TERRACE_PATH", options.path.to_string().into()));
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
 use terrace_faults::FaultPlan;
-use terrace_nic::PortConfig;
+use terrace_nic::{PathChoice, PortConfig};
 use terrace_node::{Metrics, RegionConfig, ServeError, ServeMode, Server, ServerConfig};
 use terrace_tier::{FaultModel, size};
 
@@ -58,6 +58,9 @@ pub struct Options {
     /// Largest path MTU in bytes
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
+    /// How clients on this host may reach regions: auto or local (without packets where possible), or udp
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "udp")]
+    path: PathChoice,
     /// What is logged to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]
     log: LogLevel,
@@ -125,6 +128,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
             mtu: options.mtu,
             fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
             pcap: None,
+            path: options.path,
         },
         period: options.period.map(Duration::from_millis),
     })?;

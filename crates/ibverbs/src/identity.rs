@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PortConfig};
+use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PathChoice, PortConfig};
 
 use crate::errno::{Errno, Result};
 use crate::log;
@@ -38,7 +38,7 @@ pub fn get() -> Result<&'static Identity> {
     }
     log::install();
     // Nothing is sent, so there is nothing to spoil and nothing to capture.
-    let port = PortConfig { fault_plan: None, pcap: None, ..port()? };
+    let port = PortConfig { fault_plan: None, pcap: None, path: PathChoice::Udp, ..port()? };
     let device = open(port, |config| (config.engine, config.stat_socket) = (false, false))?;
     let identity = IDENTITY.get_or_init(|| describe(&device));
     device.close();

@@ -46,9 +46,14 @@ impl Access {
         Ok(Access::from_bits_truncate(flags))
     }
 
+    /// Whether peers may change the bytes.
+    pub(crate) fn writes_remotely(self) -> bool {
+        self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+    }
+
     /// IBTA volume 1, 10.6.3.1: a region that peers may change must be writable locally as well.
     pub(crate) fn writable_if_remotely_writable(self) -> bool {
-        !self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) || self.contains(Access::LOCAL_WRITE)
+        !self.writes_remotely() || self.contains(Access::LOCAL_WRITE)
     }
 }
 

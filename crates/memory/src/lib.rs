@@ -21,6 +21,7 @@
 //! | `table` | from key to slot, and which slots are free |
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
+//! | `shared` | processes of one host that reach into each other's regions |
 //! | `permutation` | numbers in an order that nobody can guess |
 //! | `zeros` | memory that takes pages as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
@@ -36,6 +37,7 @@ mod paging;
 mod permutation;
 mod pin;
 mod registry;
+pub mod shared;
 mod socket;
 mod sync;
 mod table;

@@ -6,6 +6,8 @@
 //! while it does; whoever takes a unit away first marks it absent and then waits until nobody holds what was seen before.
 
 use std::fmt::Debug;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -13,12 +15,25 @@ use crate::access::AccessError;
 use crate::flush::HostRange;
 use crate::pin::{PinLock, Pinned};
 use crate::registry::AtomicOp;
+use crate::shared::segment::{Others, Segment};
+use crate::shared::wait_for_visitors;
 
 /// The page of the version table and of the access protocol, in bytes; not necessarily the processor's.
 pub const PAGE_BYTES: u64 = 4096;
 /// The unit of residency, in bytes.
 pub const UNIT_BYTES: u64 = 1 << 20;
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
+
+/// How many units a range of so many bytes has, if it begins with one.
+pub(crate) fn unit_count(len: u64) -> usize {
+    len.div_ceil(UNIT_BYTES) as usize
+}
+
+/// The bit of a unit in its word of the residency bitmap.
+#[inline]
+pub(crate) fn unit_bit(unit: usize) -> u64 {
+    1 << (unit % 64)
+}
 
 /// What stands for a page that is absent. Byte `n` of it stands for every byte that lies `n` bytes into a page, counted from
 /// the first byte of [`Presence::range`].
@@ -41,14 +56,70 @@ pub enum RegionPolicy {
 /// change).
 pub struct Presence {
     range: HostRange,
-    bitmap: Box<[AtomicU64]>,
+    bitmap: Bitmap,
     versions: Box<[AtomicU32]>,
     /// Accesses per unit that found all that they touch present, since they were last taken.
-    hits: Box<[AtomicU32]>,
+    hits: Hits,
     /// Those that did not.
     misses: Box<[AtomicU32]>,
     /// Pinned while a copy runs that saw its units present.
     copies: PinLock<()>,
+}
+
+/// The residency bitmap, where other processes can read it if there is a segment left.
+enum Bitmap {
+    Shared(Segment),
+    Own(Box<[AtomicU64]>),
+}
+
+/// Counters that other processes add to, if there is a segment left.
+enum Hits {
+    /// With the number of units.
+    Shared(Segment, usize),
+    Own(Box<[AtomicU32]>),
+}
+
+impl Bitmap {
+    fn new(unit_count: usize) -> Bitmap {
+        let word_count = unit_count.div_ceil(64);
+        match Segment::create(c"terrace-residency", word_count * 8, Others::Read) {
+            Ok(segment) => Bitmap::Shared(segment),
+            Err(_) => Bitmap::Own((0..word_count).map(|_| AtomicU64::new(0)).collect()),
+        }
+    }
+}
+
+impl Deref for Bitmap {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        match self {
+            Bitmap::Shared(segment) => segment.quads(0, segment.len() / 8),
+            Bitmap::Own(words) => words,
+        }
+    }
+}
+
+impl Hits {
+    fn new(unit_count: usize) -> Hits {
+        match Segment::create(c"terrace-hits", unit_count.next_multiple_of(2) * 4, Others::Write) {
+            Ok(segment) => Hits::Shared(segment, unit_count),
+            Err(_) => Hits::Own((0..unit_count).map(|_| AtomicU32::new(0)).collect()),
+        }
+    }
+}
+
+impl Deref for Hits {
+    type Target = [AtomicU32];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU32] {
+        match self {
+            Hits::Shared(segment, unit_count) => segment.words(0, *unit_count),
+            Hits::Own(counters) => counters,
+        }
+    }
 }
 
 impl Debug for Presence {
@@ -61,13 +132,13 @@ impl Debug for Presence {
 impl Presence {
     /// Nothing is present. The range starts at a page.
     pub fn new(range: HostRange) -> Presence {
-        let unit_count = range.len.div_ceil(UNIT_BYTES) as usize;
+        let unit_count = unit_count(range.len);
         let page_count = range.len.div_ceil(PAGE_BYTES) as usize;
         Presence {
             range,
-            bitmap: (0..unit_count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            bitmap: Bitmap::new(unit_count),
             versions: (0..page_count).map(|_| AtomicU32::new(0)).collect(),
-            hits: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
+            hits: Hits::new(unit_count),
             misses: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
             copies: PinLock::new(()),
         }
@@ -86,6 +157,15 @@ impl Presence {
     /// The residency bitmap.
     pub fn bitmap(&self) -> &[AtomicU64] {
         &self.bitmap
+    }
+
+    /// The residency bitmap to read and the counters of hits to add to, for another process
+    /// ([`Paged::new`](crate::shared::Paged::new)).
+    pub fn tables(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+        match (&self.bitmap, &self.hits) {
+            (Bitmap::Shared(bitmap), Hits::Shared(hits, _)) => Some((bitmap.file(), hits.file())),
+            _ => None,
+        }
     }
 
     /// The version table.
@@ -111,7 +191,7 @@ impl Presence {
     /// Whether a unit is present at this moment.
     #[inline]
     pub fn is_present(&self, unit: usize) -> bool {
-        self.bitmap[unit / 64].load(Ordering::Acquire) & (1 << (unit % 64)) != 0
+        self.bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0
     }
 
     /// Whether a range lies within this one.
@@ -125,14 +205,15 @@ impl Presence {
     /// Marks a unit present. Its memory is resident, and nobody writes to what is behind it any more but through memory.
     pub fn admit(&self, unit: usize) {
         self.step_versions(unit);
-        self.bitmap[unit / 64].fetch_or(1 << (unit % 64), Ordering::Release);
+        self.bitmap[unit / 64].fetch_or(unit_bit(unit), Ordering::Release);
     }
 
     /// Marks a unit absent, and returns when no copy is running any more that saw it present.
     pub fn expel(&self, unit: usize) {
-        self.bitmap[unit / 64].fetch_and(!(1 << (unit % 64)), Ordering::AcqRel);
+        self.bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
         self.step_versions(unit);
         drop(self.copies.close());
+        wait_for_visitors();
     }
 
     /// Moves the versions of a unit's pages on.
@@ -180,7 +261,7 @@ impl Presence {
     /// access waits for another one's.
     #[inline]
     pub(crate) fn note(&self, part: HostRange, is_hit: bool) {
-        let counts = if is_hit { &self.hits } else { &self.misses };
+        let counts: &[AtomicU32] = if is_hit { &self.hits } else { &self.misses };
         for unit in self.units_of(part) {
             let total = counts[unit].load(Ordering::Relaxed).saturating_add(1);
             counts[unit].store(total, Ordering::Relaxed);

@@ -31,6 +31,17 @@ impl<const HALF: usize> KeyedPermutation<HALF> {
         KeyedPermutation { rounds: (0..rounds).map(|_| round()).collect() }
     }
 
+    /// The tables of the rounds: whoever has them can do the same.
+    pub(crate) fn rounds(&self) -> &[[u16; HALF]] {
+        &self.rounds
+    }
+
+    /// The permutation that has these tables.
+    pub(crate) fn from_rounds(rounds: impl Iterator<Item = [u16; HALF]>) -> KeyedPermutation<HALF> {
+        let masked = |table: [u16; HALF]| table.map(|entry| entry & Self::MASK as u16);
+        KeyedPermutation { rounds: rounds.map(masked).collect() }
+    }
+
     /// What stands for a number.
     pub fn outward(&self, number: u32) -> u32 {
         let (mut left, mut right) = (number >> Self::BITS & Self::MASK, number & Self::MASK);

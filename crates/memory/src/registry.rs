@@ -1,7 +1,7 @@
 //! Registering memory, and the data path.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
@@ -10,6 +10,7 @@ use crate::flush::{FlushHook, HostRange, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
+use crate::shared::{Board, forget_visitors};
 use crate::table::{Slot, Table, tag_of, vacate};
 
 /// How many keys a device may have, and how they look.
@@ -212,6 +213,10 @@ pub struct Registry {
     /// Whoever changes the table pins this; `fork` closes it, so that the child finds no change half made. Copies do
     /// not look at it.
     pub(crate) changes: PinLock<()>,
+    /// Where other processes see what they may reach into, once somebody has asked for that.
+    pub(crate) board: OnceLock<Board>,
+    /// This is a forked child, and the board another process's.
+    pub(crate) is_detached: AtomicBool,
 }
 
 impl std::fmt::Debug for Registry {
@@ -231,6 +236,8 @@ impl Registry {
         Ok(Registry {
             table: Table::new(limits.regions_max, limits.windows_max, limits.seed),
             changes: PinLock::new(()),
+            board: OnceLock::new(),
+            is_detached: AtomicBool::new(false),
         })
     }
 
@@ -256,7 +263,7 @@ impl Registry {
         let mut entry = slot.entry.close();
         checked.step = entry.step;
         *entry = checked;
-        drop(entry);
+        self.show_region(key, &entry);
         Ok(region)
     }
 
@@ -272,7 +279,11 @@ impl Registry {
         let spec = change.of(&slot.entry.pin(), key)?;
         spec.checked()?;
         let mut entry = slot.entry.close();
-        change.of(&entry, key)?.apply(&mut entry)?;
+        let spec = change.of(&entry, key)?;
+        self.hide_region(key);
+        let applied = spec.apply(&mut entry);
+        self.show_region(key, &entry);
+        applied?;
         Ok(Region { key, start: entry.start, len: entry.len })
     }
 
@@ -292,8 +303,10 @@ impl Registry {
         let mut entry = self.region_slot(key)?.entry.close();
         let spec = RegionSpec { pager, pattern, policy, ..RegionChange::default().of(&entry, key)? };
         spec.check_pager()?;
+        self.hide_region(key);
         let before = std::mem::replace(&mut entry.pager, spec.pager);
         (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
+        self.show_region(key, &entry);
         drop(entry);
         // Its end may take a while.
         drop(before);
@@ -313,6 +326,7 @@ impl Registry {
         if entry.windows.load(Ordering::Relaxed) != 0 {
             return Err(RegisterError::Busy);
         }
+        self.hide_region(key);
         vacate(&mut entry);
         drop(entry);
         self.table.release(key, false);
@@ -431,6 +445,9 @@ impl Registry {
             }
         }
         self.changes.forget_pins();
+        // The board is the parent's, and so are those who read it.
+        self.is_detached.store(true, Ordering::Relaxed);
+        forget_visitors();
     }
 }
 

@@ -26,9 +26,12 @@ const SEGMENTS: usize = (INDEX_BITS - FIRST_BITS) as usize + 1;
 /// How many slots wait unused before one is used again, so that a key lives on in the peer's memory harmlessly.
 const RESTING_SLOTS: usize = 32;
 /// Numbers below `HALF * HALF` are those of [`INDEX_BITS`].
-const HALF: usize = 1 << (INDEX_BITS / 2);
+pub(crate) const HALF: usize = 1 << (INDEX_BITS / 2);
+/// From the upper 24 bits of a key to the number of its slot.
+pub(crate) type KeyOrder = KeyedPermutation<HALF>;
+
 /// Rounds of the permutation. Every access looks up so many numbers; those of a key that is in use are in the nearest cache.
-const ROUNDS: usize = 6;
+pub(crate) const ROUNDS: usize = 6;
 
 /// One slot, on a cache line of its own as far as an access is concerned.
 #[repr(align(128))]
@@ -57,7 +60,7 @@ struct Allocator {
 /// All slots of a device.
 pub(crate) struct Table {
     segments: [OnceLock<Box<[Slot]>>; SEGMENTS],
-    permutation: KeyedPermutation<HALF>,
+    permutation: KeyOrder,
     regions_max: u32,
     windows_max: u32,
     allocator: Mutex<Allocator>,
@@ -85,6 +88,11 @@ impl Table {
     #[inline]
     pub(crate) fn slot_of(&self, key: u32) -> Option<&Slot> {
         self.slot(self.permutation.inward(key >> 8))
+    }
+
+    /// How keys become the numbers of slots.
+    pub(crate) fn key_order(&self) -> &KeyOrder {
+        &self.permutation
     }
 
     /// The slot with a number, as segments count them.

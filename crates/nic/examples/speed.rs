@@ -73,8 +73,8 @@ fn main() {
 }
 
 fn node() -> (Node, Arc<QueuePair>) {
-    let port = PortConfig { address: Some(LOOPBACK), ..PortConfig::default() }.open().expect("a port");
-    let node = Node::with(DeviceConfig::new(port), LEN);
+    let port = PortConfig { address: Some(LOOPBACK), ..PortConfig::from_env().expect("good variables") };
+    let node = Node::with(port.device().expect("a port"), LEN);
     let qp = node.qp(QpType::Rc);
     (node, qp)
 }

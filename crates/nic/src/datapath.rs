@@ -307,6 +307,7 @@ impl Device {
     /// flight into the books.
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.book(core);
+        self.show(qp, core, false);
         while let Some(event) = core.qp.poll_event() {
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {

@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::flight::Flight;
 use crate::limits::{Limits, Quotas};
+use crate::local::LocalPath;
 use crate::management::Management;
 use crate::pace::Pace;
 use crate::pd::Pd;
@@ -43,6 +44,8 @@ pub struct DeviceConfig {
     pub engine: bool,
     /// Whether the engine answers `terrace stat`.
     pub stat_socket: bool,
+    /// Whether peers on the same host are reached without packets where that is possible.
+    pub local: bool,
     /// What the device promises.
     pub limits: Limits,
     /// A plan by which the device tells peers that receives are not there, and whose counts it reports. What strikes packets
@@ -59,6 +62,7 @@ impl DeviceConfig {
             seed: rand::random(),
             engine: true,
             stat_socket: true,
+            local: false,
             limits: Limits::default(),
             faults: None,
         }
@@ -111,6 +115,7 @@ pub struct Device {
     pub(crate) companions: Companions,
     pub(crate) management: Management,
     pub(crate) faults: Option<Arc<Faults>>,
+    pub(crate) local: LocalPath,
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
@@ -161,6 +166,7 @@ impl Device {
             companions: Companions::default(),
             management: Management::new(rng.random()),
             faults: config.faults,
+            local: LocalPath::default(),
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
@@ -169,6 +175,9 @@ impl Device {
             port: config.port,
         });
         device.start_engine()?;
+        if config.local {
+            device.start_local_path();
+        }
         Ok(device)
     }
 
@@ -179,6 +188,7 @@ impl Device {
             return;
         }
         self.engine.stop();
+        self.local.stop();
         for qp in self.table.all() {
             qp.send_held_ack();
             self.table.remove(qp.qpn());

@@ -8,6 +8,7 @@
 //! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `host` | what a queue pair's transport sees of memory |
+//! | `local` | peers on the same host, reached without packets |
 //! | `companion` | what makes progress together with the device |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
@@ -35,6 +36,7 @@ mod events;
 mod flight;
 mod host;
 mod limits;
+mod local;
 mod management;
 mod mr;
 mod pace;
@@ -60,16 +62,18 @@ pub use engine::ForkPause;
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;
+pub use local::Backings;
 pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
 pub use mr::{Mr, MrRequest, Mw, MwKind, Paging};
 pub use pd::Pd;
 pub use qp::{MwBind, QpInit, QueuePair, Tap};
-pub use setup::{OpenError, PortConfig};
+pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use stat::{DeviceSnapshot, QpSnapshot};
 
 pub use terrace_fabric::{Gid, Port};
-pub use terrace_memory::{Absence, RegionPolicy};
+pub use terrace_memory::shared::BackedBy;
+pub use terrace_memory::{Absence, HostRange, RegionPolicy};
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
     QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags,

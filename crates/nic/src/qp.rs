@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::events::EventAccount;
 use crate::host::{MagicKeys, QpHost};
 use crate::limits::{Life, Limits};
+use crate::local::QpLocal;
 use crate::mr::{Mw, MwKind};
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -105,6 +106,8 @@ pub(crate) struct QpCore {
     pub booked_bytes: u64,
     /// Whether it is its turn to send, see [`Flight`](crate::flight::Flight).
     pub has_turn: bool,
+    /// The way to a peer on this host.
+    pub local: QpLocal,
 }
 
 /// Nagle's rule for work requests: one that is posted while this many packets are on their way can wait for the
@@ -179,6 +182,7 @@ impl QueuePair {
                 dead: false,
                 booked_bytes: 0,
                 has_turn: false,
+                local: QpLocal::default(),
             }),
             token: TxToken::default(),
             listed: AtomicBool::new(false),
@@ -274,6 +278,7 @@ impl QueuePair {
         {
             device.activate_gid(path.source_gid_index);
         }
+        device.note_modified(self, &mut core);
         device.after_change(self, core, AckPolicy::Now);
         Ok(())
     }
@@ -287,7 +292,7 @@ impl QueuePair {
         let mut core = self.lock_alive().map_err(|error| (0, error))?;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
-            let posted = wr.and_then(|wr| Ok(core.qp.post_send(wr)?));
+            let posted = wr.and_then(|wr| self.post_one(&mut core, wr));
             if let Err(error) = posted {
                 result = Err((index, error));
                 break;
@@ -297,11 +302,18 @@ impl QueuePair {
         result
     }
 
+    fn post_one(&self, core: &mut QpCore, wr: SendWr) -> Result<(), Error> {
+        if self.device().reach(self, core, &wr) {
+            return Ok(());
+        }
+        Ok(core.qp.post_send(wr)?)
+    }
+
     /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
         core.qp.check_sends(wrs)?;
-        wrs.drain(..).try_for_each(|wr| core.qp.post_send(wr))?;
+        wrs.drain(..).try_for_each(|wr| self.post_one(&mut core, wr))?;
         self.send_posted(core);
         Ok(())
     }
@@ -428,6 +440,7 @@ impl QueuePair {
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);
         self.device().book(&mut core);
+        self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();

@@ -26,6 +26,43 @@ pub struct PortConfig {
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
+    /// The ways to peers on the same host.
+    pub path: PathChoice,
+}
+
+/// By which way peers on the same host are reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathChoice {
+    /// Without packets where that is possible; by packets only if they are to be captured or disturbed.
+    Auto,
+    /// By packets only.
+    #[default]
+    Udp,
+    /// Without packets where that is possible, whatever else was asked for.
+    Local,
+}
+
+impl PathChoice {
+    const NAMES: [(&str, PathChoice); 3] =
+        [("auto", PathChoice::Auto), ("udp", PathChoice::Udp), ("local", PathChoice::Local)];
+}
+
+impl std::str::FromStr for PathChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<PathChoice, &'static str> {
+        let named = PathChoice::NAMES.iter().find(|(name, _)| *name == text);
+        named.map(|(_, choice)| *choice).ok_or("it is auto, udp or local")
+    }
+}
+
+impl std::fmt::Display for PathChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        PathChoice::NAMES
+            .iter()
+            .filter(|(_, choice)| choice == self)
+            .try_for_each(|(name, _)| f.write_str(name))
+    }
 }
 
 /// Why no port could be opened, in words for the person who has to do something about it.
@@ -62,7 +99,7 @@ pub enum OpenError {
 }
 
 impl PortConfig {
-    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN` and `TERRACE_PCAP`. Unset
+    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP` and `TERRACE_PATH`. Unset
     /// and empty variables mean the default.
     ///
     /// # Errors
@@ -73,6 +110,7 @@ impl PortConfig {
             mtu: parsed("TERRACE_MTU", "a number of bytes")?,
             fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
             pcap: variable("TERRACE_PCAP").map(PathBuf::from),
+            path: parsed("TERRACE_PATH", "auto, udp or local")?.unwrap_or_default(),
         })
     }
 
@@ -83,7 +121,16 @@ impl PortConfig {
     pub fn device(&self) -> Result<DeviceConfig, OpenError> {
         let faults = self.faults()?;
         let port = self.open_with(faults.clone())?;
-        Ok(DeviceConfig { faults, ..DeviceConfig::new(port) })
+        Ok(DeviceConfig { faults, local: self.wants_local(), ..DeviceConfig::new(port) })
+    }
+
+    /// Whether peers on the same host are to be reached without packets.
+    fn wants_local(&self) -> bool {
+        match self.path {
+            PathChoice::Auto => self.fault_plan.is_none() && self.pcap.is_none(),
+            PathChoice::Udp => false,
+            PathChoice::Local => true,
+        }
     }
 
     /// Opens the port alone. Of a fault plan only what strikes packets is in force then.

@@ -143,6 +143,8 @@ fn qp_counts(counters: &QpCounters) -> Counts {
         ("puts", counters.puts),
         ("cnps_received", counters.cnps_received),
         ("cnps_sent", counters.cnps_sent),
+        ("direct", counters.direct),
+        ("direct_bytes", counters.direct_bytes),
     ])
 }
 

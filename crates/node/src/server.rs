@@ -8,10 +8,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_memory::Pager;
-use terrace_nic::{Companion, Device, Error, Mr, MrRequest, OpenError, Paging, Pd, PortConfig, RegionPolicy};
+use terrace_nic::{
+    BackedBy, Backings, Companion, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd,
+    PortConfig, RegionPolicy,
+};
 use terrace_tier::{
     BackingFile, FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats,
 };
@@ -166,6 +170,7 @@ pub struct Server {
     agent: Arc<Agent>,
     tier: Arc<Tier>,
     regions: Vec<Served>,
+    files: Arc<Files>,
 }
 
 /// A region that is served. What comes first goes first.
@@ -173,7 +178,18 @@ struct Served {
     name: String,
     mr: Arc<Mr>,
     region: Arc<TierRegion>,
-    _file: BackingFile,
+}
+
+/// The files behind the regions. They are mapped for as long as they are here.
+#[derive(Default)]
+struct Files(RwLock<Vec<BackingFile>>);
+
+impl Backings for Files {
+    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
+        let files = self.0.read();
+        let file = files.iter().find(|file| file.map() == range)?;
+        Some(BackedBy { file: file.open_again().ok()?, offset: 0, range })
+    }
 }
 
 impl Server {
@@ -195,8 +211,14 @@ impl Server {
         let tier = Tier::open(tier_config)?;
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Closed when this is dropped, however far it has come.
-        let agent = Agent::attach(&device, tier.stats().buffer_bytes)?;
-        let mut server = Server { agent, device, tier, regions: Vec::new() };
+        let mut server = Server {
+            agent: Agent::attach(&device, tier.stats().buffer_bytes)?,
+            device,
+            tier,
+            regions: Vec::new(),
+            files: Arc::default(),
+        };
+        server.device.set_backings(server.files.clone());
         let names = config.regions.iter().map(|region| region.name.clone()).collect();
         server.device.attach(Arc::new(TierCompanion { tier: server.tier.clone(), names }));
         let pd = server.device.alloc_pd()?;
@@ -228,7 +250,8 @@ impl Server {
         let request = MrRequest { addr: map.addr, length: map.len, iova: 0, access: ACCESS, paging };
         let mr = pd.reg_mr(request)?;
         let name = config.name.clone();
-        self.regions.push(Served { name: name.clone(), mr: mr.clone(), region, _file: file });
+        self.files.0.write().push(file);
+        self.regions.push(Served { name: name.clone(), mr: mr.clone(), region });
         self.agent.export(Exported {
             mr,
             access: ACCESS,
@@ -298,6 +321,7 @@ impl Drop for Server {
         for served in &self.regions {
             self.tier.remove(&served.region);
         }
+        self.files.0.write().clear();
     }
 }
 

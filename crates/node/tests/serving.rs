@@ -3,10 +3,17 @@
 mod common;
 
 use common::*;
+use terrace_nic::PathChoice;
 use terrace_node::*;
 
 fn write_and_read_back(mode: ServeMode, dram_bytes: u64) {
-    let node = Node::new(&mode.to_string(), mode, 8 * MIB, dram_bytes);
+    for way in [PathChoice::Udp, PathChoice::Local] {
+        write_and_read_back_by(way, mode, dram_bytes);
+    }
+}
+
+fn write_and_read_back_by(way: PathChoice, mode: ServeMode, dram_bytes: u64) {
+    let node = Node::by(way, &mode.to_string(), mode, 8 * MIB, dram_bytes);
     let client = node.client();
     let region = client.open("data").expect("the region");
     assert_eq!(region.len(), 8 * MIB);

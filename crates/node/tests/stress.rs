@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_nic::{Buffer, WcStatus};
+use terrace_nic::{Buffer, PathChoice, WcStatus};
 use terrace_node::*;
 
 const REGION_BYTES: usize = 12 << 20;
@@ -157,11 +157,11 @@ fn from_env(name: &str, default: u64) -> u64 {
 /// One at a time: together they would measure the disk's patience.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn stress(mode: ServeMode) {
+fn stress(mode: ServeMode, way: PathChoice) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let seconds = from_env("TERRACE_STRESS_SECONDS", 3);
     let seed = from_env("TERRACE_SEED", 1);
-    let node = Node::new(&format!("stress-{mode}"), mode, REGION_BYTES as u64, DRAM_BYTES);
+    let node = Node::by(way, &format!("stress-{mode}"), mode, REGION_BYTES as u64, DRAM_BYTES);
     let clients = [node.client(), node.client()];
     let regions = [0, 1].map(|index: usize| clients[index].open("data").expect("the region"));
     let buffers = (0..SLOTS * 2).map(|index| clients[index % 2].buffer(LEN_MAX + 4096).expect("a buffer"));
@@ -225,15 +225,25 @@ impl Drop for Finally<'_> {
 
 #[test]
 fn one_sided_with_detection() {
-    stress(ServeMode::Term);
+    stress(ServeMode::Term, PathChoice::Udp);
+}
+
+#[test]
+fn without_packets() {
+    stress(ServeMode::Term, PathChoice::Local);
 }
 
 #[test]
 fn the_nic_fetches() {
-    stress(ServeMode::Wait);
+    stress(ServeMode::Wait, PathChoice::Udp);
+}
+
+#[test]
+fn without_packets_or_by_what_the_nic_fetches() {
+    stress(ServeMode::Wait, PathChoice::Local);
 }
 
 #[test]
 fn by_rpc() {
-    stress(ServeMode::RpcTieringPromote);
+    stress(ServeMode::RpcTieringPromote, PathChoice::Udp);
 }

@@ -1,6 +1,5 @@
 //! Files of regions, and how they are reached.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -81,11 +80,16 @@ impl Ways {
     }
 }
 
-/// The same file, past the page cache. Through `/proc`, because the path may be gone or name another file by now.
+/// The same file by a description of its own. Through `/proc`, because the path may be gone or name another file by now.
+fn open_again(file: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// The same file, past the page cache.
 fn open_direct(file: &OwnedFd, writable: bool) -> Option<OwnedFd> {
-    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let mode = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-    match rustix::fs::open(&path, mode | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()) {
+    match open_again(file, mode | OFlags::DIRECT) {
         Ok(direct) => Some(direct),
         Err(error) => {
             tracing::warn!(%error, "no direct access to a region's file: misses go through the page cache");
@@ -128,6 +132,17 @@ impl BackingFile {
     /// Where it is mapped: all of the region. The mapping lives as long as this.
     pub fn map(&self) -> HostRange {
         self.mapping.range()
+    }
+
+    /// The file by a description of its own, for somebody else: it does not hold the lock.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn open_again(&self) -> io::Result<OwnedFd> {
+        let file = open_again(&self.file, OFlags::RDWR)?;
+        // As for our own: nothing is to be read ahead.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        Ok(file)
     }
 
     /// What [`crate::Tier::add`] takes.

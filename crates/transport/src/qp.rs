@@ -8,12 +8,12 @@ use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, Sink};
-use crate::requester::{Emitted, Requester};
+use crate::requester::{self, Emitted, Requester};
 use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
-    SendWr, Time,
+    SendWr, Time, WcStatus,
 };
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).
@@ -90,6 +90,11 @@ impl Qp {
     /// What it was created with.
     pub fn config(&self) -> &QpConfig {
         &self.common.config
+    }
+
+    /// The attributes as they were set, but for the state.
+    pub fn attr(&self) -> &QpAttr {
+        &self.common.attr
     }
 
     /// The current attributes; the PSNs are those that come next.
@@ -207,6 +212,25 @@ impl Qp {
             return Err(PostError::QueueFull);
         }
         Ok(())
+    }
+
+    /// Whether a send work request that is posted now is the only one, so that it may be carried out in another way than by packets
+    /// ([`Qp::complete_direct`]) and still take effect in its turn.
+    pub fn is_quiet(&self) -> bool {
+        self.common.attr.state == QpState::Rts && self.requester.len() == 0
+    }
+
+    /// Completes a send work request that somebody has carried out without packets while the queue pair was quiet.
+    pub fn complete_direct(&mut self, wr: &SendWr) {
+        self.common.counters.direct += 1;
+        self.common.counters.direct_bytes += wr.payload.len();
+        requester::complete(&mut self.common, wr, WcStatus::Success, 0);
+    }
+
+    /// The same for one whose result could not be stored: the queue pair is in error after this.
+    pub fn fail_direct(&mut self, wr: &SendWr) {
+        requester::complete(&mut self.common, wr, WcStatus::LocalProtection, 0);
+        self.settle(Verdict::RequesterBroken);
     }
 
     /// Whether send work requests complete at once, without being executed.

@@ -471,4 +471,7 @@ pub struct QpCounters {
     /// Congestion notifications received, and sent.
     pub cnps_received: u64,
     pub cnps_sent: u64,
+    /// Work requests that were carried out without packets, and their bytes.
+    pub direct: u64,
+    pub direct_bytes: u64,
 }

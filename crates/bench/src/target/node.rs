@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use terrace_nic::{Buffer, WcStatus};
+use terrace_nic::{Buffer, PathChoice, PortConfig, WcStatus};
 use terrace_node::{Client, ClientConfig, ClientError, Region};
 
 use super::{Body, Completion, Connect, Target, TargetError};
@@ -16,6 +16,8 @@ pub struct NodeRegion {
     pub slot: u8,
     /// The region's name.
     pub name: String,
+    /// By which way it is reached.
+    pub path: PathChoice,
 }
 
 impl NodeRegion {
@@ -27,7 +29,9 @@ impl NodeRegion {
     }
 
     fn config(&self, depth: usize) -> ClientConfig {
-        ClientConfig { slot: self.slot, depth: depth as u32, ..ClientConfig::new(self.server) }
+        let config = ClientConfig::new(self.server);
+        let port = PortConfig { path: self.path, ..config.port };
+        ClientConfig { slot: self.slot, depth: depth as u32, port, ..config }
     }
 }
 

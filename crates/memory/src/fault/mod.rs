@@ -69,6 +69,22 @@ pub unsafe fn copy_to(target: u64, data: &[u8]) -> Result<(), Fault> {
     unsafe { machine::copy(target, data.as_ptr() as u64, data.len(), target) }
 }
 
+/// Copies between two places that may both not be there, ascending, the last byte last. Naturally aligned parts of up to 8 bytes at
+/// the anchor, which is one of the two, are each accessed at once.
+///
+/// # Errors
+/// [`Fault`] when part of the source is not readable, or of the target not writable; what lies before it is then written.
+///
+/// # Safety
+/// `target .. target + len` is memory that may be overwritten, and nobody holds an exclusive Rust reference to
+/// `source .. source + len`; or there is no memory.
+#[inline]
+pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> Result<(), Fault> {
+    mask::unblock_once();
+    // SAFETY: as the caller promises.
+    unsafe { machine::copy(target, source, len, anchor) }
+}
+
 /// Stores `swap` if the 8 bytes at `addr` hold `compare`; returns what they held.
 ///
 /// # Errors

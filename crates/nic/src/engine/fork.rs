@@ -70,6 +70,7 @@ impl ForkPause {
         let engine = &self.device.engine;
         self.device.memory.after_fork_child();
         self.device.companions.forget();
+        self.device.local.forget();
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         if let Some(thread) = engine.thread.lock().take() {

@@ -218,7 +218,7 @@ impl Device {
 
 /// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads. Faults
 /// stay unblocked: copies recover from them.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     let mut blocked = SigSet::all();
     for fault in
         [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS]

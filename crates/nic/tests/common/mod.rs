@@ -61,8 +61,14 @@ impl Drop for Node {
 
 impl Node {
     pub fn udp() -> Node {
-        let port = PortConfig { address: Some(LOOPBACK), ..PortConfig::default() }.open();
-        Node::with(DeviceConfig::new(port.expect("a port on the loopback")), 1 << 20)
+        let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Udp, ..PortConfig::default() };
+        Node::with(port.device().expect("a port on the loopback"), 1 << 20)
+    }
+
+    /// Reaches others of its kind without packets.
+    pub fn local() -> Node {
+        let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
+        Node::with(port.device().expect("a port on the loopback"), 1 << 20)
     }
 
     pub fn with(config: DeviceConfig, memory_len: usize) -> Node {

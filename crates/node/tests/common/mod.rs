@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use terrace_nic::{PortConfig, WcStatus};
+use terrace_nic::{PathChoice, PortConfig, WcStatus};
 use terrace_node::*;
 
 pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -14,27 +14,35 @@ pub const MIB: u64 = 1 << 20;
 pub struct Node {
     pub server: Server,
     pub path: PathBuf,
+    way: PathChoice,
 }
 
 impl Node {
+    /// A server whose clients reach it by packets.
     pub fn new(name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
-        let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}", std::process::id()));
+        Node::by(PathChoice::Udp, name, mode, size, dram_bytes)
+    }
+
+    pub fn by(way: PathChoice, name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
+        let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}-{way}", std::process::id()));
         let region = RegionConfig { name: "data".into(), path: path.clone(), size: Some(size) };
         let config = ServerConfig {
             regions: vec![region],
             dram_bytes,
             mode,
             threads: if mode == ServeMode::Rpc { 2 } else { 1 },
-            port: PortConfig { address: Some(LOOPBACK), ..PortConfig::default() },
+            port: PortConfig { address: Some(LOOPBACK), path: way, ..PortConfig::default() },
             period: Some(Duration::from_millis(10)),
         };
         let server = Server::open(&config).expect("a server");
-        Node { server, path }
+        Node { server, path, way }
     }
 
     pub fn client(&self) -> Client {
         let slot = self.server.device().snapshot().slot;
-        Client::connect(&ClientConfig { slot, ..ClientConfig::new(LOOPBACK) }).expect("a client")
+        let config = ClientConfig::new(LOOPBACK);
+        let port = PortConfig { path: self.way, ..config.port };
+        Client::connect(&ClientConfig { slot, port, ..config }).expect("a client")
     }
 }
 

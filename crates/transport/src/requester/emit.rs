@@ -299,7 +299,7 @@ impl Requester {
     /// Completes a request at once, for a queue pair that is in an error state.
     pub(crate) fn flush_posted(common: &mut Common, wr: crate::types::SendWr) {
         let wqe = Wqe::new(wr, common.mtu());
-        complete(common, &wqe, WcStatus::Flushed, 0);
+        complete(common, &wqe.wr, WcStatus::Flushed, 0);
     }
 }
 

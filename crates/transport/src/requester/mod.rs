@@ -231,7 +231,7 @@ impl Requester {
             if front.is_done(self.acknowledged) {
                 let wqe = self.queue.pop_front().expect("the front was just looked at");
                 self.index = self.index.saturating_sub(1);
-                complete(common, &wqe, WcStatus::Success, 0);
+                complete(common, &wqe.wr, WcStatus::Success, 0);
             } else if let Some(status) = front.failed {
                 return self.fail_front(common, status, 0);
             } else {
@@ -244,7 +244,7 @@ impl Requester {
     /// Completes the oldest request in error and flushes the rest.
     fn fail_front(&mut self, common: &mut Common, status: WcStatus, vendor_err: u32) -> Verdict {
         if let Some(wqe) = self.queue.pop_front() {
-            complete(common, &wqe, status, vendor_err);
+            complete(common, &wqe.wr, status, vendor_err);
         }
         self.flush(common);
         Verdict::RequesterBroken
@@ -253,7 +253,7 @@ impl Requester {
     /// Completes everything as flushed and forgets what was under way.
     pub(crate) fn flush(&mut self, common: &mut Common) {
         while let Some(wqe) = self.queue.pop_front() {
-            complete(common, &wqe, WcStatus::Flushed, 0);
+            complete(common, &wqe.wr, WcStatus::Flushed, 0);
         }
         self.forget();
     }
@@ -281,19 +281,19 @@ impl Requester {
 }
 
 /// Queues the completion of a request: always for an error, else when it was asked for.
-fn complete(common: &mut Common, wqe: &Wqe, status: WcStatus, vendor_err: u32) {
-    let signaled = common.config.sq_sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED);
+pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendor_err: u32) {
+    let signaled = common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
     if status == WcStatus::Success && !signaled {
         return;
     }
-    let byte_len = match wqe.wr.op {
+    let byte_len = match wr.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
-        _ => wqe.length.min(u64::from(u32::MAX)) as u32,
+        _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
     };
     common.events.push_back(QpEvent::SendComplete(Wc {
-        wr_id: wqe.wr.wr_id,
+        wr_id: wr.wr_id,
         status,
-        opcode: wqe::completion_opcode(&wqe.wr.op),
+        opcode: wqe::completion_opcode(&wr.op),
         vendor_err,
         byte_len,
         imm: 0,

@@ -1,0 +1,253 @@
+//! What a process lets others of the same host and user reach into: its regions and the queue pairs that lead to them, as
+//! records that others read and only it writes.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::record::{self, Content, Version};
+use super::segment::{Others, Segment};
+use crate::access::Access;
+use crate::table::{HALF, KeyOrder, ROUNDS};
+
+/// Regions beyond so many are reached by packets only.
+const REGIONS: usize = 1 << 20;
+/// As many as a process can have.
+const QUEUE_PAIRS: usize = 1 << 16;
+/// The magic number, and from the second page on the tables by which keys become numbers of records.
+const HEADER_BYTES: usize = TABLES_AT + ROUNDS * HALF * 2;
+const TABLES_AT: usize = 4096;
+const REGIONS_AT: usize = HEADER_BYTES + QUEUE_PAIRS * record::BYTES;
+const BOARD_BYTES: usize = REGIONS_AT + REGIONS * record::BYTES;
+/// "terrace" and the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"terrace\x01");
+
+const SHOWN: u64 = 1;
+const TAG_SHIFT: u32 = 8;
+const ACCESS_SHIFT: u32 = 16;
+
+/// A region as others see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShownRegion {
+    pub(crate) tag: u8,
+    pub(crate) access: Access,
+    pub(crate) pd: u32,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+    pub(crate) to_host: u64,
+}
+
+/// A queue pair as others see it: connected, and able to take requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShownQueuePair {
+    /// Protection domain of the regions that it leads to.
+    pub pd: u32,
+    /// What it permits its peer.
+    pub access: Access,
+    /// The number of the queue pair at the other end, the only one that may use this.
+    pub dest_qpn: u32,
+    /// The address of the other end (an IPv4 address mapped into IPv6).
+    pub peer: [u8; 16],
+}
+
+impl ShownRegion {
+    fn content(&self) -> Content {
+        let flags = SHOWN | u64::from(self.tag) << TAG_SHIFT | u64::from(self.access.bits()) << ACCESS_SHIFT;
+        [flags, self.pd.into(), self.start, self.len, self.to_host, 0, 0]
+    }
+
+    #[inline]
+    fn of(content: &Content) -> Option<ShownRegion> {
+        let [flags, pd, start, len, to_host, ..] = *content;
+        (flags & SHOWN != 0).then_some(ShownRegion {
+            tag: (flags >> TAG_SHIFT) as u8,
+            access: access_of(flags),
+            pd: pd as u32,
+            start,
+            len,
+            to_host,
+        })
+    }
+}
+
+impl ShownQueuePair {
+    fn content(&self) -> Content {
+        let [high, low] = self.halves();
+        let flags = SHOWN | u64::from(self.access.bits()) << ACCESS_SHIFT;
+        [flags, self.pd.into(), self.dest_qpn.into(), high, low, 0, 0]
+    }
+
+    fn halves(&self) -> [u64; 2] {
+        let peer = u128::from_be_bytes(self.peer);
+        [(peer >> 64) as u64, peer as u64]
+    }
+
+    #[inline]
+    fn of(content: &Content) -> Option<ShownQueuePair> {
+        let [flags, pd, dest_qpn, high, low, ..] = *content;
+        let peer = (u128::from(high) << 64 | u128::from(low)).to_be_bytes();
+        (flags & SHOWN != 0).then_some(ShownQueuePair {
+            pd: pd as u32,
+            access: access_of(flags),
+            dest_qpn: dest_qpn as u32,
+            peer,
+        })
+    }
+}
+
+fn access_of(flags: u64) -> Access {
+    Access::from_bits_truncate((flags >> ACCESS_SHIFT) as u32)
+}
+
+/// The records of this process.
+#[derive(Debug)]
+pub(crate) struct Board {
+    segment: Segment,
+}
+
+impl Board {
+    /// Nothing is shown yet.
+    pub(crate) fn new(order: &KeyOrder) -> io::Result<Board> {
+        let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
+        let entries = order.rounds().iter().flatten();
+        let quads = tables(&segment);
+        for (index, &entry) in entries.enumerate() {
+            quads[index / 4].fetch_or(u64::from(entry) << (index % 4 * 16), Ordering::Relaxed);
+        }
+        segment.quads(0, 1)[0].store(MAGIC, Ordering::Release);
+        Ok(Board { segment })
+    }
+
+    /// To be sent to others.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.segment.file()
+    }
+
+    /// Shows the region of a slot, in place of what that has shown before. The caller has the slot to itself.
+    pub(crate) fn show_region(&self, number: u32, region: &ShownRegion) {
+        if let Some(record) = region_record(&self.segment, number) {
+            record::write(record, &region.content());
+        }
+    }
+
+    /// Shows nothing any more. Who saw what was shown may still be copying.
+    pub(crate) fn hide_region(&self, number: u32) {
+        if let Some(record) = region_record(&self.segment, number) {
+            record::write(record, &Content::default());
+        }
+    }
+
+    /// Shows a queue pair, or hides it. The caller has it locked.
+    pub(crate) fn set_queue_pair(&self, qpn: u32, shown: Option<&ShownQueuePair>) {
+        let content = shown.map(ShownQueuePair::content).unwrap_or_default();
+        record::write(queue_pair_record(&self.segment, qpn), &content);
+    }
+
+    /// The version of what a slot shows.
+    pub(crate) fn region_version(&self, number: u32) -> Option<Version> {
+        let record = region_record(&self.segment, number)?;
+        record::read(record).map(|(version, _)| version)
+    }
+}
+
+/// The records of another process.
+#[derive(Debug)]
+pub(super) struct BoardView {
+    segment: Segment,
+    order: KeyOrder,
+}
+
+impl BoardView {
+    /// Takes the descriptor of [`Board::file`].
+    pub(super) fn open(file: OwnedFd) -> io::Result<BoardView> {
+        let segment = Segment::open(file, BOARD_BYTES, false)?;
+        if segment.quads(0, 1)[0].load(Ordering::Acquire) != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let quads = tables(&segment);
+        let entry = |index: usize| (quads[index / 4].load(Ordering::Relaxed) >> (index % 4 * 16)) as u16;
+        let round = |round: usize| std::array::from_fn(|index| entry(round * HALF + index));
+        let order = KeyOrder::from_rounds((0..ROUNDS).map(round));
+        Ok(BoardView { segment, order })
+    }
+
+    /// The region that a key names, unless it is not shown.
+    #[inline]
+    pub(super) fn region(&self, key: u32) -> Option<(Version, ShownRegion)> {
+        let (version, content) = record::read(region_record(&self.segment, self.order.inward(key >> 8))?)?;
+        let region = ShownRegion::of(&content)?;
+        (region.tag == key as u8).then_some((version, region))
+    }
+
+    /// A queue pair, unless it is not shown.
+    #[inline]
+    pub(super) fn queue_pair(&self, qpn: u32) -> Option<ShownQueuePair> {
+        ShownQueuePair::of(&record::read(queue_pair_record(&self.segment, qpn))?.1)
+    }
+}
+
+fn tables(segment: &Segment) -> &[AtomicU64] {
+    segment.quads(TABLES_AT, ROUNDS * HALF / 4)
+}
+
+#[inline]
+fn region_record(segment: &Segment, number: u32) -> Option<&[AtomicU64]> {
+    let number = number as usize;
+    (number < REGIONS).then(|| segment.quads(REGIONS_AT + number * record::BYTES, record::QUADS))
+}
+
+#[inline]
+fn queue_pair_record(segment: &Segment, qpn: u32) -> &[AtomicU64] {
+    segment.quads(HEADER_BYTES + (qpn as usize % QUEUE_PAIRS) * record::BYTES, record::QUADS)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+    use rand::rngs::StdRng;
+
+    use super::*;
+
+    fn order() -> KeyOrder {
+        KeyOrder::new(ROUNDS, &mut StdRng::seed_from_u64(4))
+    }
+
+    #[test]
+    fn what_is_shown_is_seen_until_it_is_hidden() {
+        let board = Board::new(&order()).expect("made");
+        let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let (number, key) = (7, order().outward(7) << 8 | 0x42);
+        assert_eq!(view.region(key), None);
+        let region = ShownRegion {
+            tag: 0x42,
+            access: Access::REMOTE_READ | Access::LOCAL_WRITE,
+            pd: 9,
+            start: 0x1000,
+            len: u64::MAX - 0x1000,
+            to_host: u64::MAX - 5,
+        };
+        board.show_region(number, &region);
+        let (version, seen) = view.region(key).expect("shown");
+        assert_eq!(seen, region);
+        assert_eq!(board.region_version(number), Some(version));
+        assert_eq!(view.region(key ^ 1), None, "another tag");
+        board.hide_region(number);
+        assert_eq!(view.region(key), None);
+        board.show_region(number, &region);
+        assert!(view.region(key).is_some_and(|(again, _)| again != version));
+    }
+
+    #[test]
+    fn queue_pairs_are_seen_whatever_the_slot_in_their_number() {
+        let board = Board::new(&order()).expect("made");
+        let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let mut peer = [0; 16];
+        peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);
+        let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };
+        board.set_queue_pair(0x05_ffff, Some(&shown));
+        assert_eq!(view.queue_pair(0x05_ffff), Some(shown));
+        assert_eq!(view.queue_pair(0x05_fffe), None);
+        board.set_queue_pair(0x05_ffff, None);
+        assert_eq!(view.queue_pair(0x05_ffff), None);
+    }
+}

@@ -1,0 +1,266 @@
+//! Who is copying: one word for each connection by which a process reaches into another one's memory.
+//!
+//! The word is odd while a copy runs. It lies in memory of the process that copies, and the one that is reached into reads it: before it
+//! takes a region away it withdraws the region's record, and then waits for each odd word to move on.
+//!
+//! ```text
+//!   who copies                          who takes away
+//!   word = odd                          record = withdrawn
+//!   -- full fence --                    -- full fence --
+//!   reads the record, copies            reads the word: odd? waits until it has changed, or its owner is gone
+//!   word = even
+//! ```
+//! Either the copy sees that the record is withdrawn, or the other one sees that the word is odd. A process that dies in
+//! mid-copy leaves its word odd; whoever watches its socket says that it is gone.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::segment::{Others, Segment};
+
+/// Words that a process has for one other.
+const WORDS: usize = 1 << 14;
+/// Each on a cache line of its own. The first line holds how many were ever used.
+const STRIDE: usize = 64;
+const SEGMENT_BYTES: usize = (WORDS + 1) * STRIDE;
+/// How often a word is looked at before its reader goes to sleep for a while in between. A copy of 64 KiB takes some microseconds.
+const SPINS: u32 = 2000;
+const NAP: Duration = Duration::from_micros(20);
+
+/// The words of this process towards one other.
+#[derive(Debug)]
+pub struct Hands {
+    segment: Segment,
+    free: Mutex<Vec<u32>>,
+}
+
+impl Hands {
+    /// None is in use.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new() -> io::Result<Arc<Hands>> {
+        let segment = Segment::create(c"terrace-hands", SEGMENT_BYTES, Others::Read)?;
+        Ok(Arc::new(Hands { segment, free: Mutex::default() }))
+    }
+
+    /// To be sent to the other process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.segment.file()
+    }
+
+    /// A word for a connection; `None` when there are no more.
+    pub fn take(self: &Arc<Self>) -> Option<Hand> {
+        let used = &self.segment.words(0, 1)[0];
+        let mut free = self.free.lock();
+        let index = free.pop().or_else(|| {
+            let next = used.load(Ordering::Relaxed);
+            // Sequentially consistent, as the words are: whoever is to see the word odd must look that far.
+            ((next as usize) < WORDS).then(|| used.store(next + 1, Ordering::SeqCst)).map(|()| next)
+        })?;
+        Some(Hand { hands: self.clone(), index })
+    }
+}
+
+fn word(segment: &Segment, index: usize) -> &AtomicU32 {
+    &segment.words((index + 1) * STRIDE, 1)[0]
+}
+
+/// The word of one connection.
+#[derive(Debug)]
+pub struct Hand {
+    hands: Arc<Hands>,
+    index: u32,
+}
+
+impl Hand {
+    /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is.
+    #[inline]
+    pub(super) fn reach(&mut self) -> Reaching<'_> {
+        let word = word(&self.hands.segment, self.index as usize);
+        let odd = word.load(Ordering::Relaxed).wrapping_add(1) | 1;
+        word.store(odd, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Reaching { word, even: odd.wrapping_add(1) }
+    }
+}
+
+impl Drop for Hand {
+    fn drop(&mut self) {
+        self.hands.free.lock().push(self.index);
+    }
+}
+
+/// A copy may run.
+pub(super) struct Reaching<'a> {
+    word: &'a AtomicU32,
+    even: u32,
+}
+
+impl Drop for Reaching<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: the copy is over before the word says so.
+        self.word.store(self.even, Ordering::Release);
+    }
+}
+
+/// The words of another process that may reach into this one. They count until this is dropped.
+#[derive(Debug)]
+pub struct Visitor {
+    watched: Arc<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    segment: Segment,
+    gone: AtomicBool,
+}
+
+/// Who may be copying. Of the process, not of a device: what pages a region knows nothing of devices.
+static VISITORS: RwLock<Vec<Arc<Watched>>> = RwLock::new(Vec::new());
+/// How many they are, for a look without the lock.
+static VISITOR_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+impl Visitor {
+    /// Takes the descriptor that [`Hands::file`] gave at the other end. Only after this may the other process see records.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is something else; otherwise the system's.
+    pub fn admit(file: OwnedFd) -> io::Result<Visitor> {
+        let segment = Segment::open(file, SEGMENT_BYTES, false)?;
+        let watched = Arc::new(Watched { segment, gone: AtomicBool::new(false) });
+        let mut visitors = VISITORS.write();
+        visitors.push(watched.clone());
+        VISITOR_COUNT.store(visitors.len(), Ordering::SeqCst);
+        drop(visitors);
+        Ok(Visitor { watched })
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        // First: somebody may be waiting for it with the list in hand.
+        self.watched.gone.store(true, Ordering::SeqCst);
+        let mut visitors = VISITORS.write();
+        visitors.retain(|other| !Arc::ptr_eq(other, &self.watched));
+        VISITOR_COUNT.store(visitors.len(), Ordering::SeqCst);
+    }
+}
+
+/// Waits until no other process copies that may have seen what was withdrawn before this call.
+pub(crate) fn wait_for_visitors() {
+    fence(Ordering::SeqCst);
+    if VISITOR_COUNT.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    // Taken out of the lock: one that goes away while it is waited for needs that to say so.
+    let visitors = VISITORS.read().clone();
+    visitors.iter().for_each(|visitor| visitor.wait());
+}
+
+impl Watched {
+    fn wait(&self) {
+        // The other process may write any number there.
+        let used = (self.segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
+        for index in 0..used {
+            let word = word(&self.segment, index);
+            let seen = word.load(Ordering::SeqCst);
+            if seen % 2 == 1 {
+                self.wait_for_change(word, seen);
+            }
+        }
+    }
+
+    fn wait_for_change(&self, word: &AtomicU32, seen: u32) {
+        let mut looks = 0;
+        // Acquire: the copy is over, for everybody.
+        while word.load(Ordering::Acquire) == seen && !self.gone.load(Ordering::SeqCst) {
+            looks += 1;
+            if looks < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(NAP);
+            }
+        }
+    }
+}
+
+/// In the child after `fork`: whoever reaches into the parent does not reach into the child.
+pub(crate) fn forget_visitors() {
+    VISITOR_COUNT.store(0, Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    fn sent(hands: &Hands) -> OwnedFd {
+        hands.file().try_clone_to_owned().expect("a descriptor")
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_not_in_use_once_the_wait_is_over() {
+        let hands = Hands::new().expect("made");
+        let _visitor = Visitor::admit(sent(&hands)).expect("mapped");
+        // The "record" says which of the two numbers may be touched.
+        let (record, cells) = (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let mut hand = hands.take().expect("a word");
+                let (record, cells, stop) = (&record, &cells, &stop);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let _reaching = hand.reach();
+                        let chosen = record.load(Ordering::Relaxed) as usize;
+                        cells[chosen].fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for round in 0..20_000 {
+                record.store((round + 1) % 2, Ordering::Relaxed);
+                wait_for_visitors();
+                let quiet = &cells[(round % 2) as usize];
+                let before = quiet.load(Ordering::Relaxed);
+                (0..50).for_each(|_| std::hint::spin_loop());
+                assert_eq!(quiet.load(Ordering::Relaxed), before, "round {round}");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_visitor_that_is_gone_is_not_waited_for() {
+        let hands = Hands::new().expect("made");
+        let visitor = Visitor::admit(sent(&hands)).expect("mapped");
+        let mut hand = hands.take().expect("a word");
+        // It dies in mid-copy.
+        std::mem::forget(hand.reach());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(wait_for_visitors);
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(!waiting.is_finished());
+            drop(visitor);
+        });
+    }
+
+    #[test]
+    fn words_are_used_again() {
+        let hands = Hands::new().expect("made");
+        let (first, second) = (hands.take().expect("a word"), hands.take().expect("a word"));
+        assert_eq!((first.index, second.index), (0, 1));
+        drop(first);
+        assert_eq!(hands.take().expect("a word").index, 0);
+        let all: Vec<_> = std::iter::from_fn(|| hands.take()).collect();
+        assert_eq!(all.len(), WORDS - 1);
+        assert!(hands.take().is_none());
+    }
+}

@@ -1,0 +1,26 @@
+//! Processes of one host and user that reach into each other's registered memory, as their NICs would by packets, and without
+//! the other's help.
+//!
+//! Each process shows its regions and connected queue pairs on a board: memory that others read ([`Registry::show`]). Who wants to
+//! reach in looks there, with a word of its own raised that says so, and copies: through a mapping of the same file, through the page
+//! cache, or by the kernel. Taking a region away means to hide its record, and to wait for raised words. Whoever carries
+//! descriptors from one process to the other, and notices that one has ended, is not here.
+//!
+//! [`Registry::show`]: crate::Registry::show
+
+mod board;
+mod hands;
+mod reach;
+mod record;
+pub(crate) mod segment;
+mod show;
+mod source;
+
+pub use board::ShownQueuePair;
+pub(crate) use board::{Board, ShownRegion};
+pub use hands::{Hand, Hands, Visitor};
+pub(crate) use hands::{forget_visitors, wait_for_visitors};
+pub use reach::{Lead, Reach, Refusal};
+pub use record::Version;
+pub use show::{LocalPiece, RegionMemory};
+pub use source::{BackedBy, Mapped, Paged, Source};

@@ -1,0 +1,238 @@
+//! Reaching into another process's registered memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+
+use super::board::{BoardView, ShownRegion};
+use super::hands::{Hand, Hands};
+use super::record::Version;
+use super::source::{Copy, Missing, Source};
+use crate::access::{Access, AccessNeed, Side};
+use crate::fault;
+use crate::flush::HostRange;
+use crate::registry::AtomicOp;
+
+/// Longest copy that whoever takes a region away has to wait for, in bytes.
+const COPY_BYTES_MAX: u64 = 256 << 10;
+
+/// Why an access was not made here. Packets will do, and say what is wrong if anything is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Not with this region, at this moment, or not at all.
+    NotHere,
+    /// Nobody has said yet how the region's bytes are reached: see [`Reach::set_source`].
+    Unknown(Version),
+}
+
+/// Another process, as far as it can be reached into.
+#[derive(Debug)]
+pub struct Reach {
+    board: BoardView,
+    hands: Arc<Hands>,
+    pid: i32,
+    gone: AtomicBool,
+    sources: RwLock<HashMap<u32, (Version, Arc<Source>)>>,
+}
+
+impl Reach {
+    /// Takes the records of the process `pid`, which has been given `hands`.
+    ///
+    /// # Errors
+    /// `InvalidData` when they are something else, or of another version.
+    pub fn new(board: OwnedFd, hands: Arc<Hands>, pid: i32) -> io::Result<Arc<Reach>> {
+        let (gone, sources) = (AtomicBool::new(false), RwLock::default());
+        Ok(Arc::new(Reach { board: BoardView::open(board)?, hands, pid, gone, sources }))
+    }
+
+    /// Says how the bytes of a region are reached, as long as its record has this version.
+    pub fn set_source(&self, key: u32, version: Version, source: Source) {
+        self.sources.write().insert(key, (version, Arc::new(source)));
+    }
+
+    /// The process has ended, or does not want to be reached any more.
+    pub fn note_gone(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.sources.write().clear();
+    }
+
+    /// Whether it has.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// A connection from a queue pair of this process to one of the other.
+    pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
+        let hand = self.hands.take()?;
+        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, last: None })
+    }
+
+    fn source(&self, key: u32, version: Version) -> Result<Arc<Source>, Refusal> {
+        let sources = self.sources.read();
+        let known = sources.get(&key).filter(|(known, _)| *known == version);
+        known.map(|(_, source)| source.clone()).ok_or(Refusal::Unknown(version))
+    }
+}
+
+/// A connection by which one queue pair reaches into another process.
+#[derive(Debug)]
+pub struct Lead {
+    reach: Arc<Reach>,
+    hand: Hand,
+    own: [u8; 16],
+    own_qpn: u32,
+    qpn: u32,
+    /// The region that was reached last.
+    last: Option<(u32, Version, Arc<Source>)>,
+}
+
+impl Lead {
+    /// The other process.
+    pub fn reach(&self) -> &Arc<Reach> {
+        &self.reach
+    }
+
+    /// Reads from `va` on into the program's memory.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; part of the memory may then have been overwritten.
+    pub fn read(&mut self, key: u32, va: u64, into: &[HostRange]) -> Result<(), Refusal> {
+        self.copy(Copy::Read, AccessNeed::Read, key, va, into)
+    }
+
+    /// Writes the program's memory to `va` on.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; a part may then have been written.
+    pub fn write(&mut self, key: u32, va: u64, from: &[HostRange]) -> Result<(), Refusal> {
+        self.copy(Copy::Write, AccessNeed::Write, key, va, from)
+    }
+
+    /// Performs an atomic operation, and returns the value before it.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has happened then.
+    pub fn atomic(&mut self, key: u32, va: u64, op: AtomicOp) -> Result<u64, Refusal> {
+        let need = match op {
+            AtomicOp::Write { .. } => AccessNeed::Write,
+            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
+        };
+        let Lead { reach, hand, own, own_qpn, qpn, last } = self;
+        let _reaching = hand.reach();
+        let (version, host) = reach.locate((*own, *own_qpn, *qpn), need, key, va, 8)?;
+        let Source::Mapped(mapped) = &**known(reach, last, key, version)? else {
+            return Err(Refusal::NotHere);
+        };
+        let addr = mapped.place(host, 8).map_err(|Missing| Refusal::NotHere)?;
+        if !va.is_multiple_of(8) || !addr.is_multiple_of(8) {
+            return Err(Refusal::NotHere);
+        }
+        // SAFETY: aligned, and in our mapping of the other process's file.
+        let old = unsafe {
+            match op {
+                AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(addr, compare, swap),
+                AtomicOp::FetchAdd { add } => fault::fetch_add(addr, add),
+                AtomicOp::Write { value } => fault::swap(addr, value),
+            }
+        };
+        old.map_err(|fault::Fault| Refusal::NotHere)
+    }
+
+    fn copy(
+        &mut self,
+        copy: Copy,
+        need: AccessNeed,
+        key: u32,
+        va: u64,
+        locals: &[HostRange],
+    ) -> Result<(), Refusal> {
+        let whole: u64 = locals.iter().map(|local| local.len).sum();
+        let mut va = va;
+        let mut left = whole;
+        for local in locals {
+            let mut rest = *local;
+            while rest.len > 0 {
+                let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
+                // All of what is left, so that nothing is written of what would be refused.
+                self.copy_part(copy, need, key, va, left, part)?;
+                rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
+                (va, left) = (va.wrapping_add(part.len), left - part.len);
+            }
+        }
+        if whole == 0 { Err(Refusal::NotHere) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn copy_part(
+        &mut self,
+        copy: Copy,
+        need: AccessNeed,
+        key: u32,
+        va: u64,
+        whole: u64,
+        part: HostRange,
+    ) -> Result<(), Refusal> {
+        let Lead { reach, hand, own, own_qpn, qpn, last } = self;
+        let _reaching = hand.reach();
+        let (version, host) = reach.locate((*own, *own_qpn, *qpn), need, key, va, whole)?;
+        let source = known(reach, last, key, version)?;
+        source.copy(copy, reach.pid, host, part).map_err(|Missing| Refusal::NotHere)
+    }
+}
+
+/// The source of a region, from where it was last found if that is still right.
+#[inline]
+fn known<'a>(
+    reach: &Reach,
+    last: &'a mut Option<(u32, Version, Arc<Source>)>,
+    key: u32,
+    version: Version,
+) -> Result<&'a Arc<Source>, Refusal> {
+    if !matches!(last, Some((last_key, last_version, _)) if *last_key == key && *last_version == version) {
+        *last = Some((key, version, reach.source(key, version)?));
+    }
+    last.as_ref().map(|(.., source)| source).ok_or(Refusal::NotHere)
+}
+
+impl Reach {
+    /// All checks on an access, as the other process would make them on a packet; and the other process's address. Only while the
+    /// connection's word is odd does the answer stay true.
+    #[inline]
+    fn locate(
+        &self,
+        (own, own_qpn, qpn): ([u8; 16], u32, u32),
+        need: AccessNeed,
+        key: u32,
+        va: u64,
+        len: u64,
+    ) -> Result<(Version, u64), Refusal> {
+        if self.is_gone() {
+            return Err(Refusal::NotHere);
+        }
+        let queue_pair = self.board.queue_pair(qpn).ok_or(Refusal::NotHere)?;
+        let (version, region) = self.board.region(key).ok_or(Refusal::NotHere)?;
+        let permission = need.permission(Side::Remote);
+        let is_ours = queue_pair.dest_qpn == own_qpn && queue_pair.peer == own && queue_pair.pd == region.pd;
+        if !is_ours || !permits(queue_pair.access, region.access, permission) {
+            return Err(Refusal::NotHere);
+        }
+        region.translate(va, len).map(|host| (version, host)).ok_or(Refusal::NotHere)
+    }
+}
+
+fn permits(queue_pair: Access, region: Access, permission: Access) -> bool {
+    queue_pair.contains(permission) && region.contains(permission)
+}
+
+impl ShownRegion {
+    /// The other process's address for `va`, when `len` bytes from there lie within the region.
+    #[inline]
+    fn translate(&self, va: u64, len: u64) -> Option<u64> {
+        let offset = va.wrapping_sub(self.start);
+        (offset <= self.len && len <= self.len - offset).then(|| va.wrapping_add(self.to_host))
+    }
+}

@@ -1,0 +1,66 @@
+//! Records that one process writes and others read without asking.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// 8-byte numbers of a record: the sequence number and the content.
+pub(super) const QUADS: usize = 8;
+/// Bytes of a record: a cache line.
+pub(super) const BYTES: usize = QUADS * 8;
+
+/// What a record says.
+pub(super) type Content = [u64; QUADS - 1];
+
+/// A version of a record: it names this content for as long as the record is not written again. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version(pub u64);
+
+/// Writes a record. There is one writer at a time.
+pub(super) fn write(record: &[AtomicU64], content: &Content) {
+    // Odd while the content changes, so that nobody takes half of it.
+    let before = record[0].load(Ordering::Relaxed);
+    record[0].store(before + 1, Ordering::Relaxed);
+    fence(Ordering::Release);
+    record[1..].iter().zip(content).for_each(|(place, &value)| place.store(value, Ordering::Relaxed));
+    record[0].store(before + 2, Ordering::Release);
+}
+
+/// Reads a record, unless it is just being written or never was.
+#[inline]
+pub(super) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
+    let version = record[0].load(Ordering::Acquire);
+    if version == 0 || !version.is_multiple_of(2) {
+        return None;
+    }
+    let mut content = Content::default();
+    content.iter_mut().zip(&record[1..]).for_each(|(value, place)| *value = place.load(Ordering::Relaxed));
+    fence(Ordering::Acquire);
+    (record[0].load(Ordering::Relaxed) == version).then_some((Version(version), content))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn half_a_record_is_never_read() {
+        let record: [AtomicU64; QUADS] = Default::default();
+        assert_eq!(read(&record), None);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for value in 1..200_000 {
+                    write(&record, &[value; QUADS - 1]);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let mut last = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let Some((_, content)) = read(&record) else { continue };
+                assert!(content.iter().all(|&value| value == content[0]) && content[0] >= last);
+                last = content[0];
+            }
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! Memory that processes of one host have in common: a file without a name that cannot change its size, mapped by its maker and
+//! by those that it was sent to.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// What those may do that are not the maker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// The kernel refuses them a mapping for writing.
+    Read,
+    /// They write as well.
+    Write,
+}
+
+/// A mapped segment. Whatever others write there, it is only ever read as atomic numbers.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    file: OwnedFd,
+    addr: u64,
+    len: usize,
+}
+
+impl Segment {
+    /// New memory of `len` bytes, all zero. Pages that nobody writes to cost nothing.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or address space left, or is older than Linux 5.1.
+    pub(crate) fn create(name: &CStr, len: usize, others: Others) -> io::Result<Segment> {
+        // SAFETY: a string that ends, and flags.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        // SAFETY: a descriptor that was just made, or an error.
+        let file = unsafe { OwnedFd::from_raw_fd(checked(fd)?) };
+        // SAFETY: a descriptor of ours.
+        checked(unsafe { libc::ftruncate(file.as_raw_fd(), len as libc::off_t) })?;
+        let segment = Segment::map(file, len, true)?;
+        let mut seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+        if others == Others::Read {
+            // Mappings for writing that exist, ours, stay.
+            seals |= libc::F_SEAL_FUTURE_WRITE;
+        }
+        // SAFETY: a descriptor of ours, and flags.
+        checked(unsafe { libc::fcntl(segment.file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+        Ok(segment)
+    }
+
+    /// Maps what another process has made. A file that could become shorter, or is no segment of this length, is refused: touching
+    /// what is not there would be a fault.
+    ///
+    /// # Errors
+    /// `InvalidData` for such a file, otherwise the system's.
+    pub(crate) fn open(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
+        // SAFETY: a descriptor of ours.
+        let seals = checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) })?;
+        // SAFETY: integers only.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: a descriptor of ours, and a structure to be written to.
+        checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) })?;
+        if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Segment::map(file, len, writable)
+    }
+
+    fn map(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
+        let rights = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, file.as_raw_fd(), 0) };
+        if addr == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Segment { file, addr: addr as u64, len })
+    }
+
+    /// To be sent to another process.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// `count` numbers of 8 bytes from a multiple of 8 on. Only read if the segment was opened so.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub(crate) fn quads(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        assert!(offset.is_multiple_of(8) && offset <= self.len && count <= (self.len - offset) / 8);
+        // SAFETY: mapped as long as `self` lives, aligned, and nobody treats it as anything but atomic numbers.
+        unsafe { std::slice::from_raw_parts((self.addr + offset as u64) as *const AtomicU64, count) }
+    }
+
+    /// `count` numbers of 4 bytes from a multiple of 4 on. Only read if the segment was opened so.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU32] {
+        assert!(offset.is_multiple_of(4) && offset <= self.len && count <= (self.len - offset) / 4);
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts((self.addr + offset as u64) as *const AtomicU32, count) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
+    }
+}
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    fn sent(segment: &Segment) -> OwnedFd {
+        segment.file().try_clone_to_owned().expect("a descriptor")
+    }
+
+    #[test]
+    fn both_sides_see_one_memory_and_only_the_maker_writes() {
+        let ours = Segment::create(c"test", 8192, Others::Read).expect("made");
+        let theirs = Segment::open(sent(&ours), 8192, false).expect("mapped");
+        ours.quads(4096, 2)[1].store(7, Ordering::Relaxed);
+        assert_eq!(theirs.quads(4104, 1)[0].load(Ordering::Relaxed), 7);
+        assert_eq!(theirs.words(4104, 1)[0].load(Ordering::Relaxed), 7);
+        let refused = Segment::open(sent(&ours), 8192, true).expect_err("sealed");
+        assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+        let ours = Segment::create(c"test", 4096, Others::Write).expect("made");
+        let theirs = Segment::open(sent(&ours), 4096, true).expect("mapped");
+        theirs.words(0, 1)[0].store(3, Ordering::Relaxed);
+        assert_eq!(ours.words(0, 1)[0].load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn files_that_could_shrink_or_have_another_length_are_refused() {
+        let ours = Segment::create(c"test", 4096, Others::Write).expect("made");
+        assert_eq!(Segment::open(sent(&ours), 8192, false).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        // SAFETY: a string that ends, and no flags that matter.
+        let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        // SAFETY: just made.
+        let file = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: our descriptor.
+        assert_eq!(unsafe { libc::ftruncate(fd, 4096) }, 0);
+        assert_eq!(Segment::open(file, 4096, false).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

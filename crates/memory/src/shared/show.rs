@@ -1,0 +1,156 @@
+//! What the registry shows to other processes.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::{Board, ShownQueuePair, ShownRegion, Version, wait_for_visitors};
+use crate::access::{AccessError, AccessNeed, Accessor};
+use crate::entry::{Entry, Kind};
+use crate::flush::HostRange;
+use crate::paging::Pager;
+use crate::pin::Pinned;
+use crate::registry::Registry;
+use crate::table::tag_of;
+
+/// Memory of the program that a local work request names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalPiece {
+    /// Key of its region.
+    pub lkey: u32,
+    /// First byte, as the key's users name it.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// The memory behind a key, for whoever has to say how others can reach it.
+#[derive(Clone, Debug)]
+pub struct RegionMemory {
+    /// The version of what is shown of it.
+    pub version: Version,
+    /// The program's addresses.
+    pub range: HostRange,
+    /// Whether peers may change it.
+    pub is_writable: bool,
+    /// Who pages it.
+    pub pager: Option<std::sync::Arc<dyn Pager>>,
+}
+
+impl Registry {
+    /// Shows all regions, from now on, to those who are given this descriptor: a segment of memory that they can only read.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or address space left; `Unsupported` in a forked child.
+    pub fn show(&self) -> io::Result<BorrowedFd<'_>> {
+        if self.is_detached.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // Nobody registers anything meanwhile.
+        let changes = self.changes.close();
+        if self.board.get().is_none() {
+            let board = Board::new(self.table.key_order())?;
+            for (index, slot) in self.table.slots() {
+                let entry = slot.entry.pin();
+                if let Some(region) = shown(&entry) {
+                    board.show_region(self.number(index), &region);
+                }
+            }
+            // Nobody else can have set it: that takes the lock.
+            let _ = self.board.set(board);
+        }
+        drop(changes);
+        self.board.get().map(Board::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether others see what is registered.
+    #[inline]
+    pub fn is_shown(&self) -> bool {
+        self.board().is_some()
+    }
+
+    /// The number of a key's slot.
+    fn number(&self, key: u32) -> u32 {
+        self.table.key_order().inward(key >> 8)
+    }
+
+    #[inline]
+    fn board(&self) -> Option<&Board> {
+        self.board.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
+    }
+
+    /// Shows a queue pair that leads to regions, or hides it. When it is hidden and this returns, nobody copies any more by way
+    /// of it. The caller has the queue pair locked.
+    pub fn set_queue_pair(&self, qpn: u32, queue_pair: Option<&ShownQueuePair>) {
+        if let Some(board) = self.board() {
+            board.set_queue_pair(qpn, queue_pair);
+            if queue_pair.is_none() {
+                wait_for_visitors();
+            }
+        }
+    }
+
+    /// Shows a region, or what has become of it. The caller has its slot closed.
+    pub(crate) fn show_region(&self, key: u32, entry: &Entry) {
+        if let (Some(board), Some(region)) = (self.board(), shown(entry)) {
+            board.show_region(self.number(key), &region);
+        }
+    }
+
+    /// Hides a region, and returns when no other process copies any more. The caller has its slot closed.
+    pub(crate) fn hide_region(&self, key: u32) {
+        if let Some(board) = self.board() {
+            board.hide_region(self.number(key));
+            wait_for_visitors();
+        }
+    }
+
+    /// What another process wants to know before it reaches into a region that it sees with this version.
+    pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
+        let slot = self.slot(key).ok()?;
+        let entry = slot.entry.pin();
+        let current = self.board()?.region_version(self.number(key))?;
+        if entry.kind != Kind::Region || entry.tag != tag_of(key) || current != version {
+            return None;
+        }
+        let range = HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len };
+        let is_writable = entry.access.writes_remotely();
+        Some(RegionMemory { version, range, is_writable, pager: entry.pager.clone() })
+    }
+
+    /// Has the registered memory that a local work request names stay registered while `act` works with its addresses.
+    ///
+    /// # Errors
+    /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
+    pub fn with_local<R>(
+        &self,
+        who: Accessor,
+        need: AccessNeed,
+        pieces: impl Iterator<Item = LocalPiece>,
+        act: impl FnOnce(&[HostRange]) -> R,
+    ) -> Result<R, AccessError> {
+        let mut pins: SmallVec<[Pinned<'_, Entry>; 4]> = SmallVec::new();
+        let mut ranges: SmallVec<[HostRange; 4]> = SmallVec::new();
+        for piece in pieces.filter(|piece| piece.len > 0) {
+            // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
+            let entry = self.slot(piece.lkey)?.entry.try_pin().ok_or(AccessError::NotReady)?;
+            let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
+            ranges.push(HostRange { addr, len: piece.len });
+            pins.push(entry);
+        }
+        Ok(act(&ranges))
+    }
+}
+
+fn shown(entry: &Entry) -> Option<ShownRegion> {
+    (entry.kind == Kind::Region && entry.bound).then_some(ShownRegion {
+        tag: entry.tag,
+        access: entry.access,
+        pd: entry.pd,
+        start: entry.start,
+        len: entry.len,
+        to_host: entry.to_host,
+    })
+}

@@ -1,0 +1,217 @@
+//! The ways to the bytes of another process's region.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::segment::Segment;
+use crate::fault;
+use crate::flush::HostRange;
+use crate::paging::{UNIT_BYTES, unit_bit, unit_count};
+
+/// A file whose bytes are those of a range of another process's memory.
+#[derive(Debug)]
+pub struct BackedBy {
+    /// The file, open for reading, and for writing if the other process may write there.
+    pub file: OwnedFd,
+    /// Where in the file the range begins.
+    pub offset: u64,
+    /// The range, by the other process's addresses.
+    pub range: HostRange,
+}
+
+/// How the bytes of a region are reached.
+#[derive(Debug)]
+pub enum Source {
+    /// The file behind them is mapped here, too.
+    Mapped(Mapped),
+    /// They are in memory at times. Then they are read and written through the page cache, and not mapped: a page that somebody has
+    /// mapped could not leave memory.
+    Paged(Paged),
+    /// The kernel copies between the processes.
+    Process,
+    /// By packets only.
+    Packets,
+}
+
+/// The direction of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copy {
+    /// From the other process.
+    Read,
+    /// To the other process.
+    Write,
+}
+
+/// Something was not there, or not all of it. Packets find out what is to be said about that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missing;
+
+/// A mapping of another process's file.
+#[derive(Debug)]
+pub struct Mapped {
+    addr: u64,
+    range: HostRange,
+}
+
+impl Mapped {
+    /// Maps a file that another process has named. Touching what is not there (any more) is a fault that is recovered from.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub fn new(backed: &BackedBy) -> io::Result<Mapped> {
+        // SAFETY: a descriptor of ours.
+        let flags = unsafe { libc::fcntl(backed.file.as_raw_fd(), libc::F_GETFL) };
+        let is_writable = flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
+        let rights = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let (len, offset) = (usize::try_from(backed.range.len), libc::off_t::try_from(backed.offset));
+        let (Ok(len), Ok(offset)) = (len, offset) else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel has room; the kernel checks length and offset.
+        let addr =
+            unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, backed.file.as_raw_fd(), offset) };
+        if addr == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mapped { addr: addr as u64, range: backed.range })
+    }
+
+    /// Where this process has `len` bytes of the other one.
+    #[inline]
+    pub(super) fn place(&self, host: u64, len: u64) -> Result<u64, Missing> {
+        let offset = host.wrapping_sub(self.range.addr);
+        if offset > self.range.len || len > self.range.len - offset {
+            return Err(Missing);
+        }
+        Ok(self.addr + offset)
+    }
+
+    #[inline]
+    fn copy(&self, copy: Copy, host: u64, local: HostRange) -> Result<(), Missing> {
+        let theirs = self.place(host, local.len)?;
+        let (to, from) = match copy {
+            Copy::Read => (local.addr, theirs),
+            Copy::Write => (theirs, local.addr),
+        };
+        // SAFETY: the program registered the local range, and has named it in a work request; the other side is our mapping.
+        unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; copies hold a reference to it.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.range.len as usize) };
+    }
+}
+
+/// A region of which only resident units are in memory.
+#[derive(Debug)]
+pub struct Paged {
+    backed: BackedBy,
+    bitmap: Segment,
+    hits: Segment,
+}
+
+impl Paged {
+    /// Takes the file, and the descriptors of [`Presence::tables`](crate::Presence::tables). The file's range must be that of
+    /// the presence.
+    ///
+    /// # Errors
+    /// `InvalidData` when the tables do not fit the range.
+    pub fn new(backed: BackedBy, bitmap: OwnedFd, hits: OwnedFd) -> io::Result<Paged> {
+        let unit_count = unit_count(backed.range.len);
+        let bitmap = Segment::open(bitmap, unit_count.div_ceil(64) * 8, false)?;
+        let hits = Segment::open(hits, unit_count.next_multiple_of(2) * 4, true)?;
+        Ok(Paged { backed, bitmap, hits })
+    }
+
+    fn copy(&self, copy: Copy, host: u64, local: HostRange) -> Result<(), Missing> {
+        let range = self.backed.range;
+        let offset = host.wrapping_sub(range.addr);
+        if local.len == 0 {
+            return Ok(());
+        }
+        if offset > range.len || local.len > range.len - offset {
+            return Err(Missing);
+        }
+        let units = (offset / UNIT_BYTES) as usize..=((offset + local.len - 1) / UNIT_BYTES) as usize;
+        let count = unit_count(range.len);
+        let bitmap = self.bitmap.quads(0, count.div_ceil(64));
+        if !units.clone().all(|unit| bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0) {
+            return Err(Missing);
+        }
+        self.transfer(copy, self.backed.offset + offset, local)?;
+        let hits = self.hits.words(0, count);
+        units.for_each(|unit| {
+            let total = hits[unit].load(Ordering::Relaxed).saturating_add(1);
+            hits[unit].store(total, Ordering::Relaxed);
+        });
+        Ok(())
+    }
+
+    /// By the page cache, which is where a resident unit's memory is.
+    fn transfer(&self, copy: Copy, offset: u64, local: HostRange) -> Result<(), Missing> {
+        let file = self.backed.file.as_raw_fd();
+        let parts = last_byte_apart(local);
+        // SAFETY: the program registered the local range; the kernel says EFAULT if it is not there.
+        let moved = unsafe {
+            match copy {
+                Copy::Read => libc::preadv(file, parts.as_ptr(), 2, offset as libc::off_t),
+                Copy::Write => libc::pwritev(file, parts.as_ptr(), 2, offset as libc::off_t),
+            }
+        };
+        if moved == local.len as isize { Ok(()) } else { Err(Missing) }
+    }
+}
+
+impl Source {
+    /// By the kernel, if it permits that (the Yama module may not), otherwise by packets.
+    pub fn process(pid: i32) -> Source {
+        let mut byte = 0u8;
+        let ours = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // Nothing is mapped there: what it says is whether it would have looked.
+        let theirs = libc::iovec { iov_base: ptr::null_mut(), iov_len: 1 };
+        // SAFETY: one byte of ours; the kernel checks the other side.
+        let moved = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
+        let looked = moved >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+        if looked { Source::Process } else { Source::Packets }
+    }
+
+    /// Copies between this process and the other one, ascending, the last byte last.
+    #[inline]
+    pub(super) fn copy(&self, copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
+        match self {
+            Source::Mapped(mapped) => mapped.copy(copy, host, local),
+            Source::Paged(paged) => paged.copy(copy, host, local),
+            Source::Process => copy_by_kernel(copy, pid, host, local),
+            Source::Packets => Err(Missing),
+        }
+    }
+}
+
+fn copy_by_kernel(copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
+    if local.len == 0 {
+        return Ok(());
+    }
+    let ours = last_byte_apart(local);
+    let theirs = last_byte_apart(HostRange { addr: host, len: local.len });
+    // SAFETY: the program registered the local range; the kernel checks both sides.
+    let moved = unsafe {
+        match copy {
+            Copy::Read => libc::process_vm_readv(pid, ours.as_ptr(), 2, theirs.as_ptr(), 2, 0),
+            Copy::Write => libc::process_vm_writev(pid, ours.as_ptr(), 2, theirs.as_ptr(), 2, 0),
+        }
+    };
+    if moved == local.len as isize { Ok(()) } else { Err(Missing) }
+}
+
+/// The kernel copies with string instructions, which may store in any order; but not from one to the next. Programs that look at
+/// the last byte to learn of a message's arrival need that one to come last.
+fn last_byte_apart(range: HostRange) -> [libc::iovec; 2] {
+    let part =
+        |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
+    let last = range.len.min(1);
+    [part(range.addr, range.len - last), part(range.addr + range.len - last, last)]
+}

@@ -1,0 +1,166 @@
+//! Reaching into registered memory as another process would: here both are one process, which the kernel allows as well.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use terrace_memory::shared::*;
+use terrace_memory::*;
+
+const OWN: [u8; 16] = [7; 16];
+const OWN_QPN: u32 = 0x11;
+const QPN: u32 = 0x22;
+const PD: u32 = 3;
+const REMOTE: Access = Access::all().difference(Access::ZERO_BASED).difference(Access::ON_DEMAND);
+
+struct Both {
+    registry: Registry,
+    reach: Arc<Reach>,
+    _visitor: Visitor,
+}
+
+fn sent(fd: std::os::fd::BorrowedFd<'_>) -> OwnedFd {
+    fd.try_clone_to_owned().expect("a descriptor")
+}
+
+fn shown(access: Access) -> ShownQueuePair {
+    ShownQueuePair { pd: PD, access, dest_qpn: OWN_QPN, peer: OWN }
+}
+
+impl Both {
+    fn new() -> Both {
+        let registry = Registry::new(Limits { seed: 5, ..Limits::default() }).expect("handlers");
+        let hands = Hands::new().expect("hands");
+        let visitor = Visitor::admit(sent(hands.file())).expect("mapped");
+        let board = sent(registry.show().expect("a board"));
+        let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
+        registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
+        Both { registry, reach, _visitor: visitor }
+    }
+
+    fn lead(&self) -> Lead {
+        self.reach.lead(OWN, OWN_QPN, QPN).expect("a word")
+    }
+
+    fn register(&self, memory: &[u8], access: Access) -> u32 {
+        let spec = RegionSpec::new(PD, memory.as_ptr() as u64, memory.len() as u64, access);
+        self.registry.register(&spec).expect("registered").key
+    }
+
+    /// As who carries descriptors would.
+    fn learn(&self, key: u32, source: Source) {
+        self.reach.set_source(key, self.version(key), source);
+    }
+
+    fn version(&self, key: u32) -> Version {
+        let is_current = |version: &Version| self.registry.memory_of(key, *version).is_some();
+        (1..1 << 16).map(|n| Version(n * 2)).find(is_current).expect("shown")
+    }
+}
+
+fn range(bytes: &mut [u8]) -> HostRange {
+    HostRange { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u64 }
+}
+
+#[test]
+fn what_one_process_registers_another_reads_and_writes() {
+    let both = Both::new();
+    let memory: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
+    let base = memory.as_ptr() as u64;
+    let key = both.register(&memory, REMOTE);
+    let mut lead = both.lead();
+    let mut byte = [0u8];
+    let unknown = Refusal::Unknown(both.version(key));
+    assert_eq!(lead.read(key, base, &[range(&mut byte)]), Err(unknown));
+    both.learn(key, Source::Process);
+    let (mut first, mut second) = (vec![0u8; 3], vec![0u8; 70_000]);
+    lead.read(key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
+    assert_eq!([first, second.clone()].concat(), memory[5..70_008]);
+    second.fill(0xee);
+    lead.write(key, base + 9, &[range(&mut second)]).expect("written");
+    let read = std::hint::black_box(&memory);
+    assert!(read[9..70_009].iter().all(|&byte| byte == 0xee));
+    assert_eq!(read[8], 56);
+}
+
+#[test]
+fn what_a_packet_would_be_refused_is_left_to_packets() {
+    let both = Both::new();
+    let memory = vec![1u8; 4096];
+    let mut lead = both.lead();
+    let base = memory.as_ptr() as u64;
+    let key = both.register(&memory, REMOTE);
+    let read_only = both.register(&memory, Access::REMOTE_READ);
+    both.learn(key, Source::Process);
+    both.learn(read_only, Source::Process);
+    let mut out = vec![0u8; 16];
+    let here = [range(&mut out)];
+    assert_eq!(lead.read(key, base, &here), Ok(()));
+    let no = Err(Refusal::NotHere);
+    assert_eq!(lead.read(key, base + 4081, &here), no, "beyond the end");
+    assert_eq!(lead.read(key, base - 1, &here), no, "before the start");
+    assert_eq!(lead.read(key, u64::MAX - 3, &here), no, "around the end of addresses");
+    assert_eq!(lead.read(key ^ 1, base, &here), no, "another tag");
+    assert_eq!(lead.read(key ^ 0x100, base, &here), no, "another key");
+    assert_eq!(lead.write(read_only, base, &here), no, "not writable");
+    assert_eq!(lead.read(key, base, &[HostRange { addr: 8, len: 8 }]), no, "no memory on this side");
+    // The queue pair decides as well.
+    for (queue_pair, why) in [
+        (ShownQueuePair { access: Access::REMOTE_WRITE, ..shown(REMOTE) }, "no READs"),
+        (ShownQueuePair { dest_qpn: OWN_QPN + 1, ..shown(REMOTE) }, "another queue pair's"),
+        (ShownQueuePair { peer: [8; 16], ..shown(REMOTE) }, "another address's"),
+        (ShownQueuePair { pd: PD + 1, ..shown(REMOTE) }, "another protection domain"),
+    ] {
+        both.registry.set_queue_pair(QPN, Some(&queue_pair));
+        assert_eq!(lead.read(key, base, &here), no, "{why}");
+    }
+    both.registry.set_queue_pair(QPN, None);
+    assert_eq!(lead.read(key, base, &here), no, "not connected");
+    both.registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
+    assert_eq!(lead.read(key, base, &here), Ok(()));
+    both.reach.note_gone();
+    assert_eq!(lead.read(key, base, &here), no, "gone");
+}
+
+#[test]
+fn a_region_that_was_deregistered_is_not_reached_any_more() {
+    let both = Both::new();
+    // Its owner uses it for something else as soon as it is not registered.
+    let cell = Box::leak(Box::new([0u64; 512]));
+    let base = cell.as_ptr() as u64;
+    let stop = AtomicBool::new(false);
+    let key_now = AtomicU64::new(0);
+    // SAFETY: leaked memory, of which only the address is used.
+    let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, 4096) };
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let mut lead = both.lead();
+            let (stop, key_now) = (&stop, &key_now);
+            scope.spawn(move || {
+                let mut data = vec![0xabu8; 4096];
+                while !stop.load(Ordering::Relaxed) {
+                    let key = key_now.load(Ordering::Relaxed) as u32;
+                    let _ = lead.write(key, base, &[range(&mut data)]);
+                }
+            });
+        }
+        for round in 0..2_000u64 {
+            let key = both.register(bytes, REMOTE);
+            both.learn(key, Source::Process);
+            key_now.store(key.into(), Ordering::Relaxed);
+            (0..200).for_each(|_| std::hint::spin_loop());
+            both.registry.deregister(key).expect("deregistered");
+            for index in 0..512 {
+                // SAFETY: leaked memory, looked at as numbers only.
+                unsafe { (base as *mut u64).add(index).write_volatile(round) };
+            }
+            (0..200).for_each(|_| std::hint::spin_loop());
+            for index in 0..512 {
+                // SAFETY: as above.
+                let value = unsafe { (base as *const u64).add(index).read_volatile() };
+                assert_eq!(value, round, "round {round}");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}

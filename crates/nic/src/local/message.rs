@@ -1,0 +1,90 @@
+//! What processes of one host say to each other: one datagram per message, with descriptors.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// The version of messages and segments together.
+pub(super) const LAYOUT: u32 = 1;
+/// Longest message in bytes.
+const MESSAGE_BYTES_MAX: usize = 512;
+/// Most descriptors with one message.
+const DESCRIPTORS_MAX: usize = 3;
+
+/// A message. `key` and `version` name a region as it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// The first one of whoever wants to reach in; with the segment of its words.
+    Hello { layout: u32 },
+    /// The answer; with the board.
+    Welcome,
+    /// How is this region reached?
+    Ask { key: u32, version: u64 },
+    /// So.
+    Answer { key: u32, version: u64, way: Way },
+}
+
+/// How a region is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Way {
+    /// By mapping the file that comes along: `len` bytes from `offset` on are those at `addr`.
+    Mapped { offset: u64, addr: u64, len: u64 },
+    /// By the page cache of the file that comes along, as far as the two tables that come along permit.
+    Paged { offset: u64, addr: u64, len: u64 },
+    /// By the kernel.
+    Process,
+    /// By packets only.
+    Packets,
+}
+
+/// A message that came, with its descriptors.
+pub(super) type Received = (Message, SmallVec<[OwnedFd; DESCRIPTORS_MAX]>);
+
+/// Sends a message. The other side reads what it gets at once, or is of no use.
+///
+/// # Errors
+/// When it has gone, or does not read.
+pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let bytes = serde_json::to_vec(message).map_err(|_| Errno::INVAL)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// Takes a message. `None` when the other side has gone.
+///
+/// # Errors
+/// `AGAIN` when there is none; `BADMSG` for one that makes no sense.
+pub(super) fn receive(socket: impl AsFd) -> Result<Option<Received>, Errno> {
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let mut files = SmallVec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            files.extend(received);
+        }
+    }
+    if got.bytes == 0 {
+        return Ok(None);
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(Errno::BADMSG);
+    }
+    let message = serde_json::from_slice(&bytes[..got.bytes]).map_err(|_| Errno::BADMSG)?;
+    Ok(Some((message, files)))
+}

@@ -1,0 +1,200 @@
+//! The way to peers on the same host that does without packets: `READ`, `WRITE` and atomics reach into the peer's registered memory
+//! ([`terrace_memory::shared`]).
+//!
+//! Every device listens on sockets in the abstract name space, one for each of its addresses, named after address and UDP port: so
+//! whoever connects a queue pair to that address finds them, if it lives in the same network name space. Both ends check that the
+//! other one belongs to the same user. The connecting side sends the segment with its words, and gets the other side's board in
+//! return; from then on it asks how regions are reached that it meets for the first time. When either end goes away, the
+//! kernel closes the socket, and the other end learns of it.
+//!
+//! All of that is the business of one thread, which otherwise sleeps. Work requests use what it has found by then, and packets
+//! until then, or when anything is in the way: memory that is absent, a key that is wrong, a region that just changes.
+
+mod message;
+mod post;
+mod thread;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, RwLock};
+use terrace_memory::shared::{BackedBy, Lead, Reach, ShownQueuePair, Version};
+use terrace_memory::{Access, HostRange};
+use terrace_transport::{QpState, QpType};
+
+use crate::device::Device;
+use crate::qp::{QpCore, QueuePair};
+use crate::semaphore::Bell;
+
+/// Knows the files behind the program's memory.
+pub trait Backings: Send + Sync {
+    /// The file whose bytes are those of this range and, perhaps, more around it, open for writing if asked for; `None` if there is no
+    /// such file. The range of a pager is asked for as a whole.
+    fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy>;
+}
+
+/// What the thread is asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Command {
+    /// Find whoever has this address.
+    Connect(SocketAddr),
+    /// Find out how a region of theirs is reached.
+    Ask(SocketAddr, u32, Version),
+}
+
+/// A device's way to the peers on its host.
+#[derive(Default)]
+pub(crate) struct LocalPath {
+    /// Whether there is such a way at all.
+    on: AtomicBool,
+    stopping: AtomicBool,
+    running: Mutex<Option<Running>>,
+    commands: Mutex<Vec<Command>>,
+    peers: RwLock<HashMap<SocketAddr, Arc<Reach>>>,
+    /// Moves on when there is a new peer, so that queue pairs look again.
+    generation: AtomicU32,
+    backings: RwLock<Option<Arc<dyn Backings>>>,
+}
+
+struct Running {
+    bell: Arc<Bell>,
+    thread: JoinHandle<()>,
+}
+
+/// What a queue pair has of it.
+#[derive(Default)]
+pub(crate) struct QpLocal {
+    lead: Option<Lead>,
+    /// The generation of peers in which it last looked for its own.
+    looked: u32,
+    /// What it has asked for last.
+    asked: Option<(u32, Version)>,
+    /// The state in which others see it.
+    shown: Option<QpState>,
+}
+
+impl LocalPath {
+    /// Whether work requests may do without packets.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Who knows the files behind the program's memory, from now on.
+    pub fn set_backings(&self, backings: Arc<dyn Backings>) {
+        *self.backings.write() = Some(backings);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    fn command(&self, command: Command) {
+        self.commands.lock().push(command);
+        if let Some(running) = &*self.running.lock() {
+            running.bell.ring();
+        }
+    }
+
+    /// Ends the thread and waits for it: nobody reaches in any more.
+    pub fn stop(&self) {
+        self.on.store(false, Ordering::SeqCst);
+        self.stopping.store(true, Ordering::SeqCst);
+        let Some(Running { bell, thread }) = self.running.lock().take() else { return };
+        bell.ring();
+        // It can only have panicked, which is in the log.
+        let _ = thread.join();
+        self.peers.write().clear();
+    }
+
+    /// In a forked child: the thread, the words and the board are the parent's.
+    pub fn forget(&self) {
+        self.on.store(false, Ordering::SeqCst);
+        std::mem::forget(self.running.lock().take());
+    }
+}
+
+impl Device {
+    /// Opens the way to peers on the same host. Without it there are packets, so failure is no error.
+    pub(crate) fn start_local_path(self: &Arc<Self>) {
+        match thread::start(self) {
+            Ok(running) => {
+                *self.local.running.lock() = Some(running);
+                self.local.on.store(true, Ordering::SeqCst);
+            }
+            Err(error) => tracing::warn!(%error, "peers on this host are reached by packets only"),
+        }
+    }
+
+    /// Who knows the files behind the program's memory: regions over files are then reached fastest by peers on this host.
+    pub fn set_backings(&self, backings: Arc<dyn Backings>) {
+        self.local.set_backings(backings);
+    }
+
+    /// Looks for the peer of a queue pair that has just been connected, and forgets that of one that no longer is.
+    pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
+        self.show(qp, core, true);
+        match core.qp.state() {
+            QpState::Rts if self.local.is_on() && qp.qp_type() == QpType::Rc && core.local.lead.is_none() => {
+                if let Some(path) = core.qp.attr().path {
+                    // Where somebody lives already the queue pair finds them with its first work request.
+                    core.local.looked = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
+                    self.local.command(Command::Connect(canonical(path.remote)));
+                }
+            }
+            QpState::Reset | QpState::Init => core.local.lead = None,
+            _ => {}
+        }
+    }
+
+    /// Shows a queue pair to peers on this host as it is now.
+    pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
+        if !self.memory.is_shown() || qp.qp_type() != QpType::Rc {
+            return;
+        }
+        let state = core.qp.state();
+        if anew || core.local.shown != Some(state) {
+            core.local.shown = Some(state);
+            self.memory.set_queue_pair(qp.qpn(), shown(qp, core).as_ref());
+        }
+    }
+
+    /// Shows all queue pairs, when somebody comes to look for the first time.
+    fn show_all(&self) {
+        for qp in self.table.all() {
+            let mut core = qp.lock();
+            if !core.dead {
+                self.show(&qp, &mut core, true);
+            }
+        }
+    }
+}
+
+/// What others may do by way of a queue pair; `None` when it takes no requests.
+fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
+    let attr = core.qp.attr();
+    let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) && !core.dead;
+    let path = attr.path.filter(|_| takes_requests)?;
+    let mut access = Access::from_bits_truncate(attr.access);
+    if attr.max_dest_rd_atomic == 0 {
+        access -= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    }
+    let peer = address_bytes(path.remote);
+    Some(ShownQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })
+}
+
+/// An address as boards have it.
+fn address_bytes(address: SocketAddr) -> [u8; 16] {
+    match address.ip().to_canonical() {
+        std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// An address by which processes of this host find each other.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,147 @@
+//! Work requests that are carried out as they are posted.
+
+use std::sync::atomic::Ordering;
+
+use terrace_memory::shared::{Lead, LocalPiece, Refusal};
+use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
+use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList};
+
+use super::{Command, address_bytes, canonical};
+use crate::device::Device;
+use crate::qp::{QpCore, QueuePair};
+
+impl Device {
+    /// Carries a work request out, if the peer's memory can be reached into and everything that was posted before is over. Packets
+    /// do the rest.
+    pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
+        if !self.local.is_on() || !core.qp.is_quiet() || !can_reach(&wr.op) {
+            return false;
+        }
+        let Some(mut lead) = core.local.lead.take().or_else(|| self.find_lead(qp, core)) else {
+            return false;
+        };
+        if lead.reach().is_gone() {
+            return false;
+        }
+        let is_valid = core.qp.check_sends(std::slice::from_ref(wr)).is_ok();
+        let outcome = if is_valid { self.carry_out(qp, core, &mut lead, wr) } else { Outcome::NotHere };
+        core.local.lead = Some(lead);
+        match outcome {
+            Outcome::Done => core.qp.complete_direct(wr),
+            Outcome::ResultLost => core.qp.fail_direct(wr),
+            Outcome::NotHere => return false,
+        }
+        true
+    }
+
+    /// The way to a queue pair's peer, once the thread has found it.
+    #[cold]
+    fn find_lead(&self, qp: &QueuePair, core: &mut QpCore) -> Option<Lead> {
+        let generation = self.local.generation.load(Ordering::Acquire);
+        if core.local.looked == generation {
+            return None;
+        }
+        core.local.looked = generation;
+        let attr = core.qp.attr();
+        let path = attr.path?;
+        let peer = self.local.peers.read().get(&canonical(path.remote)).cloned()?;
+        let own = self.gids().get(usize::from(path.source_gid_index))?.addr;
+        peer.lead(address_bytes((own, 0).into()), qp.qpn(), attr.dest_qpn)
+    }
+
+    fn carry_out(&self, qp: &QueuePair, core: &mut QpCore, lead: &mut Lead, wr: &SendWr) -> Outcome {
+        let who = Accessor::local(qp.pd().handle(), qp.qpn());
+        let may_read = core.qp.attr().max_rd_atomic > 0;
+        match (&wr.op, &wr.payload) {
+            (&SendOp::Read { va, rkey }, Payload::Sges(sges)) if may_read => {
+                let read = self.with_sges(who, AccessNeed::Write, sges, |into| lead.read(rkey, va, into));
+                self.settle_copy(core, rkey, read)
+            }
+            (&SendOp::Write { va, rkey }, Payload::Sges(sges)) => {
+                let written = self.with_sges(who, AccessNeed::Read, sges, |from| lead.write(rkey, va, from));
+                self.settle_copy(core, rkey, written)
+            }
+            (&SendOp::Write { va, rkey }, Payload::Inline(bytes)) => {
+                let from = HostRange { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 };
+                self.settle_copy(core, rkey, Ok(lead.write(rkey, va, &[from])))
+            }
+            (&SendOp::CompareSwap { va, rkey, compare, swap }, Payload::Sges(sges)) if may_read => {
+                self.reach_atomic(who, sges, lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
+            }
+            (&SendOp::FetchAdd { va, rkey, add }, Payload::Sges(sges)) if may_read => {
+                self.reach_atomic(who, sges, lead, rkey, va, AtomicOp::FetchAdd { add })
+            }
+            _ => Outcome::NotHere,
+        }
+    }
+
+    /// What could not be copied may be possible once the thread has asked how.
+    fn settle_copy(
+        &self,
+        core: &mut QpCore,
+        rkey: u32,
+        copied: Result<Result<(), Refusal>, AccessError>,
+    ) -> Outcome {
+        match copied {
+            Ok(Ok(())) => return Outcome::Done,
+            Ok(Err(Refusal::Unknown(version))) if core.local.asked != Some((rkey, version)) => {
+                core.local.asked = Some((rkey, version));
+                if let Some(path) = core.qp.attr().path {
+                    self.local.command(Command::Ask(canonical(path.remote), rkey, version));
+                }
+            }
+            _ => {}
+        }
+        Outcome::NotHere
+    }
+
+    fn with_sges<R>(
+        &self,
+        who: Accessor,
+        need: AccessNeed,
+        sges: &SgeList,
+        act: impl FnOnce(&[HostRange]) -> R,
+    ) -> Result<R, AccessError> {
+        let piece = |sge: &Sge| LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() };
+        self.memory.with_local(who, need, sges.iter().map(piece), act)
+    }
+
+    /// The value before it goes where the work request says: where that is not there, nothing happens.
+    fn reach_atomic(
+        &self,
+        who: Accessor,
+        sges: &SgeList,
+        lead: &mut Lead,
+        rkey: u32,
+        va: u64,
+        op: AtomicOp,
+    ) -> Outcome {
+        let [sge] = sges.as_slice() else { return Outcome::NotHere };
+        let mut before = [0; 8];
+        let there = self.memory.read(who, sge.lkey, sge.addr, &mut before);
+        if there.and_then(|()| self.memory.write(who, sge.lkey, sge.addr, &before)).is_err() {
+            return Outcome::NotHere;
+        }
+        let Ok(old) = lead.atomic(rkey, va, op) else { return Outcome::NotHere };
+        match self.memory.write(who, sge.lkey, sge.addr, &old.to_ne_bytes()) {
+            Ok(()) => Outcome::Done,
+            Err(_) => Outcome::ResultLost,
+        }
+    }
+}
+
+/// What became of a work request.
+enum Outcome {
+    Done,
+    /// It was carried out, but the memory for its result went away meanwhile.
+    ResultLost,
+    /// Nothing, or nothing that does harm when it is done again.
+    NotHere,
+}
+
+fn can_reach(op: &SendOp) -> bool {
+    matches!(
+        op,
+        SendOp::Read { .. } | SendOp::Write { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+    )
+}

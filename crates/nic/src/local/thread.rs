@@ -1,0 +1,324 @@
+//! The thread that finds peers on the same host, and is found by them.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+};
+use terrace_memory::HostRange;
+use terrace_memory::shared::{BackedBy, Hands, Mapped, Paged, Reach, RegionMemory, Source, Version, Visitor};
+
+use super::message::{self, LAYOUT, Message, Received, Way};
+use super::{Command, Running};
+use crate::device::Device;
+use crate::engine::without_signals;
+use crate::error::Error;
+use crate::semaphore::Bell;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+/// Processes that may reach into this one at a time. Each costs two descriptors.
+const VISITORS_MAX: usize = 256;
+
+/// Opens the sockets, and starts the thread.
+pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
+    let port = device.port.udp_port();
+    let names = device.gids().iter().map(|gid| SocketAddr::new(gid.addr.to_canonical(), port));
+    let listeners = names.map(open_listener).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+    let bell = Arc::new(Bell::new()?);
+    let thread = {
+        let (device, bell) = (device.clone(), bell.clone());
+        without_signals(|| {
+            let builder = std::thread::Builder::new().name("terrace-local".into());
+            builder.spawn(move || {
+                Worker { device, bell, listeners, visitors: Vec::new(), peers: Vec::new() }.run()
+            })
+        })
+    };
+    let thread = thread.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
+    Ok(Running { bell, thread })
+}
+
+fn name_of(address: SocketAddr) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("terrace/reach/{address}").as_bytes())
+}
+
+fn open_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn open_listener(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = open_socket()?;
+    bind(&socket, &name_of(address)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// The process at the other end, if it is the same user's and this process can see it.
+fn check_peer(socket: &OwnedFd) -> Option<i32> {
+    let peer = socket_peercred(socket).ok()?;
+    let pid = peer.pid.as_raw_nonzero().get();
+    (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
+}
+
+/// A process that may reach into this one, once it has said hello.
+struct Guest {
+    socket: OwnedFd,
+    visitor: Option<Visitor>,
+}
+
+/// A process that this one reaches into, once it has welcomed us.
+struct Peer {
+    socket: OwnedFd,
+    address: SocketAddr,
+    pid: i32,
+    hands: Arc<Hands>,
+    reach: Option<Arc<Reach>>,
+}
+
+struct Worker {
+    device: Arc<Device>,
+    bell: Arc<Bell>,
+    listeners: Vec<OwnedFd>,
+    visitors: Vec<Guest>,
+    peers: Vec<Peer>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        loop {
+            let due = self.sleep();
+            if !self.device.local.is_stopped() {
+                self.handle_commands();
+            } else {
+                return self.leave();
+            }
+            let (guests_at, peers_at) = (self.listeners.len(), self.listeners.len() + self.visitors.len());
+            let due_in = |from: usize, count: usize| -> Vec<usize> {
+                due.iter().filter(|&&at| at >= from && at < from + count).map(|at| at - from).collect()
+            };
+            let (listeners, guests) = (due_in(0, guests_at), due_in(guests_at, self.visitors.len()));
+            // What was added since comes last, and has its turn in the next round.
+            let peers = due_in(peers_at, self.peers.len());
+            // From the end, so that those that go do not move those that follow.
+            peers.into_iter().rev().for_each(|index| self.hear_peer(index));
+            guests.into_iter().rev().for_each(|index| self.hear_guest(index));
+            listeners.into_iter().for_each(|index| self.accept(index));
+        }
+    }
+
+    /// Waits until somebody wants something. Which of listeners, guests and peers, counted in this order, do.
+    fn sleep(&self) -> Vec<usize> {
+        let sockets = self.listeners.iter().map(AsFd::as_fd);
+        let sockets = sockets.chain(self.visitors.iter().map(|guest| guest.socket.as_fd()));
+        let sockets: Vec<BorrowedFd<'_>> =
+            sockets.chain(self.peers.iter().map(|peer| peer.socket.as_fd())).collect();
+        let bell = self.bell.fd();
+        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(&bell, PollFlags::IN)];
+        fds.extend(sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        // An error can only be a lack of memory, or an interruption; then everybody is looked at.
+        let _ = poll(&mut fds, None);
+        self.bell.silence();
+        fds[1..]
+            .iter()
+            .enumerate()
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    fn leave(self) {
+        self.peers.iter().filter_map(|peer| peer.reach.as_ref()).for_each(|reach| reach.note_gone());
+    }
+
+    fn handle_commands(&mut self) {
+        let commands = std::mem::take(&mut *self.device.local.commands.lock());
+        for command in commands {
+            match command {
+                Command::Connect(address) => self.connect(address),
+                Command::Ask(address, key, version) => {
+                    let ask = Message::Ask { key, version: version.0 };
+                    if let Some(peer) = self.peers.iter().find(|peer| peer.address == address) {
+                        // If it has gone, its socket says so.
+                        let _ = message::send(&peer.socket, &ask, &[]);
+                    }
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, address: SocketAddr) {
+        if self.peers.iter().any(|peer| peer.address == address) {
+            return;
+        }
+        match self.try_connect(address) {
+            Ok(peer) => self.peers.push(peer),
+            // Nobody of that name: another host, or one that has no such way.
+            Err(Errno::CONNREFUSED) => {}
+            Err(error) => tracing::debug!(%error, %address, "a peer on this host cannot be asked"),
+        }
+    }
+
+    fn try_connect(&self, address: SocketAddr) -> Result<Peer, Errno> {
+        let socket = open_socket()?;
+        connect(&socket, &name_of(address)?)?;
+        let pid = check_peer(&socket).ok_or(Errno::PERM)?;
+        let hands = Hands::new().map_err(|_| Errno::MFILE)?;
+        message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file()])?;
+        Ok(Peer { socket, address, pid, hands, reach: None })
+    }
+
+    fn hear_peer(&mut self, index: usize) {
+        loop {
+            let peer = &mut self.peers[index];
+            let heard = match message::receive(&peer.socket) {
+                Ok(Some(received)) => peer.hear(&self.device, received),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                _ => None,
+            };
+            if heard.is_none() {
+                let peer = self.peers.remove(index);
+                self.device.local.peers.write().remove(&peer.address);
+                if let Some(reach) = peer.reach {
+                    reach.note_gone();
+                }
+                return;
+            }
+        }
+    }
+
+    fn accept(&mut self, index: usize) {
+        while let Ok(socket) =
+            accept_with(&self.listeners[index], SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        {
+            if check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX {
+                self.visitors.push(Guest { socket, visitor: None });
+            }
+        }
+    }
+
+    fn hear_guest(&mut self, index: usize) {
+        loop {
+            let guest = &mut self.visitors[index];
+            let heard = match message::receive(&guest.socket) {
+                Ok(Some(received)) => guest.hear(&self.device, received),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                _ => None,
+            };
+            if heard.is_none() {
+                return drop(self.visitors.remove(index));
+            }
+        }
+    }
+}
+
+impl Guest {
+    /// `None` when there is nothing more to be said to it.
+    fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
+        match message {
+            Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
+                // Before it sees anything.
+                self.visitor = Some(Visitor::admit(files.pop()?).ok()?);
+                let board =
+                    device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
+                device.show_all();
+                message::send(&self.socket, &Message::Welcome, &[board]).ok()
+            }
+            Message::Ask { key, version } if self.visitor.is_some() => {
+                self.answer(device, key, Version(version)).ok()
+            }
+            _ => None,
+        }
+    }
+
+    fn answer(&self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
+        let memory = device.memory.memory_of(key, version);
+        let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
+        let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.presence().tables());
+        let answer = |way| Message::Answer { key, version: version.0, way };
+        match (&backed, &memory) {
+            (Some(backed), Some(memory)) => {
+                let (offset, HostRange { addr, len }) = (backed.offset, backed.range);
+                match (&memory.pager, tables) {
+                    (None, _) => {
+                        let way = Way::Mapped { offset, addr, len };
+                        message::send(&self.socket, &answer(way), &[backed.file.as_fd()])
+                    }
+                    (Some(_), Some((bitmap, hits))) => {
+                        let way = Way::Paged { offset, addr, len };
+                        message::send(&self.socket, &answer(way), &[backed.file.as_fd(), bitmap, hits])
+                    }
+                    (Some(_), None) => message::send(&self.socket, &answer(Way::Packets), &[]),
+                }
+            }
+            (None, Some(memory)) if memory.pager.is_none() => {
+                message::send(&self.socket, &answer(Way::Process), &[])
+            }
+            _ => message::send(&self.socket, &answer(Way::Packets), &[]),
+        }
+    }
+}
+
+/// The file behind a region; of one that is paged, behind all that its pager has.
+fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
+    let wanted = memory.pager.as_ref().map_or(memory.range, |pager| pager.presence().range());
+    let backings = device.local.backings.read().clone()?;
+    let backed = backings.find(wanted, memory.is_writable)?;
+    let covers = backed.range.addr <= wanted.addr
+        && backed.range.len >= wanted.len
+        && wanted.addr - backed.range.addr <= backed.range.len - wanted.len;
+    let fits = covers && (memory.pager.is_none() || backed.range == wanted);
+    fits.then_some(backed)
+}
+
+impl Peer {
+    /// `None` when it talks nonsense.
+    fn hear(&mut self, device: &Device, (message, files): Received) -> Option<()> {
+        match message {
+            Message::Welcome if self.reach.is_none() => {
+                let board = files.into_iter().next()?;
+                let reach = Reach::new(board, self.hands.clone(), self.pid).ok()?;
+                device.local.peers.write().insert(self.address, reach.clone());
+                device.local.generation.fetch_add(1, Ordering::Release);
+                self.reach = Some(reach);
+                Some(())
+            }
+            Message::Answer { key, version, way } => {
+                let reach = self.reach.as_ref()?;
+                let source = self.source(way, files)?;
+                reach.set_source(key, Version(version), source);
+                Some(())
+            }
+            _ => None,
+        }
+    }
+
+    /// What cannot be had here goes by packets.
+    fn source(&self, way: Way, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
+        let mut files = files.into_iter();
+        let mut backed = |offset, addr, len| {
+            files.next().map(|file| BackedBy { file, offset, range: HostRange { addr, len } })
+        };
+        let source = match way {
+            Way::Packets => Ok(Source::Packets),
+            Way::Process => Ok(Source::process(self.pid)),
+            Way::Mapped { offset, addr, len } => Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped),
+            Way::Paged { offset, addr, len } => {
+                let backed = backed(offset, addr, len)?;
+                let (bitmap, hits) = (files.next()?, files.next()?);
+                Paged::new(backed, bitmap, hits).map(Source::Paged)
+            }
+        };
+        Some(source.unwrap_or_else(|error| {
+            tracing::debug!(%error, ?way, "a region is reached by packets only");
+            Source::Packets
+        }))
+    }
+}

@@ -1,0 +1,203 @@
+//! Peers on the same host, reached without packets: what they see is what they would see with packets.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use terrace_nic::*;
+
+fn direct(qp: &QueuePair) -> u64 {
+    qp.counters().direct
+}
+
+/// Posts READs until one of them needs no packets: the way has to be found first.
+fn find_way(node: &Node, qp: &Arc<QueuePair>, va: u64, rkey: u32) {
+    let before = direct(qp);
+    wait_until("a READ needs no packets", || {
+        qp.post_send([Ok(node.wr(99, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
+        assert_eq!(node.completion().status, WcStatus::Success);
+        direct(qp) > before
+    });
+}
+
+fn joined() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, qb) = rc_pair(&a, &b);
+    find_way(&a, &qa, b.memory.addr(), b.mr.rkey());
+    (a, b, qa, qb)
+}
+
+#[test]
+fn reads_and_writes_need_no_packets_and_nothing_of_the_target() {
+    let (a, b, qa, qb) = joined();
+    let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey());
+    let (before, packets, requests) = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+    let data = pattern(300_000, 5);
+    a.memory.fill(0, &data);
+    let mut quiet = a.wr(1, SendOp::Write { va, rkey }, 0, 300_000);
+    quiet.flags = SendFlags::empty();
+    let mut inline = a.wr(2, SendOp::Write { va: va - 10, rkey }, 0, 0);
+    inline.payload = Payload::Inline(b"inlined".as_slice().into());
+    let mut list = a.wr(3, SendOp::Read { va, rkey }, 0, 0);
+    list.payload =
+        Payload::Sges(SgeList::from_slice(&[a.sge(400_000, 3), a.sge(500_000, 0), a.sge(600_000, 200_000)]));
+    qa.post_send([Ok(quiet), Ok(inline), Ok(list)]).expect("posted");
+    let done = a.completions(2);
+    assert_eq!([done[0].wr_id, done[1].wr_id], [2, 3]);
+    assert_eq!((done[1].opcode, done[1].byte_len, done[1].qpn), (WcOpcode::RdmaRead, 200_003, qa.qpn()));
+    assert!(done.iter().all(|wc| wc.status == WcStatus::Success));
+    assert_eq!(b.memory.bytes(10, 300_000), data);
+    assert_eq!(b.memory.bytes(0, 7), b"inlined");
+    assert_eq!([a.memory.bytes(400_000, 3), a.memory.bytes(600_000, 200_000)].concat(), data[..200_003]);
+    assert_eq!(
+        (direct(&qa), qa.counters().tx_packets, qb.counters().requests),
+        (before + 3, packets, requests)
+    );
+}
+
+#[test]
+fn what_goes_by_packets_and_what_does_not_take_effect_in_order() {
+    let (a, b, qa, qb) = joined();
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    for round in 0..500u64 {
+        qb.post_recv([b.recv(round, 4096, 64)]).expect("posted");
+        a.memory.fill(0, &round.to_ne_bytes());
+        // The message must not be seen before what was written before it, and the READ not what is written behind it.
+        qa.post_send([
+            Ok(a.wr(1, SendOp::Write { va, rkey }, 0, 8)),
+            Ok(a.wr(2, SendOp::Send, 0, 8)),
+            Ok(a.wr(3, SendOp::FetchAdd { va, rkey, add: 1000 }, 16, 8)),
+            Ok(a.wr(4, SendOp::Read { va, rkey }, 24, 8)),
+        ])
+        .expect("posted");
+        assert_eq!(b.completion().wr_id, round);
+        assert!(b.memory.u64_at(0) % 1000 == round % 1000 && b.memory.u64_at(0) >= round);
+        let done = a.completions(4);
+        assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?}");
+        assert_eq!(done.iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!((a.memory.u64_at(16), a.memory.u64_at(24)), (round, round + 1000));
+    }
+}
+
+#[test]
+fn mistakes_end_as_they_do_with_packets() {
+    type Mistake = fn(&Node, &Node) -> SendWr;
+    let mistakes: [(&str, Mistake, WcStatus); 5] = [
+        (
+            "a key that names nothing",
+            |a, b| a.wr(1, SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() ^ 0x5500 }, 0, 8),
+            WcStatus::RemoteAccess,
+        ),
+        (
+            "a range that goes beyond",
+            |a, b| a.wr(1, SendOp::Write { va: b.memory.addr() + (1 << 20) - 4, rkey: b.mr.rkey() }, 0, 8),
+            WcStatus::RemoteAccess,
+        ),
+        (
+            "a region of another protection domain",
+            |a, b| {
+                let pd = b.device.alloc_pd().expect("a protection domain");
+                let (addr, length) = (b.memory.addr(), 4096);
+                let request = MrRequest { addr, length, iova: addr, access: REMOTE_ALL, paging: None };
+                let rkey = pd.reg_mr(request).expect("a region").rkey();
+                a.wr(1, SendOp::Read { va: addr, rkey }, 0, 8)
+            },
+            WcStatus::RemoteAccess,
+        ),
+        (
+            "a region that is read only",
+            |a, b| {
+                let (addr, length) = (b.memory.addr(), 4096);
+                let request = MrRequest { addr, length, iova: addr, access: 1 << 2, paging: None };
+                let rkey = b.pd.reg_mr(request).expect("a region").rkey();
+                a.wr(1, SendOp::Write { va: addr, rkey }, 0, 8)
+            },
+            WcStatus::RemoteAccess,
+        ),
+        (
+            "local memory that is not registered",
+            |a, b| {
+                let mut wr = a.wr(1, SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() }, 0, 8);
+                let sge = Sge { addr: 64, length: 8, lkey: a.mr.lkey() };
+                wr.payload = Payload::Sges(SgeList::from_slice(&[sge]));
+                wr
+            },
+            WcStatus::LocalProtection,
+        ),
+    ];
+    for (what, mistake, status) in mistakes {
+        let (a, b, qa, _qb) = joined();
+        let before = b.memory.bytes(0, 1 << 20);
+        qa.post_send([Ok(mistake(&a, &b))]).expect("posted");
+        assert_eq!(a.completion().status, status, "{what}");
+        assert_eq!(qa.state(), QpState::Err, "{what}");
+        assert_eq!(b.memory.bytes(0, 1 << 20), before, "{what}");
+        let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+        qa.post_send([Ok(a.wr(2, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Flushed, "{what}: what follows");
+    }
+}
+
+#[test]
+fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
+    for round in 0..60 {
+        let (a, b, qa, qb) = joined();
+        let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+        a.memory.fill(0, &[0xaa; 4096]);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) && qa.state() == QpState::Rts {
+                    let mut wr = a.wr(1, SendOp::Write { va, rkey }, 0, 4096);
+                    wr.flags = SendFlags::empty();
+                    // The queue is full when packets are waited for.
+                    let _ = qa.post_send([Ok(wr)]);
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_micros(500));
+            match round % 3 {
+                0 => b.mr.dereg().expect("deregistered"),
+                1 => qb.destroy().expect("destroyed"),
+                _ => {
+                    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                    qb.modify(&error, QpAttrMask::STATE).expect("in error");
+                }
+            }
+            b.memory.fill(0, &[0x11; 4096]);
+            std::thread::sleep(std::time::Duration::from_micros(200));
+            assert_eq!(b.memory.bytes(0, 4096), [0x11; 4096], "round {round}");
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_has_gone_is_missed_as_with_packets() {
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    let hasty = Tuning { timeout: 8, retry_cnt: 1, ..Tuning::default() };
+    connect(&qa, &b, qb.qpn(), &hasty);
+    connect(&qb, &a, qa.qpn(), &hasty);
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    find_way(&a, &qa, va, rkey);
+    b.device.close();
+    qa.post_send([Ok(a.wr(1, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
+    assert_eq!(a.completion().status, WcStatus::RetryExceeded);
+}
+
+#[test]
+fn who_wants_packets_gets_packets() {
+    let (a, b) = (Node::udp(), Node::local());
+    let (qa, qb) = rc_pair(&a, &b);
+    for round in 0..50 {
+        let wr = a.wr(round, SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() }, 0, 8);
+        qa.post_send([Ok(wr)]).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Success);
+        let wr = b.wr(round, SendOp::Read { va: a.memory.addr(), rkey: a.mr.rkey() }, 0, 8);
+        qb.post_send([Ok(wr)]).expect("posted");
+        assert_eq!(b.completion().status, WcStatus::Success);
+    }
+    assert_eq!((direct(&qa), direct(&qb)), (0, 0));
+}
