@@ -70,7 +70,7 @@ impl Buffer {
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
+        self.len() == 0
     }
 
     /// The region.
