@@ -163,7 +163,7 @@ def connection_datagram(rng):
 def management(targets, clock, sent):
     """Questions, requests for connections and other datagrams to the management queue pairs, as fast as it goes."""
     rng = random.Random(4)
-    with peer_at(targets.attackers[0]) as peer:
+    with peer_at(targets.attackers[8]) as peer:
         source, datagrams = peer.socket.getsockname(), []
         for number in range(PREPARED):
             if number % 2:

@@ -70,7 +70,7 @@ impl Buffer {
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
-        self.memory.len() == 0
+        self.len() == 0
     }
 
     /// The region.

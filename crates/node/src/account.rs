@@ -13,6 +13,8 @@ use crate::room::Room;
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
 /// Of these, those of one address whose clients have said something.
 pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = 128;
+/// Where so many of them are of one address, it is asked now and then whether they still live.
+pub(crate) const MANY_PER_ADDRESS: usize = 32;
 /// Control queue pairs over which nothing has come yet: whoever asked for one may not even have the address that he gave.
 pub(crate) const HALF_OPEN_MAX: usize = 768;
 /// The same, of one address.

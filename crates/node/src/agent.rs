@@ -29,8 +29,8 @@ const CQ_DEPTH: u32 = 1 << 18;
 /// Completions that are handled before the batches that they led to are posted.
 const COMPLETIONS_PER_ROUND: usize = 64;
 
-/// How often clients of which nothing was heard meanwhile are asked for a sign of life, if there is anything to do at all, in
-/// nanoseconds.
+/// How often clients of which nothing was heard meanwhile are asked for a sign of life where there are many, if there is anything to
+/// do at all, in nanoseconds.
 const PROBE_INTERVAL_NS: u64 = 10_000_000_000;
 /// The same while there is little room for others.
 const PROBE_INTERVAL_NS_MIN: u64 = 1_000_000_000;
@@ -324,14 +324,8 @@ impl Agent {
         bytes: &mut Vec<u8>,
     ) -> Result<(), String> {
         let State { parties, next_job, .. } = state;
-        let Some(Party { role, .. }) = parties.touch(wc.qpn) else { return Ok(()) };
-        if let Role::Server(serving) = role
-            && serving.note_heard()
-        {
-            let address = serving.client();
-            if !parties.may_speak(address) {
-                return Err("there are too many clients at its address".into());
-            }
+        if !parties.note_heard(wc.qpn) {
+            return Err("there are too many clients at its address".into());
         }
         let Some(Party { control, role }) = parties.touch(wc.qpn) else { return Ok(()) };
         control.take_message(wc, bytes).map_err(|error| error.to_string())?;

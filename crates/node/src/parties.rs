@@ -8,7 +8,8 @@ use terrace_access::proto::{Connect, Endpoint};
 use terrace_nic::Time;
 
 use crate::account::{
-    self, Account, Admission, CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, SILENCE_NS_MAX, Standing,
+    self, Account, Admission, CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, MANY_PER_ADDRESS, SILENCE_NS_MAX,
+    Standing,
 };
 use crate::control::Control;
 use crate::link::Link;
@@ -40,17 +41,23 @@ impl Parties {
         self.by_qpn.len() >= CONNECTIONS_MAX / 2
     }
 
-    /// Asks all clients of which nothing was heard since it last did so for a sign of life. The connections of those that give none
-    /// end when its retries do. Those that have never said anything, and may be at addresses that have never asked for anything,
-    /// are not asked: their connections end when they have had long enough.
+    /// Asks clients of which nothing was heard since it last did so for a sign of life, where there are many: of an address, or
+    /// altogether. The connections of those that give none end when its retries do. Those that have never said anything, and may be
+    /// at addresses that have never asked for anything, are not asked: their connections end when they have had long enough.
     pub fn probe(&mut self, now: Time) {
-        let mut gone = Vec::new();
+        let (mut gone, mut spoken) = (Vec::new(), HashMap::new());
+        for serving in self.clients().filter(|serving| serving.silent_since().is_none()) {
+            *spoken.entry(serving.client()).or_insert(0) += 1;
+        }
+        let is_crowded = self.is_crowded();
+        let among_many = |address| spoken.get(&address).is_some_and(|count| *count >= MANY_PER_ADDRESS);
         for (qpn, party) in &mut self.by_qpn {
             let Role::Server(serving) = &mut party.role else { continue };
             match serving.silent_since() {
                 Some(since) if now >= since.after_ns(SILENCE_NS_MAX) => gone.push(*qpn),
                 Some(_) => {}
                 None if serving.was_heard() => {}
+                None if !is_crowded && !among_many(serving.client()) => {}
                 None => {
                     party.control.probe();
                     self.touched.insert(*qpn);
@@ -84,9 +91,14 @@ impl Parties {
         self.clients().find(|serving| serving.client() == address).map(|serving| serving.account().clone())
     }
 
-    /// Whether a client that has just said its first word may go on: the others of its address that have done so before it were not
-    /// too many.
-    pub fn may_speak(&self, address: IpAddr) -> bool {
+    /// Something has come over this connection. False if that was a client's first word, and those of its address that have spoken
+    /// before it are enough.
+    pub fn note_heard(&mut self, qpn: u32) -> bool {
+        let Some(Party { role: Role::Server(serving), .. }) = self.by_qpn.get_mut(&qpn) else { return true };
+        if !serving.note_heard() {
+            return true;
+        }
+        let address = serving.client();
         let spoken = |serving: &&Serving| serving.client() == address && serving.silent_since().is_none();
         self.clients().filter(spoken).count() <= CONNECTIONS_PER_ADDRESS_MAX
     }
