@@ -2,7 +2,7 @@
  * mpi_check: what MPI programs do, checked byte by byte: messages around a ring in many sizes, many at once from everybody to
  * everybody, collective sums, and one-sided accesses to a window. MPI chooses the transport (UCX or libfabric), and that the verbs.
  *
- * Prints one line from rank 0 at the end. Any error aborts.
+ * Does it all as often as its argument says, 3 times by default. Prints one line from rank 0 at the end. Any error aborts.
  *
  * Build:  mpicc -O2 -o mpi_check mpi_check.c
  */
@@ -136,7 +136,8 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     unsigned char *out = malloc(SIZE_MAX_BYTES), *in = malloc(SIZE_MAX_BYTES);
     check(out != NULL && in != NULL, "out of memory");
-    for (int round = 0; round < 3; round++) {
+    int rounds = argc > 1 ? atoi(argv[1]) : 3;
+    for (int round = 0; round < rounds; round++) {
         around_the_ring(out, in);
         everybody_to_everybody();
         sums();
