@@ -58,8 +58,6 @@ class Run:
         self.slowest_ms = 0
         self.reports = {}  # by name: what each has done, as last heard
         self.processes = {}
-        for name in ("node", *CLIENTS, *WORKERS):
-            self.processes[name] = self.make(name)
 
     # ---- processes ----
 
@@ -170,6 +168,8 @@ class Run:
     # ---- the run ----
 
     def run(self):
+        for name in ("node", *CLIENTS, *WORKERS):
+            self.processes[name] = self.make(name)
         deadline = self.started + self.seconds
         sample_at = kill_at = time.monotonic()
         kill_at += KILL_S
@@ -246,7 +246,7 @@ class Run:
         growth = self.growth()
         over_pairs = lambda name: sum(counts[name] for counts in self.pairs.values())  # noqa: E731
         over_ports = lambda name: sum(counts.get(name, 0) for counts in self.ports.values())  # noqa: E731
-        resident = max(seen["resident_kib"] for name in self.processes for _, seen in self.samples[name])
+        resident = max((seen["resident_kib"] for name in self.processes for _, seen in self.samples[name]), default=0)
         return {
             "minutes": round((time.monotonic() - self.started) / 60, 2),
             "operations": totals["ops"],

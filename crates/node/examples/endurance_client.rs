@@ -91,7 +91,8 @@ impl Load<'_> {
         let Some(version) = access.version else {
             let mut found = vec![0; len];
             self.buffers[tag as usize].read(0, &mut found)?;
-            let expected = Load::word(access.piece, self.versions[access.piece]).to_ne_bytes().repeat(access.words);
+            let expected =
+                Load::word(access.piece, self.versions[access.piece]).to_ne_bytes().repeat(access.words);
             if found != expected {
                 let at = found.iter().zip(&expected).position(|(found, expected)| found != expected);
                 eprintln!("endurance_client: piece {}, word {}: wrong at {at:?}", access.piece, access.first);
