@@ -2,7 +2,9 @@
 """How Terrace's costs grow with the number of queue pairs, memory regions, processes and threads, every byte checked.
 
 Each row is one run of `many` (bench/many.c) under `terrace run`, the best of several rounds by processor time for a request: what
-else the machine does can only cost more. Writes JSON and CSV to results/bench-many/, or where --out says. Exit status 0 when all
+else the machine does can only cost more. Where there is perf, one more round of those with everything at once or several threads
+is sampled: how much of the time goes into waiting for locks, in user space (parking_lot's and futex(2)'s slow paths) and in the
+kernel (its spin locks' slow path), and how many futex calls there are. Writes JSON and CSV to results/bench-many/, or where --out says. Exit status 0 when all
 data was right and the bars below are met.
 """
 
@@ -11,8 +13,11 @@ import csv
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -34,11 +39,15 @@ GROUPS = {
     "threads": [(f"{count} threads", ("-q", 100, "-m", 1000, "-T", count)) for count in (1, 2, 4)],
 }
 
+PROFILED = ("all at once", "threads")
+LOCKS = re.compile(r"lock_slow|lock_contended|parking_lot|futex|spin_lock_slowpath|lock_exclusive_slow|lock_shared_slow")
+
 # What a row may cost at most beside the first one of its group.
 BAR_CPU_RATIO = 2.0
 COLUMNS = ("group", "name", "requests_per_s", "cpu_us_per_request", "cpu_ratio", "create_us", "connect_us", "destroy_us",
            "pair_bytes", "register_us", "deregister_us", "region_bytes", "descriptors_of_objects", "threads_of_library",
-           "resident_mib_max", "retransmits", "timeouts", "overflows", "futex_calls_per_1000", "wrong_words")
+           "resident_mib_max", "retransmits", "timeouts", "overflows", "lock_percent", "futex_calls_per_1000",
+           "wrong_words")
 
 
 def main():
@@ -80,11 +89,32 @@ def measure_group(group, members, options):
         rows.append({"group": group, "name": name, **best, "cpu_ratio": ratio, "wrong_words": wrong,
                      "requests_per_s_of_rounds": [row["requests_per_s"] for row in rounds],
                      "meets_bar": ratio <= BAR_CPU_RATIO and wrong == 0})
+        if group in PROFILED and shutil.which("perf"):
+            rows[-1].update(profile(arguments, options))
     return rows
 
 
-def run(arguments, options):
+def profile(arguments, options):
+    """Shares of samples, and futex calls."""
+    with tempfile.TemporaryDirectory() as directory:
+        samples, calls = pathlib.Path(directory, "samples"), pathlib.Path(directory, "calls")
+        run(arguments, options, ("perf", "record", "--quiet", "--freq", "999", "--output", samples, "--"))
+        report = ["perf", "report", "--input", samples, "--stdio", "--no-children", "--fields", "overhead,symbol"]
+        shown = subprocess.run(report, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+        counted = run(arguments, options, ("perf", "stat", "--event", "syscalls:sys_enter_futex", "--output", calls, "--"))
+        found = re.search(r"([\d,]+)\s+syscalls:sys_enter_futex", calls.read_text())
+    shares = [(float(share), symbol.strip()) for share, symbol in re.findall(r"^\s*([\d.]+)%\s+(.*)$", shown, re.MULTILINE)]
+    futex_calls = int(found.group(1).replace(",", "")) if found else None
+    return {
+        "lock_percent": sum(share for share, symbol in shares if LOCKS.search(symbol)),
+        "futex_calls_per_1000": None if futex_calls is None else futex_calls * 1000 / (2 * counted["round_trips"]),
+        "top_symbols": [f"{share:.1f} % {symbol}" for share, symbol in shares[:15]],
+    }
+
+
+def run(arguments, options, wrapper=()):
     argv = procs.under_terrace([str(MANY), *map(str, arguments), "-t", str(options.seconds)], addr=options.addr)
+    argv = [*map(str, wrapper), *argv]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         work = json.loads(process.stdout.readline() or "{}")
@@ -130,7 +160,10 @@ def table(rows):
     formats = ("{}", "{:.0f}", "{:.2f}", "{:.2f}", "{:.1f}", "{:.1f}", "{:.1f}", "{:.0f}", "{:.1f}", "{:.1f}", "{:.0f}", "{}", "{}",
                "{}", "{}")
     lines = [titles] + [tuple(form.format(row[name]) for form, name in zip(formats, names)) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    lines += [(f"  waiting for locks: {row['lock_percent']:.2f} % of the time; {row['futex_calls_per_1000']:.2f} futex calls "
+               f"for 1000 requests ({row['name']})", *[""] * (len(titles) - 1))
+              for row in rows if "lock_percent" in row]
+    widths = [max(len(line[column]) for line in lines if line[1]) for column in range(len(titles))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 

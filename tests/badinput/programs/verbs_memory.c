@@ -79,7 +79,7 @@ static void changed_regions(const struct lab *lab)
     MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PD, foreign, NULL, 0, 0));
     RETURNS(0, ibv_dealloc_pd(foreign));
     CHECK(ibv_close_device(other) == 0);
-    CHECK(memcmp(&before, mr, sizeof before) == 0);
+    CHECK(memcmp(&before, mr, offsetof(struct ibv_mr, rkey) + sizeof before.rkey) == 0); /* what is behind it is padding */
 
     struct ibv_qp *left = lab_qp(lab, IBV_QPT_RC), *right = lab_qp(lab, IBV_QPT_RC);
     lab_connect(lab, left, right);

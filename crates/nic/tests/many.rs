@@ -1,0 +1,119 @@
+//! More queue pairs than a device may have in flight at once: they take turns, all of them finish, and those that go away
+//! while they wait hold up nobody.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use common::*;
+use terrace_fabric::sim::{SimConfig, SimNet};
+use terrace_nic::*;
+
+const PAIRS: usize = 400;
+/// Of each.
+const WRITES: u64 = 8;
+const LEN: u32 = 1024;
+/// With the receive buffer of a simulated port: two windows of half a MiB, in packets that count with 512 bytes more each.
+const PACKETS_IN_FLIGHT_MAX: u64 = (1 << 20) / (LEN as u64 + 512);
+
+struct Many {
+    net: SimNet,
+    clock: Arc<ManualClock>,
+    nodes: [Node; 2],
+    pairs: Vec<(Arc<QueuePair>, Arc<QueuePair>)>,
+}
+
+/// Two devices, all queue pairs connected, all WRITEs posted.
+fn posted(config: SimConfig) -> Many {
+    let net = SimNet::new(1, config);
+    let clock = Arc::new(ManualClock::new());
+    let nodes = [1, 2].map(|last| {
+        let port = net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Node::with(DeviceConfig::simulated(Box::new(port), clock.clone(), u64::from(last)), 1 << 20)
+    });
+    let [a, b] = &nodes;
+    a.memory.fill(0, &pattern(LEN as usize, 3));
+    let pairs: Vec<_> = (0..PAIRS).map(|_| rc_pair(a, b)).collect();
+    for (index, (qp, _)) in (0u64..).zip(&pairs) {
+        for number in 0..WRITES {
+            let va = b.memory.addr() + index * u64::from(LEN);
+            let write = SendOp::Write { va, rkey: b.mr.rkey() };
+            qp.post_send([Ok(a.wr(index * WRITES + number, write, 0, LEN))]).expect("posted");
+        }
+    }
+    Many { net, clock, nodes, pairs }
+}
+
+impl Many {
+    fn packets_sent(&self) -> u64 {
+        self.nodes[0].device.snapshot().port["tx_packets"]
+    }
+
+    /// Lets time pass until there are so many completions, all of them successes.
+    fn finish(&self, count: usize) {
+        let [a, b] = &self.nodes;
+        let mut done = 0;
+        for _ in 0..1_000_000 {
+            let now = Time(self.net.now());
+            a.device.step(now);
+            b.device.step(now);
+            let succeeded = |wc: Wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            done += a.cq.poll(4096, &mut { succeeded }).expect("healthy");
+            if done == count {
+                return;
+            }
+            let deadlines = self.nodes.iter().filter_map(|node| node.device.next_deadline());
+            let next = deadlines.map(|time| time.0).chain(self.net.next_delivery()).min();
+            let next = next.unwrap_or_else(|| panic!("{done} of {count}, and nothing will happen any more"));
+            self.net.advance_to(next.max(now.0));
+            self.clock.set(Time(self.net.now()));
+        }
+        panic!("{done} of {count} after so many turns");
+    }
+}
+
+#[test]
+fn a_device_has_no_more_in_flight_than_its_peer_can_soon_answer() {
+    let many = posted(SimConfig::default());
+    many.nodes[0].device.step(Time(many.net.now()));
+    let sent = many.packets_sent();
+    assert!(sent >= PACKETS_IN_FLIGHT_MAX, "{sent}");
+    // Whoever begins below the bound may end a packet above it.
+    assert!(sent <= PACKETS_IN_FLIGHT_MAX + 1, "{sent}");
+    many.finish(PAIRS * WRITES as usize);
+    let expected = pattern(LEN as usize, 3);
+    for index in 0..PAIRS {
+        assert_eq!(many.nodes[1].memory.bytes(index * LEN as usize, LEN as usize), expected, "{index}");
+    }
+}
+
+#[test]
+fn turns_are_taken_over_a_bad_link_too() {
+    let many = posted(SimConfig {
+        loss: 0.02,
+        duplicate: 0.01,
+        reorder: 0.02,
+        delay_ns: 1_000..20_000,
+        ..SimConfig::default()
+    });
+    many.finish(PAIRS * WRITES as usize);
+}
+
+#[test]
+fn those_that_end_make_room_and_those_that_wait_may_end() {
+    let many = posted(SimConfig::default());
+    many.nodes[0].device.step(Time(many.net.now()));
+    // What is in flight goes with the first half, who were first to send; the others have to notice.
+    let error = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+    let (first, second) = many.pairs.split_at(PAIRS / 2);
+    for (qp, _) in first {
+        qp.modify(&error, QpAttrMask::STATE).expect("RESET");
+    }
+    // And some of those that still wait.
+    let (gone, staying) = second.split_at(PAIRS / 8);
+    for (qp, _) in gone {
+        qp.destroy().expect("destroyed");
+    }
+    many.finish(staying.len() * WRITES as usize);
+}

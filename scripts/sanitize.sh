@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# AddressSanitizer and ThreadSanitizer on the crates that have unsafe code and on those that use them from many threads, and
+# valgrind on the library as C programs see it. scripts/sanitize.sh [address|thread|valgrind]; docs/hacking.md says what is what.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+only=${1:-}
+failed=()
+target=x86_64-unknown-linux-gnu
+directory=${CARGO_TARGET_DIR:-target}/sanitize
+
+# check NAME COMMAND...
+check() {
+    local name=$1
+    shift
+    printf '== %s\n' "$name"
+    "$@" || { failed+=("$name"); printf '== %s: FAILED\n' "$name"; }
+}
+
+# The tools have SIGSEGV handlers of their own. Copies of registered memory may fault, and terrace_memory's handler has to see
+# that first: so the tools leave the signals alone.
+address() {
+    # Leaks are looked for, too.
+    RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=$directory/address ASAN_OPTIONS=handle_segv=0:handle_sigbus=0:detect_leaks=1 \
+        cargo +nightly test --locked --target $target --tests --package "$1" -- --test-threads 2
+}
+
+thread() {
+    # The standard library has to be built with it, or its locks and channels would look like races.
+    RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=$directory/thread \
+        TSAN_OPTIONS="handle_segv=0 handle_sigbus=0 suppressions=$PWD/scripts/tsan.supp" \
+        cargo +nightly test --locked -Zbuild-std --target $target --tests --package "$1" -- --test-threads 1
+}
+
+# Registers must be right wherever memory is touched, because a fault there is recovered from. What is only reachable at the end is
+# the library's for as long as the process lives.
+memcheck() {
+    build/bin/terrace run --addr 127.0.42.9 -- valgrind --quiet --error-exitcode=9 --trace-children=yes --leak-check=full \
+        --errors-for-leak-kinds=definite,indirect --show-leak-kinds=definite,indirect \
+        --vex-iropt-register-updates=allregs-at-mem-access --suppressions=scripts/valgrind.supp "$@" </dev/null
+}
+
+if [ -z "$only" ] || [ "$only" = address ]; then
+    for crate in terrace-memory terrace-tier terrace-fabric terrace-nic; do
+        check "address: $crate" address $crate
+    done
+fi
+if [ -z "$only" ] || [ "$only" = thread ]; then
+    rustup component add rust-src --toolchain nightly >/dev/null 2>&1 || true
+    for crate in terrace-memory terrace-nic; do
+        check "thread: $crate" thread $crate
+    done
+fi
+if [ -z "$only" ] || [ "$only" = valgrind ]; then
+    for program in verbs_device verbs_memory verbs_post verbs_qp verbs_queues; do
+        check "valgrind: $program" memcheck build/badinput/programs/$program
+    done
+    check "valgrind: many" memcheck build/bench/many -q 8 -m 100 -t 2 -e
+fi
+printf '%s\n' "${failed[@]/#/failed: }"
+[ ${#failed[@]} -eq 0 ]
