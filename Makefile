@@ -51,7 +51,9 @@ build/bench/%: bench/%.c
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< $(LIBRARIES) -libverbs -lpthread
+
+build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
 # Programs that make mistakes on purpose; lab.c is what they share.
 BADINPUT_SHARED := $(wildcard tests/badinput/programs/lab.*) tests/badinput/programs/check.h
@@ -64,7 +66,7 @@ build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
 badinput-programs: $(BADINPUT_PROGRAMS)
 
 # What runs on either side of `make interop`.
-interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/examples/file_region
+interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/interop/programs/cm_talk build/examples/file_region
 
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
 	@scripts/setup.sh demo

@@ -96,7 +96,7 @@ verbs="libibverbs-dev ibverbs-utils python3"
 plots="fonts-dejavu-core util-linux"
 programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin iproute2 tshark"
 # The machine for the guest, what goes into it, and what unpacks a kernel.
-guest="qemu-system-x86 busybox-static perftest ibverbs-providers iproute2 kmod util-linux"
+guest="qemu-system-x86 busybox-static perftest rdmacm-utils librdmacm-dev ibverbs-providers iproute2 kmod util-linux"
 
 case "${1:-}" in
 build) check_rust; install_packages $compiler ;;

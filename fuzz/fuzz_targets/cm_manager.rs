@@ -92,7 +92,9 @@ impl Player {
             8 => bytes[24..28].copy_from_slice(&self.conn(about).0.to_be_bytes()),
             _ => bytes[28..32].copy_from_slice(&self.conn(about).0.to_be_bytes()),
         }
-        self.cm.handle_mad(self.now, &path(peer), &bytes, &|_, _| (about > 250).then_some(about));
+        let elsewhere = |_, _| (about > 250).then_some(about);
+        assert_ne!(self.cm.meant_for(&path(peer), &bytes, &elsewhere), Some(0));
+        self.cm.handle_mad(self.now, &path(peer), &bytes, &elsewhere);
     }
 
     fn play(&mut self, step: &Step) {
@@ -154,7 +156,7 @@ impl Player {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let config = Config { guid: 1, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
+    let config = Config { guid: 1, slot: 0, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
     let mut player = Player { cm: Cm::new(config), now: Time(1), conns: Vec::new() };
     player.listen();
     let mut input = Unstructured::new(bytes);

@@ -1,7 +1,7 @@
 //! What is known of one connection.
 
 use terrace_transport::Time;
-use terrace_wire::Path;
+use terrace_wire::{Path, ROCE_PORT};
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
 
 use crate::listen::ListenerId;
@@ -113,6 +113,18 @@ impl Connection {
     pub fn is_from(&self, path: &Path) -> bool {
         self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical()
             && self.path.remote.port() == path.remote.port()
+    }
+
+    /// Takes an answer from another process of the host that was asked: the one with slot 0 has passed the question on. From
+    /// then on that process is the peer.
+    pub fn adopt(&mut self, path: &Path) -> bool {
+        let same_host = self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical();
+        let asks = matches!(self.state, State::ReqSent | State::Asked);
+        let adopted = asks && same_host && self.path.remote.port() == ROCE_PORT;
+        if adopted {
+            self.path.remote.set_port(path.remote.port());
+        }
+        adopted
     }
 
     /// Whether it counts against the limits on connections that strangers have begun.

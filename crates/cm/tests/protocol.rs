@@ -309,6 +309,63 @@ fn another_process_of_the_host_is_asked_instead() {
     assert_eq!((cm.poll_event(), cm.counters().unknown), (None, 1));
 }
 
+/// What `asker` has to say, and the managers of slots 0 and 3 of the host that is asked: a service of the latter.
+fn behind_another(asker: &mut Cm) -> ([Cm; 2], Transmit) {
+    let mut home = Cm::new(Config { slot: 3, ..config(3) });
+    home.listen(ListenerId(1), service(), None, 1).expect("free");
+    asker.connect(Time(1), 7, &connect_from(0, 11)).expect("sent");
+    ([Cm::new(config(2)), home], asker.poll_transmit().expect("a REQ"))
+}
+
+#[test]
+fn a_request_that_came_to_the_standard_port_is_for_whoever_listens() {
+    let mut asker = Cm::new(config(1));
+    let ([mut front, mut home], req) = behind_another(&mut asker);
+    assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| Some(3)), Some(3));
+    assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| None), None);
+    assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
+    // Whoever has it already keeps it, listening or not.
+    home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
+    home.take_request(home.poll_event().expect("a request").conn, 8);
+    home.stop_listening(ListenerId(1), Time(1));
+    assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
+}
+
+#[test]
+fn names_say_whose_a_connection_is() {
+    let mut asker = Cm::new(config(1));
+    let ([mut front, mut home], req) = behind_another(&mut asker);
+    home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
+    let conn = home.poll_event().expect("a request").conn;
+    home.take_request(conn, 8);
+    home.accept(Time(1), conn, &accept_with(22)).expect("accepted");
+    let rep = home.poll_transmit().expect("a REP");
+    // It comes from the process that listens, and that is the peer from then on.
+    let mut from_home = path_to(1);
+    from_home.remote.set_port(4794);
+    asker.handle_mad(Time(1), &from_home, &rep.bytes, &|_, _| None);
+    let asked = asker.poll_event().expect("a response").conn;
+    asker.establish(asked).expect("established");
+    let rtu = asker.poll_transmit().expect("an RTU");
+    assert_eq!(rtu.path.remote.port(), 4794);
+    assert_eq!(asker.meant_for(&from_home, &rep.bytes, &|_, _| None), None);
+    // A peer by the standard would have sent it to slot 0.
+    assert_eq!(front.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), Some(3));
+    assert_eq!(home.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), None);
+    home.handle_mad(Time(1), &path_to(0), &rtu.bytes, &|_, _| None);
+    assert_eq!(home.poll_event().map(|event| event.kind), Some(EventKind::Established));
+    // No other process of that host has a say in it now.
+    asker.disconnect(Time(1), asked).expect("said");
+    let dreq = asker.poll_transmit().expect("a DREQ");
+    home.handle_mad(Time(1), &path_to(0), &dreq.bytes, &|_, _| None);
+    home.disconnect(Time(1), conn).expect("agreed");
+    let drep = home.poll_transmit().expect("a DREP");
+    asker.handle_mad(Time(1), &path_to(1), &drep.bytes, &|_, _| None);
+    assert_eq!((asker.poll_event(), asker.counters().unknown), (None, 1));
+    asker.handle_mad(Time(1), &from_home, &drep.bytes, &|_, _| None);
+    assert!(matches!(asker.poll_event().map(|event| event.kind), Some(EventKind::Disconnected { .. })));
+}
+
 #[test]
 fn a_queue_pair_that_is_used_again_ends_its_old_connection() {
     let mut world = fair();

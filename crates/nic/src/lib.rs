@@ -37,6 +37,7 @@ mod limits;
 mod management;
 mod mr;
 mod pace;
+mod passing;
 mod pd;
 mod qp;
 mod semaphore;

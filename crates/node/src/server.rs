@@ -196,6 +196,8 @@ impl Server {
         let tier = Tier::open(tier_config)?;
         let port = config.port.open().map_err(ServeError::Port)?;
         let device = Device::open(DeviceConfig::new(port))?;
+        // Peers that know only the standard's port reach it in any slot.
+        device.join_siblings();
         // Closed when this is dropped, however far it has come.
         let mut server = Server { agent: Agent::attach(&device)?, device, tier, regions: Vec::new() };
         let names = config.regions.iter().map(|region| region.name.clone()).collect();

@@ -27,9 +27,10 @@ MODULES_AT_HAND = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirre
 
 # Debian's, by name; their libraries come along.
 PROGRAMS = ["ip", "rdma", "tc", "ib_read_bw", "ib_read_lat", "ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat",
-            "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo"]
-# Our own: what plays an end of a connection, and what sends a management datagram.
-OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad"]
+            "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo",
+            "rping", "ucmatose", "udaddy", "rdma_server", "rdma_client"]
+# Our own: what plays an end of a connection, what sends a management datagram, and what connects by address.
+OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad", BUILD / "programs/cm_talk"]
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rxe's half of libibverbs is loaded by name, so no list of libraries has it.
 PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
