@@ -8,15 +8,21 @@ use libfuzzer_sys::fuzz_target;
 use terrace_cm::{Accept, Answer, Ask, Cm, Config, ConnId, Connect, Limits, ListenerId, Timing};
 use terrace_transport::Time;
 use terrace_wire::Path;
-use terrace_wire::cm::{
-    CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id,
-};
+use terrace_wire::cm::{CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// A datagram of some kind about one of the connections, from one of two peers.
-    Hear { attribute: u8, about: u8, named: u8, peer: bool, body: [u8; 64] },
-    Connect { qpn: u8 },
+    Hear {
+        attribute: u8,
+        about: u8,
+        named: u8,
+        peer: bool,
+        body: [u8; 64],
+    },
+    Connect {
+        qpn: u8,
+    },
     Ask,
     Accept(u8),
     Answer(u8),

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import paged
+import services
 from cases import FAILED, PASSED, Result, last_line
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
@@ -172,6 +173,7 @@ SPECIAL = {
     "special/three-pairs-at-once": neighbours,
     "special/terrace-stat": statistics,
     **paged.SPECIAL,
+    **services.SPECIAL,
 }
 
 

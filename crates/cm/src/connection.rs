@@ -1,8 +1,8 @@
 //! What is known of one connection.
 
 use terrace_transport::Time;
-use terrace_wire::{Path, ROCE_PORT};
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
+use terrace_wire::{Path, ROCE_PORT};
 
 use crate::listen::ListenerId;
 
@@ -81,6 +81,10 @@ pub(crate) struct Connection {
     pub deadline: Option<Time>,
     /// Where it came in, as long as the program has not heard of it.
     pub waits_at: Option<ListenerId>,
+    /// The service that the peer was asked for, by its port, and when.
+    pub asked_for: Option<(u16, Time)>,
+    /// Whether the peer was asked to be patient.
+    pub is_told_to_wait: bool,
     /// Whether it is active; then it may be told once to go elsewhere.
     pub redirects_left: u8,
 }
@@ -98,6 +102,8 @@ impl Connection {
             repeat: None,
             deadline: None,
             waits_at: None,
+            asked_for: None,
+            is_told_to_wait: false,
             redirects_left: 0,
         }
     }

@@ -82,6 +82,11 @@ impl Cm {
         if redirected && self.follow(now, conn, info) {
             return;
         }
+        let is_early = rej.reason == RejReason::INVALID_SERVICE_ID && state == State::ReqSent;
+        if is_early && self.may_listen_again(conn, now) {
+            // The REQ is repeated when its time has come.
+            return;
+        }
         match state {
             State::ReqSent
             | State::RepReceived

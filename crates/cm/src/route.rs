@@ -19,7 +19,12 @@ pub(crate) fn name(slot: u8, number: u32) -> ConnId {
 impl Cm {
     /// The slot of another process that a datagram which came to this one is for. `None` if it is for this one, or nobody can
     /// tell.
-    pub fn meant_for(&mut self, from: &terrace_wire::Path, bytes: &[u8], elsewhere: Elsewhere<'_>) -> Option<u8> {
+    pub fn meant_for(
+        &mut self,
+        from: &terrace_wire::Path,
+        bytes: &[u8],
+        elsewhere: Elsewhere<'_>,
+    ) -> Option<u8> {
         let named = match Mad::decode(bytes).ok()?.message {
             Message::Req(req) => {
                 let private_data = &req.private_data;

@@ -80,6 +80,50 @@ fn a_listener_that_was_just_left_may_be_back_in_time() {
 }
 
 #[test]
+fn a_service_that_had_a_connection_is_asked_again() {
+    let mut world = fair();
+    world.connected();
+    world.ends[1].stop_listening(ListenerId(0), world.now);
+    // Long enough for the other end to refuse at once.
+    world.run_for(8 * SECOND_NS);
+    world.ends[0].connect(world.now, 8, &connect_from(0, 12)).expect("sent");
+    world.run_for(1000);
+    assert_eq!(world.take_heard(0), []);
+    world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+    world.run_for(SECOND_NS);
+    let next = world.take_only(1);
+    assert!(matches!(next.kind, EventKind::Request { .. }));
+    // But not for long.
+    world.ends[1].reject(world.now, next.conn, RejReason::CONSUMER_DEFINED, &[]).expect("refused");
+    world.ends[1].stop_listening(ListenerId(2), world.now);
+    world.run_for(8 * SECOND_NS);
+    world.take_heard(0);
+    world.ends[0].connect(world.now, 9, &connect_from(0, 13)).expect("sent");
+    world.run_for(8 * SECOND_NS);
+    let refused = world.take_only(0);
+    assert!(matches!(refused.kind, EventKind::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }));
+}
+
+#[test]
+fn a_request_that_nobody_has_heard_of_is_for_the_next_listener() {
+    for told_to_wait in [false, true] {
+        let mut world = fair();
+        world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+        world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
+        // A request that is repeated while it waits for the program is answered with an MRA.
+        world.run_for(if told_to_wait { SECOND_NS } else { 1000 });
+        assert!(matches!(world.take_only(1).kind, EventKind::Request { .. }));
+        world.ends[1].stop_listening(ListenerId(1), world.now);
+        world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+        world.run_for(SECOND_NS);
+        match told_to_wait {
+            false => assert!(matches!(world.take_only(1).kind, EventKind::Request { .. })),
+            true => assert!(matches!(world.take_only(0).kind, EventKind::Rejected { .. })),
+        }
+    }
+}
+
+#[test]
 fn a_program_refuses() {
     let mut world = fair();
     world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");

@@ -149,7 +149,9 @@ pub fn stand_in() {
 /// Whether nobody has the port of slot 0 at an address.
 fn is_front_free(gid: &Gid) -> bool {
     let place = match gid.addr {
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, ROCE_PORT, 0, gid.ifindex).into(),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            SocketAddrV6::new(v6, ROCE_PORT, 0, gid.ifindex).into()
+        }
         addr => SocketAddr::new(addr, ROCE_PORT),
     };
     UdpSocket::bind(place).is_ok()

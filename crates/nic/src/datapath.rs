@@ -146,7 +146,7 @@ impl Device {
         table: &TableReader<'_>,
         work: &mut WorkList,
     ) -> bool {
-        if is_management(packet.bth.qpn) {
+        if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
             self.management.take(now, self.port.slot(), meta, packet);
             return true;
         }

@@ -49,6 +49,11 @@ impl Device {
         self.port.slot() == 0 && self.is_sibling()
     }
 
+    /// Whether a number is another slot's, and this is the one to pass on what is for it.
+    pub(crate) fn is_for_other_slot(&self, qpn: u32) -> bool {
+        qpn >> QPN_SLOT_SHIFT != 0 && self.is_in_front()
+    }
+
     /// Passes a packet on to the process that has its queue pair number's slot. False if that is not for this one to do.
     #[cold]
     pub(crate) fn pass_on_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32, tx: &mut TxBatch) -> bool {
@@ -80,7 +85,13 @@ impl Device {
         let gid = self.gids().get(usize::from(from.source_gid_index));
         let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
         let mut packet = TxBatch::new(0);
-        management::write(&mut packet, from, Psn::new(0), [slot, management::slot_of(from.remote.port())?], payload)?;
+        management::write(
+            &mut packet,
+            from,
+            Psn::new(0),
+            [slot, management::slot_of(from.remote.port())?],
+            payload,
+        )?;
         let meta = RxMeta {
             source: from.remote,
             destination: gid.addr,
@@ -140,13 +151,8 @@ fn push(tx: &mut TxBatch, kind: u8, slot: u8, meta: &RxMeta, bytes: &[u8]) -> bo
     let mut remote = meta.source;
     remote.set_ip(meta.destination);
     remote.set_port(ROCE_PORT + u16::from(slot));
-    let path = Path {
-        remote,
-        source_gid_index: meta.gid_index,
-        traffic_class: 0,
-        hop_limit: 0,
-        flow_label: 0,
-    };
+    let path =
+        Path { remote, source_gid_index: meta.gid_index, traffic_class: 0, hop_limit: 0, flow_label: 0 };
     let payload_len = PREFIX_BYTES + bytes.len();
     let (mut bth, mut ext) = management::headers(payload_len, Psn::new(0), slot, 0);
     bth.qpn = u32::from(slot) << QPN_SLOT_SHIFT | PASSING_INDEX;

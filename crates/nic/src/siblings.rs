@@ -13,6 +13,7 @@ use terrace_fabric::TxBatch;
 use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
 
 use crate::device::Device;
+use crate::management::is_management;
 
 static SIBLINGS: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
 
@@ -46,7 +47,12 @@ impl Device {
         if slot == u32::from(self.port.slot()) {
             return false;
         }
-        match find(slot, meta.destination.to_canonical()) {
+        // A management datagram's handler wants no locks held, as there are here.
+        let sibling = match is_management(packet.bth.qpn) {
+            true => None,
+            false => find(slot, meta.destination.to_canonical()),
+        };
+        match sibling {
             Some(sibling) => sibling.take_passed_on(meta, packet),
             None => self.pass_on_to_process(meta, bytes, packet.bth.qpn, tx),
         }

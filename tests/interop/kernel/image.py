@@ -34,6 +34,8 @@ OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "progra
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rxe's half of libibverbs is loaded by name, so no list of libraries has it.
 PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
+# What the C library loads when a thread is cancelled, which rping does.
+UNWINDER_PATTERN = "lib/*/libgcc_s.so.1"
 PROVIDER_CONFIGURATION = pathlib.Path("/etc/libibverbs.d/rxe.driver")
 
 
@@ -74,15 +76,20 @@ def _content():
              "bin/busybox": (0o100755, _read(BUSYBOX)),
              PROVIDER_CONFIGURATION.as_posix()[1:]: (0o100644, _read(PROVIDER_CONFIGURATION))}
     binaries = [_program(name) for name in PROGRAMS] + OWN_PROGRAMS
-    providers = list(pathlib.Path("/").glob(PROVIDER_PATTERN))
-    if not providers:
-        raise Incomplete(f"/{PROVIDER_PATTERN} is missing: run scripts/setup.sh interop")
+    loaded_by_name = [path for pattern in (PROVIDER_PATTERN, UNWINDER_PATTERN) for path in _found(pattern)]
     for binary in binaries:
         files[f"bin/{binary.name}"] = (0o100755, _read(binary))
-    for library in {library for binary in [*binaries, *providers] for library in _libraries(binary)} | set(providers):
+    for library in {library for binary in [*binaries, *loaded_by_name] for library in _libraries(binary)} | set(loaded_by_name):
         files[library.as_posix()[1:]] = (0o100755, _read(library))
     files.update(_modules())
     return files
+
+
+def _found(pattern):
+    found = list(pathlib.Path("/").glob(pattern))
+    if not found:
+        raise Incomplete(f"/{pattern} is missing: run scripts/setup.sh interop")
+    return found
 
 
 def _program(name):

@@ -39,17 +39,17 @@ RESOLVED = [event("ADDR_RESOLVED"), event("ROUTE_RESOLVED")]
 class Programs(Connecting):
     def test_rping(self):
         for family, server, place in itertools.product(FAMILIES, (TERRACE, RXE), PLACES):
-            self.one(RPING, ("-s",), ("-c", "-a"), RPING_OK, server, place, family)
+            self.one(RPING, ("-s", "-a"), ("-c", "-a"), RPING_OK, server, place, family)
         for server in (TERRACE, RXE):
-            self.one((*RPING, "-S", "65000"), ("-s",), ("-c", "-a"), RPING_OK, server, ALONE)
+            self.one((*RPING, "-S", "65000"), ("-s", "-a"), ("-c", "-a"), RPING_OK, server, ALONE)
 
     def test_ucmatose(self):
         for server, place in itertools.product((TERRACE, RXE), PLACES):
-            self.one(("ucmatose", "-c", "5", "-C", "5"), (), ("-s",), prints("return status 0"), server, place)
+            self.one(("ucmatose", "-c", "5", "-C", "5"), ("-b",), ("-s",), prints("return status 0"), server, place)
 
     def test_udaddy(self):
         for server, place in itertools.product((TERRACE, RXE), PLACES):
-            self.one(("udaddy", "-c", "2", "-C", "5"), (), ("-s",), prints("return status 0"), server, place, port=UDADDY_PORT)
+            self.one(("udaddy", "-c", "2", "-C", "5"), ("-b",), ("-s",), prints("return status 0"), server, place, port=UDADDY_PORT)
 
     def test_perftest(self):
         for program, server in itertools.product(PERFTEST, (TERRACE, RXE)):
@@ -60,14 +60,24 @@ class Programs(Connecting):
     def one(self, both, server_words, client_words, check, server, place, family=4, port=None):
         """Runs a program with itself, one end in the guest. Port and address of the server are added to the words."""
         with self.subTest(program=" ".join(both), family=family, server=server, place=place):
-            words = [] if port else ["-p", str(fresh_port())]
             with self.address(place, family) as address:
-                target = address if server == TERRACE else guest_address(family)
-                argv = {"server": [*both, *words, *server_words], "client": [*both, *words, *client_words, target]}
-                outcomes = self.run_pair(server, argv, address, port or int(words[1]))
+                outcomes = self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
             for end, outcome in outcomes.items():
                 self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
             self.assertIsNone(check(outcomes))
+
+    def commands(self, both, server_words, client_words, server, address, port):
+        """Both command lines, the address on this side, and the port."""
+        words = [] if port else ["-p", str(fresh_port())]
+        target = address if server == TERRACE else guest_address(self.family_of(address))
+        # Without words of its own a server takes no address.
+        where = [*server_words, target] if server_words else []
+        argv = {"server": [*both, *words, *where], "client": [*both, *words, *client_words, target]}
+        return argv, address, port or int(words[1])
+
+    @staticmethod
+    def family_of(address):
+        return 6 if ":" in address else 4
 
 
 class Events(Connecting):

@@ -225,7 +225,7 @@ impl Service {
         let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
         for event in self.ids.take_events(file, number) {
             if let Some(request) = event.request {
-                self.cm.destroy(request.conn, now());
+                self.cm.forget_request(request.conn, now());
             }
         }
         self.quiet_if_empty(file);
