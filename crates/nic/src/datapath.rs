@@ -17,7 +17,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::management::is_management;
-use crate::passing::is_passed_on;
+use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, TxUnit, WorkList};
@@ -104,17 +104,32 @@ impl Device {
     ) {
         let Some(packet) = self.read(meta, bytes) else { return };
         if is_passed_on(packet.bth.qpn) {
-            let unpacked = self.unpack(meta, &packet).and_then(|(meta, inner)| {
-                let packet = self.read(&meta, inner)?;
-                self.hand_over(now, &meta, &packet, table, &mut unit.work).then_some(())
-            });
-            if unpacked.is_none() {
-                self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
-            }
-            return;
+            return self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
         }
         let arrived = self.hand_over(now, meta, &packet, table, &mut unit.work)
             || self.pass_on(meta, &packet, bytes, &mut unit.batch);
+        if !arrived {
+            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn handle_passed_on(
+        &self,
+        now: Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        table: &TableReader<'_>,
+        work: &mut WorkList,
+    ) {
+        let arrived = match self.unpack(meta, packet) {
+            Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
+                Some(packet) => self.hand_over(now, &meta, &packet, table, work),
+                // It is counted.
+                None => true,
+            },
+            Unpacked::Done => true,
+            Unpacked::NotBelieved => false,
+        };
         if !arrived {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }

@@ -121,29 +121,43 @@ impl Device {
         self.flush(unit, self.clock.now());
     }
 
-    /// What a datagram holds that another process of this host has passed on: where it came from, and the packet.
+    /// What a datagram holds that another process of this host has sent to be believed.
     #[cold]
-    pub(crate) fn unpack<'a>(&self, meta: &RxMeta, packet: &Packet<'a>) -> Option<(RxMeta, &'a [u8])> {
+    pub(crate) fn unpack<'a>(&self, meta: &RxMeta, packet: &Packet<'a>) -> Unpacked<'a> {
         let is_own = meta.source.ip().to_canonical() == meta.destination.to_canonical();
         let fits = packet.bth.opcode == Opcode::UdSendOnly
             && packet.bth.qpn >> QPN_SLOT_SHIFT == u32::from(self.port.slot())
             && packet.ext.deth.is_some_and(|deth| deth.qkey == MANAGEMENT_QKEY);
-        if !is_own || !fits || !self.is_sibling() {
-            return None;
-        }
-        let (prefix, inner) = packet.payload.split_first_chunk::<PREFIX_BYTES>()?;
+        let split = packet.payload.split_first_chunk::<PREFIX_BYTES>();
+        let Some((prefix, inner)) = split.filter(|_| is_own && fits && self.is_sibling()) else {
+            return Unpacked::NotBelieved;
+        };
         let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
-        if kind == LISTEN_EVERYWHERE && self.is_in_front() {
-            self.activate_all_gids();
+        match kind {
+            LISTEN_EVERYWHERE if self.is_in_front() => {
+                self.activate_all_gids();
+                Unpacked::Done
+            }
+            A_PACKET if meta.source.port() == ROCE_PORT && self.port.slot() != 0 => {
+                let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
+                let ifindex = self.gids().get(usize::from(meta.gid_index)).map_or(0, |gid| gid.ifindex);
+                let port = u16::from_be_bytes([port_high, port_low]);
+                let source = crate::address::socket_address(ip, port, ifindex);
+                Unpacked::Packet(RxMeta { source, traffic_class, ..*meta }, inner)
+            }
+            _ => Unpacked::NotBelieved,
         }
-        if kind != A_PACKET || meta.source.port() != ROCE_PORT || self.port.slot() == 0 {
-            return None;
-        }
-        let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
-        let ifindex = self.gids().get(usize::from(meta.gid_index)).map_or(0, |gid| gid.ifindex);
-        let source = crate::address::socket_address(ip, u16::from_be_bytes([port_high, port_low]), ifindex);
-        Some((RxMeta { source, traffic_class, ..*meta }, inner))
     }
+}
+
+/// What came of a datagram between processes.
+pub(crate) enum Unpacked<'a> {
+    /// A packet, and where it came from.
+    Packet(RxMeta, &'a [u8]),
+    /// A request that was fulfilled.
+    Done,
+    /// It does not come from where such datagrams come from, or makes no sense here.
+    NotBelieved,
 }
 
 /// Wraps a packet and adds it to those that leave, from the address that it came to. False if there is no room.
