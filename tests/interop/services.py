@@ -173,5 +173,4 @@ SPECIAL = {
     "service/qemu-migration-pin-all": migration(pin_all=True),
     "service/fio-write": fio("write"),
     "service/fio-read": fio("read"),
-    "service/fio-send": fio("send"),
 }

@@ -370,7 +370,8 @@ fn a_request_that_came_to_the_standard_port_is_for_whoever_listens() {
     assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
     // Whoever has it already keeps it, listening or not.
     home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
-    home.take_request(home.poll_event().expect("a request").conn, 8);
+    let conn = home.poll_event().expect("a request").conn;
+    home.take_request(conn, 8);
     home.stop_listening(ListenerId(1), Time(1));
     assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
 }
