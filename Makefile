@@ -52,7 +52,9 @@ build/bench/%: bench/%.c
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< $(LIBRARIES) -libverbs -lpthread
+
+build/interop/programs/cm_talk: LIBRARIES := -lrdmacm
 
 build/interop/programs/mpi_check: tests/interop/programs/mpi_check.c
 	@mkdir -p $(@D)
@@ -73,7 +75,7 @@ build/endurance/programs/%: tests/endurance/programs/%.c $(BADINPUT_SHARED)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -Itests/badinput/programs -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
 
 # What runs on either side of `make interop`.
-interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/examples/file_region
+interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/interop/programs/cm_talk build/examples/file_region
 
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
 	@scripts/setup.sh demo

@@ -94,14 +94,14 @@ compiler="gcc libc6-dev make"
 verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
-programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark"
+programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark fio qemu-system-x86"
 # The machine for the guest, what goes into it, and what unpacks a kernel.
-guest="qemu-system-x86 busybox-static perftest ibverbs-providers iproute2 kmod util-linux"
+guest="qemu-system-x86 busybox-static perftest rdmacm-utils librdmacm-dev ibverbs-providers iproute2 kmod util-linux"
 
 case "${1:-}" in
 build) check_rust; install_packages $compiler ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
-test) check_rust; install_packages $compiler $verbs $plots ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
 interop)
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest is made of Debian's packages for amd64"

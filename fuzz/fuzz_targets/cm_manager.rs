@@ -8,15 +8,21 @@ use libfuzzer_sys::fuzz_target;
 use terrace_cm::{Accept, Answer, Ask, Cm, Config, ConnId, Connect, Limits, ListenerId, Timing};
 use terrace_transport::Time;
 use terrace_wire::Path;
-use terrace_wire::cm::{
-    CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id,
-};
+use terrace_wire::cm::{CM_CLASS, IpHeader, MAD_BYTES, PortSpace, RejReason, Transport, service_id};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// A datagram of some kind about one of the connections, from one of two peers.
-    Hear { attribute: u8, about: u8, named: u8, peer: bool, body: [u8; 64] },
-    Connect { qpn: u8 },
+    Hear {
+        attribute: u8,
+        about: u8,
+        named: u8,
+        peer: bool,
+        body: [u8; 64],
+    },
+    Connect {
+        qpn: u8,
+    },
     Ask,
     Accept(u8),
     Answer(u8),
@@ -92,7 +98,9 @@ impl Player {
             8 => bytes[24..28].copy_from_slice(&self.conn(about).0.to_be_bytes()),
             _ => bytes[28..32].copy_from_slice(&self.conn(about).0.to_be_bytes()),
         }
-        self.cm.handle_mad(self.now, &path(peer), &bytes, &|_, _| (about > 250).then_some(about));
+        let elsewhere = |_, _| (about > 250).then_some(about);
+        assert_ne!(self.cm.meant_for(&path(peer), &bytes, &elsewhere), Some(0));
+        self.cm.handle_mad(self.now, &path(peer), &bytes, &elsewhere);
     }
 
     fn play(&mut self, step: &Step) {
@@ -154,7 +162,7 @@ impl Player {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let config = Config { guid: 1, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
+    let config = Config { guid: 1, slot: 0, path_mtu: 5, seed: 1, timing: Timing::default(), limits: LIMITS };
     let mut player = Player { cm: Cm::new(config), now: Time(1), conns: Vec::new() };
     player.listen();
     let mut input = Unstructured::new(bytes);

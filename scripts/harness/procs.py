@@ -55,7 +55,7 @@ def is_listening(port):
     # Where processes on one host look for each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
     with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
         names = (line.rsplit(" ", 1)[-1] for line in lines)
-        return any(name.startswith("@terrace-cm/") and f"/{port}/" in name for name in names)
+        return any(name.startswith("@terrace-cm/") and f"/{port}/" in name and "/slot/" in name for name in names)
     return False
 
 

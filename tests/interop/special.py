@@ -9,6 +9,7 @@ import time
 
 import faults
 import paged
+import services
 from cases import FAILED, PASSED, Result, last_line
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
@@ -174,6 +175,7 @@ SPECIAL = {
     "special/terrace-stat": statistics,
     **faults.SPECIAL,
     **paged.SPECIAL,
+    **services.SPECIAL,
 }
 
 

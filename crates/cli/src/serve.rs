@@ -126,6 +126,7 @@ pub fn serve(options: &Options) -> Result<(), ServeError> {
         port: PortConfig {
             address: options.listen,
             mtu: options.mtu,
+            slot: None,
             fault_plan: options.fault_plan.clone().filter(|path| !path.as_os_str().is_empty()),
             pcap: None,
             path: options.path,

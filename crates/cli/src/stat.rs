@@ -191,6 +191,9 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     );
     text += &section("port", &device.port, before.map(|device| &device.port), seconds);
     text += &section("dropped", &device.dropped, before.map(|device| &device.dropped), seconds);
+    if device.passed_on > 0 {
+        text += &format!("passed on to other processes of this address: {} packets\n", device.passed_on);
+    }
     text += &section("objects", &device.objects, None, seconds);
     if !device.injected.is_empty() {
         text += &section(

@@ -7,10 +7,10 @@ use terrace_wire::cm::{
 };
 use terrace_wire::port_of;
 
-use crate::ConnId;
 use crate::connection::{Connection, State, padded};
 use crate::manager::{Cm, Error, EventKind};
 use crate::timing::{PATIENCE_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
+use crate::{ConnId, listen};
 
 /// What a program asks for.
 #[derive(Clone, Debug)]
@@ -47,6 +47,10 @@ pub struct Connect {
     pub private_data: Vec<u8>,
 }
 
+/// How long a service that does not listen for its next connection yet is asked again. Programs that accept one connection and
+/// then listen anew, as perftest does, lose a race against peers that find the way at once; Linux refuses then.
+const BETWEEN_LISTENERS_NS: u64 = 3_000_000_000;
+
 /// How often a connection may be told to ask at another queue pair 1.
 const REDIRECTS_MAX: u8 = 2;
 
@@ -65,6 +69,7 @@ impl Cm {
         let tid = u64::from(self.numbers.next()) << 32 | u64::from(self.numbers.next());
         let mut connection = Connection::new(State::ReqSent, Some(owner), connect.path, tid);
         connection.redirects_left = REDIRECTS_MAX;
+        connection.asked_for = Some((listen::port_of(connect.service_id), now));
         let agreed = &mut connection.agreed;
         agreed.local_qpn = connect.qpn;
         agreed.rq_psn = self.numbers.next_psn();
@@ -159,7 +164,8 @@ impl Cm {
     }
 
     pub(crate) fn ask_for_patience(&mut self, conn: ConnId, answered: Answered) {
-        let Some(connection) = self.connections.get(&conn) else { return };
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        connection.is_told_to_wait = true;
         let mra = Mra {
             local_comm_id: conn.0,
             remote_comm_id: connection.remote_id,
@@ -186,6 +192,19 @@ impl Cm {
             let patience_ns = code_to_ns(mra.service_timeout).min(self.config.timing.patience_ns_max);
             self.set_deadline(conn, Some(now.after_ns(patience_ns)));
         }
+    }
+
+    /// Whether a refusal for want of a listener may be too early: a connection to that service of the peer stands, or has just
+    /// ended, and its program may be about to listen for the next one.
+    pub(crate) fn may_listen_again(&self, conn: ConnId, now: Time) -> bool {
+        let Some(connection) = self.connections.get(&conn) else { return false };
+        let Some((port, asked_at)) = connection.asked_for else { return false };
+        let is_like_it = |other: &Connection| {
+            other.asked_for.is_some_and(|(asked, _)| asked == port)
+                && other.path.remote.ip() == connection.path.remote.ip()
+                && !matches!(other.state, State::ReqSent | State::RepReceived | State::Refused)
+        };
+        asked_at.after_ns(BETWEEN_LISTENERS_NS) > now && self.connections.values().any(is_like_it)
     }
 
     /// Asks at another queue pair 1 of the same host. Returns whether there is one to ask.

@@ -1,8 +1,8 @@
 //! What is known of one connection.
 
 use terrace_transport::Time;
-use terrace_wire::Path;
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
+use terrace_wire::{Path, ROCE_PORT};
 
 use crate::listen::ListenerId;
 
@@ -81,6 +81,10 @@ pub(crate) struct Connection {
     pub deadline: Option<Time>,
     /// Where it came in, as long as the program has not heard of it.
     pub waits_at: Option<ListenerId>,
+    /// The service that the peer was asked for, by its port, and when.
+    pub asked_for: Option<(u16, Time)>,
+    /// Whether the peer was asked to be patient.
+    pub is_told_to_wait: bool,
     /// Whether it is active; then it may be told once to go elsewhere.
     pub redirects_left: u8,
 }
@@ -98,6 +102,8 @@ impl Connection {
             repeat: None,
             deadline: None,
             waits_at: None,
+            asked_for: None,
+            is_told_to_wait: false,
             redirects_left: 0,
         }
     }
@@ -113,6 +119,18 @@ impl Connection {
     pub fn is_from(&self, path: &Path) -> bool {
         self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical()
             && self.path.remote.port() == path.remote.port()
+    }
+
+    /// Takes an answer from another process of the host that was asked: the one with slot 0 has passed the question on. From
+    /// then on that process is the peer.
+    pub fn adopt(&mut self, path: &Path) -> bool {
+        let same_host = self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical();
+        let asks = matches!(self.state, State::ReqSent | State::Asked);
+        let adopted = asks && same_host && self.path.remote.port() == ROCE_PORT;
+        if adopted {
+            self.path.remote.set_port(path.remote.port());
+        }
+        adopted
     }
 
     /// Whether it counts against the limits on connections that strangers have begun.

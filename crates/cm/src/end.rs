@@ -69,10 +69,22 @@ impl Cm {
             id => self.of_peer(id, (rej.local_comm_id != 0).then_some(rej.local_comm_id), from),
         };
         let Some(conn) = conn else { return };
-        let Some(state) = self.connections.get(&conn).map(|connection| connection.state) else { return };
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let state = connection.state;
+        // Once both ends know each other's names, who refuses has to know both, too.
+        let is_named = rej.local_comm_id == connection.remote_id;
+        if matches!(state, State::RepReceived | State::RepSent | State::Established) && !is_named {
+            self.counters.unknown += 1;
+            return;
+        }
         let info = &rej.info[..usize::from(rej.info_len).min(Rej::INFO_BYTES)];
         let redirected = state == State::ReqSent && rej.reason == RejReason::PORT_AND_CM_REDIRECT;
         if redirected && self.follow(now, conn, info) {
+            return;
+        }
+        let is_early = rej.reason == RejReason::INVALID_SERVICE_ID && state == State::ReqSent;
+        if is_early && self.may_listen_again(conn, now) {
+            // The REQ is repeated when its time has come.
             return;
         }
         match state {

@@ -36,6 +36,7 @@ mod ids;
 mod listen;
 mod manager;
 mod passive;
+mod route;
 mod timing;
 
 pub use active::Connect;

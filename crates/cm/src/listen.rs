@@ -21,7 +21,7 @@ const BETWEEN_LISTENERS_NS: u64 = 5_000_000_000;
 const BETWEEN_LISTENERS_MAX: usize = 64;
 
 /// The port that a service ID of annex A11 ends with.
-fn port_of(service_id: u64) -> u16 {
+pub(crate) fn port_of(service_id: u64) -> u16 {
     service_id as u16
 }
 
@@ -68,7 +68,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Listens no longer. Requests that the program has not heard of are refused.
+    /// Listens no longer. Requests that the program has not heard of are forgotten: their peers ask again, and by then somebody may
+    /// listen again.
     pub fn stop_listening(&mut self, id: ListenerId, now: Time) {
         let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
         let listener = self.listeners.swap_remove(index);
@@ -78,7 +79,17 @@ impl Cm {
         }
         let waiting: Vec<_> = self.connections.iter().filter(|(_, one)| one.waits_at == Some(id)).collect();
         let waiting: Vec<_> = waiting.into_iter().map(|(conn, _)| *conn).collect();
-        waiting.into_iter().for_each(|conn| self.destroy(conn, now));
+        waiting.into_iter().for_each(|conn| self.forget_request(conn, now));
+    }
+
+    /// Forgets a request that the program has not heard of, as if it had been lost on its way. A peer that was asked to be patient
+    /// is refused: it would not ask again for long.
+    pub fn forget_request(&mut self, conn: crate::ConnId, now: Time) {
+        match self.connections.get(&conn) {
+            Some(connection) if connection.is_told_to_wait => self.destroy(conn, now),
+            Some(_) => self.forget(conn),
+            None => {}
+        }
     }
 
     /// The program has heard of a request, which no longer counts against its listener's backlog.
@@ -97,7 +108,7 @@ impl Cm {
         self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
     }
 
-    fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
+    pub(crate) fn listener_for(&mut self, service_id: u64, address: IpAddr) -> Option<&mut Listener> {
         self.listeners.iter_mut().find(|one| {
             one.service_id == service_id && one.address.is_none_or(|taken| taken == address.to_canonical())
         })

@@ -11,6 +11,7 @@ use crate::ConnId;
 use crate::connection::{Agreed, Connection, Repeat, State};
 use crate::ids::Numbers;
 use crate::listen::{Listener, ListenerId};
+use crate::route;
 use crate::timing::Timing;
 
 /// What a manager is made with.
@@ -18,6 +19,8 @@ use crate::timing::Timing;
 pub struct Config {
     /// The node's GUID, which peers are told.
     pub guid: u64,
+    /// The process's place among those of its address.
+    pub slot: u8,
     /// Code of the largest path MTU that the port has.
     pub path_mtu: u8,
     /// Where names and PSNs start: secret, for a stranger must not guess them.
@@ -213,9 +216,11 @@ impl Cm {
         }
     }
 
-    /// Sets the largest path MTU that peers may ask for, which is known when there is a port.
-    pub fn set_path_mtu(&mut self, code: u8) {
-        self.config.path_mtu = code;
+    /// Sets what is known when there is a port: the process's slot, which the names of its connections begin with, and the
+    /// largest path MTU that peers may ask for.
+    pub fn set_port(&mut self, slot: u8, path_mtu_code: u8) {
+        self.config.slot = slot;
+        self.config.path_mtu = path_mtu_code;
     }
 
     /// Does what is due.
@@ -266,8 +271,9 @@ impl Cm {
     /// The connection that a datagram is about, if it comes from that connection's peer.
     pub(crate) fn of_peer(&mut self, id: u32, remote_id: Option<u32>, from: &Path) -> Option<ConnId> {
         let conn = ConnId(id);
-        let fits = self.connections.get(&conn).is_some_and(|one| {
-            one.is_from(from) && remote_id.is_none_or(|named| one.remote_id == 0 || one.remote_id == named)
+        let fits = self.connections.get_mut(&conn).is_some_and(|one| {
+            let names_fit = remote_id.is_none_or(|named| one.remote_id == 0 || one.remote_id == named);
+            names_fit && (one.is_from(from) || one.adopt(from))
         });
         if !fits {
             self.counters.unknown += 1;
@@ -278,7 +284,7 @@ impl Cm {
     /// Adds a connection under a name that is free.
     pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
         let conn = loop {
-            let conn = ConnId(self.numbers.next());
+            let conn = route::name(self.config.slot, self.numbers.next());
             if conn.0 != 0 && !self.connections.contains_key(&conn) {
                 break conn;
             }

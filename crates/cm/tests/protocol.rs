@@ -80,6 +80,50 @@ fn a_listener_that_was_just_left_may_be_back_in_time() {
 }
 
 #[test]
+fn a_service_that_had_a_connection_is_asked_again() {
+    let mut world = fair();
+    world.connected();
+    world.ends[1].stop_listening(ListenerId(0), world.now);
+    // Long enough for the other end to refuse at once.
+    world.run_for(8 * SECOND_NS);
+    world.ends[0].connect(world.now, 8, &connect_from(0, 12)).expect("sent");
+    world.run_for(1000);
+    assert_eq!(world.take_heard(0), []);
+    world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+    world.run_for(SECOND_NS);
+    let next = world.take_only(1);
+    assert!(matches!(next.kind, EventKind::Request { .. }));
+    // But not for long.
+    world.ends[1].reject(world.now, next.conn, RejReason::CONSUMER_DEFINED, &[]).expect("refused");
+    world.ends[1].stop_listening(ListenerId(2), world.now);
+    world.run_for(8 * SECOND_NS);
+    world.take_heard(0);
+    world.ends[0].connect(world.now, 9, &connect_from(0, 13)).expect("sent");
+    world.run_for(8 * SECOND_NS);
+    let refused = world.take_only(0);
+    assert!(matches!(refused.kind, EventKind::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }));
+}
+
+#[test]
+fn a_request_that_nobody_has_heard_of_is_for_the_next_listener() {
+    for told_to_wait in [false, true] {
+        let mut world = fair();
+        world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
+        world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
+        // A request that is repeated while it waits for the program is answered with an MRA.
+        world.run_for(if told_to_wait { SECOND_NS } else { 1000 });
+        assert!(matches!(world.take_only(1).kind, EventKind::Request { .. }));
+        world.ends[1].stop_listening(ListenerId(1), world.now);
+        world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
+        world.run_for(SECOND_NS);
+        match told_to_wait {
+            false => assert!(matches!(world.take_only(1).kind, EventKind::Request { .. })),
+            true => assert!(matches!(world.take_only(0).kind, EventKind::Rejected { .. })),
+        }
+    }
+}
+
+#[test]
 fn a_program_refuses() {
     let mut world = fair();
     world.ends[1].listen(ListenerId(1), service(), None, 1).expect("free");
@@ -300,6 +344,64 @@ fn another_process_of_the_host_is_asked_instead() {
     assert_eq!((agreed.remote_qpn, path.remote.port()), (0, 4794));
     cm.handle_mad(Time(1), &path_to(1), &rej.bytes, &|_, _| None);
     assert_eq!((cm.poll_event(), cm.counters().unknown), (None, 1));
+}
+
+/// What `asker` has to say, and the managers of slots 0 and 3 of the host that is asked: a service of the latter.
+fn behind_another(asker: &mut Cm) -> ([Cm; 2], Transmit) {
+    let mut home = Cm::new(Config { slot: 3, ..config(3) });
+    home.listen(ListenerId(1), service(), None, 1).expect("free");
+    asker.connect(Time(1), 7, &connect_from(0, 11)).expect("sent");
+    ([Cm::new(config(2)), home], asker.poll_transmit().expect("a REQ"))
+}
+
+#[test]
+fn a_request_that_came_to_the_standard_port_is_for_whoever_listens() {
+    let mut asker = Cm::new(config(1));
+    let ([mut front, mut home], req) = behind_another(&mut asker);
+    assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| Some(3)), Some(3));
+    assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| None), None);
+    assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
+    // Whoever has it already keeps it, listening or not.
+    home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
+    let conn = home.poll_event().expect("a request").conn;
+    home.take_request(conn, 8);
+    home.stop_listening(ListenerId(1), Time(1));
+    assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
+}
+
+#[test]
+fn names_say_whose_a_connection_is() {
+    let mut asker = Cm::new(config(1));
+    let ([mut front, mut home], req) = behind_another(&mut asker);
+    home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
+    let conn = home.poll_event().expect("a request").conn;
+    home.take_request(conn, 8);
+    home.accept(Time(1), conn, &accept_with(22)).expect("accepted");
+    let rep = home.poll_transmit().expect("a REP");
+    // It comes from the process that listens, and that is the peer from then on.
+    let mut from_home = path_to(1);
+    from_home.remote.set_port(4794);
+    asker.handle_mad(Time(1), &from_home, &rep.bytes, &|_, _| None);
+    let asked = asker.poll_event().expect("a response").conn;
+    asker.establish(asked).expect("established");
+    let rtu = asker.poll_transmit().expect("an RTU");
+    assert_eq!(rtu.path.remote.port(), 4794);
+    assert_eq!(asker.meant_for(&from_home, &rep.bytes, &|_, _| None), None);
+    // A peer by the standard would have sent it to slot 0.
+    assert_eq!(front.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), Some(3));
+    assert_eq!(home.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), None);
+    home.handle_mad(Time(1), &path_to(0), &rtu.bytes, &|_, _| None);
+    assert_eq!(home.poll_event().map(|event| event.kind), Some(EventKind::Established));
+    // No other process of that host has a say in it now.
+    asker.disconnect(Time(1), asked).expect("said");
+    let dreq = asker.poll_transmit().expect("a DREQ");
+    home.handle_mad(Time(1), &path_to(0), &dreq.bytes, &|_, _| None);
+    home.disconnect(Time(1), conn).expect("agreed");
+    let drep = home.poll_transmit().expect("a DREP");
+    asker.handle_mad(Time(1), &path_to(1), &drep.bytes, &|_, _| None);
+    assert_eq!((asker.poll_event(), asker.counters().unknown), (None, 1));
+    asker.handle_mad(Time(1), &from_home, &drep.bytes, &|_, _| None);
+    assert!(matches!(asker.poll_event().map(|event| event.kind), Some(EventKind::Disconnected { .. })));
 }
 
 #[test]

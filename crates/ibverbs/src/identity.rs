@@ -28,6 +28,17 @@ pub fn open_device() -> Result<Arc<Device>> {
     Ok(device)
 }
 
+/// Opens another NIC, in slot 0, if that is free: for packets that the process passes on.
+///
+/// # Errors
+/// The errno that fits. Nobody is told: it is nothing that was asked for.
+pub fn open_front() -> Result<Arc<Device>> {
+    // What it passes on must not be spoiled twice.
+    let port = PortConfig { slot: Some(0), fault_plan: None, ..port()? };
+    let port = port.open().map_err(|error| Errno(Error::from(&error).errno()))?;
+    Device::open(DeviceConfig::new(port)).map_err(|error| Errno(error.errno()))
+}
+
 /// The identity; opens a NIC for a moment if the process has had none so far.
 ///
 /// # Errors

@@ -3,10 +3,15 @@
 //! Every context has a NIC of its own, with one exception: the connection manager (`rdma_cm`) and one context share one, whichever
 //! of them comes first. So a program that connects by librdmacm, which opens its context when it first needs one, has a single
 //! slot: if that is slot 0, peers that know only the standard's UDP port reach both its queue pair 1 and its queue pairs.
+//!
+//! In another slot it is reached by such peers through the process that has slot 0. When that one ends, a process that connects by
+//! address opens one more NIC in its place, which does nothing but pass on what comes to that port ([`stand_in`]).
 
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use terrace_nic::Device;
+use terrace_nic::{Device, Gid};
+use terrace_wire::ROCE_PORT;
 
 use crate::errno::Result;
 use crate::{fork, identity, rdma_cm, room};
@@ -19,15 +24,20 @@ struct Shared {
     by_context: bool,
     /// How often the connection manager has it.
     by_service: u32,
+    /// The NIC in slot 0 that passes on what comes to it.
+    front: Option<Arc<Device>>,
 }
 
 impl Shared {
-    fn close_if_unused(&mut self) -> Option<Arc<Device>> {
-        if self.by_context || self.by_service > 0 { None } else { self.device.take() }
+    /// What nobody uses, for the caller to close once it has let go of the lock.
+    fn take_unused(&mut self) -> [Option<Arc<Device>>; 2] {
+        let front = if self.by_service > 0 { None } else { self.front.take() };
+        [if self.by_context || self.by_service > 0 { None } else { self.device.take() }, front]
     }
 }
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared { device: None, by_context: false, by_service: 0 });
+static SHARED: Mutex<Shared> =
+    Mutex::new(Shared { device: None, by_context: false, by_service: 0, front: None });
 
 fn shared() -> MutexGuard<'static, Shared> {
     // Nothing panics while it holds the lock; if something did, the contents would still be good.
@@ -44,10 +54,15 @@ pub fn hold_for_fork() -> Hold {
 
 fn open() -> Result<Arc<Device>> {
     let device = identity::open_device()?;
-    fork::track(&device);
-    device.join_siblings();
-    rdma_cm::show_the_way(&device);
+    introduce(&device);
     Ok(device)
+}
+
+/// Makes a NIC known to all that has to know of every NIC.
+fn introduce(device: &Arc<Device>) {
+    fork::track(device);
+    device.join_siblings();
+    rdma_cm::show_the_way(device);
 }
 
 /// A NIC for a context.
@@ -74,14 +89,12 @@ pub fn closed_by_context(device: &Arc<Device>) {
     let unused = match &shared.device {
         Some(own) if Arc::ptr_eq(own, device) => {
             shared.by_context = false;
-            shared.close_if_unused()
+            shared.take_unused()
         }
-        _ => Some(device.clone()),
+        _ => [Some(device.clone()), None],
     };
     drop(shared);
-    if let Some(device) = unused {
-        device.close();
-    }
+    unused.into_iter().flatten().for_each(|device| device.close());
 }
 
 /// A NIC for the connection manager.
@@ -107,11 +120,41 @@ pub fn for_service() -> Result<Arc<Device>> {
 pub fn released_by_service() {
     let mut shared = shared();
     shared.by_service = shared.by_service.saturating_sub(1);
-    let unused = shared.close_if_unused();
+    let unused = shared.take_unused();
     drop(shared);
-    if let Some(device) = unused {
-        device.close();
+    unused.into_iter().flatten().for_each(|device| device.close());
+}
+
+/// Sees to it that peers which know only the standard's UDP port reach the connection manager's NIC: whoever has slot 0 is asked
+/// to listen at every address; if nobody has it any more, this process opens a NIC there. Costs a few system calls.
+pub fn stand_in() {
+    let mut shared = shared();
+    let Some(device) = shared.device.clone() else { return };
+    if device.slot() == 0 || shared.by_service == 0 || shared.front.is_some() {
+        return;
     }
+    device.ask_front_to_listen();
+    if !device.gids().first().is_some_and(is_front_free) {
+        return;
+    }
+    // Somebody else may be faster.
+    if let Ok(front) = identity::open_front() {
+        introduce(&front);
+        front.hear_at_all_gids();
+        tracing::info!("slot 0 of the address was free: passing on what comes to its port");
+        shared.front = Some(front);
+    }
+}
+
+/// Whether nobody has the port of slot 0 at an address.
+fn is_front_free(gid: &Gid) -> bool {
+    let place = match gid.addr {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            SocketAddrV6::new(v6, ROCE_PORT, 0, gid.ifindex).into()
+        }
+        addr => SocketAddr::new(addr, ROCE_PORT),
+    };
+    UdpSocket::bind(place).is_ok()
 }
 
 /// In a forked child: what it connects by, and the next context that it opens, have a NIC of their own. The parent's has the
@@ -119,6 +162,6 @@ pub fn released_by_service() {
 pub fn forget_in_child(hold: Hold) {
     let Hold(mut shared) = hold;
     // Its end would wait for threads that the child does not have.
-    std::mem::forget(shared.device.take());
+    std::mem::forget((shared.device.take(), shared.front.take()));
     (shared.by_context, shared.by_service) = (false, 0);
 }

@@ -65,7 +65,7 @@ fn ip_of(gid: &[u8; 16]) -> IpAddr {
 }
 
 /// A link-local address means something only together with the interface that it is reached through.
-fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
+pub(crate) fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, ifindex).into(),
         _ => SocketAddr::new(ip, port),

@@ -17,6 +17,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::management::is_management;
+use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, TxUnit, WorkList};
@@ -53,7 +54,7 @@ impl Device {
         if received > 0
             && let Some(rx) = rx.as_mut()
         {
-            self.handle_burst(now, rx, &mut unit.work);
+            self.handle_burst(now, rx, &mut unit);
         }
         drop(rx);
         if due {
@@ -90,10 +91,10 @@ impl Device {
         if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
     }
 
-    fn handle_burst(&self, now: Time, rx: &mut RxBatch, work: &mut WorkList) {
+    fn handle_burst(&self, now: Time, rx: &mut RxBatch, unit: &mut TxUnit) {
         let table = self.table.read();
         while let Some(packet) = rx.next() {
-            self.handle_packet(now, &packet.meta, packet.bytes, &table, work);
+            self.handle_packet(now, &packet.meta, packet.bytes, &table, unit);
         }
     }
 
@@ -104,38 +105,80 @@ impl Device {
         meta: &RxMeta,
         bytes: &[u8],
         table: &TableReader<'_>,
+        unit: &mut TxUnit,
+    ) {
+        let Some(packet) = self.read(meta, bytes) else { return };
+        if is_passed_on(packet.bth.qpn) {
+            return self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
+        }
+        let arrived = self.hand_over(now, meta, &packet, table, &mut unit.work)
+            || self.pass_on(meta, &packet, bytes, &mut unit.batch);
+        if !arrived {
+            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn handle_passed_on(
+        &self,
+        now: Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        table: &TableReader<'_>,
         work: &mut WorkList,
     ) {
+        let arrived = match self.unpack(meta, packet) {
+            Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
+                Some(packet) => self.hand_over(now, &meta, &packet, table, work),
+                // It is counted.
+                None => true,
+            },
+            Unpacked::Done => true,
+            Unpacked::NotBelieved => false,
+        };
+        if !arrived {
+            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The packet, if it is one, and of the partition.
+    fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8]) -> Option<Packet<'a>> {
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,
             Err(error) => {
                 self.counters.malformed.fetch_add(1, Ordering::Relaxed);
                 tracing::trace!(%error, source = %meta.source, "malformed packet dropped");
-                return;
+                return None;
             }
         };
         if packet.bth.pkey & DEFAULT_PARTITION != DEFAULT_PARTITION {
             self.counters.wrong_partition.fetch_add(1, Ordering::Relaxed);
-            return;
+            return None;
         }
-        if is_management(packet.bth.qpn) {
-            self.management.take(now, self.port.slot(), meta, &packet);
-            return;
+        Some(packet)
+    }
+
+    /// Gives a packet to its queue pair. False if there is none of that number.
+    fn hand_over(
+        &self,
+        now: Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        table: &TableReader<'_>,
+        work: &mut WorkList,
+    ) -> bool {
+        if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
+            self.management.take(now, self.port.slot(), meta, packet);
+            return true;
         }
-        let Some(qp) = table.get(packet.bth.qpn) else {
-            if !self.pass_on(meta, &packet) {
-                self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
-            }
-            return;
-        };
+        let Some(qp) = table.get(packet.bth.qpn) else { return false };
         let mut core = qp.lock();
-        if core.dead {
-            return;
+        if !core.dead {
+            let host = qp.host(&core);
+            core.qp.handle_packet(now, meta, packet, &host);
+            self.deliver(qp, &mut core);
+            touch(qp, &mut core, work);
         }
-        let host = qp.host(&core);
-        core.qp.handle_packet(now, meta, &packet, &host);
-        self.deliver(qp, &mut core);
-        touch(qp, &mut core, work);
+        true
     }
 
     fn handle_timers(&self, now: Time, work: &mut WorkList) {

@@ -119,6 +119,10 @@ pub struct Device {
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
+    /// Whether it passes on what is for others, and takes what is passed on.
+    pub(crate) sibling: AtomicBool,
+    /// Bit i: GID i, or one a multiple of 32 further, has been made to receive.
+    activated: AtomicU32,
     closed: AtomicBool,
 }
 
@@ -135,6 +139,8 @@ pub(crate) struct NicCounters {
     pub malformed: AtomicU64,
     pub unknown_qp: AtomicU64,
     pub wrong_partition: AtomicU64,
+    /// Not dropped: passed on to other processes.
+    pub passed_on: AtomicU64,
 }
 
 impl Device {
@@ -170,6 +176,8 @@ impl Device {
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
+            sibling: AtomicBool::new(false),
+            activated: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             clock: config.clock,
             port: config.port,
@@ -330,6 +338,10 @@ impl Device {
         if gid_index > 0 {
             self.port.activate(gid_index);
             self.engine.wake();
+            let bit = 1 << (gid_index % u32::BITS as u8);
+            if self.activated.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
+                self.ask_front_to_listen();
+            }
         }
     }
 

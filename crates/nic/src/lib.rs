@@ -40,6 +40,7 @@ mod local;
 mod management;
 mod mr;
 mod pace;
+mod passing;
 mod pd;
 mod qp;
 mod semaphore;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
+use terrace_fabric::TxBatch;
 use terrace_transport::Time;
 use terrace_wire::{
     Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
@@ -23,8 +24,8 @@ pub const MANAGEMENT_BYTES_MAX: usize = 256;
 
 /// Index of the management queue pair, within its process's slot.
 const MANAGEMENT_INDEX: u32 = 1;
-const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
-const MANAGEMENT_QKEY: u32 = 0x8001_0000;
+pub(crate) const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
+pub(crate) const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
 
 /// Datagrams are taken at a rate, and so many at once: a stranger must not keep the device busy with them.
@@ -244,30 +245,46 @@ impl Device {
     /// closed.
     pub fn send_management(&self, path: &Path, payload: &[u8]) -> Result<(), Error> {
         self.check_open()?;
-        if !(1..=MANAGEMENT_BYTES_MAX).contains(&payload.len()) {
-            return Err(Error::Invalid("a management datagram has 1 to 256 bytes"));
-        }
-        let slot = path.remote.port().wrapping_sub(ROCE_PORT);
-        let Ok(slot) = u8::try_from(slot) else { return Err(Error::Invalid("a path to no device's port")) };
+        let slot = slot_of(path.remote.port())?;
         let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
-        let (bth, ext) = headers(payload.len(), psn, slot, self.port.slot());
-        let header_len = bth.opcode.info().header_len;
         let mut unit = self.tx.take();
-        let packet = unit.batch.push(path, header_len + payload.len() + usize::from(bth.pad));
-        if let Some(packet) = packet {
-            let (head, rest) = packet.split_at_mut(header_len);
-            emit_headers(&bth, &ext, head).expect("the room is exactly the opcode's header length");
-            let (data, pad) = rest.split_at_mut(payload.len());
-            data.copy_from_slice(payload);
-            pad.fill(0);
-        }
+        write(&mut unit.batch, path, psn, [slot, self.port.slot()], payload)
+            .inspect_err(|_| unit.batch.clear())?;
         self.activate_gid(path.source_gid_index);
         self.flush(unit, self.clock.now());
         Ok(())
     }
 }
 
-fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -> (Bth, Extensions) {
+/// The slot that a UDP port belongs to.
+pub(crate) fn slot_of(port: u16) -> Result<u8, Error> {
+    u8::try_from(port.wrapping_sub(ROCE_PORT)).map_err(|_| Error::Invalid("a path to no device's port"))
+}
+
+/// Writes a management datagram to the first of two slots, from the second.
+pub(crate) fn write(
+    tx: &mut TxBatch,
+    path: &Path,
+    psn: Psn,
+    [to_slot, own_slot]: [u8; 2],
+    payload: &[u8],
+) -> Result<(), Error> {
+    if !(1..=MANAGEMENT_BYTES_MAX).contains(&payload.len()) {
+        return Err(Error::Invalid("a management datagram has 1 to 256 bytes"));
+    }
+    let (bth, ext) = headers(payload.len(), psn, to_slot, own_slot);
+    let header_len = bth.opcode.info().header_len;
+    if let Some(packet) = tx.push(path, header_len + payload.len() + usize::from(bth.pad)) {
+        let (head, rest) = packet.split_at_mut(header_len);
+        emit_headers(&bth, &ext, head).expect("the room is exactly the opcode's header length");
+        let (data, pad) = rest.split_at_mut(payload.len());
+        data.copy_from_slice(payload);
+        pad.fill(0);
+    }
+    Ok(())
+}
+
+pub(crate) fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -> (Bth, Extensions) {
     let qpn = |slot: u8| u32::from(slot) << QPN_SLOT_SHIFT | MANAGEMENT_INDEX;
     let bth = Bth {
         opcode: Opcode::UdSendOnly,

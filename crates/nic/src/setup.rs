@@ -22,6 +22,8 @@ pub struct PortConfig {
     pub address: Option<IpAddr>,
     /// The largest path MTU in bytes; `None` takes what fits.
     pub mtu: Option<u32>,
+    /// The slot; `None` takes the first that is free.
+    pub slot: Option<u8>,
     /// A file with faults to inject.
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
@@ -108,6 +110,7 @@ impl PortConfig {
         Ok(PortConfig {
             address: parsed("TERRACE_ADDR", "an IP address")?,
             mtu: parsed("TERRACE_MTU", "a number of bytes")?,
+            slot: None,
             fault_plan: variable("TERRACE_FAULT_PLAN").map(PathBuf::from),
             pcap: variable("TERRACE_PCAP").map(PathBuf::from),
             path: parsed("TERRACE_PATH", "auto, udp or local")?.unwrap_or_default(),
@@ -153,6 +156,7 @@ impl PortConfig {
         let udp = UdpConfig {
             addr: self.address,
             mtu: self.mtu,
+            slot: self.slot,
             socket_hook: Some(terrace_memory::accept_without_checksum),
             ..UdpConfig::default()
         };

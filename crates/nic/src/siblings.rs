@@ -1,16 +1,19 @@
-//! Devices of one process that stand in for each other.
+//! Devices that stand in for each other.
 //!
-//! Peers that know nothing of slots send everything to slot 0's UDP port, whatever a queue pair's number says. A process that has
-//! slot 0 and other slots as well, because it opened its device more than once, gets such packets at one device that are for
-//! another one, and passes them on.
+//! Peers that know nothing of slots send everything to slot 0's UDP port, whatever a queue pair's number says. Whoever has slot 0
+//! gets packets that are for other devices of its address, and passes them on: within the process, if it has opened its device
+//! more than once, and else to the process that has the slot (`passing`).
 
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
+use terrace_fabric::TxBatch;
 use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
 
 use crate::device::Device;
+use crate::management::is_management;
 
 static SIBLINGS: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
 
@@ -23,22 +26,36 @@ fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
 }
 
 impl Device {
-    /// Takes packets from the process's other devices that have joined, and passes on what is theirs.
+    /// Takes packets from the host's other devices that have joined, and passes on what is theirs.
     pub fn join_siblings(self: &Arc<Self>) {
+        self.sibling.store(true, Ordering::SeqCst);
         let mut siblings = SIBLINGS.write();
         siblings.retain(|device| device.strong_count() > 0);
         siblings.push(Arc::downgrade(self));
     }
 
-    /// Passes a packet on to whoever has its queue pair. False if nobody has.
+    /// Whether it has joined.
+    pub(crate) fn is_sibling(&self) -> bool {
+        self.sibling.load(Ordering::Relaxed)
+    }
+
+    /// Passes a packet on to whoever has its queue pair. False if nobody of this process has, and other processes are not
+    /// this one's to serve.
     #[cold]
-    pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+    pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8], tx: &mut TxBatch) -> bool {
         let slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
         if slot == u32::from(self.port.slot()) {
             return false;
         }
-        find(slot, meta.destination.to_canonical())
-            .is_some_and(|sibling| sibling.take_passed_on(meta, packet))
+        // A management datagram's handler wants no locks held, as there are here.
+        let sibling = match is_management(packet.bth.qpn) {
+            true => None,
+            false => find(slot, meta.destination.to_canonical()),
+        };
+        match sibling {
+            Some(sibling) => sibling.take_passed_on(meta, packet),
+            None => self.pass_on_to_process(meta, bytes, packet.bth.qpn, tx),
+        }
     }
 
     /// Handles a packet that another device has received. Its answer leaves with this device's next look.

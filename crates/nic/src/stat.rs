@@ -37,6 +37,9 @@ pub struct DeviceSnapshot {
     pub port: Counts,
     /// Packets that were dropped before a queue pair saw them.
     pub dropped: Counts,
+    /// Packets that have come to the standard port and went on to other processes of the address.
+    #[serde(default)]
+    pub passed_on: u64,
     /// How many objects of each kind exist.
     pub objects: Counts,
     /// What the fault plan has injected; empty without one.
@@ -88,6 +91,7 @@ impl Device {
                 ("wrong_partition", read(&self.counters.wrong_partition)),
                 ("management", read(&self.management.dropped)),
             ]),
+            passed_on: read(&self.counters.passed_on),
             objects: named([
                 ("protection_domains", self.quotas.pd.used().into()),
                 ("memory_regions", self.quotas.mr.used().into()),

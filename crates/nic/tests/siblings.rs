@@ -1,8 +1,8 @@
-//! Devices of one process that pass on what has come to the wrong one of them.
+//! Devices that pass on what has come to the wrong one of them. Between processes: `tests/badinput/test_passing.py`.
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::*;
 use terrace_nic::*;
@@ -61,4 +61,37 @@ fn others_have_nothing_passed_on() {
     let (front, home) = (Node::udp(), Node::udp());
     front.device.join_siblings();
     assert_eq!(send_through(&front, &home), WcStatus::RetryExceeded);
+}
+
+#[test]
+fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
+    let at = |last| {
+        let address = Some([127, 84, 7, last].into());
+        let port = PortConfig { address, ..PortConfig::default() }.open().expect("a port");
+        Node::with(DeviceConfig::new(port), 4096)
+    };
+    let (front, home) = (at(1), at(1));
+    assert_eq!((front.device.slot(), home.device.slot()), (0, 1));
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let kept = heard.clone();
+    let handler = move |path: &Path, data: &[u8]| kept.lock().unwrap().push((*path, data.to_vec()));
+    home.device.on_management(Arc::new(handler));
+    let mut from = front.device.resolve(&home.av(), 0).expect("a path");
+    from.remote = ([10, 1, 2, 3], ROCE_PORT + 9).into();
+    let pass_on = |slot, from: &Path, data: &[u8]| front.device.pass_on_management(slot, from, data);
+    // Not before both have joined.
+    assert!(matches!(pass_on(1, &from, b"early"), Ok(false)));
+    front.device.join_siblings();
+    assert!(matches!(pass_on(1, &from, b"too early"), Ok(true)));
+    wait_until("it was dropped", || home.device.snapshot().dropped["unknown_qp"] == 1);
+    home.device.join_siblings();
+    assert!(matches!(pass_on(1, &from, b"hello"), Ok(true)));
+    wait_until("it has arrived", || !heard.lock().unwrap().is_empty());
+    assert_eq!(heard.lock().unwrap()[0], (from, b"hello".to_vec()));
+    // Nobody passes on to the front, and nobody but the front passes on.
+    assert!(matches!(pass_on(0, &from, b"x"), Ok(false)));
+    assert!(matches!(home.device.pass_on_management(2, &from, b"x"), Ok(false)));
+    from.remote.set_port(80);
+    assert!(matches!(pass_on(1, &from, b"x"), Err(Error::Invalid(_))));
+    assert_eq!(front.device.snapshot().passed_on, 2);
 }

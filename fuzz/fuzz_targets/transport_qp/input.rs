@@ -79,7 +79,9 @@ pub enum Step {
     /// Time passes until the next timer.
     WaitForTimer,
     /// Unreliable services rest after each packet from now on.
-    Rest { ns: u16 },
+    Rest {
+        ns: u16,
+    },
     /// A region goes, or comes back.
     Region {
         key: u8,

@@ -27,12 +27,15 @@ MODULES_AT_HAND = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirre
 
 # Debian's, by name; their libraries come along.
 PROGRAMS = ["ip", "rdma", "tc", "ib_read_bw", "ib_read_lat", "ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat",
-            "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo"]
-# Our own: what plays an end of a connection, and what sends a management datagram.
-OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad"]
+            "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo",
+            "rping", "ucmatose", "udaddy", "rdma_server", "rdma_client"]
+# Our own: what plays an end of a connection, what sends a management datagram, and what connects by address.
+OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad", BUILD / "programs/cm_talk"]
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rxe's half of libibverbs is loaded by name, so no list of libraries has it.
 PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
+# What the C library loads when a thread is cancelled, which rping does.
+UNWINDER_PATTERN = "lib/*/libgcc_s.so.1"
 PROVIDER_CONFIGURATION = pathlib.Path("/etc/libibverbs.d/rxe.driver")
 
 
@@ -73,15 +76,20 @@ def _content():
              "bin/busybox": (0o100755, _read(BUSYBOX)),
              PROVIDER_CONFIGURATION.as_posix()[1:]: (0o100644, _read(PROVIDER_CONFIGURATION))}
     binaries = [_program(name) for name in PROGRAMS] + OWN_PROGRAMS
-    providers = list(pathlib.Path("/").glob(PROVIDER_PATTERN))
-    if not providers:
-        raise Incomplete(f"/{PROVIDER_PATTERN} is missing: run scripts/setup.sh interop")
+    loaded_by_name = [path for pattern in (PROVIDER_PATTERN, UNWINDER_PATTERN) for path in _found(pattern)]
     for binary in binaries:
         files[f"bin/{binary.name}"] = (0o100755, _read(binary))
-    for library in {library for binary in [*binaries, *providers] for library in _libraries(binary)} | set(providers):
+    for library in {library for binary in [*binaries, *loaded_by_name] for library in _libraries(binary)} | set(loaded_by_name):
         files[library.as_posix()[1:]] = (0o100755, _read(library))
     files.update(_modules())
     return files
+
+
+def _found(pattern):
+    found = list(pathlib.Path("/").glob(pattern))
+    if not found:
+        raise Incomplete(f"/{pattern} is missing: run scripts/setup.sh interop")
+    return found
 
 
 def _program(name):

@@ -45,7 +45,7 @@ pub fn path_to(end: usize) -> Path {
 }
 
 pub fn config(seed: u64) -> Config {
-    Config { guid: seed, path_mtu: 3, seed, timing: Timing::default(), limits: Limits::default() }
+    Config { guid: seed, slot: 0, path_mtu: 3, seed, timing: Timing::default(), limits: Limits::default() }
 }
 
 pub fn service() -> u64 {

@@ -64,7 +64,7 @@ fn claim_all(device: &Device, source: Option<Source>, space: PortSpace, port: u1
         Some(source) => vec![source.address],
         None => device.gids().iter().map(|gid| gid.addr).collect(),
     };
-    places.into_iter().map(|place| rendezvous::claim(space, port, place, device.slot())).collect()
+    places.into_iter().map(|place| rendezvous::claim(space, port, place)).collect()
 }
 
 fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Claim>)> {
@@ -182,6 +182,11 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     service.next_listener += 1;
     service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(refused)?;
     let id = service.ids.get(file, number)?;
+    // Only now: who finds it asks at once.
+    if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.slot())) {
+        service.cm.stop_listening(listener, now());
+        return Err(errno);
+    }
     (id.listener, id.stage) = (Some(listener), Stage::Listening);
     Ok(())
 }

@@ -5,7 +5,8 @@
 //! sockets in the abstract namespace. The kernel gives a name to one process only, takes it back when that ends, however it
 //! ends, and keeps the names of network namespaces apart, which is how far addresses reach.
 //!
-//! A listener has two of them: one for its place, so that there is only one, and one that says in which slot it is.
+//! Whoever binds a place has one of them, so that there is only one; once it listens there it has another one, which says in
+//! which slot it is. Who finds that may ask.
 
 use std::fmt::Write;
 use std::io;
@@ -21,8 +22,10 @@ use crate::errno::Errno;
 
 /// A place that is taken, until this is dropped.
 pub struct Claim {
+    name: String,
     _place: UnixDatagram,
-    _slot: UnixDatagram,
+    /// While somebody listens there.
+    listens: Option<UnixDatagram>,
 }
 
 fn place(space: PortSpace, port: u16, address: IpAddr) -> String {
@@ -33,20 +36,34 @@ fn bind(name: &str) -> io::Result<UnixDatagram> {
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// Takes a place for the process with that slot.
+fn failed(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Takes a place.
 ///
 /// # Errors
 /// EADDRINUSE if somebody has it; else the system's.
-pub fn claim(space: PortSpace, port: u16, address: IpAddr, slot: u8) -> Result<Claim, Errno> {
-    let mut name = place(space, port, address);
-    let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
+pub fn claim(space: PortSpace, port: u16, address: IpAddr) -> Result<Claim, Errno> {
+    let name = place(space, port, address);
     let place = bind(&name).map_err(failed)?;
-    write!(name, "/slot/{slot}").map_err(|_| Errno(libc::ENOMEM))?;
-    let slot = bind(&name).map_err(failed)?;
-    Ok(Claim { _place: place, _slot: slot })
+    Ok(Claim { name, _place: place, listens: None })
 }
 
-/// The slot of the process that has a place.
+impl Claim {
+    /// Says that the process with that slot listens there.
+    ///
+    /// # Errors
+    /// EADDRINUSE if somebody else says so; else the system's.
+    pub fn listen(&mut self, slot: u8) -> Result<(), Errno> {
+        let mut name = self.name.clone();
+        write!(name, "/slot/{slot}").map_err(|_| Errno(libc::ENOMEM))?;
+        self.listens = Some(bind(&name).map_err(failed)?);
+        Ok(())
+    }
+}
+
+/// The slot of the process that listens at a place.
 pub fn find(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
     let names = std::fs::read_to_string("/proc/net/unix").ok()?;
     find_in(&names, &place(space, port, address))
@@ -87,16 +104,18 @@ mod tests {
     #[test]
     fn a_place_is_taken_once_and_says_where() {
         let address = IpAddr::from([127, 0, 0, 58]);
-        let claim_it = |slot| claim(PortSpace::Tcp, 7174, address, slot);
+        let claim_it = || claim(PortSpace::Tcp, 7174, address);
+        let mut first = claim_it().expect("free");
+        assert_eq!(claim_it().err(), Some(Errno(libc::EADDRINUSE)));
+        // Bound is not listening: who asked now would be refused.
         assert_eq!(find(PortSpace::Tcp, 7174, address), None);
-        let first = claim_it(3).expect("free");
-        assert_eq!(claim_it(4).err(), Some(Errno(libc::EADDRINUSE)));
+        first.listen(3).expect("free");
         assert_eq!(find(PortSpace::Tcp, 7174, address), Some(3));
         assert_eq!(find(PortSpace::Udp, 7174, address), None);
         assert_eq!(find(PortSpace::Tcp, 717, address), None);
         drop(first);
         assert_eq!(find(PortSpace::Tcp, 7174, address), None);
-        drop(claim_it(4).expect("free again"));
+        drop(claim_it().expect("free again"));
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub fn ensure_device() -> Result<()> {
     if !matches!(used, Ok(true)) {
         nic::released_by_service();
     }
+    nic::stand_in();
     used.map(|_| ())
 }
 
@@ -142,6 +143,7 @@ impl Service {
         }
         let config = Config {
             guid: identity::get()?.node_guid,
+            slot: 0,
             path_mtu: 5,
             seed: random_seed()?,
             timing: Timing::default(),
@@ -177,8 +179,10 @@ impl Service {
         }
         device.on_management_class(CM_CLASS, Arc::new(receive));
         device.hear_at_all_gids();
-        self.cm.set_path_mtu(mtu_code(device.port_attributes().active_mtu));
+        self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
+        // The thread sleeps less deeply with some NICs.
+        self.ring();
         true
     }
 
@@ -221,7 +225,7 @@ impl Service {
         let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
         for event in self.ids.take_events(file, number) {
             if let Some(request) = event.request {
-                self.cm.destroy(request.conn, now());
+                self.cm.forget_request(request.conn, now());
             }
         }
         self.quiet_if_empty(file);
@@ -245,9 +249,18 @@ impl Service {
         }
     }
 
+    /// Whether peers may reach its NIC only through another process, which may end.
+    fn depends_on_others(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.slot() != 0)
+    }
+
     /// What the thread looks after, and until when it may sleep.
     fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
         self.sleeps_until = self.cm.poll_timeout();
+        if self.depends_on_others() {
+            let next_look = now().after_ns(LOOK_INTERVAL_NS);
+            self.sleeps_until = Some(self.sleeps_until.map_or(next_look, |until| until.min(next_look)));
+        }
         let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
         (ends, self.sleeps_until)
     }
@@ -277,23 +290,35 @@ fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
 fn receive(path: &Path, bytes: &[u8]) {
     let handled = with(|service| {
         let Some(device) = service.device.clone() else { return Ok(()) };
-        service.cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
+        take_in(&mut service.cm, &device, path, bytes);
         Ok(())
     });
     // In a child of the process whose NIC it is: the parent has got it, too.
     let _ = handled;
 }
 
-/// Has a NIC answer peers that ask it for connections while its process has no connection manager: where to ask instead, or that
-/// nobody listens. Nothing is kept of them.
+/// Has a connection manager handle a datagram, or the process of this host that it is for.
+fn take_in(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]) {
+    let elsewhere = |service, address| elsewhere(device, service, address);
+    if let Some(slot) = cm.meant_for(path, bytes, &elsewhere)
+        // It may get lost, as any of them.
+        && !matches!(device.pass_on_management(slot, path, bytes), Ok(false))
+    {
+        return;
+    }
+    cm.handle_mad(now(), path, bytes, &elsewhere);
+}
+
+/// Has a NIC help peers that ask it for connections while its process has no connection manager: what is for another process is
+/// passed on to it, and what is for nobody is refused. Nothing is kept of them.
 pub fn show_the_way(device: &Arc<Device>) {
     let weak = Arc::downgrade(device);
     let handler = move |path: &Path, bytes: &[u8]| {
         let Some(device) = weak.upgrade() else { return };
         let limits = Limits { connections_max: 0, ..Limits::default() };
-        let guid = device.node_guid();
-        let mut cm = Cm::new(Config { guid, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
-        cm.handle_mad(now(), path, bytes, &|service, address| elsewhere(&device, service, address));
+        let (guid, slot) = (device.node_guid(), device.slot());
+        let mut cm = Cm::new(Config { guid, slot, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
+        take_in(&mut cm, &device, path, bytes);
         while let Some(transmit) = cm.poll_transmit() {
             // It may get lost, as any of them.
             let _ = device.send_management(&transmit.path, &transmit.bytes);
@@ -317,8 +342,12 @@ fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     result
 }
 
+/// How often a process that is not in slot 0 looks whether anybody is.
+const LOOK_INTERVAL_NS: u64 = 1_000_000_000;
+
 /// The thread.
 fn run() {
+    let mut looked_at = now();
     loop {
         let watched = {
             let mut service = locked();
@@ -337,6 +366,12 @@ fn run() {
             show_the_way(&device);
             drop(device);
             nic::released_by_service();
+        }
+        if now() >= looked_at.after_ns(LOOK_INTERVAL_NS)
+            && let Ok(true) = with(|service| Ok(service.depends_on_others()))
+        {
+            looked_at = now();
+            nic::stand_in();
         }
     }
 }

@@ -1,0 +1,64 @@
+//! Which process of a host a datagram is for.
+//!
+//! Peers by the standard send every datagram to the address's standard port, and so to the process with slot 0. A request names a
+//! service, and everything else a connection by the name that its process has given it: that name begins with the slot.
+
+use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message};
+
+use crate::ConnId;
+use crate::manager::{Cm, Elsewhere};
+
+/// Where in a connection's name the slot is.
+const SLOT_SHIFT: u32 = 24;
+
+/// A connection's name, from the process's slot and a number.
+pub(crate) fn name(slot: u8, number: u32) -> ConnId {
+    ConnId(u32::from(slot) << SLOT_SHIFT | number & ((1 << SLOT_SHIFT) - 1))
+}
+
+impl Cm {
+    /// The slot of another process that a datagram which came to this one is for. `None` if it is for this one, or nobody can
+    /// tell.
+    pub fn meant_for(
+        &mut self,
+        from: &terrace_wire::Path,
+        bytes: &[u8],
+        elsewhere: Elsewhere<'_>,
+    ) -> Option<u8> {
+        let named = match Mad::decode(bytes).ok()?.message {
+            Message::Req(req) => {
+                let private_data = &req.private_data;
+                return self.asked_of(from, req.local_comm_id, req.service_id, private_data, elsewhere);
+            }
+            Message::SidrReq(req) => {
+                let private_data = &req.private_data;
+                return self.asked_of(from, req.request_id, req.service_id, private_data, elsewhere);
+            }
+            Message::Mra(mra) => mra.remote_comm_id,
+            Message::Rep(rep) => rep.remote_comm_id,
+            Message::Rtu(rtu) => rtu.remote_comm_id,
+            Message::Rej(rej) => rej.remote_comm_id,
+            Message::Dreq(dreq) => dreq.remote_comm_id,
+            Message::Drep(drep) => drep.remote_comm_id,
+            Message::SidrRep(rep) => rep.request_id,
+        };
+        let slot = (named >> SLOT_SHIFT) as u8;
+        (slot != self.config.slot).then_some(slot)
+    }
+
+    fn asked_of(
+        &mut self,
+        from: &terrace_wire::Path,
+        remote_id: u32,
+        service_id: u64,
+        private_data: &[u8],
+        elsewhere: Elsewhere<'_>,
+    ) -> Option<u8> {
+        let header = IpHeader::decode(private_data.get(..IP_HEADER_BYTES)?).ok()?;
+        let is_known = self.requests.contains_key(&(from.remote, remote_id));
+        if is_known || self.listener_for(service_id, header.destination).is_some() {
+            return None;
+        }
+        elsewhere(service_id, header.destination).filter(|slot| *slot != self.config.slot)
+    }
+}

@@ -1,0 +1,91 @@
+"""Connections by address with a peer that does not do as Linux or Terrace do, but as the standard allows."""
+
+import struct
+import tempfile
+
+import roce
+from support import BadInput, fresh_address, procs
+
+PATIENCE_S = 10.0
+MANAGEMENT_QPN, MANAGEMENT_QKEY = 1, 0x80010000
+# Communication management: base version, class, class version, method; attributes (IBTA volume 1, chapter 12).
+CLASS_HEADER = bytes([1, 7, 2, 3])
+REQ, REJ, SIDR_REQ = 0x10, 0x12, 0x17
+REDIRECT, CONSUMER_DEFINED = 24, 28
+# A slot that no process of Terrace has, so that its port is free for the test.
+ELSEWHERE = 3
+
+
+class Manager(roce.Peer):
+    """Queue pair 1 of a host, at the port of a slot."""
+
+    def __init__(self, address, slot=0):
+        super().__init__(address, slot << 16 | MANAGEMENT_QPN)
+
+    def next_mad(self):
+        """The next management datagram: the sender's queue pair, and the bytes. None if none comes."""
+        packet = self.receive(PATIENCE_S)
+        if packet is None:
+            return None
+        assert (packet.opcode, packet.qpn) == (roce.UD_SEND_ONLY, self.qpn), packet
+        qkey, source_qpn = struct.unpack("!II", packet.body[:8])
+        assert qkey == MANAGEMENT_QKEY, hex(qkey)
+        return source_qpn, packet.body[8:]
+
+    def refuse(self, address, source_qpn, req, reason, info=b""):
+        """Answers a REQ with a REJ."""
+        (name,) = struct.unpack_from("!I", req, 24)
+        refusal = struct.pack("!IIBBH", 0, name, 0, len(info) << 1, reason) + info.ljust(72, b"\0")
+        header = CLASS_HEADER + bytes(4) + req[8:16] + struct.pack("!HHI", REJ, 0, 0)
+        header_bytes = roce.bth(roce.UD_SEND_ONLY, source_qpn, 0) + roce.deth(MANAGEMENT_QKEY, self.qpn)
+        self.packet(address, header_bytes, (header + refusal).ljust(256, b"\0"))
+
+
+def attribute(mad):
+    assert mad[:4] == CLASS_HEADER, mad[:4].hex()
+    return struct.unpack_from("!H", mad, 16)[0]
+
+
+def class_port_info(qpn):
+    """Where to ask instead (13.4.8.1)."""
+    return bytes([1, 2]) + bytes(28) + struct.pack("!HII", roce.PKEY, qpn, MANAGEMENT_QKEY) + bytes(32)
+
+
+class Redirected(BadInput):
+    def setUp(self):
+        self.asker, self.asked = fresh_address(), fresh_address()
+        self.first, self.second = Manager(self.asked), Manager(self.asked, ELSEWHERE)
+        self.addCleanup(self.first.close)
+        self.addCleanup(self.second.close)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        command = procs.under_terrace(["rping", "-c", "-v", "-C", "1", "-a", self.asked, "-p", "7000"], addr=self.asker)
+        self.client = procs.Program(command, folder.name, "client")
+        self.addCleanup(self.client.stop)
+
+    def ended(self):
+        self.assertIsNotNone(self.client.wait(PATIENCE_S), "the client ends")
+        return self.client.outcome().text
+
+    def test_a_client_asks_where_it_is_sent(self):
+        source, req = self.first.next_mad()
+        self.assertEqual(attribute(req), REQ)
+        self.first.refuse(self.asker, source, req, REDIRECT, class_port_info(self.second.qpn))
+        source, again = self.second.next_mad()
+        self.assertEqual(again, req)
+        # The one that was asked first has no say any more.
+        self.first.refuse(self.asker, source, req, CONSUMER_DEFINED)
+        self.assertIsNone(self.client.wait(0.1))
+        self.second.refuse(self.asker, source, req, CONSUMER_DEFINED)
+        self.assertIn(f"error {CONSUMER_DEFINED}", self.ended().replace("-", ""))
+
+    def test_a_client_is_not_sent_in_circles(self):
+        managers = [self.first, self.second]
+        source, req = self.first.next_mad()
+        for turn in range(2):
+            self.assertEqual(attribute(req), REQ)
+            asked, other = managers[turn % 2], managers[1 - turn % 2]
+            asked.refuse(self.asker, source, req, REDIRECT, class_port_info(other.qpn))
+            source, req = other.next_mad()
+        self.first.refuse(self.asker, source, req, REDIRECT, class_port_info(self.second.qpn))
+        self.assertIn(f"error {REDIRECT}", self.ended().replace("-", ""))

@@ -1,0 +1,108 @@
+"""Packets at an address's standard port that are for another process there: passed on as they came, and nothing else is."""
+
+import ipaddress
+import struct
+
+import roce
+from support import SUCCESS, BadInput, fresh_address
+
+PSN = 0x0ABCDE
+SIZE = 65536
+QKEY = 0x80010000
+A_PACKET = 1
+
+
+def wrapped(packet, source):
+    """A packet as one process passes it on to another (crates/nic/src/passing.rs)."""
+    address = ipaddress.IPv6Address("::ffff:" + source[0]).packed
+    return struct.pack("!BBH", A_PACKET, 0, source[1]) + address + packet
+
+
+class PassedOn(BadInput):
+    def setUp(self):
+        self.front = self.start()
+        self.home = self.start(self.front.address)
+        self.assertEqual((self.front.stat()["slot"], self.home.stat()["slot"]), (0, 1))
+        self.peer = roce.Peer(fresh_address())
+        self.addCleanup(self.peer.close)
+        self.region = self.home.mr("m", "anon", SIZE)
+        self.home("fill", "m", 0, SIZE, 1)
+        self.qpn = self.home.qp("q")
+        self.home("connect", "q", self.peer.address, self.peer.qpn, f"rq_psn={PSN}", f"sq_psn={PSN}")
+
+    def request(self, length, psn=PSN):
+        """A READ request to the second process."""
+        reth = roce.reth(self.region["addr"], self.region["rkey"], length)
+        return roce.bth(roce.READ_REQUEST, self.qpn, psn, ack=True) + reth
+
+    def send(self, body, peer=None, port=roce.PORT):
+        peer, address = peer or self.peer, self.front.address
+        peer.raw(body + roce.icrc(peer.socket.getsockname(), (address, port), body), address, port)
+
+    def wrap(self, body, slot=1, qkey=QKEY):
+        header = roce.bth(roce.UD_SEND_ONLY, slot << 16, 0) + roce.deth(qkey, 0)
+        return header + wrapped(body, self.peer.socket.getsockname())
+
+    def test_a_packet_at_the_standard_port_arrives(self):
+        for count, length in enumerate((16, 1024)):
+            self.send(self.request(length, PSN + count))
+            answer = self.peer.receive()
+            self.assertEqual((answer.opcode, answer.psn, len(answer.body)),
+                             (roce.RESPONSE_ONLY, PSN + count, 4 + length))
+        self.assertEqual(self.front.stat()["passed_on"], 2)
+        self.assertEqual(self.front.stat()["dropped"]["unknown_qp"], 0)
+
+    def test_a_stream_arrives(self):
+        """Many at once, in their order, the largest that there are."""
+        count, mtu = 15, 4096
+        self.home("destroy", "q")
+        self.qpn = self.home.qp("q")
+        self.home("connect", "q", self.peer.address, self.peer.qpn, f"rq_psn={PSN}", f"sq_psn={PSN}", "mtu=5")
+        for index in range(count):
+            opcode = roce.WRITE_FIRST if index == 0 else roce.WRITE_LAST if index == count - 1 else roce.WRITE_MIDDLE
+            reth = roce.reth(self.region["addr"], self.region["rkey"], count * mtu) if index == 0 else b""
+            header = roce.bth(opcode, self.qpn, PSN + index, ack=index == count - 1)
+            self.send(header + reth + bytes([index]) * mtu)
+        answer = self.peer.receive()
+        self.assertEqual((answer.opcode, answer.syndrome & 0x60, answer.psn), (roce.ACKNOWLEDGE, 0, PSN + count - 1))
+        for index in range(count):
+            (data,) = self.home("hex", "m", index * mtu, mtu)
+            self.assertEqual(bytes.fromhex(data), bytes([index]) * mtu)
+
+    def test_what_others_say_was_passed_on_is_not_believed(self):
+        """Another host, another port of the own one, another key, to the wrong slot, or twice."""
+        local = roce.Peer(self.front.address, 5 << 16)
+        self.addCleanup(local.close)
+        request = self.request(16)
+        home_port = roce.PORT + 1
+        self.send(self.wrap(request), port=home_port)
+        self.send(self.wrap(request), peer=local, port=home_port)
+        self.send(self.wrap(request))
+        self.send(self.wrap(request, slot=0))
+        self.send(self.wrap(self.wrap(request)), port=home_port)
+        self.assertIsNone(self.peer.receive(0.2))
+        # Through the front as one that was passed on already.
+        self.send(self.wrap(self.wrap(request)))
+        self.assertIsNone(self.peer.receive(0.2))
+        self.send(request)
+        self.assertEqual(self.peer.receive().psn, PSN)
+
+    def test_for_nobody(self):
+        body = self.request(16)
+        for slot in (2, 77, 255):
+            self.send(body[:5] + bytes([slot]) + body[6:])
+        self.eventually(lambda: self.front.stat()["passed_on"] == 3, "they are counted")
+        self.assertEqual(self.home("state", "q")["state"], 3)
+
+    def test_a_process_that_ended_is_not_missed(self):
+        self.home.stop()
+        self.send(self.request(16))
+        self.assertIsNone(self.peer.receive(0.1))
+        self.front.mr("m", "anon", SIZE)
+        self.front.qp("q")
+        self.front("connect", "q", self.peer.address, self.peer.qpn, f"rq_psn={PSN}", f"sq_psn={PSN}")
+        self.front("fill", "m", 0, 16, 1)
+        self.front("post", "q", "send", 1, "m", 0, 16, 0, 0)
+        packet = self.peer.receive()
+        self.send(roce.bth(roce.ACKNOWLEDGE, self.front.qpns["q"], packet.psn) + roce.aeth(roce.ACK, 1))
+        self.assertEqual(self.front.status("q"), SUCCESS)
