@@ -54,7 +54,7 @@ if [ -z "$only" ] || [ "$only" = valgrind ]; then
     for program in verbs_device verbs_memory verbs_post verbs_qp verbs_queues; do
         check "valgrind: $program" memcheck build/badinput/programs/$program
     done
-    check "valgrind: many" memcheck build/bench/many -q 8 -m 100 -t 2 -e
+    check "valgrind: many" memcheck build/bench/many -q 4 -m 20 -t 1 -e
 fi
 printf '%s\n' "${failed[@]/#/failed: }"
 [ ${#failed[@]} -eq 0 ]
