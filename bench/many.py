@@ -118,12 +118,12 @@ def run(arguments, options, wrapper=()):
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         work = json.loads(process.stdout.readline() or "{}")
-        if work:
+        if "pids" in work:
             counts = counters(work.pop("pids"))
         rest, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
-    if process.returncode != 0 or not work:
+    if process.returncode != 0 or "round_trips" not in work:
         sys.exit(f"bench: {' '.join(argv)}: exit status {process.returncode}")
     requests = 2 * work["round_trips"]
     return {

@@ -27,7 +27,7 @@ address() {
 thread() {
     # The standard library has to be built with it, or its locks and channels would look like races.
     RUSTFLAGS="-Zsanitizer=thread" CARGO_TARGET_DIR=$directory/thread \
-        TSAN_OPTIONS="handle_segv=0 handle_sigbus=0 suppressions=$PWD/scripts/tsan.supp" \
+        TSAN_OPTIONS="handle_segv=0 handle_sigbus=0" \
         cargo +nightly test --locked -Zbuild-std --target $target --tests --package "$1" -- --test-threads 1
 }
 
@@ -51,10 +51,11 @@ if [ -z "$only" ] || [ "$only" = thread ]; then
     done
 fi
 if [ -z "$only" ] || [ "$only" = valgrind ]; then
+    command -v valgrind >/dev/null || { echo "sanitize: valgrind is missing (Debian: apt-get install valgrind)" >&2; exit 1; }
     for program in verbs_device verbs_memory verbs_post verbs_qp verbs_queues; do
         check "valgrind: $program" memcheck build/badinput/programs/$program
     done
-    check "valgrind: many" memcheck build/bench/many -q 8 -m 100 -t 2 -e
+    check "valgrind: many" memcheck build/bench/many -q 4 -m 20 -t 1 -e
 fi
 printf '%s\n' "${failed[@]/#/failed: }"
 [ ${#failed[@]} -eq 0 ]
