@@ -187,7 +187,9 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
         }
         variables.push(("TERRACE_FAULT_PLAN", path.into()));
     }
-    variables.push(("TERRACE_PATH", options.path.to_string().into()));
+    if options.path != PathChoice::default() || std::env::var_os("TERRACE_PATH").is_some() {
+        variables.push(("TERRACE_PATH", options.path.to_string().into()));
+    }
     if let Some(path) = &options.pcap {
         variables.push(("TERRACE_PCAP", check_pcap(path)?.into()));
     }
