@@ -56,6 +56,16 @@ enum Armed {
     Any,
 }
 
+impl Armed {
+    fn wants(self, wc: &Wc) -> bool {
+        match self {
+            Armed::No => false,
+            Armed::Any => true,
+            Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,
+        }
+    }
+}
+
 /// Entries that room is made for at once; more room comes with need.
 const INITIAL_ENTRIES: u32 = 256;
 
@@ -172,22 +182,31 @@ impl Cq {
         }
     }
 
-    /// Asks for one event at the next completion, or at the next one that is solicited or an error. Without a channel
-    /// there is nobody to tell; as with other devices, asking is no mistake then.
+    /// Asks for one event at the next completion, or at the next one that is solicited or an error; at once, if such a one
+    /// waits already. IBTA volume 1, 11.4.2.2, would leave that to the program, which may have looked just before it came; but what
+    /// programs are written for tells, because it compares with the entries that were taken. Without a channel there is nobody to
+    /// tell; as with other devices, asking is no mistake then.
     pub fn request_notify(&self, solicited_only: bool) -> Result<(), Error> {
         self.life.check()?;
         if self.channel.is_none() {
             return Ok(());
         }
-        let before = {
-            let mut queue = self.queue.lock();
-            let before = queue.armed;
-            // Asking for solicited events does not take back the wish for any event (IBTA volume 1, 11.4.2.2).
-            if before != Armed::Any {
-                queue.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
+        let mut queue = self.queue.lock();
+        let before = queue.armed;
+        // Asking for solicited events does not take back the wish for any event (IBTA volume 1, 11.4.2.2).
+        if before != Armed::Any {
+            queue.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
+        }
+        let armed = queue.armed;
+        if queue.entries.iter().any(|wc| armed.wants(wc)) {
+            queue.armed = Armed::No;
+            if before != Armed::No {
+                self.device.note_disarmed();
             }
-            before
-        };
+            self.notify();
+            return Ok(());
+        }
+        drop(queue);
         if before == Armed::No {
             self.device.note_armed();
         }
@@ -250,16 +269,15 @@ impl Cq {
             times.push_back(self.device.now());
         }
         self.publish_len(&queue);
-        let wanted = match queue.armed {
-            Armed::No => false,
-            Armed::Any => true,
-            Armed::Solicited => wc.solicited || wc.status != WcStatus::Success,
-        };
-        if wanted {
+        if queue.armed.wants(&wc) {
             self.disarm(&mut queue);
-            if let Some(channel) = &self.channel {
-                channel.notify(self.strong());
-            }
+            self.notify();
+        }
+    }
+
+    fn notify(&self) {
+        if let Some(channel) = &self.channel {
+            channel.notify(self.strong());
         }
     }
 
