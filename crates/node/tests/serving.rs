@@ -18,11 +18,12 @@ fn write_and_read_back_by(way: PathChoice, mode: ServeMode, dram_bytes: u64) {
     let region = client.open("data").expect("the region");
     assert_eq!(region.len(), 8 * MIB);
     let buffer = client.buffer(3 << 20).expect("a buffer");
-    let accesses: [(u64, u32); 6] = [
+    let accesses: [(u64, u32); 7] = [
         (0, 4096),
         (MIB - 100, 300),
         (3 * MIB + 17, 5000),
         (5 * MIB - 1, 1),
+        (6 * MIB, 1 << 20),
         // More than is fetched at a time, even if all of it is there at once.
         (5 * MIB + 100, 5 << 19),
         (8 * MIB - 8, 8),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{Advice, FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_memory::{HostRange, PAGE_BYTES};
 
@@ -59,9 +59,6 @@ impl Ways {
         // The names of devices are on a memory file system; what they name is not.
         let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
         let direct = if is_memory { None } else { open_direct(&file, writable) };
-        // What the kernel would read ahead belongs to units that are absent, and are to leave nothing in the page cache. Only
-        // advice, and only about this description: nobody else has it.
-        let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len, is_file })
     }
 

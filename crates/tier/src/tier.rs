@@ -83,8 +83,12 @@ impl Tier {
             locked.map_err(TierError::system("lock a region's file, which another server may have"))?;
         }
         sys::expect_random(map).map_err(TierError::system("advise on a region's mapping"))?;
-        if source.exclusive && self.config.io != IoMethod::Buffered {
-            drop_cached(&ways, source.file_offset, map);
+        // Reading by the page cache alone is a baseline, and the cache is as the kernel keeps it.
+        if self.config.io != IoMethod::Buffered {
+            keep_to_what_is_asked(&ways);
+            if source.exclusive {
+                drop_cached(&ways, source.file_offset, map);
+            }
         }
         let engine = &self.shared.engine;
         let region = {
@@ -167,6 +171,12 @@ impl Tier {
     pub fn pin(&self, region: &TierRegion) -> Result<(), TierError> {
         self.shared.engine.pin(&region.region)
     }
+}
+
+/// Has the kernel read nothing ahead: that belongs to units that are absent, and are to leave nothing in the page cache.
+fn keep_to_what_is_asked(ways: &Ways) {
+    // Only advice, and only about descriptors that were opened for the region.
+    let _ = rustix::fs::fadvise(&*ways.buffered, 0, None, Advice::Random);
 }
 
 /// Drops what earlier users of a file have left in the page cache.

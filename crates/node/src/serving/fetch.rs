@@ -192,7 +192,7 @@ mod tests {
 
     const RANGE: HostRange = HostRange { addr: 0x10_0000_0000, len: 8 << 20 };
 
-    /// Has every read done at once, when it is told so, or when it can hold no more; a read at `bad` fails.
+    /// A pager that does as it is told: what is read is there at once or later, so many reads find room, and one at `bad` fails.
     #[derive(Debug)]
     struct Desk {
         presence: Presence,
