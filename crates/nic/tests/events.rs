@@ -91,6 +91,49 @@ fn only_solicited_completions_and_errors_are_solicited() {
 }
 
 #[test]
+fn asking_tells_at_once_of_what_came_since_the_last_event() {
+    let a = Node::udp();
+    let b = listener();
+    let (qa, qb) = b.pair(&a);
+    nonblocking(b.channel.fd());
+    let event = || b.channel.get_event().map(|cq| cq.ack_events(1));
+    let send = |qa: &Arc<QueuePair>, qb: &Arc<QueuePair>, wr_id| {
+        qb.post_recv([b.node.recv(wr_id, 0, 64)]).expect("posted");
+        qa.post_send([Ok(a.wr(wr_id, SendOp::Send, 0, 8))]).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Success);
+        while b.cq.is_empty() {
+            b.node.device.progress();
+        }
+    };
+    send(&qa, &qb, 1);
+    assert_eq!(event(), Err(Error::Again), "nobody has asked");
+    b.cq.request_notify(true).expect("armed");
+    assert_eq!(event(), Err(Error::Again), "it is not solicited");
+    b.cq.request_notify(false).expect("armed");
+    assert_eq!(event(), Ok(()));
+    b.cq.request_notify(false).expect("armed");
+    assert_eq!(event(), Err(Error::Again), "it has been told of");
+    assert_eq!(poll_for(&b.cq, 1)[0].wr_id, 1);
+    // Armed, so this one is told of when it comes; the next is not, until somebody asks.
+    send(&qa, &qb, 2);
+    assert_eq!(event(), Ok(()));
+    assert_eq!(poll_for(&b.cq, 1)[0].wr_id, 2);
+    send(&qa, &qb, 3);
+    assert_eq!(event(), Err(Error::Again));
+    b.cq.request_notify(false).expect("armed");
+    assert_eq!(event(), Ok(()));
+    // What is forgotten with its queue pair is no longer counted among those that were told of.
+    let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+    qb.modify(&reset, QpAttrMask::STATE).expect("reset");
+    assert!(b.cq.is_empty());
+    let (qa, qb) = b.pair(&a);
+    send(&qa, &qb, 4);
+    assert_eq!(event(), Err(Error::Again));
+    b.cq.request_notify(false).expect("armed");
+    assert_eq!(event(), Ok(()));
+}
+
+#[test]
 fn a_queue_without_a_channel_has_no_events() {
     let a = Node::udp();
     a.cq.request_notify(false).expect("nobody to tell is no mistake");

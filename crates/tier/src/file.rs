@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{Advice, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use terrace_memory::{HostRange, PAGE_BYTES};
 
@@ -137,7 +137,7 @@ impl BackingFile {
     /// When there are no descriptors left.
     pub fn open_again(&self) -> io::Result<OwnedFd> {
         let file = open_again(&self.file, OFlags::RDWR)?;
-        // As for our own: nothing is to be read ahead.
+        // It is for units that are in memory: nothing is to be read ahead of them.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         Ok(file)
     }
