@@ -194,6 +194,10 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     if device.passed_on > 0 {
         text += &format!("passed on to other processes of this address: {} packets\n", device.passed_on);
     }
+    if !device.same_host.is_empty() {
+        let before = before.map(|device| &device.same_host);
+        text += &section("on the same host, by memory", &device.same_host, before, seconds);
+    }
     text += &section("objects", &device.objects, None, seconds);
     if !device.injected.is_empty() {
         text += &section(

@@ -20,6 +20,7 @@
 pub mod abi;
 
 mod ah;
+mod backings;
 mod buffer;
 mod channel;
 // The names are those of the symbols, with their version node in front.

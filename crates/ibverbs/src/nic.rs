@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terrace_nic::{Device, Gid};
 use terrace_wire::ROCE_PORT;
 
+use crate::backings::ProgramFiles;
 use crate::errno::Result;
 use crate::{fork, identity, rdma_cm, room};
 
@@ -60,6 +61,7 @@ fn open() -> Result<Arc<Device>> {
 
 /// Makes a NIC known to all that has to know of every NIC.
 fn introduce(device: &Arc<Device>) {
+    device.set_backings(Arc::new(ProgramFiles));
     fork::track(device);
     device.join_siblings();
     rdma_cm::show_the_way(device);

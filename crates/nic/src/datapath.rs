@@ -16,6 +16,7 @@ use terrace_wire::{Packet, RxMeta};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
+use crate::local::{Filled, Mail};
 use crate::management::is_management;
 use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair};
@@ -39,9 +40,10 @@ impl Device {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
         let mut rx = self.rx.try_lock();
-        let received = rx.as_mut().map_or(0, |rx| self.port.receive(rx));
+        let mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
+        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.port.receive(rx));
         let due = now.is_some_and(|now| self.timers.is_due(now));
-        if received == 0 && !due && !self.wants_look() {
+        if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
         }
         let now = now.unwrap_or_else(|| self.clock.now());
@@ -55,6 +57,11 @@ impl Device {
             && let Some(rx) = rx.as_mut()
         {
             self.handle_burst(now, rx, &mut unit);
+        }
+        if mail.waits {
+            let table = self.table.read();
+            let work = |meta: &RxMeta, bytes: &[u8]| self.handle_packet(now, meta, bytes, &table, &mut unit);
+            self.local.read(self.gids(), work);
         }
         drop(rx);
         if due {
@@ -223,12 +230,15 @@ impl Device {
         }
         let now = self.clock.now();
         let mut unit = self.tx.take();
+        self.meet(qp, &mut core);
         let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
-        if outcome == Transmit::SinkFull {
-            unit.work.push_front((qp.clone(), acks));
+        match outcome {
+            Fill::Done => {}
+            Fill::BatchFull => unit.work.push_front((qp.clone(), acks)),
+            Fill::RingFull => self.look_at(qp),
         }
         self.flush(unit, now);
     }
@@ -280,11 +290,13 @@ impl Device {
             if core.dead || (acks == AckPolicy::Hold && !core.touched) {
                 continue;
             }
+            self.meet(&qp, &mut core);
             let outcome = self.fill(&qp, &mut core, now, acks, unit);
             drop(core);
-            if outcome == Transmit::SinkFull {
-                unit.work.push_back((qp, AckPolicy::Now));
-                return;
+            match outcome {
+                Fill::Done => {}
+                Fill::BatchFull => return unit.work.push_back((qp, AckPolicy::Now)),
+                Fill::RingFull => self.look_at(&qp),
             }
         }
     }
@@ -297,10 +309,10 @@ impl Device {
         now: Time,
         acks: AckPolicy,
         unit: &mut TxUnit,
-    ) -> Transmit {
+    ) -> Fill {
         core.touched = false;
         if !qp.token.take() {
-            return Transmit::Idle;
+            return Fill::Done;
         }
         if qp.take_woken() {
             core.qp.wake();
@@ -308,7 +320,15 @@ impl Device {
         core.has_turn = qp.take_turn();
         let before_count = unit.batch.len();
         let host = qp.host(core);
-        let outcome = core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks);
+        let outcome = match self.fill_ring(core, &host, now, acks) {
+            Filled::Sent => Fill::Done,
+            Filled::Full => Fill::RingFull,
+            Filled::NotHere => match core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks)
+            {
+                Transmit::Idle => Fill::Done,
+                Transmit::SinkFull => Fill::BatchFull,
+            },
+        };
         self.deliver(qp, core);
         if core.qp.is_held_back() {
             self.flight.wait(qp);
@@ -418,6 +438,17 @@ impl Device {
         self.deliver(qp, &mut core);
         self.events.raise(AsyncEvent::QpFatal(qp.clone()));
     }
+}
+
+/// How a queue pair's turn to send went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    /// It has nothing more to send.
+    Done,
+    /// The batch is full.
+    BatchFull,
+    /// The ring to its peer is full.
+    RingFull,
 }
 
 /// Puts a queue pair on the work list, once.

@@ -303,6 +303,7 @@ impl QueuePair {
     }
 
     fn post_one(&self, core: &mut QpCore, wr: SendWr) -> Result<(), Error> {
+        self.device().meet(self, core);
         if self.device().reach(self, core, &wr) {
             return Ok(());
         }

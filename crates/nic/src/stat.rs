@@ -40,6 +40,9 @@ pub struct DeviceSnapshot {
     /// Packets that have come to the standard port and went on to other processes of the address.
     #[serde(default)]
     pub passed_on: u64,
+    /// Peers on the same host that are reached without the network, and packets by rings in memory; empty if that is off.
+    #[serde(default, skip_serializing_if = "Counts::is_empty")]
+    pub same_host: Counts,
     /// How many objects of each kind exist.
     pub objects: Counts,
     /// What the fault plan has injected; empty without one.
@@ -92,6 +95,7 @@ impl Device {
                 ("management", read(&self.management.dropped)),
             ]),
             passed_on: read(&self.counters.passed_on),
+            same_host: named(self.local.counts()),
             objects: named([
                 ("protection_domains", self.quotas.pd.used().into()),
                 ("memory_regions", self.quotas.mr.used().into()),
@@ -156,7 +160,7 @@ fn injected(faults: &Faults) -> Counts {
     faults.counts().named().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-fn named<const N: usize>(counts: [(&str, u64); N]) -> Counts {
+fn named<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> Counts {
     counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 

@@ -187,6 +187,85 @@ fn a_peer_that_has_gone_is_missed_as_with_packets() {
     assert_eq!(a.completion().status, WcStatus::RetryExceeded);
 }
 
+/// What has gone by rings, and by the network.
+fn ways(node: &Node) -> (u64, u64) {
+    let snapshot = node.device.snapshot();
+    (snapshot.same_host["packets_sent"], snapshot.port["tx_packets"])
+}
+
+#[test]
+fn messages_need_no_network() {
+    let (a, b, qa, qb) = joined();
+    // The other end looks for its peer when it has something to say.
+    wait_until("both have found each other", || {
+        let before = (ways(&a).1, ways(&b).1);
+        qb.post_recv([b.recv(1, 4096, 64)]).expect("posted");
+        qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Success);
+        assert_eq!(b.completion().wr_id, 1);
+        (ways(&a).1, ways(&b).1) == before
+    });
+    let before = [ways(&a), ways(&b)];
+    for (round, len) in [1u32, 64, 4095, 4096, 4097, 300_000, 0].into_iter().enumerate() {
+        let data = pattern(len as usize, round as u8);
+        a.memory.fill(0, &data);
+        qb.post_recv([b.recv(round as u64, 400_000, 300_000)]).expect("posted");
+        qa.post_send([Ok(a.wr(1, SendOp::SendImm(7), 0, len))]).expect("posted");
+        let got = b.completion();
+        assert_eq!((got.status, got.wr_id, got.byte_len), (WcStatus::Success, round as u64, len));
+        assert_eq!(a.completion().status, WcStatus::Success);
+        assert_eq!(b.memory.bytes(400_000, len as usize), data);
+    }
+    let after = [ways(&a), ways(&b)];
+    assert!(after[0].0 > before[0].0 + 70 && after[1].0 > before[1].0, "{before:?} {after:?}");
+    assert_eq!(after.map(|way| way.1), before.map(|way| way.1), "nothing by the network");
+}
+
+#[test]
+fn more_than_the_ring_holds_waits_for_its_reader() {
+    let (a, b, qa, qb) = joined();
+    // Four messages of 3 MiB and more from four queue pairs at once: several times what the ring holds.
+    let mut pairs = vec![(qa, qb)];
+    pairs.extend((0..3).map(|_| rc_pair(&a, &b)));
+    let data = pattern(1 << 18, 3);
+    a.memory.fill(0, &data);
+    for round in 0..20 {
+        for (qa, qb) in &pairs {
+            qb.post_recv([b.recv(round, 1 << 19, 1 << 18), b.recv(round, 1 << 19, 1 << 18)]).expect("posted");
+            let wr = || Ok(a.wr(round, SendOp::Send, 0, 1 << 18));
+            qa.post_send([wr(), wr()]).expect("posted");
+        }
+        let done = a.completions(8);
+        assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?}");
+        assert_eq!(b.completions(8).iter().filter(|wc| wc.byte_len == 1 << 18).count(), 8);
+        assert_eq!(b.memory.bytes(1 << 19, 1 << 18), data);
+    }
+}
+
+#[test]
+fn a_message_wakes_who_sleeps() {
+    let (a, b, qa, qb) = joined();
+    let channel = b.device.create_channel().expect("a channel");
+    let cq =
+        b.device.create_cq(CqInit { depth: 64, channel: Some(channel.clone()), cookie: 1 }).expect("a queue");
+    let qc = b.pd.create_qp(QpInit { recv_cq: cq.clone(), ..b.init(QpType::Rc) }).expect("a queue pair");
+    let qd = a.qp(QpType::Rc);
+    connect(&qc, &a, qd.qpn(), &Tuning::default());
+    connect(&qd, &b, qc.qpn(), &Tuning::default());
+    drop((qa, qb));
+    for round in 0..50 {
+        qc.post_recv([b.recv(round, 0, 64)]).expect("posted");
+        cq.request_notify(false).expect("armed");
+        // Longer than anybody looks before going to sleep.
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        qd.post_send([Ok(a.wr(round, SendOp::Send, 0, 8))]).expect("posted");
+        channel.get_event().expect("an event").ack_events(1);
+        assert_eq!(poll_for(&cq, 1)[0].wr_id, round);
+        assert_eq!(a.completion().status, WcStatus::Success);
+    }
+    assert!(ways(&a).0 >= 40);
+}
+
 #[test]
 fn who_wants_packets_gets_packets() {
     let (a, b) = (Node::udp(), Node::local());

@@ -7,9 +7,9 @@
 //!                        └──> table: one region of the tier per mapping ──> pager: what the NIC asks
 //! ```
 
-mod backing;
+pub mod backing;
 mod churn;
-mod maps;
+pub mod maps;
 mod pager;
 mod ranges;
 mod settings;

@@ -107,6 +107,16 @@ impl Segment {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts((self.addr + offset as u64) as *const AtomicU32, count) }
     }
+
+    /// The address of `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// When they do not lie within the segment.
+    #[inline]
+    pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> u64 {
+        assert!(offset <= self.len && len <= self.len - offset);
+        self.addr + offset as u64
+    }
 }
 
 impl Drop for Segment {

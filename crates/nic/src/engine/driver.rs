@@ -86,7 +86,8 @@ impl Driver<'_> {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // Whoever adds work after these looks sees that the engine sleeps, and rings.
-        let wanted = self.device.wants_look() || self.device.companions.are_asked();
+        let has_mail = self.device.local.fall_asleep();
+        let wanted = has_mail || self.device.wants_look() || self.device.companions.are_asked();
         let awaited = self.device.timers.next() == deadline && !wanted;
         let timeout = match awaited {
             true => deadline.map(|deadline| self.time_until(deadline)),
@@ -98,6 +99,7 @@ impl Driver<'_> {
             companions.iter().filter_map(|companion| companion.descriptor()).collect();
         self.sleep(&descriptors, &others, timeout);
         self.engine.sleeps_until.store(0, Ordering::SeqCst);
+        self.device.local.wake_up();
         if self.program_polls() {
             return Mode::Standby;
         }

@@ -90,6 +90,11 @@ impl Engine {
         })
     }
 
+    /// What wakes it.
+    pub fn bell(&self) -> Arc<Bell> {
+        self.bell.lock().clone()
+    }
+
     /// Wakes the engine if it sleeps.
     pub fn wake(&self) {
         if self.wanted {

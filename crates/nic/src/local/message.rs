@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 1;
+pub(super) const LAYOUT: u32 = 2;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -22,9 +22,9 @@ const DESCRIPTORS_MAX: usize = 3;
 /// A message. `key` and `version` name a region as it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The first one of whoever wants to reach in; with the segment of its words.
+    /// The first one of whoever wants to reach in; with the segment of its words, and its ring.
     Hello { layout: u32 },
-    /// The answer; with the board.
+    /// The answer; with the board, the reader's side of the ring, and its bell.
     Welcome,
     /// How is this region reached?
     Ask { key: u32, version: u64 },

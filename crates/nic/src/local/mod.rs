@@ -7,27 +7,33 @@
 //! return; from then on it asks how regions are reached that it meets for the first time. When either end goes away, the
 //! kernel closes the socket, and the other end learns of it.
 //!
-//! All of that is the business of one thread, which otherwise sleeps. Work requests use what it has found by then, and packets
+//! Everything else goes by packets; those, too, need no network between such peers, but a ring in memory (`rings`).
+//!
+//! Finding each other is the business of one thread, which otherwise sleeps. Work requests use what it has found by then, and packets
 //! until then, or when anything is in the way: memory that is absent, a key that is wrong, a region that just changes.
 
 mod message;
 mod post;
+mod rings;
 mod thread;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, RwLock};
-use terrace_memory::shared::{BackedBy, Lead, Reach, ShownQueuePair, Version};
+use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
 use terrace_memory::{Access, HostRange};
 use terrace_transport::{QpState, QpType};
 
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 use crate::semaphore::Bell;
+
+pub(crate) use rings::{Filled, Mail};
+use rings::{Inlets, Neighbour, Outlet};
 
 /// Knows the files behind the program's memory.
 pub trait Backings: Send + Sync {
@@ -53,7 +59,11 @@ pub(crate) struct LocalPath {
     stopping: AtomicBool,
     running: Mutex<Option<Running>>,
     commands: Mutex<Vec<Command>>,
-    peers: RwLock<HashMap<SocketAddr, Arc<Reach>>>,
+    peers: RwLock<HashMap<SocketAddr, Neighbour>>,
+    inlets: Inlets,
+    /// Packets that went by rings, and that came by them.
+    sent: AtomicU64,
+    received: AtomicU64,
     /// Moves on when there is a new peer, so that queue pairs look again.
     generation: AtomicU32,
     backings: RwLock<Option<Arc<dyn Backings>>>,
@@ -68,6 +78,7 @@ struct Running {
 #[derive(Default)]
 pub(crate) struct QpLocal {
     lead: Option<Lead>,
+    outlet: Option<Arc<Outlet>>,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
     /// What it has asked for last.
@@ -86,6 +97,16 @@ impl LocalPath {
     /// Who knows the files behind the program's memory, from now on.
     pub fn set_backings(&self, backings: Arc<dyn Backings>) {
         *self.backings.write() = Some(backings);
+    }
+
+    /// What it has to tell: nothing if it is off.
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        if !self.is_on() {
+            return Vec::new();
+        }
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let peers = self.peers.read().len() as u64;
+        vec![("peers", peers), ("packets_sent", read(&self.sent)), ("packets_received", read(&self.received))]
     }
 
     fn is_stopped(&self) -> bool {
@@ -108,11 +129,13 @@ impl LocalPath {
         // It can only have panicked, which is in the log.
         let _ = thread.join();
         self.peers.write().clear();
+        self.inlets.clear();
     }
 
     /// In a forked child: the thread, the words and the board are the parent's.
     pub fn forget(&self) {
         self.on.store(false, Ordering::SeqCst);
+        self.inlets.forget();
         std::mem::forget(self.running.lock().take());
     }
 }
@@ -138,16 +161,45 @@ impl Device {
     pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
         self.show(qp, core, true);
         match core.qp.state() {
-            QpState::Rts if self.local.is_on() && qp.qp_type() == QpType::Rc && core.local.lead.is_none() => {
+            QpState::Rts if self.local.is_on() && qp.qp_type() != QpType::Ud => {
                 if let Some(path) = core.qp.attr().path {
-                    // Where somebody lives already the queue pair finds them with its first work request.
-                    core.local.looked = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
+                    // Where somebody lives already the queue pair finds them when it next has something to do. It may have been
+                    // given another peer.
+                    let before = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
+                    core.local = QpLocal { looked: before, shown: core.local.shown, ..QpLocal::default() };
                     self.local.command(Command::Connect(canonical(path.remote)));
                 }
             }
-            QpState::Reset | QpState::Init => core.local.lead = None,
+            QpState::Reset | QpState::Init => (core.local.lead, core.local.outlet) = (None, None),
             _ => {}
         }
+    }
+
+    /// Finds the ways to a queue pair's peer that the thread has opened since the last time. Only while nothing is outstanding: what
+    /// goes another way from then on cannot overtake anything.
+    #[inline]
+    pub(crate) fn meet(&self, qp: &QueuePair, core: &mut QpCore) {
+        if self.local.is_on()
+            && core.local.looked != self.local.generation.load(Ordering::Acquire)
+            && core.qp.is_quiet()
+        {
+            self.look_for_neighbour(qp, core);
+        }
+    }
+
+    #[cold]
+    fn look_for_neighbour(&self, qp: &QueuePair, core: &mut QpCore) {
+        core.local.looked = self.local.generation.load(Ordering::Acquire);
+        let attr = core.qp.attr();
+        let Some(path) = attr.path.filter(|_| qp.qp_type() != QpType::Ud) else { return };
+        let peers = self.local.peers.read();
+        let Some(neighbour) = peers.get(&canonical(path.remote)) else { return };
+        let own = self.gids().get(usize::from(path.source_gid_index)).map(|gid| gid.addr);
+        if let (QpType::Rc, Some(own), None) = (qp.qp_type(), own, &core.local.lead) {
+            let own = address_bytes((own, 0).into());
+            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn);
+        }
+        core.local.outlet = Some(neighbour.outlet.clone());
     }
 
     /// Shows a queue pair to peers on this host as it is now.

@@ -1,12 +1,10 @@
 //! Work requests that are carried out as they are posted.
 
-use std::sync::atomic::Ordering;
-
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
 use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList};
 
-use super::{Command, address_bytes, canonical};
+use super::{Command, canonical};
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 
@@ -17,9 +15,7 @@ impl Device {
         if !self.local.is_on() || !core.qp.is_quiet() || !can_reach(&wr.op) {
             return false;
         }
-        let Some(mut lead) = core.local.lead.take().or_else(|| self.find_lead(qp, core)) else {
-            return false;
-        };
+        let Some(mut lead) = core.local.lead.take() else { return false };
         if lead.reach().is_gone() {
             return false;
         }
@@ -32,21 +28,6 @@ impl Device {
             Outcome::NotHere => return false,
         }
         true
-    }
-
-    /// The way to a queue pair's peer, once the thread has found it.
-    #[cold]
-    fn find_lead(&self, qp: &QueuePair, core: &mut QpCore) -> Option<Lead> {
-        let generation = self.local.generation.load(Ordering::Acquire);
-        if core.local.looked == generation {
-            return None;
-        }
-        core.local.looked = generation;
-        let attr = core.qp.attr();
-        let path = attr.path?;
-        let peer = self.local.peers.read().get(&canonical(path.remote)).cloned()?;
-        let own = self.gids().get(usize::from(path.source_gid_index))?.addr;
-        peer.lead(address_bytes((own, 0).into()), qp.qpn(), attr.dest_qpn)
     }
 
     fn carry_out(&self, qp: &QueuePair, core: &mut QpCore, lead: &mut Lead, wr: &SendWr) -> Outcome {

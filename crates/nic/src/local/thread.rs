@@ -12,9 +12,12 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 use terrace_memory::HostRange;
-use terrace_memory::shared::{BackedBy, Hands, Mapped, Paged, Reach, RegionMemory, Source, Version, Visitor};
+use terrace_memory::shared::{
+    BackedBy, Hands, Inbox, Mapped, Outbox, Paged, Reach, RegionMemory, RingFile, Source, Version, Visitor,
+};
 
 use super::message::{self, LAYOUT, Message, Received, Way};
+use super::rings::{Neighbour, Outlet};
 use super::{Command, Running};
 use crate::device::Device;
 use crate::engine::without_signals;
@@ -37,7 +40,8 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
         without_signals(|| {
             let builder = std::thread::Builder::new().name("terrace-local".into());
             builder.spawn(move || {
-                Worker { device, bell, listeners, visitors: Vec::new(), peers: Vec::new() }.run()
+                let (visitors, peers) = (Vec::new(), Vec::new());
+                Worker { device, bell, listeners, visitors, visitor_count: 0, peers }.run()
             })
         })
     };
@@ -71,6 +75,10 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
 /// A process that may reach into this one, once it has said hello.
 struct Guest {
     socket: OwnedFd,
+    /// Which of our addresses it has connected to.
+    gid_index: u8,
+    /// Names its ring.
+    number: u64,
     visitor: Option<Visitor>,
 }
 
@@ -80,7 +88,9 @@ struct Peer {
     address: SocketAddr,
     pid: i32,
     hands: Arc<Hands>,
-    reach: Option<Arc<Reach>>,
+    /// Until it has been told who reads it.
+    ring: Option<RingFile>,
+    neighbour: Option<Neighbour>,
 }
 
 struct Worker {
@@ -88,6 +98,8 @@ struct Worker {
     bell: Arc<Bell>,
     listeners: Vec<OwnedFd>,
     visitors: Vec<Guest>,
+    /// How many there ever were.
+    visitor_count: u64,
     peers: Vec<Peer>,
 }
 
@@ -135,7 +147,7 @@ impl Worker {
     }
 
     fn leave(self) {
-        self.peers.iter().filter_map(|peer| peer.reach.as_ref()).for_each(|reach| reach.note_gone());
+        self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(Neighbour::note_gone);
     }
 
     fn handle_commands(&mut self) {
@@ -171,8 +183,9 @@ impl Worker {
         connect(&socket, &name_of(address)?)?;
         let pid = check_peer(&socket).ok_or(Errno::PERM)?;
         let hands = Hands::new().map_err(|_| Errno::MFILE)?;
-        message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file()])?;
-        Ok(Peer { socket, address, pid, hands, reach: None })
+        let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
+        message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file(), ring.file()])?;
+        Ok(Peer { socket, address, pid, hands, ring: Some(ring), neighbour: None })
     }
 
     fn hear_peer(&mut self, index: usize) {
@@ -186,8 +199,8 @@ impl Worker {
             if heard.is_none() {
                 let peer = self.peers.remove(index);
                 self.device.local.peers.write().remove(&peer.address);
-                if let Some(reach) = peer.reach {
-                    reach.note_gone();
+                if let Some(neighbour) = peer.neighbour {
+                    neighbour.note_gone();
                 }
                 return;
             }
@@ -199,7 +212,9 @@ impl Worker {
             accept_with(&self.listeners[index], SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
             if check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX {
-                self.visitors.push(Guest { socket, visitor: None });
+                let (gid_index, number) = (index as u8, self.visitor_count);
+                self.visitor_count += 1;
+                self.visitors.push(Guest { socket, gid_index, number, visitor: None });
             }
         }
     }
@@ -213,7 +228,8 @@ impl Worker {
                 _ => None,
             };
             if heard.is_none() {
-                return drop(self.visitors.remove(index));
+                let guest = self.visitors.remove(index);
+                return self.device.local.inlets.end(guest.number);
             }
         }
     }
@@ -224,12 +240,18 @@ impl Guest {
     fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
         match message {
             Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
+                let inbox = Inbox::new(files.pop()?).ok()?;
                 // Before it sees anything.
                 self.visitor = Some(Visitor::admit(files.pop()?).ok()?);
                 let board =
                     device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
                 device.show_all();
-                message::send(&self.socket, &Message::Welcome, &[board]).ok()
+                let desk = inbox.desk().try_clone_to_owned().ok()?;
+                device.local.inlets.add(self.number, inbox, self.gid_index);
+                let bell = device.engine.bell();
+                // The engine may be about to sleep without having said so there.
+                bell.ring();
+                message::send(&self.socket, &Message::Welcome, &[board, desk.as_fd(), bell.fd()]).ok()
             }
             Message::Ask { key, version } if self.visitor.is_some() => {
                 self.answer(device, key, Version(version)).ok()
@@ -282,18 +304,21 @@ impl Peer {
     /// `None` when it talks nonsense.
     fn hear(&mut self, device: &Device, (message, files): Received) -> Option<()> {
         match message {
-            Message::Welcome if self.reach.is_none() => {
-                let board = files.into_iter().next()?;
+            Message::Welcome if self.neighbour.is_none() => {
+                let mut files = files.into_iter();
+                let (board, desk, bell) = (files.next()?, files.next()?, files.next()?);
                 let reach = Reach::new(board, self.hands.clone(), self.pid).ok()?;
-                device.local.peers.write().insert(self.address, reach.clone());
+                let outbox = Outbox::new(self.ring.take()?, desk).ok()?;
+                let outlet = Arc::new(Outlet::new(outbox, bell).ok()?);
+                let neighbour = Neighbour { reach, outlet };
+                device.local.peers.write().insert(self.address, neighbour.clone());
                 device.local.generation.fetch_add(1, Ordering::Release);
-                self.reach = Some(reach);
+                self.neighbour = Some(neighbour);
                 Some(())
             }
             Message::Answer { key, version, way } => {
-                let reach = self.reach.as_ref()?;
                 let source = self.source(way, files)?;
-                reach.set_source(key, Version(version), source);
+                self.neighbour.as_ref()?.reach.set_source(key, Version(version), source);
                 Some(())
             }
             _ => None,

@@ -1,0 +1,442 @@
+//! Packets from one process to another one of the same host through memory: a ring with one side that writes and one that reads.
+//!
+//! Two segments, each written by one side only, so that neither can change what the other one relies on:
+//!
+//! ```text
+//!   the writer's                                    the reader's
+//!   tail | record | record | ...                    head | sleep
+//!
+//!   writes records, tail = behind them              reads records up to tail, head = behind them
+//!   -- full fence --                                sleep = odd
+//!   sleep is odd, and was not at the last bell?     -- full fence --
+//!   rings the bell                                  is there anything? then it does not sleep
+//! ```
+//! Positions count bytes and never wrap; a record lies whole between two multiples of the ring's size. A process that dies leaves
+//! nothing locked: what it had not finished is behind its tail, and nobody has seen it.
+
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::segment::{Others, Segment};
+use crate::fault;
+
+/// Room for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the largest MTU.
+const RING_BYTES: u64 = 512 << 10;
+const RING_AT: usize = 4096;
+const SEGMENT_BYTES: usize = RING_AT + RING_BYTES as usize;
+/// The reader's segment: a page.
+const DESK_BYTES: usize = 4096;
+/// Where in the reader's segment it says whether it sleeps: on another cache line than the head.
+const SLEEP_AT: usize = 64;
+/// Records begin at multiples of a cache line.
+const RECORD_ALIGNMENT: u64 = 64;
+const HEADER_BYTES: usize = 24;
+/// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
+const PACKET_BYTES_MAX: usize = 4096 + 512;
+/// In place of a packet's length: the next record is at the ring's start.
+const SKIP: u32 = u32::MAX;
+
+/// Where a packet in a ring comes from, as its UDP datagram would say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The address (an IPv4 address mapped into IPv6).
+    pub address: Ipv6Addr,
+    /// The UDP port.
+    pub port: u16,
+    /// The traffic class of the packet's IP header.
+    pub traffic_class: u8,
+}
+
+/// The writer's memory, before the reader has answered.
+#[derive(Debug)]
+pub struct RingFile(Segment);
+
+impl RingFile {
+    /// An empty ring.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub fn new() -> io::Result<RingFile> {
+        Segment::create(c"terrace-ring", SEGMENT_BYTES, Others::Read).map(RingFile)
+    }
+
+    /// To be sent to the reader.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.file()
+    }
+}
+
+/// The side of a ring that writes.
+#[derive(Debug)]
+pub struct Outbox {
+    ring: Segment,
+    desk: Segment,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Behind the last record, and where that begins.
+    tail: u64,
+    last_start: u64,
+    /// How far the reader was when it was last looked at.
+    head: u64,
+    /// For which of its sleeps the bell was rung last.
+    rung: u64,
+}
+
+impl Outbox {
+    /// A ring whose reader has sent the descriptor of [`Inbox::desk`].
+    ///
+    /// # Errors
+    /// `InvalidData` when it is something else; otherwise the system's.
+    pub fn new(ring: RingFile, desk: OwnedFd) -> io::Result<Outbox> {
+        let desk = Segment::open(desk, DESK_BYTES, false)?;
+        Ok(Outbox { ring: ring.0, desk, state: Mutex::default() })
+    }
+
+    /// The right to write.
+    #[inline]
+    pub fn write(&self) -> Writer<'_> {
+        let state = self.state.lock();
+        Writer { outbox: self, start: state.tail, state }
+    }
+}
+
+/// Somebody who writes. What was written is seen when [`Writer::publish`] is called, and taken back otherwise.
+#[derive(Debug)]
+pub struct Writer<'a> {
+    outbox: &'a Outbox,
+    state: MutexGuard<'a, State>,
+    start: u64,
+}
+
+impl Writer<'_> {
+    /// Room for a packet of `len` bytes, which must be written; `None` when there is none, or the packet is too long.
+    #[inline]
+    pub fn push(&mut self, from: &Origin, len: usize) -> Option<&mut [u8]> {
+        let record = record_bytes(len)?;
+        let at = self.state.tail % RING_BYTES;
+        let skipped = if at + record > RING_BYTES { RING_BYTES - at } else { 0 };
+        if !self.has_room(skipped + record) {
+            return None;
+        }
+        let ring = &self.outbox.ring;
+        if skipped > 0 {
+            header(ring, at)[0].store(SKIP.into(), Ordering::Relaxed);
+        }
+        let at = if skipped > 0 { 0 } else { at };
+        let [high, low] = halves(from.address);
+        let numbers = len as u64 | u64::from(from.port) << 32 | u64::from(from.traffic_class) << 48;
+        let quads = header(ring, at);
+        quads[0].store(numbers, Ordering::Relaxed);
+        quads[1].store(high, Ordering::Relaxed);
+        quads[2].store(low, Ordering::Relaxed);
+        self.state.last_start = self.state.tail;
+        self.state.tail += skipped + record;
+        let place = ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
+        // SAFETY: within our own mapping, which the reader cannot write to; behind the tail that it may read up to; and nobody else in
+        // this process writes, or has written and still holds what it got: the borrow is of the only writer.
+        Some(unsafe { std::slice::from_raw_parts_mut(place as *mut u8, len) })
+    }
+
+    /// Takes the last packet back.
+    pub fn cancel(&mut self) {
+        self.state.tail = self.state.last_start;
+    }
+
+    /// Whether anything was written.
+    pub fn is_empty(&self) -> bool {
+        self.state.tail == self.start
+    }
+
+    /// Shows the reader what was written. True if it sleeps and its bell is to be rung.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        self.start = self.state.tail;
+        tail(&self.outbox.ring).store(self.state.tail, Ordering::Release);
+        fence(Ordering::SeqCst);
+        let sleep = self.outbox.desk.quads(SLEEP_AT, 1)[0].load(Ordering::Relaxed);
+        let is_new = sleep % 2 == 1 && sleep != self.state.rung;
+        if is_new {
+            self.state.rung = sleep;
+        }
+        is_new
+    }
+
+    fn has_room(&mut self, wanted: u64) -> bool {
+        let fits = |state: &State| state.tail.wrapping_sub(state.head).saturating_add(wanted) <= RING_BYTES;
+        if fits(&self.state) {
+            return true;
+        }
+        // Acquire: what was read there has been read. A head that makes no sense is one that leaves no room.
+        self.state.head = self.outbox.desk.quads(0, 1)[0].load(Ordering::Acquire);
+        fits(&self.state)
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.state.tail = self.start;
+    }
+}
+
+/// The side of a ring that reads.
+#[derive(Debug)]
+pub struct Inbox {
+    ring: Segment,
+    desk: Segment,
+    head: u64,
+    /// Where a packet is copied to before anybody looks at it: the writer could change it meanwhile.
+    packet: Box<[u8]>,
+    broken: bool,
+}
+
+impl Inbox {
+    /// Takes the descriptor of [`RingFile::file`].
+    ///
+    /// # Errors
+    /// `InvalidData` when it is something else; otherwise the system's.
+    pub fn new(ring: OwnedFd) -> io::Result<Inbox> {
+        let ring = Segment::open(ring, SEGMENT_BYTES, false)?;
+        let desk = Segment::create(c"terrace-desk", DESK_BYTES, Others::Read)?;
+        Ok(Inbox { ring, desk, head: 0, packet: vec![0; PACKET_BYTES_MAX].into(), broken: false })
+    }
+
+    /// To be sent to the writer.
+    pub fn desk(&self) -> BorrowedFd<'_> {
+        self.desk.file()
+    }
+
+    /// Whether nothing waits to be read.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.broken || tail(&self.ring).load(Ordering::Acquire) == self.head
+    }
+
+    /// Whether the writer has written what no writer writes. Nothing more is read then.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Hands up to `max` packets to `each`, and returns how many.
+    #[inline]
+    pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, &[u8])) -> usize {
+        let mut count = 0;
+        let end = if self.broken { self.head } else { tail(&self.ring).load(Ordering::Acquire) };
+        while self.head != end && count < max {
+            let Some((from, len, behind)) = self.next(end) else {
+                self.broken = true;
+                break;
+            };
+            if let Some(from) = from {
+                each(&from, &self.packet[..len]);
+                count += 1;
+            }
+            self.head = behind;
+        }
+        if count > 0 {
+            // Release: what was read has been read.
+            self.desk.quads(0, 1)[0].store(self.head, Ordering::Release);
+        }
+        count
+    }
+
+    /// Says that the reader is about to sleep. It must not, if something waits after this.
+    pub fn fall_asleep(&self) {
+        self.change_sleep(1);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Says that it is awake.
+    pub fn wake_up(&self) {
+        self.change_sleep(0);
+    }
+
+    fn change_sleep(&self, parity: u64) {
+        let sleep = &self.desk.quads(SLEEP_AT, 1)[0];
+        let now = sleep.load(Ordering::Relaxed);
+        if now % 2 != parity {
+            sleep.store(now + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies the record at the head. Its source, unless it only leads on; its length; and what is behind it. `None` if it makes no
+    /// sense.
+    #[inline]
+    fn next(&mut self, end: u64) -> Option<(Option<Origin>, usize, u64)> {
+        let (at, available) = (self.head % RING_BYTES, end.wrapping_sub(self.head));
+        if available > RING_BYTES || !available.is_multiple_of(RECORD_ALIGNMENT) {
+            return None;
+        }
+        let [numbers, high, low] =
+            [0, 1, 2].map(|index| header(&self.ring, at)[index].load(Ordering::Relaxed));
+        if numbers as u32 == SKIP {
+            let skipped = RING_BYTES - at;
+            return (skipped < available).then_some((None, 0, self.head + skipped));
+        }
+        let len = numbers as u32 as usize;
+        let record = record_bytes(len).filter(|&record| record <= available && at + record <= RING_BYTES)?;
+        let place = self.ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
+        // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
+        // nothing of, so the writer may write meanwhile.
+        unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
+        let address = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
+        let from = Origin { address, port: (numbers >> 32) as u16, traffic_class: (numbers >> 48) as u8 };
+        Some((Some(from), len, self.head + record))
+    }
+}
+
+/// The room that a packet takes, unless it is too long.
+#[inline]
+fn record_bytes(len: usize) -> Option<u64> {
+    let record = (HEADER_BYTES + len) as u64;
+    (len <= PACKET_BYTES_MAX).then(|| record.next_multiple_of(RECORD_ALIGNMENT))
+}
+
+fn halves(address: Ipv6Addr) -> [u64; 2] {
+    let address = u128::from(address);
+    [(address >> 64) as u64, address as u64]
+}
+
+#[inline]
+fn tail(ring: &Segment) -> &AtomicU64 {
+    &ring.quads(0, 1)[0]
+}
+
+#[inline]
+fn header(ring: &Segment, at: u64) -> &[AtomicU64] {
+    ring.quads(RING_AT + at as usize, HEADER_BYTES / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    const FROM: Origin =
+        Origin { address: Ipv6Addr::new(1, 2, 3, 4, 5, 6, 7, 8), port: 4799, traffic_class: 7 };
+
+    fn pair() -> (Outbox, Inbox) {
+        let ring = RingFile::new().expect("made");
+        let inbox = Inbox::new(ring.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let desk = inbox.desk().try_clone_to_owned().expect("a descriptor");
+        (Outbox::new(ring, desk).expect("mapped"), inbox)
+    }
+
+    fn send(outbox: &Outbox, bytes: &[u8]) -> Option<bool> {
+        let mut writer = outbox.write();
+        writer.push(&FROM, bytes.len())?.copy_from_slice(bytes);
+        Some(writer.publish())
+    }
+
+    fn received(inbox: &mut Inbox) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        inbox.read(usize::MAX, |from, bytes| {
+            assert_eq!(*from, FROM);
+            all.push(bytes.to_vec());
+        });
+        all
+    }
+
+    #[test]
+    fn packets_arrive_in_order_round_and_round() {
+        let (outbox, mut inbox) = pair();
+        let mut rng = StdRng::seed_from_u64(5);
+        let (mut sent, mut got) = (Vec::new(), Vec::new());
+        for round in 0..20_000u32 {
+            let len = rng.random_range(12..PACKET_BYTES_MAX);
+            let packet = vec![round as u8; len];
+            if send(&outbox, &packet).is_some() {
+                sent.push(packet);
+            }
+            if rng.random_ratio(1, 60) {
+                got.extend(received(&mut inbox));
+            }
+            if got.len() == sent.len() {
+                assert_eq!(got, sent);
+                got.clear();
+                sent.clear();
+            }
+        }
+        got.extend(received(&mut inbox));
+        assert_eq!(got, sent);
+        assert!(!inbox.is_broken());
+    }
+
+    #[test]
+    fn a_full_ring_takes_nothing_until_something_was_read() {
+        let (outbox, mut inbox) = pair();
+        let count = (0..).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
+        assert_eq!(count as u64, RING_BYTES / (4096 + 64));
+        assert_eq!(inbox.read(1, |_, _| ()), 1);
+        assert_eq!(send(&outbox, &[1; 4096]), Some(false));
+        assert_eq!(send(&outbox, &[1; 4096]), None);
+        assert!(outbox.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
+    }
+
+    #[test]
+    fn what_is_not_published_was_never_there() {
+        let (outbox, mut inbox) = pair();
+        {
+            let mut writer = outbox.write();
+            writer.push(&FROM, 100).expect("room").fill(1);
+            writer.push(&FROM, 100).expect("room").fill(2);
+            writer.cancel();
+            assert!(!writer.is_empty());
+            assert!(!writer.publish());
+        }
+        {
+            let mut writer = outbox.write();
+            writer.push(&FROM, 100).expect("room").fill(3);
+        }
+        assert_eq!(received(&mut inbox), [vec![1; 100]]);
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn the_bell_is_rung_once_for_each_sleep() {
+        let (outbox, mut inbox) = pair();
+        assert_eq!(send(&outbox, &[0; 12]), Some(false));
+        inbox.fall_asleep();
+        assert!(!inbox.is_empty(), "so it does not sleep");
+        assert_eq!(send(&outbox, &[0; 12]), Some(true));
+        assert_eq!(send(&outbox, &[0; 12]), Some(false));
+        inbox.wake_up();
+        assert_eq!(received(&mut inbox).len(), 3);
+        assert_eq!(send(&outbox, &[0; 12]), Some(false));
+        inbox.fall_asleep();
+        inbox.fall_asleep();
+        assert_eq!(send(&outbox, &[0; 12]), Some(true));
+    }
+
+    #[test]
+    fn a_writer_that_writes_nonsense_is_not_read_any_more() {
+        let nonsense: [(u64, u64); 5] =
+            [(u64::MAX, 0), (64, 1 << 20), (63, 12), (64, 100), (64, u64::from(SKIP))];
+        for (end, numbers) in nonsense {
+            let (outbox, mut inbox) = pair();
+            header(&outbox.ring, 0)[0].store(numbers, Ordering::Relaxed);
+            tail(&outbox.ring).store(end, Ordering::Release);
+            assert_eq!(inbox.read(10, |_, _| ()), 0);
+            assert!(inbox.is_broken() && inbox.is_empty(), "{end} {numbers}");
+        }
+    }
+
+    #[test]
+    fn a_reader_whose_head_makes_no_sense_only_gets_nothing() {
+        let (outbox, inbox) = pair();
+        inbox.desk.quads(0, 1)[0].store(u64::MAX / 2, Ordering::Release);
+        let count = (0..1000).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
+        assert!(count as u64 <= RING_BYTES / 4096);
+    }
+}

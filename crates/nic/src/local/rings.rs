@@ -1,0 +1,283 @@
+//! Packets to and from peers on the same host by rings in memory ([`terrace_memory::shared`]): what cannot be done by reaching in, and
+//! all messages. They are the packets that would go over the network, but without an ICRC, and without the kernel.
+//!
+//! A ring belongs to a connection of the local path, and leads from the process that has made it to the one that has accepted. A
+//! queue pair begins to use it when it has nothing outstanding, so that nothing overtakes what went another way.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use terrace_fabric::Gid;
+use terrace_memory::shared::{Inbox, Origin, Outbox, Reach, Writer};
+use terrace_transport::{AckPolicy, Sink, Time, Transmit};
+use terrace_wire::{Path, RxMeta};
+
+use crate::device::Device;
+use crate::host::QpHost;
+use crate::qp::QpCore;
+
+/// Packets that one look takes from a ring at most.
+const PACKETS_PER_LOOK: usize = 64;
+/// While packets come by rings, only one in so many looks asks the network, which costs a system call.
+const LOOKS_PER_NETWORK: u32 = 8;
+/// For so many looks without a packet rings still count as busy.
+const WARM_LOOKS: u32 = 64;
+/// A ring that has been full for so long belongs to a process that is stopped: its queue pairs use the network, which loses packets
+/// instead of keeping them.
+const STUCK_NS: u64 = 20_000_000;
+
+/// The way out to one peer.
+pub(super) struct Outlet {
+    outbox: Outbox,
+    bell: OwnedFd,
+    /// Since when it has been full, in nanoseconds; 0 if it is not.
+    full_since: AtomicU64,
+    gone: AtomicBool,
+}
+
+impl Outlet {
+    /// A way into a ring, and the bell of whoever reads it.
+    ///
+    /// # Errors
+    /// When that is no descriptor that can be told not to block.
+    pub fn new(outbox: Outbox, bell: OwnedFd) -> rustix::io::Result<Outlet> {
+        rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Outlet { outbox, bell, full_since: AtomicU64::new(0), gone: AtomicBool::new(false) })
+    }
+
+    /// Nobody reads any more.
+    pub fn note_gone(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has been full for too long by now.
+    fn is_stuck(&self, now: Time) -> bool {
+        let since = self.full_since.load(Ordering::Relaxed);
+        if since == 0 {
+            self.full_since.store(now.0, Ordering::Relaxed);
+        }
+        since != 0 && now.0.saturating_sub(since) > STUCK_NS
+    }
+}
+
+/// A ring, as the transport wants to see it.
+struct RingSink<'a> {
+    writer: Writer<'a>,
+    gids: &'a [Gid],
+    port: u16,
+    packets: u64,
+}
+
+impl Sink for RingSink<'_> {
+    #[inline]
+    fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
+        let gid = self.gids.get(usize::from(path.source_gid_index))?;
+        let origin = Origin { address: gid.raw.into(), port: self.port, traffic_class: path.traffic_class };
+        self.packets += 1;
+        self.writer.push(&origin, len)
+    }
+
+    fn cancel(&mut self) {
+        self.packets -= 1;
+        self.writer.cancel();
+    }
+}
+
+/// How a queue pair's turn at its ring went.
+pub(crate) enum Filled {
+    /// Everything is on its way.
+    Sent,
+    /// The ring is full: whoever makes progress next looks again.
+    Full,
+    /// It has no ring, or none that is of use.
+    NotHere,
+}
+
+impl Device {
+    /// Takes what a queue pair has to send and puts it into its ring, if it has one.
+    pub(crate) fn fill_ring(
+        &self,
+        core: &mut QpCore,
+        host: &QpHost<'_>,
+        now: Time,
+        acks: AckPolicy,
+    ) -> Filled {
+        if core.local.outlet.is_none() || !self.local.is_on() {
+            return Filled::NotHere;
+        }
+        let Some(outlet) = core.local.outlet.take().filter(|outlet| !outlet.is_gone()) else {
+            return Filled::NotHere;
+        };
+        let (gids, port) = (self.port.gids(), self.port.udp_port());
+        let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
+        let outcome = core.qp.poll_transmit(now, host, &mut sink, acks);
+        let is_full = outcome == Transmit::SinkFull;
+        let has_sent = !sink.writer.is_empty();
+        // The one that found no room is not among them.
+        self.local.sent.fetch_add(sink.packets - u64::from(is_full), Ordering::Relaxed);
+        if sink.writer.publish() {
+            // It can only have been rung so often that it cannot count it.
+            let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
+        }
+        drop(sink);
+        if has_sent {
+            outlet.full_since.store(0, Ordering::Relaxed);
+        } else if is_full && outlet.is_stuck(now) {
+            return Filled::NotHere;
+        }
+        core.local.outlet = Some(outlet);
+        if is_full { Filled::Full } else { Filled::Sent }
+    }
+}
+
+/// The ways in.
+#[derive(Default)]
+pub(super) struct Inlets {
+    state: Mutex<State>,
+    /// Whether there are any, for a look without the lock.
+    any: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    list: Vec<Inlet>,
+    looks: u32,
+    /// Looks for which rings still count as busy.
+    warm: u32,
+}
+
+struct Inlet {
+    number: u64,
+    inbox: Inbox,
+    /// Which of our addresses the other side has connected to.
+    gid_index: u8,
+    /// The other side has gone. What it has sent before is read.
+    has_ended: bool,
+}
+
+impl Inlets {
+    /// From now on this one is read as well.
+    pub fn add(&self, number: u64, inbox: Inbox, gid_index: u8) {
+        let mut state = self.state.lock();
+        state.list.push(Inlet { number, inbox, gid_index, has_ended: false });
+        self.any.store(true, Ordering::SeqCst);
+    }
+
+    /// The other side of one has gone.
+    pub fn end(&self, number: u64) {
+        let mut state = self.state.lock();
+        let ended = state.list.iter_mut().filter(|inlet| inlet.number == number);
+        ended.for_each(|inlet| inlet.has_ended = true);
+        self.tidy(&mut state);
+    }
+
+    /// None is read any more.
+    pub fn clear(&self) {
+        self.state.lock().list.clear();
+        self.any.store(false, Ordering::SeqCst);
+    }
+
+    /// In a forked child, whose locks may be held by threads that it does not have.
+    pub fn forget(&self) {
+        self.any.store(false, Ordering::SeqCst);
+    }
+
+    fn tidy(&self, state: &mut State) {
+        state.list.retain(|inlet| !inlet.has_ended || !inlet.inbox.is_empty());
+        self.any.store(!state.list.is_empty(), Ordering::SeqCst);
+    }
+}
+
+/// What a look at the rings says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mail {
+    /// Something has come.
+    pub waits: bool,
+    /// The network is to be asked as well.
+    pub asks_network: bool,
+}
+
+impl Mail {
+    /// For those who have no right to look.
+    pub const NONE: Mail = Mail { waits: false, asks_network: false };
+}
+
+impl super::LocalPath {
+    /// Whether packets wait in rings. Called by whoever has the right to receive.
+    #[inline]
+    pub fn look(&self) -> Mail {
+        if !self.inlets.any.load(Ordering::Relaxed) {
+            return Mail { waits: false, asks_network: true };
+        }
+        let mut state = self.inlets.state.lock();
+        let waits = state.list.iter().any(|inlet| !inlet.inbox.is_empty());
+        state.looks = state.looks.wrapping_add(1);
+        state.warm = if waits { WARM_LOOKS } else { state.warm.saturating_sub(1) };
+        Mail { waits, asks_network: state.warm == 0 || state.looks.is_multiple_of(LOOKS_PER_NETWORK) }
+    }
+
+    /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
+    pub fn read(&self, gids: &[Gid], mut each: impl FnMut(&RxMeta, &[u8])) {
+        let mut state = self.inlets.state.lock();
+        let mut is_over = false;
+        for inlet in &mut state.list {
+            let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
+            let Some(destination) = destination else { continue };
+            let gid_index = inlet.gid_index;
+            let count = inlet.inbox.read(PACKETS_PER_LOOK, |origin, bytes| {
+                let source = SocketAddr::new(IpAddr::V6(origin.address).to_canonical(), origin.port);
+                each(&RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class }, bytes);
+            });
+            self.received.fetch_add(count as u64, Ordering::Relaxed);
+            if inlet.inbox.is_broken() && !inlet.has_ended {
+                tracing::warn!(
+                    "a process of this host has written nonsense into its ring; it is not read any more"
+                );
+                inlet.has_ended = true;
+            }
+            is_over |= inlet.has_ended && inlet.inbox.is_empty();
+        }
+        if is_over {
+            self.inlets.tidy(&mut state);
+        }
+    }
+
+    /// Has writers ring the bell from now on. True if something waits already.
+    pub fn fall_asleep(&self) -> bool {
+        if !self.inlets.any.load(Ordering::SeqCst) {
+            return false;
+        }
+        let list = &self.inlets.state.lock().list;
+        list.iter().for_each(|inlet| inlet.inbox.fall_asleep());
+        list.iter().any(|inlet| !inlet.inbox.is_empty())
+    }
+
+    /// Has writers not ring the bell.
+    pub fn wake_up(&self) {
+        if self.inlets.any.load(Ordering::Relaxed) {
+            self.inlets.state.lock().list.iter().for_each(|inlet| inlet.inbox.wake_up());
+        }
+    }
+}
+
+/// Another process of the host: how its memory is reached, and how itself.
+#[derive(Clone)]
+pub(super) struct Neighbour {
+    pub reach: Arc<Reach>,
+    pub outlet: Arc<Outlet>,
+}
+
+impl Neighbour {
+    /// The process has ended, or does not want to be reached any more.
+    pub fn note_gone(&self) {
+        self.reach.note_gone();
+        self.outlet.note_gone();
+    }
+}
