@@ -1,7 +1,8 @@
-//! What the pin protocol is made of. The model in `tests/pin_model.rs` puts loom's types in this module's place.
+//! What the pin protocol and the handshakes between processes are made of. The models in `tests/pin_model.rs` and
+//! `tests/handshake_model.rs` put loom's types in this module's place.
 
 pub(crate) use std::cell::UnsafeCell;
-pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How often to look again before sleeping: about the time that a copy of some KiB takes.
 pub(crate) const SPINS: u32 = 100;

@@ -16,11 +16,12 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 
+use super::handshake;
 use super::segment::{Others, Segment};
 
 /// Words that a process has for one other.
@@ -83,10 +84,7 @@ impl Hand {
     #[inline]
     pub(super) fn reach(&mut self) -> Reaching<'_> {
         let word = word(&self.hands.segment, self.index as usize);
-        let odd = word.load(Ordering::Relaxed).wrapping_add(1) | 1;
-        word.store(odd, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        Reaching { word, even: odd.wrapping_add(1) }
+        Reaching { word, even: handshake::raise(word) }
     }
 }
 
@@ -105,8 +103,7 @@ pub(super) struct Reaching<'a> {
 impl Drop for Reaching<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: the copy is over before the word says so.
-        self.word.store(self.even, Ordering::Release);
+        handshake::lower(self.word, self.even);
     }
 }
 
@@ -155,7 +152,7 @@ impl Drop for Visitor {
 
 /// Waits until no other process copies that may have seen what was withdrawn before this call.
 pub(crate) fn wait_for_visitors() {
-    fence(Ordering::SeqCst);
+    handshake::withdrawn();
     if VISITOR_COUNT.load(Ordering::SeqCst) == 0 {
         return;
     }
@@ -170,8 +167,7 @@ impl Watched {
         let used = (self.segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
         for index in 0..used {
             let word = word(&self.segment, index);
-            let seen = word.load(Ordering::SeqCst);
-            if seen % 2 == 1 {
+            if let Some(seen) = handshake::raised(word) {
                 self.wait_for_change(word, seen);
             }
         }
@@ -179,8 +175,7 @@ impl Watched {
 
     fn wait_for_change(&self, word: &AtomicU32, seen: u32) {
         let mut looks = 0;
-        // Acquire: the copy is over, for everybody.
-        while word.load(Ordering::Acquire) == seen && !self.gone.load(Ordering::SeqCst) {
+        while !handshake::has_moved(word, seen) && !self.gone.load(Ordering::SeqCst) {
             looks += 1;
             if looks < SPINS {
                 std::hint::spin_loop();

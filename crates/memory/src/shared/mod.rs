@@ -10,6 +10,7 @@
 
 mod board;
 mod hands;
+mod handshake;
 mod reach;
 mod record;
 mod ring;

@@ -17,10 +17,11 @@
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::handshake;
 use super::segment::{Others, Segment};
 use crate::fault;
 
@@ -161,9 +162,8 @@ impl Writer<'_> {
             return false;
         }
         self.start = self.state.tail;
-        tail(&self.outbox.ring).store(self.state.tail, Ordering::Release);
-        fence(Ordering::SeqCst);
-        let sleep = self.outbox.desk.quads(SLEEP_AT, 1)[0].load(Ordering::Relaxed);
+        let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
+        let sleep = handshake::publish(tail(&self.outbox.ring), self.state.tail, sleep);
         let is_new = sleep % 2 == 1 && sleep != self.state.rung;
         if is_new {
             self.state.rung = sleep;
@@ -251,21 +251,16 @@ impl Inbox {
 
     /// Says that the reader is about to sleep. It must not, if something waits after this.
     pub fn fall_asleep(&self) {
-        self.change_sleep(1);
-        fence(Ordering::SeqCst);
+        handshake::fall_asleep(self.sleep());
     }
 
     /// Says that it is awake.
     pub fn wake_up(&self) {
-        self.change_sleep(0);
+        handshake::wake_up(self.sleep());
     }
 
-    fn change_sleep(&self, parity: u64) {
-        let sleep = &self.desk.quads(SLEEP_AT, 1)[0];
-        let now = sleep.load(Ordering::Relaxed);
-        if now % 2 != parity {
-            sleep.store(now + 1, Ordering::Relaxed);
-        }
+    fn sleep(&self) -> &AtomicU64 {
+        &self.desk.quads(SLEEP_AT, 1)[0]
     }
 
     /// Copies the record at the head. Its source, unless it only leads on; its length; and what is behind it. `None` if it makes no

@@ -1,0 +1,140 @@
+//! What processes of one host rely on towards each other, in every interleaving that loom finds: no packet is overlooked by a reader
+//! that goes to sleep, none is read before it is whole, and nobody copies what was taken away.
+//!
+//! `src/shared/handshake.rs` is compiled here once more with loom's atomics.
+
+#[path = "../src/shared/handshake.rs"]
+mod handshake;
+
+/// What `src/sync.rs` is in the library.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+
+use handshake::*;
+use loom::sync::Arc;
+use loom::thread;
+use sync::{AtomicU32, AtomicU64, Ordering};
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(body);
+}
+
+/// Content whose accesses loom watches.
+struct Watched(loom::cell::UnsafeCell<u32>);
+
+// SAFETY: that accesses do not conflict is what the model checks.
+unsafe impl Sync for Watched {}
+// SAFETY: a number in a cell.
+unsafe impl Send for Watched {}
+
+impl Watched {
+    fn new() -> Watched {
+        Watched(loom::cell::UnsafeCell::new(0))
+    }
+
+    fn get(&self) -> u32 {
+        // SAFETY: loom panics when somebody writes at the same time.
+        self.0.with(|value| unsafe { *value })
+    }
+
+    fn set(&self, to: u32) {
+        // SAFETY: loom panics when anybody else is here at the same time.
+        self.0.with_mut(|value| unsafe { *value = to });
+    }
+}
+
+#[test]
+fn a_reader_that_sleeps_is_rung_for() {
+    model(|| {
+        let (tail, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let writer = {
+            let (tail, sleep) = (tail.clone(), sleep.clone());
+            thread::spawn(move || publish(&tail, 64, &sleep))
+        };
+        fall_asleep(&sleep);
+        let sees_nothing = tail.load(Ordering::Acquire) == 0;
+        let rings = writer.join().unwrap() % 2 == 1;
+        assert!(!sees_nothing || rings, "it sleeps, and nobody wakes it");
+    });
+}
+
+#[test]
+fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
+    model(|| {
+        let (tail, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let writer = {
+            let (tail, sleep) = (tail.clone(), sleep.clone());
+            // The bell is rung once for each of the reader's sleeps.
+            thread::spawn(move || [publish(&tail, 64, &sleep), publish(&tail, 128, &sleep)])
+        };
+        fall_asleep(&sleep);
+        wake_up(&sleep);
+        fall_asleep(&sleep);
+        let seen = tail.load(Ordering::Acquire);
+        let rung = writer.join().unwrap();
+        assert!(seen == 128 || rung[1] == 3, "{seen} {rung:?}");
+    });
+}
+
+#[test]
+fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() {
+    model(|| {
+        // A ring of one record.
+        let (tail, head) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (sleep, record) = (Arc::new(AtomicU64::new(0)), Arc::new(Watched::new()));
+        let writer = {
+            let (tail, head, record) = (tail.clone(), head.clone(), record.clone());
+            thread::spawn(move || {
+                record.set(1);
+                publish(&tail, 1, &sleep);
+                if head.load(Ordering::Acquire) == 1 {
+                    record.set(2);
+                    publish(&tail, 2, &sleep);
+                }
+            })
+        };
+        let mut at = 0;
+        for _ in 0..2 {
+            let end = tail.load(Ordering::Acquire);
+            if end > at {
+                at += 1;
+                assert_eq!(u64::from(record.get()), at);
+                head.store(at, Ordering::Release);
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn nobody_copies_what_was_taken_away() {
+    model(|| {
+        let (word, shown) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(1)));
+        let memory = Arc::new(Watched::new());
+        let copier = {
+            let (word, shown, memory) = (word.clone(), shown.clone(), memory.clone());
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let even = raise(&word);
+                    if shown.load(Ordering::Relaxed) == 1 {
+                        memory.get();
+                    }
+                    lower(&word, even);
+                }
+            })
+        };
+        shown.store(0, Ordering::Relaxed);
+        withdrawn();
+        if let Some(seen) = raised(&word) {
+            while !has_moved(&word, seen) {
+                thread::yield_now();
+            }
+        }
+        // Whoever took it away does with it what it likes.
+        memory.set(7);
+        copier.join().unwrap();
+    });
+}
