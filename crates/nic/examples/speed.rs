@@ -1,6 +1,7 @@
-//! Two processes on this machine, over UDP loopback: round trips and message rates of the NIC without the C ABI.
+//! Two processes on this machine: round trips and message rates of the NIC without the C ABI.
 //!
-//! `cargo run --release -p terrace-nic --example speed`
+//! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=local` by memory instead of UDP loopback. The target
+//! of READs and WRITEs is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -12,7 +13,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::*;
+use terrace_memory::HostRange;
 use terrace_nic::*;
+use terrace_tier::BackingFile;
 
 const LEN: usize = 1 << 24;
 
@@ -21,6 +24,9 @@ struct Peer {
     qpn: u32,
     addr: u64,
     rkey: u32,
+    /// Where it looks for what is written to it.
+    flag_addr: u64,
+    flag_rkey: u32,
 }
 
 fn main() {
@@ -36,7 +42,8 @@ fn main() {
     let mut to = child.stdin.take().expect("a pipe");
     let mut from = BufReader::new(child.stdout.take().expect("a pipe"));
     let (node, qp) = node();
-    writeln!(to, "{} {} {}", qp.qpn(), node.memory.addr(), node.mr.rkey()).expect("written");
+    let (addr, rkey) = (node.memory.addr(), node.mr.rkey());
+    writeln!(to, "{} {addr} {rkey} {addr} {rkey}", qp.qpn()).expect("written");
     let peer = read_peer(&mut from);
     bring_up(&node, &qp, &peer);
     let only: Option<String> = std::env::args().nth(1);
@@ -83,17 +90,36 @@ fn read_peer(from: &mut impl BufRead) -> Peer {
     let mut line = String::new();
     from.read_line(&mut line).expect("a line");
     let mut words = line.split_whitespace().map(|word| word.parse::<u64>().expect("a number"));
-    let mut next = || words.next().expect("three words");
-    Peer { qpn: next() as u32, addr: next(), rkey: next() as u32 }
+    let mut next = || words.next().expect("five words");
+    Peer { qpn: next() as u32, addr: next(), rkey: next() as u32, flag_addr: next(), flag_rkey: next() as u32 }
 }
 
 fn bring_up(node: &Node, qp: &Arc<QueuePair>, peer: &Peer) {
     connect(qp, node, peer.qpn, &Tuning { mtu: 4096, ..Tuning::default() });
 }
 
+/// The file that the target's memory is.
+struct Target(BackingFile);
+
+impl Backings for Target {
+    fn find(&self, _: HostRange, _: bool) -> Option<BackedBy> {
+        Some(BackedBy { file: self.0.open_again().ok()?, offset: 0, range: self.0.map() })
+    }
+}
+
 fn serve() {
     let (node, qp) = node();
-    println!("{} {} {}", qp.qpn(), node.memory.addr(), node.mr.rkey());
+    let path = tempfile::NamedTempFile::new_in("/dev/shm").expect("a name in memory");
+    let file = BackingFile::open(path.path(), Some(LEN as u64), false).expect("a file in memory");
+    let addr = file.map().addr;
+    node.device.set_backings(Arc::new(Target(file)));
+    let request = MrRequest { addr, length: LEN as u64, iova: addr, access: REMOTE_ALL, paging: None };
+    let shared = node.pd.reg_mr(request).expect("a region");
+    let target = match std::env::var("SPEED_TARGET").as_deref() {
+        Ok("ordinary") => (node.memory.addr(), node.mr.rkey()),
+        _ => (addr, shared.rkey()),
+    };
+    println!("{} {} {} {} {}", qp.qpn(), target.0, target.1, node.memory.addr(), node.mr.rkey());
     let mut from = std::io::stdin().lock();
     let peer = read_peer(&mut from);
     bring_up(&node, &qp, &peer);
@@ -138,7 +164,7 @@ fn stream(name: &str, node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32, de
 const ROUNDS: u32 = 20_000;
 
 fn ping_pong(node: &Node, qp: &Arc<QueuePair>, peer: &Peer, leads: bool) -> Vec<u64> {
-    let (va, rkey) = (peer.addr + 4096, peer.rkey);
+    let (va, rkey) = (peer.flag_addr + 4096, peer.flag_rkey);
     let mut times = Vec::new();
     let mut last = Instant::now();
     for round in 1..=ROUNDS {

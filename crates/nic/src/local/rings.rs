@@ -21,10 +21,12 @@ use crate::qp::QpCore;
 
 /// Packets that one look takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
-/// While packets come by rings, only one in so many looks asks the network, which costs a system call.
-const LOOKS_PER_NETWORK: u32 = 8;
-/// For so many looks without a packet rings still count as busy.
-const WARM_LOOKS: u32 = 64;
+/// While packets come by rings, only one in so many fruitless looks asks the network, which costs as much as all of them ...
+const LOOKS_PER_NETWORK: u32 = 64;
+/// ... and a look that finds packets counts as so many of these.
+const BUSY_LOOK: u32 = 8;
+/// For so many looks without a packet rings still count as busy: some dozens of microseconds.
+const WARM_LOOKS: u32 = 1024;
 /// A ring that has been full for so long belongs to a process that is stopped: its queue pairs use the network, which loses packets
 /// instead of keeping them.
 const STUCK_NS: u64 = 20_000_000;
@@ -148,6 +150,7 @@ pub(super) struct Inlets {
 #[derive(Default)]
 struct State {
     list: Vec<Inlet>,
+    /// Looks since the network was asked last.
     looks: u32,
     /// Looks for which rings still count as busy.
     warm: u32,
@@ -218,9 +221,13 @@ impl super::LocalPath {
         }
         let mut state = self.inlets.state.lock();
         let waits = state.list.iter().any(|inlet| !inlet.inbox.is_empty());
-        state.looks = state.looks.wrapping_add(1);
         state.warm = if waits { WARM_LOOKS } else { state.warm.saturating_sub(1) };
-        Mail { waits, asks_network: state.warm == 0 || state.looks.is_multiple_of(LOOKS_PER_NETWORK) }
+        state.looks += if waits { BUSY_LOOK } else { 1 };
+        let asks_network = state.warm == 0 || state.looks >= LOOKS_PER_NETWORK;
+        if asks_network {
+            state.looks = 0;
+        }
+        Mail { waits, asks_network }
     }
 
     /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
