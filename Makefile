@@ -104,8 +104,9 @@ chaos: build ## Hostile peers against a live node and live programs, bystanders 
 	@$(MAKE) --no-print-directory badinput-programs
 	$(PYTHON) tests/chaos/run.py $(ONLY)
 
-crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost
+crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; neighbours 5 times as often
 	@scripts/setup.sh build
+	TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) cargo test --locked --package terrace-nic --test kill
 	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
 	    --nocapture --test-threads 1
 

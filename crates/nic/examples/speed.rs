@@ -5,6 +5,8 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+#[path = "../tests/common/shared.rs"]
+mod shared;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -13,9 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::*;
-use terrace_memory::HostRange;
+use shared::SharedRegion;
 use terrace_nic::*;
-use terrace_tier::BackingFile;
 
 const LEN: usize = 1 << 24;
 
@@ -91,33 +92,25 @@ fn read_peer(from: &mut impl BufRead) -> Peer {
     from.read_line(&mut line).expect("a line");
     let mut words = line.split_whitespace().map(|word| word.parse::<u64>().expect("a number"));
     let mut next = || words.next().expect("five words");
-    Peer { qpn: next() as u32, addr: next(), rkey: next() as u32, flag_addr: next(), flag_rkey: next() as u32 }
+    Peer {
+        qpn: next() as u32,
+        addr: next(),
+        rkey: next() as u32,
+        flag_addr: next(),
+        flag_rkey: next() as u32,
+    }
 }
 
 fn bring_up(node: &Node, qp: &Arc<QueuePair>, peer: &Peer) {
     connect(qp, node, peer.qpn, &Tuning { mtu: 4096, ..Tuning::default() });
 }
 
-/// The file that the target's memory is.
-struct Target(BackingFile);
-
-impl Backings for Target {
-    fn find(&self, _: HostRange, _: bool) -> Option<BackedBy> {
-        Some(BackedBy { file: self.0.open_again().ok()?, offset: 0, range: self.0.map() })
-    }
-}
-
 fn serve() {
     let (node, qp) = node();
-    let path = tempfile::NamedTempFile::new_in("/dev/shm").expect("a name in memory");
-    let file = BackingFile::open(path.path(), Some(LEN as u64), false).expect("a file in memory");
-    let addr = file.map().addr;
-    node.device.set_backings(Arc::new(Target(file)));
-    let request = MrRequest { addr, length: LEN as u64, iova: addr, access: REMOTE_ALL, paging: None };
-    let shared = node.pd.reg_mr(request).expect("a region");
+    let shared = SharedRegion::new(&node, LEN);
     let target = match std::env::var("SPEED_TARGET").as_deref() {
         Ok("ordinary") => (node.memory.addr(), node.mr.rkey()),
-        _ => (addr, shared.rkey()),
+        _ => (shared.addr, shared.mr.rkey()),
     };
     println!("{} {} {} {} {}", qp.qpn(), target.0, target.1, node.memory.addr(), node.mr.rkey());
     let mut from = std::io::stdin().lock();
