@@ -57,3 +57,4 @@ mod strings;
 mod sysfs;
 #[allow(non_snake_case)]
 mod unsupported;
+mod xrcd;

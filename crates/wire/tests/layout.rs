@@ -92,6 +92,8 @@ fn rdma_header_and_immediate() {
 #[test]
 fn invalidated_key() {
     let ext = Extensions { ieth: Some(0x0102_0304), ..Extensions::default() };
+    let named = Extensions { xrc_srqn: Some(0x00ab_cdef), ..ext };
+    check(bth(Opcode::XrcSendOnlyInvalidate), named, "b7 00 ffff 00 000011 00 223344 00abcdef 01020304");
     check(bth(Opcode::RcSendOnlyInvalidate), ext, "17 00 ffff 00 000011 00 223344 01020304");
 }
 
