@@ -183,8 +183,6 @@ static void limit_of_protection_domains(const struct lab *lab)
 static void not_there(const struct lab *lab)
 {
     struct ibv_context *context = lab->context;
-    struct ibv_xrcd_init_attr xrcd = {.comp_mask = 3, .fd = -1, .oflags = O_CREAT};
-    REFUSED(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
     struct ibv_alloc_dm_attr no_length = {.length = 0};
     REFUSED(EINVAL, ibv_alloc_dm(context, &no_length));
     struct ibv_alloc_dm_attr unknown_field = {.length = 64, .comp_mask = 1};
