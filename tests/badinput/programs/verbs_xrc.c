@@ -271,6 +271,29 @@ static enum ibv_wc_status deliver(const struct lab *lab, struct ibv_qp *sender, 
     return lab_poll(lab->cq).status;
 }
 
+/* Both ends take the attributes that RC needs, and forget those that mean nothing to them. */
+static void ignored_attributes(const struct lab *lab)
+{
+    struct xrc xrc = xrc_open(lab);
+    struct ibv_qp *qps[] = {initiator(lab), target(lab->context, xrc.xrcd, NULL)};
+    for (int i = 0; i < 2; i++) {
+        struct ibv_qp_attr attr = lab_attr(lab, qps[!i]->qp_num), now;
+        for (attr.qp_state = IBV_QPS_INIT; attr.qp_state <= IBV_QPS_RTS; attr.qp_state++)
+            RETURNS(0, ibv_modify_qp(qps[i], &attr, lab_mask(IBV_QPT_RC, attr.qp_state)));
+        struct ibv_qp_init_attr init;
+        RETURNS(0, ibv_query_qp(qps[i], &now, IBV_QP_STATE, &init));
+        CHECK(now.qp_state == IBV_QPS_RTS);
+        bool asks = qps[i]->qp_type == IBV_QPT_XRC_SEND;
+        CHECK(asks ? now.max_dest_rd_atomic == 0 && now.max_rd_atomic != 0
+                   : now.max_dest_rd_atomic != 0 && now.max_rd_atomic == 0 && now.retry_cnt == 0);
+        /* The rest is as strict as ever. */
+        RETURNS(EINVAL, ibv_modify_qp(qps[i], &attr, IBV_QP_QKEY));
+    }
+    RETURNS(0, ibv_destroy_qp(qps[0]));
+    RETURNS(0, ibv_destroy_qp(qps[1]));
+    xrc_close(&xrc);
+}
+
 /* A target lives as long as somebody holds it, and its events go to who is left. */
 static void holders(const struct lab *lab)
 {
@@ -320,6 +343,7 @@ int main(void)
     domains(&lab, other);
     queues(&lab, other);
     queue_pairs(&lab, other);
+    ignored_attributes(&lab);
     holders(&lab);
     CHECK(ibv_close_device(other) == 0);
     lab_close(&lab);
