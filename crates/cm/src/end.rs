@@ -7,7 +7,7 @@ use terrace_wire::Path;
 use terrace_wire::cm::{Answered, Drep, Dreq, Mad, Message, Rej, RejReason};
 
 use crate::ConnId;
-use crate::connection::{State, padded};
+use crate::connection::{Connection, State, padded};
 use crate::manager::{Cm, Error, EventKind};
 
 impl Cm {
@@ -157,10 +157,24 @@ impl Cm {
         }
     }
 
-    /// Every connection, when the process ends. Nothing will be repeated.
+    /// Every connection, when the process ends. Nothing will be repeated but what [`Cm::repeat_goodbyes`] repeats.
     pub fn destroy_all(&mut self, now: Time) {
         let all: Vec<ConnId> = self.connections.keys().copied().collect();
         all.into_iter().for_each(|conn| self.destroy(conn, now));
+    }
+
+    /// Whether a peer has yet to answer that it knows of its connection's end.
+    pub fn awaits_goodbyes(&self) -> bool {
+        self.connections.values().any(|connection| connection.state == State::DreqSent)
+    }
+
+    /// Tells those peers once more, before it is time: for a process that is about to end, after which nobody can.
+    pub fn repeat_goodbyes(&mut self) {
+        let unanswered = |(conn, connection): (&ConnId, &Connection)| {
+            (connection.state == State::DreqSent).then_some(*conn)
+        };
+        let unanswered: Vec<ConnId> = self.connections.iter().filter_map(unanswered).collect();
+        unanswered.into_iter().for_each(|conn| self.repeat_what_was_said(conn));
     }
 
     fn say_goodbye(&mut self, now: Time, conn: ConnId) {

@@ -250,6 +250,25 @@ fn a_process_that_exits_says_goodbye() {
 }
 
 #[test]
+fn a_goodbye_that_was_lost_can_be_repeated_at_once() {
+    let mut world = fair();
+    let [_, passive] = world.connected();
+    world.set_weather(everything_lost());
+    world.ends[0].destroy_all(world.now);
+    world.run_for(1000);
+    assert_eq!(world.take_heard(1), []);
+    assert!(world.ends[0].awaits_goodbyes());
+    world.set_weather(Weather::default());
+    // Long before it would be repeated by itself.
+    world.ends[0].repeat_goodbyes();
+    world.run_for(1000);
+    assert_eq!(world.take_only(1).kind, EventKind::Disconnected { timed_out: false });
+    world.ends[1].disconnect(world.now, passive).expect("agreed");
+    world.run_for(1000);
+    assert!(!world.ends[0].awaits_goodbyes());
+}
+
+#[test]
 fn a_stranger_cannot_end_it() {
     let mut world = fair();
     let [active, passive] = world.connected();

@@ -21,6 +21,8 @@ IPV4_NET, IPV6_NET = "192.0.2", "fd00:7e"
 IPV4, IPV6 = f"{IPV4_NET}.2", f"{IPV6_NET}::2"
 # This side's addresses, each a host of its own: a NIC that has an address alone has the port that every RoCEv2 peer uses.
 HOST_NUMBERS = range(16, 64)
+# A NIC has one address of each family besides its own, the first that the kernel lists: the oldest of IPv4, the newest of IPv6.
+OLDEST, NEWEST = 1, 64
 COMMAND_PORT = 7000
 BOOT_LIMIT_S = 90.0
 COMMAND_LIMIT_S = 30.0
@@ -52,7 +54,7 @@ def lay_network():
     _run("ip", "tuntap", "add", TAP, "mode", "tap")
     pathlib.Path(f"/proc/sys/net/ipv6/conf/{TAP}/accept_dad").write_text("0")
     _run("ip", "link", "set", TAP, "mtu", str(MTU), "txqueuelen", str(TAP_QUEUE_PACKETS), "up")
-    for number in (1, *HOST_NUMBERS):
+    for number in (OLDEST, *HOST_NUMBERS, NEWEST):
         _run("ip", "address", "add", f"{host_ipv4(number)}/24", "dev", TAP)
         _run("ip", "address", "add", f"{host_ipv6(number)}/64", "dev", TAP, "nodad")
 

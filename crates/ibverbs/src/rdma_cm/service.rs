@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use terrace_cm::{Cm, Config, Limits, Timing};
 use terrace_nic::{Device, Time};
@@ -397,13 +397,38 @@ fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], until: Option<Time>) -> Vec<File
     std::iter::zip(&fds[1..], ends).filter(|(fd, _)| hung_up(fd)).map(|(_, (_, file))| *file).collect()
 }
 
-/// When the process exits: peers are told that their connections end.
+/// How often peers are told of the end of a process, and how long it waits for their answer each time. The kernel would repeat it
+/// for a minute; nobody wants to wait for that.
+const GOODBYES: u32 = 6;
+const GOODBYE_PAUSE: Duration = Duration::from_millis(50);
+const GOODBYE_STEP: Duration = Duration::from_millis(1);
+
+/// When the process exits: peers are told that their connections end. One that is not told may wait for ever.
 pub fn say_goodbye() {
-    let Ok(mut service) = SERVICE.try_lock() else { return };
-    if let Some(service) = service.as_mut() {
-        service.cm.destroy_all(now());
-        service.settle();
+    let mut act: fn(&mut Cm) = |cm| cm.destroy_all(now());
+    for _ in 0..GOODBYES {
+        let until = Instant::now() + GOODBYE_PAUSE;
+        while Instant::now() < until {
+            match farewell(act) {
+                Some(false) => return,
+                Some(true) => act = |_| (),
+                None => {}
+            }
+            std::thread::sleep(GOODBYE_STEP);
+        }
+        act = Cm::repeat_goodbyes;
     }
+}
+
+/// Does a part of it. Whether peers have yet to answer; `None` while another thread has the manager, which may never run again.
+fn farewell(act: fn(&mut Cm)) -> Option<bool> {
+    let mut service = SERVICE.try_lock().ok()?;
+    let Some(service) = service.as_mut().filter(|service| service.device.is_some()) else {
+        return Some(false);
+    };
+    act(&mut service.cm);
+    service.settle();
+    Some(service.cm.awaits_goodbyes())
 }
 
 /// Keeps the connection manager still while the process forks.
