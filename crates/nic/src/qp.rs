@@ -23,7 +23,7 @@ use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::timers::NEVER;
 use crate::tx::TxToken;
-use crate::xrc::{Holders, Xrcd};
+use crate::xrc::{Holders, Leaving, Xrcd};
 
 /// What a queue pair is created with.
 #[derive(Clone)]
@@ -424,14 +424,17 @@ impl QueuePair {
     }
 
     /// Gives up one hold of a target of XRC, that with this cookie; with the last one it is destroyed, as any other queue pair is.
-    /// Waits until the asynchronous events that were handed out are acknowledged.
+    /// Waits until the asynchronous events that were handed out to this holder are acknowledged.
     pub fn release(self: &Arc<Self>, cookie: u64) -> Result<(), Error> {
-        if self.holders.leave_to_others(cookie) {
-            // What was handed out may name this holder.
-            self.async_account.wait_settled();
-            return Ok(());
+        match self.holders.leave(cookie) {
+            Leaving::Last => self.destroy(),
+            Leaving::Another => Ok(()),
+            Leaving::First => {
+                // What was handed out names this holder.
+                self.async_account.wait_settled();
+                Ok(())
+            }
         }
-        self.destroy()
     }
 
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are forgotten, its

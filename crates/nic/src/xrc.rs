@@ -142,6 +142,17 @@ struct HolderList {
     all_gone: bool,
 }
 
+/// Who has let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// The oldest of several, to whom events went.
+    First,
+    /// Another of several.
+    Another,
+    /// The only one.
+    Last,
+}
+
 impl Holders {
     pub fn new(cookie: u64) -> Holders {
         Holders(Mutex::new(HolderList { cookies: smallvec![cookie], all_gone: false }))
@@ -162,14 +173,18 @@ impl Holders {
         Ok(())
     }
 
-    /// One lets go. Whether there are others.
-    pub fn leave_to_others(&self, cookie: u64) -> bool {
+    /// One lets go.
+    pub fn leave(&self, cookie: u64) -> Leaving {
         let mut list = self.0.lock();
-        let is_shared = list.cookies.len() > 1;
         match list.cookies.iter().position(|other| *other == cookie) {
-            Some(index) if is_shared => drop(list.cookies.remove(index)),
-            _ => list.all_gone = true,
+            Some(index) if list.cookies.len() > 1 => {
+                list.cookies.remove(index);
+                if index == 0 { Leaving::First } else { Leaving::Another }
+            }
+            _ => {
+                list.all_gone = true;
+                Leaving::Last
+            }
         }
-        is_shared
     }
 }
