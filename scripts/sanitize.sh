@@ -52,7 +52,7 @@ if [ -z "$only" ] || [ "$only" = thread ]; then
 fi
 if [ -z "$only" ] || [ "$only" = valgrind ]; then
     command -v valgrind >/dev/null || { echo "sanitize: valgrind is missing (Debian: apt-get install valgrind)" >&2; exit 1; }
-    for program in verbs_device verbs_memory verbs_post verbs_qp verbs_queues; do
+    for program in verbs_device verbs_memory verbs_post verbs_qp verbs_queues verbs_xrc; do
         check "valgrind: $program" memcheck build/badinput/programs/$program
     done
     check "valgrind: many" memcheck build/bench/many -q 4 -m 20 -t 1 -e

@@ -75,6 +75,7 @@ impl World {
         for key in 0..input::KEYS as u8 {
             add_region(&host, key);
         }
+        host.srqs.borrow_mut().insert(input::SRQN, VecDeque::new());
         let mut world = World {
             qp: Qp::new(setup.config()),
             host,
@@ -101,7 +102,7 @@ impl World {
             op: SendOp::Send,
             payload: Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: 99 }]),
             flags: SendFlags::SIGNALED,
-            datagram: None,
+            target: None,
         };
         if self.qp.post_send(wr).is_ok() {
             self.sends.push_back(self.next_id);
@@ -180,7 +181,13 @@ impl World {
     fn receive(&mut self, memory: &[input::Piece; 2], count: u8, setup: &Setup) {
         let wr = input::receive(self.next_id, memory, count);
         let shared = self.host.shared_receives.borrow().len();
-        let posted = if setup.shared_receives && shared < 16 {
+        let of_xrc = self.host.srqs.borrow()[&input::SRQN].len();
+        let posted = if self.qp.config().qp_type == QpType::XrcRecv {
+            if of_xrc < 16 {
+                self.host.srqs.borrow_mut().entry(input::SRQN).or_default().push_back(wr);
+            }
+            of_xrc < 16
+        } else if setup.shared_receives && shared < 16 {
             self.host.shared_receives.borrow_mut().push_back(wr);
             true
         } else {
@@ -199,8 +206,9 @@ impl World {
         } else if self.qp.state() == QpState::Reset {
             // What a shared queue still has stays there.
             self.sends.clear();
-            let left = self.host.shared_receives.borrow();
-            self.receives.retain(|id| left.iter().any(|wr| wr.wr_id == *id));
+            let (left, of_xrc) = (self.host.shared_receives.borrow(), self.host.srqs.borrow());
+            let left = left.iter().chain(of_xrc.values().flatten());
+            self.receives.retain(|id| left.clone().any(|wr| wr.wr_id == *id));
         }
     }
 
@@ -243,12 +251,8 @@ impl World {
         let mtu = if qp_type == QpType::Ud { 4096 } else { self.qp.query().path_mtu };
         // In RESET the path MTU is forgotten.
         assert!(packet.payload.len() <= mtu as usize || self.qp.state() == QpState::Reset);
-        let service = match qp_type {
-            QpType::Rc => Service::Rc,
-            QpType::Uc => Service::Uc,
-            QpType::Ud => Service::Ud,
-        };
-        assert!(info.service == service || info.service == Service::Cnp && qp_type == QpType::Rc);
+        assert!(info.service == qp_type.service() || info.service == Service::Cnp && qp_type.is_reliable());
+        assert_eq!(info.headers.contains(Headers::XRCETH), qp_type == QpType::XrcSend && info.service != Service::Cnp);
         assert_eq!((packet.bth.qpn, packet.bth.pkey), (0x22, 0xffff));
         assert_eq!(info.headers.contains(Headers::DETH), qp_type == QpType::Ud);
     }

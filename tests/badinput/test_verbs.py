@@ -34,6 +34,9 @@ class Verbs(BadInput):
     def test_queue_pairs_where_the_path_mtu_is_limited(self):
         self.check("verbs_qp", options=["--mtu", "1024"], least=5000)
 
+    def test_extended_reliable_connections(self):
+        self.check("verbs_xrc", least=90)
+
     def test_work_requests(self):
         self.check("verbs_post", least=1000)
 

@@ -74,13 +74,13 @@ class Programs(unittest.TestCase):
 
 
 class Verdicts(unittest.TestCase):
-    CASE = cases.Case("x", unsupported="XRC")
+    CASE = cases.Case("x", unsupported="tag matching")
 
     def judge(self, status, text):
         return self.CASE._judge_unsupported({"server": procs.Outcome([], status, 0, "", text)})
 
     def test_a_refusal_must_be_clear(self):
-        self.assertEqual(self.judge(1, "Couldn't open the xrc domain\n")[0], cases.SKIPPED)
+        self.assertEqual(self.judge(1, "Couldn't create the queue\n")[0], cases.SKIPPED)
         self.assertEqual(self.judge(1, "")[0], cases.FAILED)
         self.assertEqual(self.judge(-11, "boom\n")[0], cases.FAILED)
         self.assertEqual(self.judge(None, "waiting\n")[0], cases.FAILED)
@@ -96,7 +96,7 @@ class Verdicts(unittest.TestCase):
 
 class Pyverbs(unittest.TestCase):
     OUTCOMES = {"a": ("passed", "", 0), "b": ("failed", "Traceback\nValueError: 7", 0), "c": ("skipped", "no luck", 0),
-                "x_xrc": ("skipped", "no XRC", 0)}
+                "tests.test_tag_matching.x": ("skipped", "no tag matching", 0)}
 
     def statuses(self, expected):
         return {result.name: result.status for result in pyverbs_suite.judge(self.OUTCOMES, expected)}
@@ -104,7 +104,7 @@ class Pyverbs(unittest.TestCase):
     def test_a_regression_shows_by_name(self):
         got = self.statuses(["a", "b", "c", "d"])
         self.assertEqual(got, {"pyverbs/a": "passed", "pyverbs/b": "failed", "pyverbs/c": "failed", "pyverbs/d": "failed",
-                               "pyverbs/x_xrc": "skipped"})
+                               "pyverbs/tests.test_tag_matching.x": "skipped"})
 
     def test_a_failure_counts_even_if_the_list_does_not_know_it(self):
         self.assertEqual(self.statuses([])["pyverbs/b"], "failed")
@@ -113,8 +113,8 @@ class Pyverbs(unittest.TestCase):
         got = {result.name: result for result in pyverbs_suite.judge(self.OUTCOMES, [])}
         self.assertEqual(got["pyverbs/c"].status, "failed")
         self.assertIn("not in pyverbs-skipped.txt", got["pyverbs/c"].reason)
-        self.assertEqual(got["pyverbs/x_xrc"].status, "skipped")
-        self.assertIn("shared receive queues", got["pyverbs/x_xrc"].reason)
+        self.assertEqual(got["pyverbs/tests.test_tag_matching.x"].status, "skipped")
+        self.assertIn("tag matching in the NIC", got["pyverbs/tests.test_tag_matching.x"].reason)
         self.assertTrue(all(pattern and reason for pattern, reason in pyverbs_suite.skip_reasons()))
 
     def test_tests_that_need_huge_pages_may_be_skipped_for_that(self):

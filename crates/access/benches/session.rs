@@ -26,7 +26,7 @@ fn read(index: u64, length: u32) -> SendWr {
     let op = SendOp::Read { va: (index * 4096) % (1 << 29), rkey: RKEY };
     let sge = Sge { addr: (index % DEPTH) * u64::from(length), length, lkey: 7 };
     let payload = Payload::Sges([sge].into_iter().collect());
-    SendWr { wr_id: index, op, payload, flags: SendFlags::SIGNALED, datagram: None }
+    SendWr { wr_id: index, op, payload, flags: SendFlags::SIGNALED, target: None }
 }
 
 /// Does what the session says, all that it can say at a time, in a world where everything succeeds.

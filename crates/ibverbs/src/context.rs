@@ -13,7 +13,7 @@ use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::errno::{EINVAL, Errno, Result, minus_one, pointer};
 use crate::object::{self, CPart};
 use crate::paged::{self, Lease};
-use crate::{cq, cq_ex, device_list, dm, fork, mr, mw, nic, pd, qp, query, room, srq};
+use crate::{cq, cq_ex, device_list, dm, fork, mr, mw, nic, pd, qp, query, room, srq, xrcd};
 
 /// Completion vectors: all completions of a device come from one engine.
 pub const COMP_VECTORS: c_int = 1;
@@ -175,6 +175,9 @@ fn verbs_template() -> verbs_context {
     verbs.create_qp_ex = Some(qp::create::create_qp_ex);
     verbs.create_srq_ex = Some(srq::create_srq_ex);
     verbs.get_srq_num = Some(srq::get_srq_num);
+    verbs.open_xrcd = Some(xrcd::open_xrcd);
+    verbs.close_xrcd = Some(xrcd::close_xrcd);
+    verbs.open_qp = Some(qp::create::open_qp);
     verbs.context.ops = operations();
     verbs.context.num_comp_vectors = COMP_VECTORS;
     verbs.context.cmd_fd = -1;

@@ -10,6 +10,8 @@ pub struct Errno(pub c_int);
 pub const EINVAL: Errno = Errno(libc::EINVAL);
 /// The object is in use.
 pub const EBUSY: Errno = Errno(libc::EBUSY);
+/// Not now, or not without being asked to make it.
+pub const EAGAIN: Errno = Errno(libc::EAGAIN);
 /// There is no room.
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// This device cannot do that.

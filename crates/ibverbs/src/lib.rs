@@ -58,3 +58,4 @@ mod strings;
 mod sysfs;
 #[allow(non_snake_case)]
 mod unsupported;
+mod xrcd;

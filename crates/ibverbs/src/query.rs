@@ -50,6 +50,8 @@ const ODP_RC: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_SRQ_RECV
     | IBV_ODP_SUPPORT_FLUSH
     | IBV_ODP_SUPPORT_ATOMIC_WRITE;
+/// What XRC has of that: no operations of annex A19.
+const ODP_XRC: u32 = ODP_RC & !(IBV_ODP_SUPPORT_FLUSH | IBV_ODP_SUPPORT_ATOMIC_WRITE);
 const ODP_UC: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
 const ODP_UD: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
 
@@ -60,7 +62,8 @@ const CAPABILITIES: c_uint = IBV_DEVICE_CURR_QP_STATE_MOD
     | IBV_DEVICE_N_NOTIFY_CQ
     | IBV_DEVICE_MEM_WINDOW
     | IBV_DEVICE_MEM_MGT_EXTENSIONS
-    | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | IBV_DEVICE_XRC;
 
 /// The exponent of 4.096 µs that an acknowledgement may take here: 16.8 ms, as the other process may have to be
 /// scheduled first.
@@ -160,6 +163,7 @@ pub unsafe extern "C" fn query_device_ex(
         answer.hca_core_clock = CLOCK_KHZ;
         answer.device_cap_flags_ex = u64::from(CAPABILITIES);
         answer.max_dm_size = dm::MAX_BYTES;
+        answer.xrc_odp_caps = ODP_XRC;
         answer.phys_port_cnt_ex = PORT;
         // SAFETY: the caller's.
         unsafe { write_sized(attr, size, &answer) }

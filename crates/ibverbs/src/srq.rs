@@ -3,18 +3,21 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use terrace_nic::{Srq, SrqInit};
+use terrace_nic::{Cq, Srq, SrqInit};
 
 use crate::abi::{
-    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context,
-    ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
+    IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, IBV_SRQT_XRC, ibv_context, ibv_pd, ibv_recv_wr, ibv_srq,
+    ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 use crate::context::Context;
+use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, Slot, borrow, retire};
 use crate::pd::{PdObject, Use};
 use crate::qp::post;
 use crate::room;
+use crate::xrcd::XrcdObject;
 
 /// `ibv_srq`.
 #[repr(C)]
@@ -24,6 +27,8 @@ pub struct SrqObject {
     srq: Arc<Srq>,
     max_sge: u32,
     _pd: Use,
+    /// For one of XRC.
+    _xrcd: Option<Use>,
 }
 
 // SAFETY: repr(C), the C structure first.
@@ -38,16 +43,30 @@ impl SrqObject {
     }
 }
 
+/// What a shared receive queue of XRC has besides.
+struct Extended<'a> {
+    xrcd: &'a XrcdObject,
+    cq: &'a Arc<Cq>,
+}
+
 /// # Safety
 /// `pd` is null or a protection domain, `attr` null or attributes that may be written.
-unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq> {
+unsafe fn create(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+    extended: Option<Extended<'_>>,
+) -> Result<*mut ibv_srq> {
     // SAFETY: the caller's.
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     room::for_object()?;
     let slot = Slot::<SrqObject>::new();
     // The limit is armed by ibv_modify_srq only.
     let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
-    let srq = domain.pd().create_srq(SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 })?;
+    let request = SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 };
+    let srq = match &extended {
+        None => domain.pd().create_srq(request)?,
+        Some(Extended { xrcd, cq }) => domain.pd().create_xrc_srq(request, xrcd.xrcd(), cq)?,
+    };
     let granted = srq.query();
     let context = domain.context().clone();
     let c = ibv_srq {
@@ -62,7 +81,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
     // SAFETY: the caller's: the attributes come back as granted.
     unsafe { ((*attr).attr.max_wr, (*attr).attr.max_sge) = (granted.max_wr, granted.max_sge) };
     let (max_sge, c, in_use) = (granted.max_sge, CPart::new(c), domain.in_use());
-    Ok(slot.publish(SrqObject { c, _context: context, srq, max_sge, _pd: in_use }))
+    let xrcd = extended.map(|extended| extended.xrcd.in_use());
+    Ok(slot.publish(SrqObject { c, _context: context, srq, max_sge, _pd: in_use, _xrcd: xrcd }))
 }
 
 /// `ibv_create_srq(3)`.
@@ -72,10 +92,10 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> Result<*mut i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: the caller's.
-    pointer(unsafe { create(pd, attr) })
+    pointer(unsafe { create(pd, attr, None) })
 }
 
-/// `ibv_create_srq_ex(3)`: basic queues only (no XRC, no tag matching).
+/// `ibv_create_srq_ex(3)`: basic queues and those of XRC (no tag matching).
 ///
 /// # Safety
 /// `context` is null or open, `attr` null or attributes that may be written.
@@ -86,15 +106,29 @@ pub unsafe extern "C" fn create_srq_ex(
     let create = || {
         // SAFETY: the caller's.
         let (_, init) = unsafe { (Context::borrow(context)?, object::read(attr)?) };
-        let basic = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || init.srq_type == IBV_SRQT_BASIC;
-        if !basic || init.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+        let has = |bits| init.comp_mask & bits == bits;
+        let srq_type = if has(IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { IBV_SRQT_BASIC };
+        let of_xrc = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+        let mut known = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+        if srq_type == IBV_SRQT_XRC {
+            known |= of_xrc;
+        }
+        if !matches!(srq_type, IBV_SRQT_BASIC | IBV_SRQT_XRC) || init.comp_mask & !known != 0 {
             return Err(EOPNOTSUPP);
         }
-        if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        if !has(IBV_SRQ_INIT_ATTR_PD) || (srq_type == IBV_SRQT_XRC && !has(of_xrc)) {
             return Err(EINVAL);
         }
+        let extended = match srq_type {
+            IBV_SRQT_XRC => {
+                // SAFETY: the caller's.
+                let (xrcd, cq) = unsafe { (borrow::<XrcdObject>(init.xrcd)?, cq::named(init.cq)?.cq()) };
+                Some(Extended { xrcd, cq })
+            }
+            _ => None,
+        };
         // SAFETY: the caller's; the extended attributes begin with the plain ones.
-        unsafe { create(init.pd, attr.cast()) }
+        unsafe { create(init.pd, attr.cast(), extended) }
     };
     pointer(create())
 }
@@ -147,7 +181,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     status(query())
 }
 
-/// `ibv_destroy_srq(3)`: EBUSY while queue pairs have it.
+/// `ibv_destroy_srq(3)`: EBUSY while queue pairs have it. Targets of XRC have none.
 ///
 /// # Safety
 /// `srq` is null or a shared receive queue.

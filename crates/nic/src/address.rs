@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 
 use terrace_fabric::Gid;
-use terrace_transport::Datagram;
+use terrace_transport::{Datagram, Target};
 use terrace_wire::{Path, port_of};
 
 use crate::error::Error;
@@ -92,10 +92,10 @@ impl Ah {
     }
 
     /// Where a datagram to that queue pair of the peer goes.
-    pub fn datagram(&self, remote_qpn: u32, remote_qkey: u32) -> Datagram {
+    pub fn target(&self, remote_qpn: u32, remote_qkey: u32) -> Target {
         let mut path = self.path;
         path.remote.set_port(port_of(remote_qpn));
-        Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey }
+        Target::Datagram(Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey })
     }
 
     /// What the handle was made from.

@@ -288,14 +288,23 @@ impl Cq {
     /// Forgets the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the
     /// providers do).
     pub(crate) fn purge(&self, qpn: u32) {
+        self.keep(|wc| wc.qpn != qpn);
+    }
+
+    /// Forgets the completions of a shared receive queue of XRC that is destroyed.
+    pub(crate) fn purge_receives_of(&self, srqn: u32) {
+        self.keep(|wc| wc.srqn != srqn);
+    }
+
+    fn keep(&self, stays: impl Fn(&Wc) -> bool) {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         if let Some(times) = &mut queue.times {
             let mut entries = queue.entries.iter();
-            times.retain(|_| entries.next().is_some_and(|wc| wc.qpn != qpn));
+            times.retain(|_| entries.next().is_some_and(&stays));
         }
-        queue.announced = queue.entries.range(..queue.announced).filter(|wc| wc.qpn != qpn).count();
-        queue.entries.retain(|wc| wc.qpn != qpn);
+        queue.announced = queue.entries.range(..queue.announced).filter(|wc| stays(wc)).count();
+        queue.entries.retain(stays);
         self.publish_len(queue);
     }
 

@@ -384,7 +384,7 @@ impl Device {
                     continue;
                 }
                 QpEvent::RecvComplete(wc) => {
-                    qp.recv_cq().push(wc);
+                    qp.complete_receive(wc);
                     continue;
                 }
                 QpEvent::Fatal => AsyncEvent::QpFatal(qp.clone()),

@@ -31,6 +31,7 @@ use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, TxPool};
+use crate::xrc::XrcTable;
 
 /// What a device is opened with.
 pub struct DeviceConfig {
@@ -100,6 +101,7 @@ pub struct Device {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) memory: Registry,
     pub(crate) table: QpTable,
+    pub(crate) xrc: XrcTable,
     /// The right to receive: nobody ever waits for it but `fork`.
     pub(crate) rx: Arc<Mutex<RxBatch>>,
     pub(crate) tx: TxPool,
@@ -158,6 +160,7 @@ impl Device {
         let device = Arc::new(Device {
             memory: Registry::new(memory_limits).map_err(system_error)?,
             table: QpTable::new(config.port.slot(), &mut rng),
+            xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(RxBatch::new())),
             tx: TxPool::default(),
             pending: Pending::default(),

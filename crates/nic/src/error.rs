@@ -86,6 +86,7 @@ impl From<PostError> for Error {
             PostError::TooMuchInline => Error::Invalid("more inline data than the queue has room for"),
             PostError::BadOpcode => Error::Invalid("this kind of queue pair does not have the operation"),
             PostError::TooLong => Error::Invalid("the message is too long"),
+            PostError::NoTarget => Error::Invalid("the request does not say whom it is for"),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::companion::Companions;
 use crate::flight::Flight;
 use crate::pace::Pace;
 use crate::srq::Srq;
+use crate::xrc::Xrcd;
 
 /// The regions of which a queue pair's peer gets patterns in place of absent memory.
 #[derive(Debug, Default)]
@@ -52,6 +53,16 @@ impl MagicKeys {
     }
 }
 
+/// Where a queue pair's receives come from.
+pub(crate) enum Receives<'a> {
+    /// Its own queue.
+    Own,
+    /// The shared one that it was created with.
+    Shared(&'a Srq),
+    /// With XRC, the one that the request names.
+    Named(Arc<Srq>),
+}
+
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
     pub memory: &'a Registry,
@@ -60,7 +71,9 @@ pub(crate) struct QpHost<'a> {
     pub magic: &'a MagicKeys,
     pub waker: &'a Waker,
     pub companions: &'a Companions,
-    pub srq: Option<&'a Srq>,
+    pub receives: Receives<'a>,
+    /// For a target of XRC: which shared receive queues its requests may name.
+    pub xrcd: Option<&'a Arc<Xrcd>>,
     pub pace: &'a Pace,
     pub faults: Option<&'a Faults>,
     pub flight: &'a Flight,
@@ -199,8 +212,17 @@ impl Host for QpHost<'_> {
         })
     }
 
+    fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Self) -> T) -> Option<T> {
+        let srq = self.xrcd?.srq(srqn)?;
+        Some(act(&QpHost { pd: srq.pd().handle(), receives: Receives::Named(srq), ..*self }))
+    }
+
     fn take_shared_receive(&self) -> Option<RecvWr> {
-        self.srq?.take()
+        match &self.receives {
+            Receives::Own => None,
+            Receives::Shared(srq) => srq.take(),
+            Receives::Named(srq) => srq.take(),
+        }
     }
 
     fn withholds_receive(&self, peer: IpAddr) -> bool {

@@ -7,6 +7,7 @@
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
 //! | `buffer` | registered memory for callers without unsafe code |
+//! | `xrc` | XRC domains, and what is in them |
 //! | `host` | what a queue pair's transport sees of memory |
 //! | `local` | peers on the same host, reached without packets |
 //! | `companion` | what makes progress together with the device |
@@ -51,6 +52,7 @@ pub mod stat;
 mod table;
 mod timers;
 mod tx;
+mod xrc;
 
 pub use address::{AddressVector, Ah};
 pub use buffer::Buffer;
@@ -71,13 +73,14 @@ pub use qp::{MwBind, QpInit, QueuePair, Tap};
 pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use stat::{DeviceSnapshot, QpSnapshot};
+pub use xrc::Xrcd;
 
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_memory::shared::BackedBy;
 pub use terrace_memory::{Absence, HostRange, RegionPolicy};
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
-    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Time, Wc, WcFlags,
+    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags,
     WcOpcode, WcStatus,
 };
 pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};

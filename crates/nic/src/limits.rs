@@ -104,6 +104,7 @@ pub(crate) struct Quotas {
     pub cq: Quota,
     pub srq: Quota,
     pub qp: Quota,
+    pub xrcd: Quota,
 }
 
 impl Quotas {
@@ -116,6 +117,8 @@ impl Quotas {
             cq: Quota::new(limits.max_cq, "completion queues"),
             srq: Quota::new(limits.max_srq, "shared receive queues"),
             qp: Quota::new(limits.max_qp, "queue pairs"),
+            // Each takes a protection domain of the device's as well.
+            xrcd: Quota::new(limits.max_pd, "XRC domains"),
         }
     }
 }

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use terrace_memory::{AccessError, Accessor, Advice};
-use terrace_transport::Sge;
+use terrace_transport::{QpType, Sge};
 
 use crate::address::{AddressVector, Ah};
+use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
 use crate::limits::Life;
 use crate::mr::{Mr, MrRequest, Mw, MwKind};
 use crate::qp::{QpInit, QueuePair};
 use crate::srq::{Srq, SrqInit};
+use crate::xrc::Xrcd;
 
 /// A protection domain.
 pub struct Pd {
@@ -95,10 +97,25 @@ impl Pd {
         Srq::new(self, init)
     }
 
+    /// Makes a shared receive queue of XRC, whose receives complete to that queue; EINVAL for sizes out of range.
+    pub fn create_xrc_srq(
+        self: &Arc<Self>,
+        init: SrqInit,
+        xrcd: &Arc<Xrcd>,
+        cq: &Arc<Cq>,
+    ) -> Result<Arc<Srq>, Error> {
+        self.life.check()?;
+        Srq::extended(self, init, xrcd, cq)
+    }
+
     /// Makes a queue pair in RESET; EINVAL for sizes out of range, ENOMEM when the device has as many as it can.
+    /// Targets of XRC are made by [`Xrcd::create_target`].
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
         self.life.check()?;
-        QueuePair::new(self, init)
+        if init.qp_type == QpType::XrcRecv {
+            return Err(Error::Invalid("targets are made in an XRC domain"));
+        }
+        QueuePair::new(self, init, None)
     }
 
     /// Makes an address handle; the errors are those of [`Device::resolve`].

@@ -15,7 +15,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
 use crate::events::EventAccount;
-use crate::host::{MagicKeys, QpHost};
+use crate::host::{MagicKeys, QpHost, Receives};
 use crate::limits::{Life, Limits};
 use crate::local::QpLocal;
 use crate::mr::{Mw, MwKind};
@@ -23,11 +23,12 @@ use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::timers::NEVER;
 use crate::tx::TxToken;
+use crate::xrc::{Holders, Leaving, Xrcd};
 
 /// What a queue pair is created with.
 #[derive(Clone)]
 pub struct QpInit {
-    /// RC, UC or UD.
+    /// RC, UC, UD, or the initiator of XRC.
     pub qp_type: QpType,
     /// Where send work requests complete.
     pub send_cq: Arc<Cq>,
@@ -73,6 +74,9 @@ pub struct QueuePair {
     pd: Arc<Pd>,
     qpn: u32,
     init: QpInit,
+    /// For a target of XRC.
+    xrcd: Option<Arc<Xrcd>>,
+    holders: Holders,
     state: Mutex<QpCore>,
     /// Who may send for this queue pair just now.
     pub(crate) token: TxToken,
@@ -140,13 +144,15 @@ pub(crate) fn in_flight_bytes_max(port: &dyn Port) -> u64 {
 }
 
 impl QueuePair {
-    pub(crate) fn new(pd: &Arc<Pd>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
+    /// With `xrcd`, a target of XRC.
+    pub(crate) fn new(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<QueuePair>, Error> {
         let device = pd.device();
         check_others(pd, &init)?;
         check_cap(&init, device.limits())?;
         device.ensure_engine();
         device.quotas.qp.take()?;
-        let made = device.table.insert(|qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init, qpn, me))));
+        let made =
+            device.table.insert(|qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init, xrcd, qpn, me))));
         match &made {
             Ok(qp) => qp.hold_others(),
             Err(_) => device.quotas.qp.give_back(),
@@ -154,9 +160,15 @@ impl QueuePair {
         made
     }
 
-    fn make(pd: &Arc<Pd>, mut init: QpInit, qpn: u32, me: &Weak<QueuePair>) -> QueuePair {
+    fn make(
+        pd: &Arc<Pd>,
+        mut init: QpInit,
+        xrcd: Option<&Arc<Xrcd>>,
+        qpn: u32,
+        me: &Weak<QueuePair>,
+    ) -> QueuePair {
         let device = pd.device();
-        if init.srq.is_some() {
+        if init.srq.is_some() || !init.qp_type.has_receives() {
             init.cap.max_recv_wr = 0;
             init.cap.max_recv_sge = 0;
         }
@@ -174,7 +186,9 @@ impl QueuePair {
         QueuePair {
             pd: pd.clone(),
             qpn,
+            holders: Holders::new(init.cookie),
             init,
+            xrcd: xrcd.cloned(),
             state: Mutex::new(QpCore {
                 qp: Qp::new(config),
                 tap: None,
@@ -202,14 +216,23 @@ impl QueuePair {
         self.qpn
     }
 
-    /// RC, UC or UD.
+    /// The kind of queue pair.
     pub fn qp_type(&self) -> QpType {
         self.init.qp_type
     }
 
-    /// What the creator gave.
+    /// What the creator gave; of a target of XRC that is held several times, what the oldest holder gave.
     pub fn cookie(&self) -> u64 {
-        self.init.cookie
+        self.holders.first()
+    }
+
+    pub(crate) fn holders(&self) -> &Holders {
+        &self.holders
+    }
+
+    /// For a target of XRC: its domain.
+    pub fn xrcd(&self) -> Option<&Arc<Xrcd>> {
+        self.xrcd.as_ref()
     }
 
     /// The sizes that were granted.
@@ -395,10 +418,24 @@ impl QueuePair {
                 op: SendOp::BindWindow(bind_window),
                 payload: Payload::Sges(SgeList::new()),
                 flags: bind.flags,
-                datagram: None,
+                target: None,
             };
             self.post_send([Ok(wr)]).map_err(|(_, error)| error)
         })
+    }
+
+    /// Gives up one hold of a target of XRC, that with this cookie; with the last one it is destroyed, as any other queue pair is.
+    /// Waits until the asynchronous events that were handed out to this holder are acknowledged.
+    pub fn release(self: &Arc<Self>, cookie: u64) -> Result<(), Error> {
+        match self.holders.leave(cookie) {
+            Leaving::Last => self.destroy(),
+            Leaving::Another => Ok(()),
+            Leaving::First => {
+                // What was handed out names this holder.
+                self.async_account.wait_settled();
+                Ok(())
+            }
+        }
     }
 
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are forgotten, its
@@ -454,9 +491,10 @@ impl QueuePair {
         }
     }
 
-    fn others(&self) -> [Option<&Life>; 4] {
+    fn others(&self) -> [Option<&Life>; 5] {
         let srq = self.init.srq.as_ref().map(|srq| &srq.life);
-        [Some(&self.pd.life), Some(&self.init.send_cq.life), Some(&self.init.recv_cq.life), srq]
+        let xrcd = self.xrcd.as_ref().map(|xrcd| &xrcd.life);
+        [Some(&self.pd.life), Some(&self.init.send_cq.life), Some(&self.init.recv_cq.life), srq, xrcd]
     }
 
     fn hold_others(&self) {
@@ -479,7 +517,8 @@ impl QueuePair {
             magic: &self.magic,
             waker: &self.waker,
             companions: &self.device().companions,
-            srq: self.init.srq.as_deref(),
+            receives: self.init.srq.as_deref().map_or(Receives::Own, Receives::Shared),
+            xrcd: self.xrcd.as_ref(),
             pace: &self.device().pace,
             faults: self.device().faults.as_deref(),
             flight: &self.device().flight,
@@ -497,9 +536,25 @@ impl QueuePair {
         if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
     }
 
-    /// Whether completions go to that queue.
+    /// Whether completions go to that queue; of a target of XRC, whether they could.
     pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
-        Arc::ptr_eq(&self.init.send_cq, cq) || Arc::ptr_eq(&self.init.recv_cq, cq)
+        let could = |xrcd| self.device().xrc.completes(xrcd, cq);
+        Arc::ptr_eq(&self.init.send_cq, cq)
+            || Arc::ptr_eq(&self.init.recv_cq, cq)
+            || self.xrcd.as_ref().is_some_and(could)
+    }
+
+    /// Completes a receive: with XRC, to the queue that the shared receive queue has. One that is destroyed takes its completions
+    /// along.
+    pub(crate) fn complete_receive(&self, wc: Wc) {
+        match &self.xrcd {
+            None => self.init.recv_cq.push(wc),
+            Some(xrcd) => {
+                if let Some(srq) = xrcd.srq(wc.srqn) {
+                    srq.complete(wc);
+                }
+            }
+        }
     }
 
     /// Whether it was woken and has not been looked at since.
@@ -556,13 +611,18 @@ fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
         (init.recv_cq.belongs_to(device), "recv_cq of another device"),
         (srq_device.is_none_or(|other| Arc::ptr_eq(other, device)), "shared receive queue of another device"),
         (init.srq.is_none() || init.qp_type != QpType::Uc, "a shared receive queue for UC"),
+        (
+            init.srq.as_ref().is_none_or(|srq| !srq.is_extended()),
+            "a shared receive queue of XRC for one queue pair",
+        ),
+        (init.srq.is_none() || init.qp_type.has_receives(), "a shared receive queue for an end of XRC"),
     ])
 }
 
 /// Whether its sizes are within the device's limits. With a shared receive queue those of the own one do not count.
 fn check_cap(init: &QpInit, limits: &Limits) -> Result<(), Error> {
     let cap = &init.cap;
-    let shared = init.srq.is_some();
+    let shared = init.srq.is_some() || !init.qp_type.has_receives();
     first_broken([
         (cap.max_send_wr <= limits.max_qp_wr, "max_send_wr above the device's limit"),
         (shared || cap.max_recv_wr <= limits.max_qp_wr, "max_recv_wr above the device's limit"),

@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use terrace_transport::RecvWr;
+use terrace_transport::{RecvWr, Wc};
 
+use crate::cq::Cq;
 use crate::error::Error;
 use crate::events::{AsyncEvent, EventAccount};
 use crate::limits::Life;
 use crate::pd::Pd;
+use crate::xrc::Xrcd;
 
 /// What a shared receive queue is created with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,8 +44,16 @@ pub struct Srq {
     cookie: u64,
     number: u32,
     queue: Mutex<Queue>,
+    extended: Option<Extended>,
     pub(crate) life: Life,
     pub(crate) async_account: EventAccount,
+}
+
+/// What a shared receive queue of XRC has besides.
+struct Extended {
+    xrcd: Arc<Xrcd>,
+    /// Where its receives complete, whichever target they are for.
+    cq: Arc<Cq>,
 }
 
 struct Queue {
@@ -54,24 +64,61 @@ struct Queue {
 impl Srq {
     pub(crate) fn new(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         let device = pd.device();
+        Srq::check_sizes(pd, &init)?;
+        device.quotas.srq.take()?;
+        pd.life.hold();
+        Ok(Arc::new_cyclic(|me| Srq::make(pd, init, device.next_number(), None, me)))
+    }
+
+    /// One of an XRC domain. EINVAL if domain or completion queue are another device's.
+    pub(crate) fn extended(
+        pd: &Arc<Pd>,
+        init: SrqInit,
+        xrcd: &Arc<Xrcd>,
+        cq: &Arc<Cq>,
+    ) -> Result<Arc<Srq>, Error> {
+        let device = pd.device();
+        Srq::check_sizes(pd, &init)?;
+        xrcd.life.check()?;
+        if !Arc::ptr_eq(xrcd.device(), device) || !cq.belongs_to(device) {
+            return Err(Error::Invalid("XRC domain or completion queue of another device"));
+        }
+        device.quotas.srq.take()?;
+        let extended = Extended { xrcd: xrcd.clone(), cq: cq.clone() };
+        let made = device.xrc.insert(
+            || device.next_number(),
+            |number| Arc::new_cyclic(|me| Srq::make(pd, init, number, Some(extended), me)),
+        );
+        match &made {
+            Ok(_) => [&pd.life, &xrcd.life, &cq.life].into_iter().for_each(Life::hold),
+            Err(_) => device.quotas.srq.give_back(),
+        }
+        made
+    }
+
+    fn make(pd: &Arc<Pd>, init: SrqInit, number: u32, extended: Option<Extended>, me: &Weak<Srq>) -> Srq {
+        let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: 0 };
+        Srq {
+            pd: pd.clone(),
+            me: me.clone(),
+            cookie: init.cookie,
+            number,
+            queue: Mutex::new(Queue { waiting: VecDeque::new(), attr }),
+            extended,
+            life: Life::default(),
+            async_account: EventAccount::default(),
+        }
+    }
+
+    fn check_sizes(pd: &Pd, init: &SrqInit) -> Result<(), Error> {
+        let device = pd.device();
         if !(1..=device.limits().max_srq_wr).contains(&init.max_wr) {
             return Err(Error::Invalid("shared receive queue depth out of range"));
         }
         if init.max_sge > device.limits().max_srq_sge {
             return Err(Error::Invalid("too many scatter/gather elements for a shared receive queue"));
         }
-        device.quotas.srq.take()?;
-        pd.life.hold();
-        let attr = SrqAttr { max_wr: init.max_wr, max_sge: init.max_sge, limit: 0 };
-        Ok(Arc::new_cyclic(|me| Srq {
-            pd: pd.clone(),
-            me: me.clone(),
-            cookie: init.cookie,
-            number: device.next_number(),
-            queue: Mutex::new(Queue { waiting: VecDeque::new(), attr }),
-            life: Life::default(),
-            async_account: EventAccount::default(),
-        }))
+        Ok(())
     }
 
     /// What the creator gave.
@@ -82,6 +129,28 @@ impl Srq {
     /// The queue's number; `ibv_get_srq_num`.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Whether it is one of XRC, which targets serve and no queue pair has.
+    pub fn is_extended(&self) -> bool {
+        self.extended.is_some()
+    }
+
+    /// Whether it is one of that XRC domain.
+    pub(crate) fn is_in(&self, xrcd: &Arc<Xrcd>) -> bool {
+        self.extended.as_ref().is_some_and(|extended| Arc::ptr_eq(&extended.xrcd, xrcd))
+    }
+
+    /// Whether it is one of XRC whose receives complete to that queue.
+    pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
+        self.extended.as_ref().is_some_and(|extended| Arc::ptr_eq(&extended.cq, cq))
+    }
+
+    /// Completes one of its receives that a target has taken.
+    pub(crate) fn complete(&self, wc: Wc) {
+        if let Some(extended) = &self.extended {
+            extended.cq.push(wc);
+        }
     }
 
     /// The protection domain.
@@ -134,12 +203,19 @@ impl Srq {
         Ok(())
     }
 
-    /// Destroys the queue: EBUSY while queue pairs use it. Waits until the events that were handed out have been
+    /// Destroys the queue: EBUSY while queue pairs use it; targets of XRC do not hold it, and refuse what comes for it from now on. The
+    /// completions of its receives go with it. Waits until the events that were handed out have been
     /// acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
         self.life.end()?;
         self.queue.lock().waiting.clear();
         let device = self.pd.device();
+        if let Some(Extended { xrcd, cq }) = &self.extended {
+            device.xrc.remove(self.number);
+            cq.purge_receives_of(self.number);
+            xrcd.life.release();
+            cq.life.release();
+        }
         device.events.withdraw(&self.async_account);
         device.quotas.srq.give_back();
         self.pd.life.release();

@@ -121,9 +121,9 @@ fn datagrams_bring_the_route_and_the_sender() {
     let ah = a.pd.create_ah(&b.av()).expect("an address handle");
     a.memory.fill(0, b"datagram");
     let mut wrong_key = a.wr(1, SendOp::Send, 0, 8);
-    wrong_key.datagram = Some(ah.datagram(qb.qpn(), 0x99));
+    wrong_key.target = Some(ah.target(qb.qpn(), 0x99));
     let mut wr = a.wr(2, SendOp::SendImm(3), 0, 8);
-    wr.datagram = Some(ah.datagram(qb.qpn(), 0x22));
+    wr.target = Some(ah.target(qb.qpn(), 0x22));
     qa.post_send([Ok(wrong_key), Ok(wr)]).expect("posted");
     assert_eq!(a.completions(2).len(), 2);
     let received = b.completion();

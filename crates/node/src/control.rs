@@ -127,7 +127,7 @@ impl Control {
     pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) {
         self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
         let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
-        self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, datagram: None });
+        self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, target: None });
     }
 
     /// Has the peer's NIC acknowledge something. If nobody does, there is a completion that says so.

@@ -23,7 +23,7 @@ pub(crate) struct Common {
 #[must_use]
 pub(crate) enum Verdict {
     Fine,
-    /// The requester completed a request in error: SQE for UC and UD, ERR for RC.
+    /// The requester completed a request in error: SQE for UC and UD, ERR for RC and XRC.
     RequesterBroken,
     /// The responder met an error that ends the connection.
     ResponderBroken(QpEvent),
@@ -54,16 +54,17 @@ impl Common {
         self.events.push_back(QpEvent::RecvComplete(wc));
     }
 
-    pub(crate) fn flushed_receive(&self, wr_id: u64) -> Wc {
-        self.receive_error(wr_id, WcStatus::Flushed)
+    pub(crate) fn flushed_receive(&self, wr_id: u64, srqn: u32) -> Wc {
+        self.receive_error(wr_id, srqn, WcStatus::Flushed)
     }
 
-    pub(crate) fn receive_error(&self, wr_id: u64, status: WcStatus) -> Wc {
+    pub(crate) fn receive_error(&self, wr_id: u64, srqn: u32, status: WcStatus) -> Wc {
         Wc {
             wr_id,
             status,
             opcode: WcOpcode::Recv,
             qpn: self.config.qpn,
+            srqn,
             flags: WcFlags::empty(),
             solicited: true,
             ..Wc::default()
@@ -72,6 +73,10 @@ impl Common {
 
     pub(crate) fn is(&self, qp_type: QpType) -> bool {
         self.config.qp_type == qp_type
+    }
+
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.config.qp_type.is_reliable()
     }
 }
 

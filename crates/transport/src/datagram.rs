@@ -37,7 +37,7 @@ impl Responder {
             return Verdict::Fine;
         }
         if place(host, &receive, meta, packet).is_err() {
-            let wc = common.receive_error(receive.wr_id, WcStatus::LocalProtection);
+            let wc = common.receive_error(receive.wr_id, 0, WcStatus::LocalProtection);
             common.complete_receive(wc);
             return Verdict::ResponderBroken(QpEvent::Fatal);
         }

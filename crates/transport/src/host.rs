@@ -125,6 +125,14 @@ pub trait Host {
     /// Invalidates a key on behalf of a local work request.
     fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError>;
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError>;
+    /// Does something for a request of XRC with the host as the shared receive queue of that number has it: with its receives, and
+    /// with memory through its protection domain. `None` where the queue pair's XRC domain has no such queue.
+    fn with_srq<T>(&self, _srqn: u32, _act: impl FnOnce(&Self) -> T) -> Option<T>
+    where
+        Self: Sized,
+    {
+        None
+    }
     /// The oldest receive of the shared receive queue.
     fn take_shared_receive(&self) -> Option<RecvWr>;
     /// Whether the request of this peer that would consume a receive is to be told that none is there, though one may be: for

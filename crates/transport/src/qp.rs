@@ -159,7 +159,7 @@ impl Qp {
     fn settle(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Fine => self.note_drained(),
-            Verdict::RequesterBroken if self.common.is(QpType::Rc) => {
+            Verdict::RequesterBroken if self.common.is_reliable() => {
                 self.responder.stop_reading(&mut self.common);
                 self.enter_error();
             }
@@ -241,16 +241,17 @@ impl Qp {
     /// Queues a receive work request. In the error state it completes as flushed at once.
     ///
     /// # Errors
-    /// If the queue is full, the queue pair uses a shared receive queue, or it is in RESET.
+    /// If the queue is full, the queue pair has none of its own, or it is in RESET.
     pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
-        if self.common.config.has_srq || self.common.attr.state == QpState::Reset {
+        let has_queue = self.common.config.qp_type.has_receives() && !self.common.config.has_srq;
+        if !has_queue || self.common.attr.state == QpState::Reset {
             return Err(PostError::BadState);
         }
         if wr.sges.len() > self.common.config.cap.max_recv_sge as usize {
             return Err(PostError::TooManySges);
         }
         if self.common.attr.state == QpState::Err {
-            let wc = self.common.flushed_receive(wr.wr_id);
+            let wc = self.common.flushed_receive(wr.wr_id, 0);
             self.common.complete_receive(wc);
             return Ok(());
         }
@@ -271,7 +272,7 @@ impl Qp {
         }
         self.common.counters.rx_packets += 1;
         self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
-        if meta.traffic_class & 3 == ECN_CONGESTED && info.service == Service::Rc {
+        if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
             self.note_congestion(now, info.operation);
         }
         let verdict = match info.service {
@@ -285,10 +286,10 @@ impl Qp {
                 self.note_established();
                 self.responder.handle_unreliable(&mut self.common, packet, host)
             }
-            Service::Rc if is_answer(info.operation) => {
+            Service::Rc | Service::Xrc if is_answer(info.operation) => {
                 self.requester.handle_answer(now, &mut self.common, packet, host)
             }
-            Service::Rc => {
+            Service::Rc | Service::Xrc => {
                 self.note_established();
                 self.responder.handle_request(&mut self.common, packet, host)
             }
@@ -314,10 +315,11 @@ impl Qp {
         let attr = &self.common.attr;
         let info = packet.bth.opcode.info();
         let service_fits = match (info.service, self.common.config.qp_type) {
-            (Service::Rc, qp_type) => qp_type == QpType::Rc,
-            (Service::Uc, qp_type) => qp_type == QpType::Uc,
-            (Service::Ud, qp_type) => qp_type == QpType::Ud,
             (Service::Cnp, qp_type) => qp_type != QpType::Ud,
+            // Of an extended reliable connection, one end asks and the other answers.
+            (Service::Xrc, QpType::XrcSend) => is_answer(info.operation),
+            (Service::Xrc, QpType::XrcRecv) => !is_answer(info.operation),
+            (service, qp_type) => service == qp_type.service(),
         };
         let state_fits = match attr.state {
             QpState::Reset | QpState::Init | QpState::Err => false,

@@ -18,21 +18,34 @@ use crate::types::{ModifyError, QpAttr, QpAttrMask as M, QpConfig, QpState, QpSt
 struct Transition {
     from: QpState,
     to: QpState,
-    /// Required attributes for RC, UC, UD.
-    required: [M; 3],
-    /// Further attributes that may be given, for RC, UC, UD.
-    optional: [M; 3],
+    /// Required attributes, and further ones that may be given, by kind of queue pair.
+    required: ByType,
+    optional: ByType,
 }
 
-const NONE: [M; 3] = [M::empty(); 3];
+/// Something for RC, UC, UD and the two ends of XRC.
+type ByType = [M; 5];
+
+const NONE: ByType = [M::empty(); 5];
 const PATH: M = M::AV.union(M::PATH_MTU).union(M::DEST_QPN).union(M::RQ_PSN);
+/// What an end that answers READs and RNR NAKs must know, ...
+const ANSWERS: M = M::MAX_DEST_RD_ATOMIC.union(M::MIN_RNR_TIMER);
+/// ... and one that asks.
+const ASKS: M = M::TIMEOUT.union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
 const ALT: M = M::ALT_PATH.union(M::PATH_MIG_STATE);
 const IDENTITY: M = M::PKEY_INDEX.union(M::PORT);
+const CONNECTION: M = IDENTITY.union(M::ACCESS_FLAGS);
 const CONNECTED_OPTIONS: M = M::CUR_STATE.union(M::ACCESS_FLAGS).union(ALT);
-const RUNNING_OPTIONS: [M; 3] =
-    [CONNECTED_OPTIONS.union(M::MIN_RNR_TIMER), CONNECTED_OPTIONS, M::CUR_STATE.union(M::QKEY)];
-const INIT_ATTRIBUTES: [M; 3] =
-    [IDENTITY.union(M::ACCESS_FLAGS), IDENTITY.union(M::ACCESS_FLAGS), IDENTITY.union(M::QKEY)];
+const CONNECTING_OPTIONS: M = M::ALT_PATH.union(M::ACCESS_FLAGS).union(M::PKEY_INDEX);
+const DRAINED_OPTIONS: M = M::AV.union(M::ACCESS_FLAGS).union(M::PKEY_INDEX).union(ALT);
+const RUNNING_OPTIONS: ByType = [
+    CONNECTED_OPTIONS.union(M::MIN_RNR_TIMER),
+    CONNECTED_OPTIONS,
+    M::CUR_STATE.union(M::QKEY),
+    CONNECTED_OPTIONS,
+    CONNECTED_OPTIONS.union(M::MIN_RNR_TIMER),
+];
+const INIT_ATTRIBUTES: ByType = [CONNECTION, CONNECTION, IDENTITY.union(M::QKEY), CONNECTION, CONNECTION];
 
 const TRANSITIONS: &[Transition] = &[
     Transition { from: S::Reset, to: S::Init, required: INIT_ATTRIBUTES, optional: NONE },
@@ -40,51 +53,53 @@ const TRANSITIONS: &[Transition] = &[
     Transition {
         from: S::Init,
         to: S::Rtr,
-        required: [PATH.union(M::MAX_DEST_RD_ATOMIC).union(M::MIN_RNR_TIMER), PATH, M::empty()],
+        required: [PATH.union(ANSWERS), PATH, M::empty(), PATH, PATH.union(ANSWERS)],
         optional: [
-            M::ALT_PATH.union(M::ACCESS_FLAGS).union(M::PKEY_INDEX),
-            M::ALT_PATH.union(M::ACCESS_FLAGS).union(M::PKEY_INDEX),
+            CONNECTING_OPTIONS,
+            CONNECTING_OPTIONS,
             M::PKEY_INDEX.union(M::QKEY),
+            CONNECTING_OPTIONS,
+            CONNECTING_OPTIONS,
         ],
     },
     Transition {
         from: S::Rtr,
         to: S::Rts,
         required: [
-            M::SQ_PSN.union(M::TIMEOUT).union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC),
+            M::SQ_PSN.union(ASKS),
             M::SQ_PSN,
             M::SQ_PSN,
+            M::SQ_PSN.union(ASKS),
+            M::SQ_PSN.union(M::TIMEOUT),
         ],
         optional: RUNNING_OPTIONS,
     },
     Transition { from: S::Rts, to: S::Rts, required: NONE, optional: RUNNING_OPTIONS },
-    Transition { from: S::Rts, to: S::Sqd, required: NONE, optional: [M::EN_SQD_ASYNC_NOTIFY; 3] },
+    Transition { from: S::Rts, to: S::Sqd, required: NONE, optional: [M::EN_SQD_ASYNC_NOTIFY; 5] },
     Transition { from: S::Sqd, to: S::Rts, required: NONE, optional: RUNNING_OPTIONS },
     Transition {
         from: S::Sqd,
         to: S::Sqd,
         required: NONE,
         optional: [
-            M::PORT
-                .union(M::AV)
-                .union(M::TIMEOUT)
-                .union(M::RETRY_CNT)
-                .union(M::RNR_RETRY)
-                .union(M::MAX_QP_RD_ATOMIC)
-                .union(M::MAX_DEST_RD_ATOMIC)
-                .union(M::ACCESS_FLAGS)
-                .union(M::PKEY_INDEX)
-                .union(M::MIN_RNR_TIMER)
-                .union(ALT),
-            M::AV.union(M::ACCESS_FLAGS).union(M::PKEY_INDEX).union(ALT),
+            DRAINED_OPTIONS.union(M::PORT).union(ASKS).union(ANSWERS),
+            DRAINED_OPTIONS,
             M::PKEY_INDEX.union(M::QKEY),
+            DRAINED_OPTIONS.union(M::PORT).union(ASKS),
+            DRAINED_OPTIONS.union(M::PORT).union(M::TIMEOUT).union(ANSWERS),
         ],
     },
     Transition {
         from: S::Sqe,
         to: S::Rts,
         required: NONE,
-        optional: [M::empty(), M::CUR_STATE.union(M::ACCESS_FLAGS), M::CUR_STATE.union(M::QKEY)],
+        optional: [
+            M::empty(),
+            M::CUR_STATE.union(M::ACCESS_FLAGS),
+            M::CUR_STATE.union(M::QKEY),
+            M::empty(),
+            M::empty(),
+        ],
     },
 ];
 
@@ -93,13 +108,15 @@ fn column(qp_type: QpType) -> usize {
         QpType::Rc => 0,
         QpType::Uc => 1,
         QpType::Ud => 2,
+        QpType::XrcSend => 3,
+        QpType::XrcRecv => 4,
     }
 }
 
 /// The attributes that a transition needs and those it allows besides; `None` where there is no transition.
-/// Every state leads to RESET, and all but RESET to ERR, without attributes. RC has no SQE.
+/// Every state leads to RESET, and all but RESET to ERR, without attributes. RC and XRC have no SQE.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> {
-    if qp_type == QpType::Rc && (from == S::Sqe || to == S::Sqe) {
+    if qp_type.is_reliable() && (from == S::Sqe || to == S::Sqe) {
         return None;
     }
     if to == S::Reset || (to == S::Err && from != S::Reset) {

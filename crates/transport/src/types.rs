@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 use smallvec::SmallVec;
-use terrace_wire::Path;
+use terrace_wire::{Path, Service};
 
 /// A point in time, in nanoseconds since an epoch that the caller chooses. The core never asks a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,6 +157,15 @@ pub struct Datagram {
     pub qkey: u32,
 }
 
+/// Whom a send is for, where its queue pair alone does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// UD: a queue pair anywhere.
+    Datagram(Datagram),
+    /// XRC: a shared receive queue behind the connected queue pair, by its number.
+    SharedQueue(u32),
+}
+
 /// A send work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendWr {
@@ -164,8 +173,8 @@ pub struct SendWr {
     pub op: SendOp,
     pub payload: Payload,
     pub flags: SendFlags,
-    /// For UD only.
-    pub datagram: Option<Datagram>,
+    /// For UD and XRC only.
+    pub target: Option<Target>,
 }
 
 /// A receive work request.
@@ -241,6 +250,8 @@ pub struct Wc {
     pub qpn: u32,
     /// UD: the sender's queue pair.
     pub src_qp: u32,
+    /// XRC: number of the shared receive queue that a receive came from.
+    pub srqn: u32,
     pub flags: WcFlags,
     /// UD: 0; kept for the GRH kind that UCX looks for (2 = IPv4).
     pub sl: u8,
@@ -255,6 +266,32 @@ pub enum QpType {
     Rc = 2,
     Uc = 3,
     Ud = 4,
+    /// The initiator of an extended reliable connection: it sends requests.
+    XrcSend = 9,
+    /// The target of one: it takes requests, each for the shared receive queue that it names.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// The service by which such a queue pair talks to its peer.
+    pub fn service(self) -> Service {
+        match self {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
+        }
+    }
+
+    /// Whether requests are acknowledged, and repeated when they are not.
+    pub fn is_reliable(self) -> bool {
+        self.service().is_reliable()
+    }
+
+    /// Whether it has a receive queue, of its own or shared with others.
+    pub fn has_receives(self) -> bool {
+        !matches!(self, QpType::XrcSend | QpType::XrcRecv)
+    }
 }
 
 /// `ibv_qp_state`.
@@ -402,6 +439,8 @@ pub enum PostError {
     BadOpcode,
     #[error("the message is longer than the queue pair can carry (EINVAL)")]
     TooLong,
+    #[error("the request does not say whom it is for (EINVAL)")]
+    NoTarget,
 }
 
 /// Why `modify_qp` was refused; EINVAL at the C ABI, and the text goes to the log.

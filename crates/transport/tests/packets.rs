@@ -7,10 +7,12 @@
 //!
 //! ```text
 //! for mtu 256 4096                play the script once for each value; numbers may then say `mtu`
-//! qp rc mtu=256 ...               rc, uc or ud; attributes that are left out have the defaults below
+//! qp rc mtu=256 ...               rc, uc, ud, xrc-send or xrc-recv; attributes that are left out have the defaults below
 //!
 //! region 1 0x1000:0x4000 lrwagp   memory with this lkey and rkey: address, length, rights (tests/support/host.rs)
+//! region 2 0x1000:64 r srqn=0x33  ... that only requests for this shared receive queue of XRC can reach
 //! region 1 gone                   ... is deregistered;  `broken`: its flushes fail
+//! srq 0x33                        a shared receive queue of XRC, by its number;  `srq 0x33 gone`
 //! put 0x1000 u64:5                the program writes to its memory
 //! absent 0x1000:0x400             this part of the memory is absent;  `present 0x1000:0x400`: all of it is there again
 //! faulting                        peers shall come back for absent memory
@@ -20,9 +22,9 @@
 //!                                 `complete operation`: the oldest, with an error
 //!
 //! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv, or
-//!                                 shared (a receive of the shared queue); mem= lists addresses and lengths, key=
+//!                                 shared (a receive of the shared queue), xrc-shared (of that of srqn=); mem= lists addresses and lengths, key=
 //!                                 is their lkey (1); inline=DATA; va= rkey= imm= inv= swap= compare= add= len=;
-//!                                 fence, solicited, unsignaled; refused=REASON; to_qpn= qkey= for ud;
+//!                                 fence, solicited, unsignaled; refused=REASON; to_qpn= qkey= for ud; srqn= for xrc;
 //!                                 batched: what is posted leaves with the next line that acts
 //! modify sqd notify               required attributes are added; `refused` when it must fail
 //!

@@ -11,14 +11,17 @@ use support::sink::Collector;
 use support::{bring_up, path_to, required};
 use terrace_transport::{
     AckPolicy, Datagram, ModifyError, Payload, Qp, QpAttr, QpAttrMask as M, QpCap, QpConfig, QpEvent,
-    QpState, QpState as S, QpType, QpType as T, SendFlags, SendOp, SendWr, Sge, Time,
+    QpState, QpState as S, QpType, QpType as T, SendFlags, SendOp, SendWr, Sge, Target, Time,
 };
 
 const STATES: [S; 7] = [S::Reset, S::Init, S::Rtr, S::Rts, S::Sqd, S::Sqe, S::Err];
-const TYPES: [T; 3] = [T::Rc, T::Uc, T::Ud];
+const TYPES: [T; 5] = [T::Rc, T::Uc, T::Ud, T::XrcSend, T::XrcRecv];
 
-const CONNECTED: &[T] = &[T::Rc, T::Uc];
+const CONNECTED: &[T] = &[T::Rc, T::Uc, T::XrcSend, T::XrcRecv];
 const RC: &[T] = &[T::Rc];
+/// The initiator and the target of XRC.
+const INI: &[T] = &[T::XrcSend];
+const TGT: &[T] = &[T::XrcRecv];
 const UC: &[T] = &[T::Uc];
 const UD: &[T] = &[T::Ud];
 const ALL: &[T] = &TYPES;
@@ -33,25 +36,35 @@ const TABLE: &[(&[T], S, S, &str, &str)] = &[
     (CONNECTED, S::Init, S::Init, "", "pkey port access"),
     (UD, S::Init, S::Init, "", "pkey port qkey"),
     (RC, S::Init, S::Rtr, "av mtu dest rq_psn dest_rd rnr_timer", "alt access pkey"),
+    (INI, S::Init, S::Rtr, "av mtu dest rq_psn", "alt access pkey"),
+    (TGT, S::Init, S::Rtr, "av mtu dest rq_psn dest_rd rnr_timer", "alt access pkey"),
     (UC, S::Init, S::Rtr, "av mtu dest rq_psn", "alt access pkey"),
     (UD, S::Init, S::Rtr, "", "pkey qkey"),
     (ALL, S::Rtr, S::Reset, "", ""),
     (ALL, S::Rtr, S::Err, "", ""),
     (RC, S::Rtr, S::Rts, "timeout retry rnr_retry sq_psn rd", "cur alt access rnr_timer mig"),
+    (INI, S::Rtr, S::Rts, "timeout retry rnr_retry sq_psn rd", "cur alt access mig"),
+    (TGT, S::Rtr, S::Rts, "timeout sq_psn", "cur alt access rnr_timer mig"),
     (UC, S::Rtr, S::Rts, "sq_psn", "cur alt access mig"),
     (UD, S::Rtr, S::Rts, "sq_psn", "cur qkey"),
     (ALL, S::Rts, S::Reset, "", ""),
     (ALL, S::Rts, S::Err, "", ""),
     (RC, S::Rts, S::Rts, "", "cur access alt mig rnr_timer"),
+    (INI, S::Rts, S::Rts, "", "cur access alt mig"),
+    (TGT, S::Rts, S::Rts, "", "cur access alt mig rnr_timer"),
     (UC, S::Rts, S::Rts, "", "cur access alt mig"),
     (UD, S::Rts, S::Rts, "", "cur qkey"),
     (ALL, S::Rts, S::Sqd, "", "notify"),
     (ALL, S::Sqd, S::Reset, "", ""),
     (ALL, S::Sqd, S::Err, "", ""),
     (RC, S::Sqd, S::Rts, "", "cur alt access rnr_timer mig"),
+    (INI, S::Sqd, S::Rts, "", "cur alt access mig"),
+    (TGT, S::Sqd, S::Rts, "", "cur alt access rnr_timer mig"),
     (UC, S::Sqd, S::Rts, "", "cur alt access mig"),
     (UD, S::Sqd, S::Rts, "", "cur qkey"),
     (RC, S::Sqd, S::Sqd, "", "port av timeout retry rnr_retry rd dest_rd alt access pkey rnr_timer mig"),
+    (INI, S::Sqd, S::Sqd, "", "port av timeout retry rnr_retry rd alt access pkey mig"),
+    (TGT, S::Sqd, S::Sqd, "", "port av timeout dest_rd alt access pkey rnr_timer mig"),
     (UC, S::Sqd, S::Sqd, "", "av alt access pkey mig"),
     (UD, S::Sqd, S::Sqd, "", "pkey qkey"),
     (&[T::Uc, T::Ud], S::Sqe, S::Reset, "", ""),
@@ -136,6 +149,10 @@ fn queue_pair_in(qp_type: QpType, state: QpState) -> Option<Qp> {
         return Some(qp);
     }
     bring_up(&mut qp, &good_attributes(), S::Rts);
+    if qp_type == T::XrcRecv {
+        // It sends nothing that could fail.
+        return None;
+    }
     fail_a_send(&mut qp);
     (qp.state() == S::Sqe).then_some(qp)
 }
@@ -147,7 +164,10 @@ fn fail_a_send(qp: &mut Qp) {
         op: SendOp::Send,
         payload: Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: 99 }]),
         flags: SendFlags::SIGNALED,
-        datagram: Some(Datagram { path: path_to(peer()), qpn: 1, qkey: 1 }),
+        target: Some(match qp.config().qp_type {
+            T::XrcSend => Target::SharedQueue(1),
+            _ => Target::Datagram(Datagram { path: path_to(peer()), qpn: 1, qkey: 1 }),
+        }),
     };
     qp.post_send(wr).expect("RTS takes sends");
     qp.poll_transmit(Time(1), &Memory::new(16), &mut Collector::default(), AckPolicy::Now);
@@ -184,6 +204,7 @@ fn try_modify(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<Qp
 #[test]
 fn only_reliable_connections_lack_sqe() {
     assert!(queue_pair_in(T::Rc, S::Sqe).is_none());
+    assert!(queue_pair_in(T::XrcSend, S::Sqe).is_none());
     assert!(queue_pair_in(T::Uc, S::Sqe).is_some());
     assert!(queue_pair_in(T::Ud, S::Sqe).is_some());
 }

@@ -15,7 +15,7 @@ use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::{
     AckPolicy, Datagram, Payload, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, RecvWr, SendFlags,
-    SendOp, SendWr, Sge, Time, WcFlags, WcStatus,
+    SendOp, SendWr, Sge, Target, Time, WcFlags, WcStatus,
 };
 use terrace_wire::{GRH_LEN, Packet};
 
@@ -84,7 +84,7 @@ fn message(qp_type: QpType, number: u32, random: &mut Random) -> SendWr {
         op,
         payload: Payload::Sges(smallvec![Sge { addr: slot, length, lkey: KEY }]),
         flags: SendFlags::SIGNALED,
-        datagram: Some(Datagram { path: path_to(address(2)), qpn: 2, qkey: QKEY }),
+        target: Some(Target::Datagram(Datagram { path: path_to(address(2)), qpn: 2, qkey: QKEY })),
     }
 }
 
@@ -181,7 +181,7 @@ fn all_messages_behind_a_write_to_absent_memory_are_told_of_when_it_is_done() {
         };
         let payload = Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: KEY }]);
         let (wr_id, flags) = (number.into(), SendFlags::SIGNALED);
-        sender.post_send(SendWr { wr_id, op, payload, flags, datagram: None }).expect("there is room");
+        sender.post_send(SendWr { wr_id, op, payload, flags, target: None }).expect("there is room");
         let sges = smallvec![Sge { addr: SLOT_LEN, length: 8, lkey: KEY }];
         receiver.post_recv(RecvWr { wr_id, sges }).expect("there is room");
     }

@@ -294,6 +294,14 @@ impl Feth {
     }
 }
 
+/// Widest number of a shared receive queue that an XRC extended transport header has room for.
+pub const XRC_SRQN_MAX: u32 = 0xff_ffff;
+
+/// XRC extended transport header (annex A14): 8 reserved bits and the number of a shared receive queue.
+fn parse_xrceth(rest: &mut &[u8]) -> Result<u32, ParseError> {
+    Ok(u32::from_be_bytes(take(rest)?) & XRC_SRQN_MAX)
+}
+
 /// The headers behind the base transport header. A parsed packet has exactly those that its opcode calls for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
@@ -313,6 +321,8 @@ pub struct Extensions {
     pub deth: Option<Deth>,
     /// FLUSH extended transport header.
     pub feth: Option<Feth>,
+    /// XRC extended transport header: the number of the shared receive queue that the request is for, 24 bits.
+    pub xrc_srqn: Option<u32>,
 }
 
 impl Extensions {
@@ -322,6 +332,9 @@ impl Extensions {
         let mut ext = Extensions::default();
         if headers.contains(Headers::DETH) {
             ext.deth = Some(Deth::parse(rest)?);
+        }
+        if headers.contains(Headers::XRCETH) {
+            ext.xrc_srqn = Some(parse_xrceth(rest)?);
         }
         if headers.contains(Headers::FETH) {
             ext.feth = Some(Feth::parse(rest)?);
@@ -354,6 +367,10 @@ impl Extensions {
     pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
         if headers.contains(Headers::DETH) {
             self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;
+        }
+        if headers.contains(Headers::XRCETH) {
+            let number = self.xrc_srqn.ok_or(EmitError::MissingHeader(Headers::XRCETH))?;
+            put(room, (number & XRC_SRQN_MAX).to_be_bytes())?;
         }
         if headers.contains(Headers::FETH) {
             self.feth.ok_or(EmitError::MissingHeader(Headers::FETH))?.emit(room)?;

@@ -1,5 +1,6 @@
 //! The opcodes of the base transport header and what each one carries, as a table (IBTA volume 1, 9.2 and 9.3;
-//! annex A17 for the congestion notification packet; annex A19 for FLUSH and ATOMIC WRITE).
+//! annex A14 for the extended reliable connection; annex A17 for the congestion notification packet; annex A19 for FLUSH
+//! and ATOMIC WRITE).
 
 use bitflags::bitflags;
 
@@ -9,22 +10,24 @@ bitflags! {
     pub struct Headers: u16 {
         /// Datagram extended transport header, 8 bytes.
         const DETH = 1 << 0;
+        /// XRC extended transport header, 4 bytes.
+        const XRCETH = 1 << 1;
         /// FLUSH extended transport header, 4 bytes.
-        const FETH = 1 << 1;
+        const FETH = 1 << 2;
         /// RDMA extended transport header, 16 bytes.
-        const RETH = 1 << 2;
+        const RETH = 1 << 3;
         /// Atomic extended transport header, 28 bytes.
-        const ATOMIC_ETH = 1 << 3;
+        const ATOMIC_ETH = 1 << 4;
         /// Acknowledge extended transport header, 4 bytes.
-        const AETH = 1 << 4;
+        const AETH = 1 << 5;
         /// Atomic acknowledge extended transport header, 8 bytes.
-        const ATOMIC_ACK_ETH = 1 << 5;
+        const ATOMIC_ACK_ETH = 1 << 6;
         /// Immediate data, 4 bytes.
-        const IMM = 1 << 6;
+        const IMM = 1 << 7;
         /// Invalidate extended transport header, 4 bytes.
-        const IETH = 1 << 7;
+        const IETH = 1 << 8;
         /// The 16 reserved bytes of a congestion notification packet: zero when sent, ignored when received.
-        const CNP_RESERVED = 1 << 8;
+        const CNP_RESERVED = 1 << 9;
     }
 }
 
@@ -36,8 +39,9 @@ pub(crate) const CNP_RESERVED_LEN: usize = 16;
 impl Headers {
     /// Length of these headers together, in bytes.
     pub const fn wire_len(self) -> usize {
-        const LENGTHS: [(Headers, usize); 9] = [
+        const LENGTHS: [(Headers, usize); 10] = [
             (Headers::DETH, 8),
+            (Headers::XRCETH, 4),
             (Headers::FETH, 4),
             (Headers::RETH, 16),
             (Headers::ATOMIC_ETH, 28),
@@ -70,6 +74,16 @@ pub enum Service {
     Ud,
     /// Congestion notification, which belongs to no queue pair's service.
     Cnp,
+    /// Extended reliable connection: a reliable connection each of whose requests names the shared receive queue that it is for
+    /// (annex A14).
+    Xrc,
+}
+
+impl Service {
+    /// Whether requests are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Service::Rc | Service::Xrc)
+    }
 }
 
 /// What a packet is part of.
@@ -231,6 +245,29 @@ opcodes! {
     UdSendOnly = 0x64, "UD_SEND_ONLY", Ud Send Only None, [DETH], true;
     UdSendOnlyImm = 0x65, "UD_SEND_ONLY_IMM", Ud Send Only Immediate, [DETH IMM], true;
     Cnp = 0x81, "CNP", Cnp Cnp Only None, [CNP_RESERVED], false;
+    XrcSendFirst = 0xa0, "XRC_SEND_FIRST", Xrc Send First None, [XRCETH], true;
+    XrcSendMiddle = 0xa1, "XRC_SEND_MIDDLE", Xrc Send Middle None, [XRCETH], true;
+    XrcSendLast = 0xa2, "XRC_SEND_LAST", Xrc Send Last None, [XRCETH], true;
+    XrcSendLastImm = 0xa3, "XRC_SEND_LAST_IMM", Xrc Send Last Immediate, [XRCETH IMM], true;
+    XrcSendOnly = 0xa4, "XRC_SEND_ONLY", Xrc Send Only None, [XRCETH], true;
+    XrcSendOnlyImm = 0xa5, "XRC_SEND_ONLY_IMM", Xrc Send Only Immediate, [XRCETH IMM], true;
+    XrcWriteFirst = 0xa6, "XRC_WRITE_FIRST", Xrc Write First None, [XRCETH RETH], true;
+    XrcWriteMiddle = 0xa7, "XRC_WRITE_MIDDLE", Xrc Write Middle None, [XRCETH], true;
+    XrcWriteLast = 0xa8, "XRC_WRITE_LAST", Xrc Write Last None, [XRCETH], true;
+    XrcWriteLastImm = 0xa9, "XRC_WRITE_LAST_IMM", Xrc Write Last Immediate, [XRCETH IMM], true;
+    XrcWriteOnly = 0xaa, "XRC_WRITE_ONLY", Xrc Write Only None, [XRCETH RETH], true;
+    XrcWriteOnlyImm = 0xab, "XRC_WRITE_ONLY_IMM", Xrc Write Only Immediate, [XRCETH RETH IMM], true;
+    XrcReadRequest = 0xac, "XRC_READ_REQUEST", Xrc ReadRequest Only None, [XRCETH RETH], false;
+    XrcReadResponseFirst = 0xad, "XRC_READ_RESPONSE_FIRST", Xrc ReadResponse First None, [AETH], true;
+    XrcReadResponseMiddle = 0xae, "XRC_READ_RESPONSE_MIDDLE", Xrc ReadResponse Middle None, [], true;
+    XrcReadResponseLast = 0xaf, "XRC_READ_RESPONSE_LAST", Xrc ReadResponse Last None, [AETH], true;
+    XrcReadResponseOnly = 0xb0, "XRC_READ_RESPONSE_ONLY", Xrc ReadResponse Only None, [AETH], true;
+    XrcAcknowledge = 0xb1, "XRC_ACKNOWLEDGE", Xrc Acknowledge Only None, [AETH], false;
+    XrcAtomicAcknowledge = 0xb2, "XRC_ATOMIC_ACKNOWLEDGE", Xrc AtomicAcknowledge Only None, [AETH ATOMIC_ACK_ETH], false;
+    XrcCompareSwap = 0xb3, "XRC_COMPARE_SWAP", Xrc CompareSwap Only None, [XRCETH ATOMIC_ETH], false;
+    XrcFetchAdd = 0xb4, "XRC_FETCH_ADD", Xrc FetchAdd Only None, [XRCETH ATOMIC_ETH], false;
+    XrcSendLastInvalidate = 0xb6, "XRC_SEND_LAST_INVALIDATE", Xrc Send Last Invalidate, [XRCETH IETH], true;
+    XrcSendOnlyInvalidate = 0xb7, "XRC_SEND_ONLY_INVALIDATE", Xrc Send Only Invalidate, [XRCETH IETH], true;
 }
 
 /// Length of the longest headers that any opcode has, in bytes.
@@ -261,8 +298,8 @@ static ROW_BY_BYTE: [u8; 256] = {
 };
 
 /// Row of the table by service, operation, position and trailer.
-static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 4] = {
-    let mut rows = [[[[NONE; 3]; 4]; 11]; 4];
+static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 5] = {
+    let mut rows = [[[[NONE; 3]; 4]; 11]; 5];
     let mut i = 0;
     while i < OPCODES.len() {
         let info = OPCODES[i];
@@ -279,8 +316,8 @@ impl Opcode {
         TABLE.iter().map(|info| info.opcode)
     }
 
-    /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, extended
-    /// reliable connection, RESYNC, manufacturer's and reserved ones).
+    /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, RESYNC,
+    /// manufacturer's and reserved ones).
     pub fn from_byte(byte: u8) -> Option<Opcode> {
         TABLE.get(usize::from(ROW_BY_BYTE[usize::from(byte)])).map(|info| info.opcode)
     }

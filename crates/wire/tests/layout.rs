@@ -1,6 +1,7 @@
 //! The bytes of every header, written out by hand from the figures of IBTA volume 1, chapter 9, and annexes A17 and
 //! A19. tshark 4.0.17's InfiniBand dissector, given these packets, finds the same values in all but FLUSH, which it
-//! does not know; there the order of the headers and the bits of the FETH are those of the Linux kernel's rxe.
+//! does not know; there the order of the headers and the bits of the FETH are those of the Linux kernel's rxe. Of XRC
+//! (annex A14) it knows the opcodes and not the header, whose place is that of the patches that gave rxe XRC.
 
 use terrace_wire::{
     Aeth, AtomicEth, Bth, Deth, Extensions, Feth, MAX_HEADER_LEN, NakCode, Opcode, Packet, ParseError, Psn,
@@ -92,6 +93,8 @@ fn rdma_header_and_immediate() {
 #[test]
 fn invalidated_key() {
     let ext = Extensions { ieth: Some(0x0102_0304), ..Extensions::default() };
+    let named = Extensions { xrc_srqn: Some(0x00ab_cdef), ..ext };
+    check(bth(Opcode::XrcSendOnlyInvalidate), named, "b7 00 ffff 00 000011 00 223344 00abcdef 01020304");
     check(bth(Opcode::RcSendOnlyInvalidate), ext, "17 00 ffff 00 000011 00 223344 01020304");
 }
 

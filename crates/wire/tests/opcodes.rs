@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use terrace_wire::{Headers, MAX_HEADER_LEN, Opcode, Operation, Position, Service, Trailer};
 
-const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp];
+const SERVICES: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
 const OPERATIONS: [Operation; 11] = [
     Operation::Send,
     Operation::Write,
@@ -39,6 +39,9 @@ fn specified_header_len(byte: u8) -> Option<usize> {
         0x64 => 8,
         0x65 => 8 + 4,
         0x81 => 16,
+        // Annex A14: requests have 4 bytes more than those of the reliable connection, answers are alike.
+        0xad..=0xb2 => return specified_header_len(byte & 0x1f),
+        0xa0..=0xb7 => return specified_header_len(byte & 0x1f).map(|len| len + 4),
         _ => return None,
     };
     Some(12 + extensions)
@@ -54,7 +57,7 @@ fn every_byte_is_an_opcode_exactly_if_specified() {
             assert_eq!(opcode.info().opcode, opcode);
         }
     }
-    assert_eq!(Opcode::all().len(), 40);
+    assert_eq!(Opcode::all().len(), 63);
 }
 
 #[test]
@@ -88,6 +91,7 @@ fn the_upper_bits_are_the_service() {
             1 => Service::Uc,
             3 => Service::Ud,
             4 => Service::Cnp,
+            5 => Service::Xrc,
             other => panic!("{opcode:?} belongs to service {other}"),
         };
         assert_eq!(opcode.info().service, service);
@@ -107,12 +111,27 @@ fn the_unreliable_connection_repeats_the_reliable_one() {
 }
 
 #[test]
+fn the_extended_reliable_connection_repeats_the_reliable_one_with_a_queue_in_its_requests() {
+    for byte in (0..=0x14).chain([0x16, 0x17]) {
+        let [rc, xrc] = [byte, byte | 0xa0].map(|byte| Opcode::from_byte(byte).expect("specified").info());
+        let is_answer = (0x0d..=0x12).contains(&byte);
+        let added = if is_answer { Headers::empty() } else { Headers::XRCETH };
+        assert_eq!(
+            (rc.operation, rc.position, rc.trailer, rc.headers | added, rc.payload),
+            (xrc.operation, xrc.position, xrc.trailer, xrc.headers, xrc.payload)
+        );
+        assert_eq!(rc.name.strip_prefix("RC_"), xrc.name.strip_prefix("XRC_"));
+    }
+}
+
+#[test]
 fn headers_follow_from_the_meaning() {
     for info in Opcode::all().map(Opcode::info) {
         let has = |header| info.headers.contains(header);
         assert_eq!(has(Headers::IMM), info.trailer == Trailer::Immediate, "{}", info.name);
         assert_eq!(has(Headers::IETH), info.trailer == Trailer::Invalidate, "{}", info.name);
         assert_eq!(has(Headers::DETH), info.service == Service::Ud, "{}", info.name);
+        assert!(info.service == Service::Xrc || !has(Headers::XRCETH), "{}", info.name);
         assert!(info.trailer == Trailer::None || info.position.is_last(), "{}", info.name);
         // 9.4: the address stands in the first packet of a message and nowhere else.
         let addressed =
@@ -138,7 +157,7 @@ fn headers_follow_from_the_meaning() {
 fn names_differ_and_the_longest_header_is_an_atomics() {
     let names: HashSet<_> = Opcode::all().map(|opcode| opcode.info().name).collect();
     assert_eq!(names.len(), Opcode::all().len());
-    assert_eq!(MAX_HEADER_LEN, Opcode::RcCompareSwap.info().header_len);
+    assert_eq!(MAX_HEADER_LEN, Opcode::XrcCompareSwap.info().header_len);
     assert!(Opcode::all().all(|opcode| opcode.info().header_len % 4 == 0));
 }
 

@@ -50,6 +50,7 @@ prop_compose! {
         words in any::<(u32, u32)>(),
         deth in (any::<u32>(), 0u32..1 << 24),
         feth in (0u8..16, 0u8..4),
+        xrc_srqn in 0u32..1 << 24,
     ) -> Extensions {
         Extensions {
             reth: Some(Reth { va: reth.0, rkey: reth.1, length: reth.2 }),
@@ -60,6 +61,7 @@ prop_compose! {
             ieth: Some(words.1),
             deth: Some(Deth { qkey: deth.0, source_qpn: deth.1 }),
             feth: Some(Feth { placement: feth.0, selectivity: feth.1 }),
+            xrc_srqn: Some(xrc_srqn),
         }
     }
 }
@@ -75,6 +77,7 @@ fn select(all: &Extensions, headers: Headers) -> Extensions {
         ieth: all.ieth.filter(|_| headers.contains(Headers::IETH)),
         deth: all.deth.filter(|_| headers.contains(Headers::DETH)),
         feth: all.feth.filter(|_| headers.contains(Headers::FETH)),
+        xrc_srqn: all.xrc_srqn.filter(|_| headers.contains(Headers::XRCETH)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use arbitrary::Arbitrary;
 use smallvec::SmallVec;
 use terrace_transport::{
-    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RecvWr, SendFlags,
+    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RecvWr, SendFlags, Target,
     SendOp, SendWr, Sge, SgeList,
 };
 use terrace_wire::{
@@ -20,7 +20,10 @@ pub const MEMORY_LEN: u64 = 16 << 10;
 /// Keys of regions: everything permitted, nothing permitted, a window; other keys are unknown.
 pub const KEYS: u32 = 4;
 
-pub const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
+pub const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+
+/// The one shared receive queue of XRC that there is.
+pub const SRQN: u32 = 0x33;
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
@@ -152,7 +155,7 @@ impl Setup {
         let size = u32::from(self.caps % 16) + 1;
         QpConfig {
             qpn: 0x11,
-            qp_type: TYPES[usize::from(self.qp_type) % 3],
+            qp_type: TYPES[usize::from(self.qp_type) % TYPES.len()],
             cap: QpCap {
                 max_send_wr: size,
                 max_recv_wr: size,
@@ -258,12 +261,18 @@ impl SendStep {
             Payload::Sges(memory(&self.memory, self.count))
         };
         let datagram = Datagram { path: path_to(peer), qpn: 0x22, qkey: 5 };
+        // The queue that exists, another, and a number that no header has room for.
+        let target = match self.value % 4 {
+            0 | 1 => Target::Datagram(datagram),
+            2 => Target::SharedQueue(SRQN + u32::from(self.key % 2)),
+            _ => Target::SharedQueue(0x100_0000),
+        };
         SendWr {
             wr_id,
             op,
             payload,
             flags: SendFlags::from_bits_truncate(self.flags.into()),
-            datagram: (!self.without_address).then_some(datagram),
+            target: (!self.without_address).then_some(target),
         }
     }
 }
@@ -336,6 +345,7 @@ impl PacketStep {
             ieth: Some(rkey),
             deth: Some(Deth { qkey: if self.flags & 16 != 0 { 6 } else { 5 }, source_qpn: 0x22 }),
             feth: Some(Feth { placement: self.value & 0xf, selectivity: self.value >> 4 & 3 }),
+            xrc_srqn: Some(SRQN + u32::from(self.value == 0)),
         }
     }
 }

@@ -121,16 +121,18 @@ struct ibv_qp_attr lab_attr(const struct lab *lab, uint32_t peer_qpn)
 
 int lab_mask(enum ibv_qp_type type, enum ibv_qp_state to)
 {
-    bool reliable = type == IBV_QPT_RC, datagram = type == IBV_QPT_UD;
+    bool datagram = type == IBV_QPT_UD;
+    bool asks = type == IBV_QPT_RC || type == IBV_QPT_XRC_SEND, answers = type == IBV_QPT_RC || type == IBV_QPT_XRC_RECV;
     switch (to) {
     case IBV_QPS_INIT:
         return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | (datagram ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS);
     case IBV_QPS_RTR:
         return IBV_QP_STATE | (datagram ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN) |
-               (reliable ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0);
+               (answers ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0);
     case IBV_QPS_RTS:
         return IBV_QP_STATE | IBV_QP_SQ_PSN |
-               (reliable ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0);
+               (asks ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0) |
+               (type == IBV_QPT_XRC_RECV ? IBV_QP_TIMEOUT : 0);
     default:
         return IBV_QP_STATE;
     }

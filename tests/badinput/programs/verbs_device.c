@@ -46,6 +46,35 @@ static void queries(const struct lab *lab)
     CHECK(ibv_query_port(context, LAB_PORT, NULL) == EINVAL);
 }
 
+/* What the table of GIDs says of an entry it says everywhere; entries without an address are all zero, and not listed. */
+static void gids(const struct lab *lab)
+{
+    struct ibv_gid_entry listed[64];
+    ssize_t count = ibv_query_gid_table(lab->context, listed, 64, 0);
+    CHECK(count >= 1 && count < lab->port.gid_tbl_len);
+    int found = 0, empty = 0;
+    for (int index = 0; index < lab->port.gid_tbl_len; index++) {
+        const union ibv_gid nothing = {.raw = {0}};
+        struct ibv_gid_entry entry;
+        union ibv_gid gid;
+        memset(&gid, 0xff, sizeof gid);
+        CHECK(ibv_query_gid(lab->context, LAB_PORT, index, &gid) == 0);
+        int code = ibv_query_gid_ex(lab->context, LAB_PORT, (uint32_t)index, &entry, 0);
+        if (code == ENODATA) {
+            empty++;
+            CHECK(memcmp(&gid, &nothing, sizeof gid) == 0);
+            for (ssize_t i = 0; i < count; i++)
+                CHECK(listed[i].gid_index != (uint32_t)index);
+            continue;
+        }
+        CHECK(code == 0 && found < count);
+        CHECK(memcmp(&gid, &nothing, sizeof gid) != 0 && memcmp(&gid, &entry.gid, sizeof gid) == 0);
+        CHECK(memcmp(&entry, &listed[found], sizeof entry) == 0 && entry.gid_index == (uint32_t)index);
+        found++;
+    }
+    CHECK(found == count && empty >= 1);
+}
+
 static void tables(const struct lab *lab)
 {
     struct ibv_context *context = lab->context;
@@ -183,8 +212,6 @@ static void limit_of_protection_domains(const struct lab *lab)
 static void not_there(const struct lab *lab)
 {
     struct ibv_context *context = lab->context;
-    struct ibv_xrcd_init_attr xrcd = {.comp_mask = 3, .fd = -1, .oflags = O_CREAT};
-    REFUSED(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
     struct ibv_alloc_dm_attr no_length = {.length = 0};
     REFUSED(EINVAL, ibv_alloc_dm(context, &no_length));
     struct ibv_alloc_dm_attr unknown_field = {.length = 64, .comp_mask = 1};
@@ -236,6 +263,7 @@ int main(void)
     struct lab lab = lab_open();
     devices(&lab);
     queries(&lab);
+    gids(&lab);
     tables(&lab);
     events(&lab);
     names();

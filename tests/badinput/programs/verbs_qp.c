@@ -29,7 +29,7 @@ static void creation(const struct lab *lab, struct ibv_context *other)
     CREATION_REFUSED(EINVAL, init.qp_type = (enum ibv_qp_type)99);
     CREATION_REFUSED(EINVAL, init.qp_type = (enum ibv_qp_type)-1);
     CREATION_REFUSED(EOPNOTSUPP, init.qp_type = IBV_QPT_RAW_PACKET);
-    CREATION_REFUSED(EOPNOTSUPP, init.qp_type = IBV_QPT_XRC_SEND);
+    CREATION_REFUSED(EINVAL, init.qp_type = IBV_QPT_XRC_RECV);
     CREATION_REFUSED(EOPNOTSUPP, init.qp_type = IBV_QPT_DRIVER);
 
     uint32_t most_wr = (uint32_t)lab->attr.max_qp_wr, most_sges = (uint32_t)lab->attr.max_sge;

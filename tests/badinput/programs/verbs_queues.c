@@ -209,7 +209,7 @@ static void extended_shared_receive_queues(const struct lab *lab)
                                         .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
                                         .pd = lab->pd,
                                         .srq_type = IBV_SRQT_XRC};
-    REFUSED(EOPNOTSUPP, ibv_create_srq_ex(lab->context, &attr));
+    REFUSED(EINVAL, ibv_create_srq_ex(lab->context, &attr));
     attr.srq_type = IBV_SRQT_TM;
     REFUSED(EOPNOTSUPP, ibv_create_srq_ex(lab->context, &attr));
     attr.srq_type = (enum ibv_srq_type)77;

@@ -17,7 +17,7 @@ pub(crate) fn plain_wr(op: SendOp, signaled: bool) -> SendWr {
         op,
         payload: Payload::Sges(SgeList::new()),
         flags: if signaled { SendFlags::SIGNALED } else { SendFlags::empty() },
-        datagram: None,
+        target: None,
     }
 }
 
@@ -170,8 +170,8 @@ impl World {
         let is_stray = self.ends[index].ah.is_some() && !self.is_calm() && self.dice.chance(0.1);
         let end = &self.ends[index];
         let qkey = if is_stray { end.qkey + 1 } else { end.qkey };
-        let datagram = end.ah.as_ref().map(|ah| ah.datagram(peer, qkey));
-        let wr = SendWr { wr_id: 0, op, payload, flags, datagram };
+        let target = end.ah.as_ref().map(|ah| ah.target(peer, qkey));
+        let wr = SendWr { wr_id: 0, op, payload, flags, target };
         let intent = match is_stray {
             true => Intent::Nothing,
             false => Intent::Send { payload: Some(bytes), imm, invalidates: None },
@@ -206,7 +206,7 @@ impl World {
             None => SendOp::Write { va, rkey },
         };
         let (flags, payload) = (self.flags(index), self.payload(index, &bytes)?);
-        let wr = SendWr { wr_id: 0, op, payload, flags, datagram: None };
+        let wr = SendWr { wr_id: 0, op, payload, flags, target: None };
         self.push(index, wr, Intent::Write { place, payload: bytes, imm }, window);
         Ok(())
     }
@@ -219,12 +219,12 @@ impl World {
         let (landing, payload) = self.landing(index, len)?;
         let Target { place, va, rkey, window } = target;
         let op = SendOp::Read { va, rkey };
-        let wr = SendWr { wr_id: 0, op, payload: payload.clone(), flags: self.flags(index), datagram: None };
+        let wr = SendWr { wr_id: 0, op, payload: payload.clone(), flags: self.flags(index), target: None };
         let relays = len > 0 && len <= self.ends[index].plan.message_bytes_max && self.dice.chance(0.2);
         self.push(index, wr, Intent::Read { place, landing }, window);
         if relays {
             let flags = self.flags(index) | SendFlags::FENCE;
-            let wr = SendWr { wr_id: 0, op: SendOp::Send, payload, flags, datagram: None };
+            let wr = SendWr { wr_id: 0, op: SendOp::Send, payload, flags, target: None };
             self.push(index, wr, Intent::Send { payload: None, imm: None, invalidates: None }, None);
         }
         Ok(())
@@ -236,8 +236,7 @@ impl World {
             let value = self.dice.word();
             let Target { place, va, rkey, window } = self.target(index, 8, true);
             let payload = self.payload(index, &value.to_ne_bytes())?;
-            let wr =
-                SendWr { wr_id: 0, op: SendOp::AtomicWrite { va, rkey }, payload, flags, datagram: None };
+            let wr = SendWr { wr_id: 0, op: SendOp::AtomicWrite { va, rkey }, payload, flags, target: None };
             self.push(index, wr, Intent::AtomicWrite { place, value }, window);
             return Ok(());
         }
@@ -247,7 +246,7 @@ impl World {
         } else {
             self.draw_private_atomic(index, landing)
         };
-        let wr = SendWr { wr_id: 0, op, payload, flags, datagram: None };
+        let wr = SendWr { wr_id: 0, op, payload, flags, target: None };
         self.push(index, wr, intent, window);
         Ok(())
     }
@@ -314,7 +313,7 @@ impl World {
             6 => (SendOp::Write { va: va.wrapping_sub(1 << 40), rkey }, good, denied, None),
             _ => (SendOp::Send, long_payload, invalid, Some(long)),
         };
-        let wr = SendWr { wr_id: 0, op, payload, flags: self.flags(index), datagram: None };
+        let wr = SendWr { wr_id: 0, op, payload, flags: self.flags(index), target: None };
         self.push(index, wr, Intent::Mistake { status, message }, None);
         Ok(())
     }

@@ -223,8 +223,8 @@ impl World {
         let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
         let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
         let mask = match end.kind {
-            QpType::Rc => path | responder,
-            QpType::Uc => path,
+            QpType::Rc | QpType::XrcRecv => path | responder,
+            QpType::Uc | QpType::XrcSend => path,
             QpType::Ud => QpAttrMask::empty(),
         };
         end.qp.modify(&attr, QpAttrMask::STATE | mask)?;

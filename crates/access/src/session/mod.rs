@@ -387,14 +387,14 @@ impl Session {
                 op: SendOp::Read { va: va + part.start, rkey },
                 payload: Payload::Sges(pieces::cut(entry.sges(), part.start, part.end - part.start)),
                 flags: SendFlags::SIGNALED,
-                datagram: None,
+                target: None,
             },
             _ => SendWr {
                 wr_id: post.token,
                 op: entry.wr.op,
                 payload: take_payload(&mut entry.wr.payload),
                 flags: entry.wr.flags | SendFlags::SIGNALED,
-                datagram: entry.wr.datagram,
+                target: entry.wr.target,
             },
         };
         self.posted.push_back(post);

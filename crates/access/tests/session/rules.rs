@@ -85,9 +85,7 @@ impl Stage {
         self.posted += 1;
         let payload = Payload::Sges(sges.collect());
         let known = if matches!(op, SendOp::Send) { &Knowledge::Plain } else { &self.known };
-        self.session
-            .post(SendWr { wr_id, op, payload, flags, datagram: None }, known)
-            .expect("there is room");
+        self.session.post(SendWr { wr_id, op, payload, flags, target: None }, known).expect("there is room");
     }
 
     /// A signaled READ of a place in the region.
@@ -689,7 +687,7 @@ fn queues_are_no_longer_than_they_may_be() {
         op: SendOp::Send,
         payload: Payload::Sges(Default::default()),
         flags: SendFlags::empty(),
-        datagram: None,
+        target: None,
     };
     assert_eq!(stage.session.post(wr, &Knowledge::Plain), Err(PostError::QueueFull));
     let (posts, _) = sort(&stage.actions());

@@ -313,7 +313,7 @@ impl Run {
             What::Flush => Payload::Sges(SmallVec::new()),
             _ => Payload::Sges(split(addr, length, if is_atomic { 1 } else { spec.sge_count }, spec.local)),
         };
-        let wr = SendWr { wr_id: u64::MAX - self.posted.len() as u64, op, payload, flags, datagram: None };
+        let wr = SendWr { wr_id: u64::MAX - self.posted.len() as u64, op, payload, flags, target: None };
         let known = if op == SendOp::Send { Knowledge::Plain } else { key.knowledge };
         (wr, known)
     }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use terrace_nic::{Error, Payload, QpType, SendFlags, SendOp, SendWr, SgeList};
+use terrace_nic::{Error, Payload, QpType, SendFlags, SendOp, SendWr, SgeList, Target};
 
 use super::{QpObject, convert};
 use crate::abi::newer::{IBV_QP_EX_WITH_FLUSH, QpEx};
@@ -33,6 +33,9 @@ const RC_OPS: u64 = UC_OPS
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_ATOMIC_WRITE) as u64
     | IBV_QP_EX_WITH_FLUSH;
+
+/// The initiator of XRC: what annex A14 has, and not what came with annex A19.
+const XRC_OPS: u64 = RC_OPS & !(IBV_QP_EX_WITH_ATOMIC_WRITE as u64 | IBV_QP_EX_WITH_FLUSH);
 
 /// What is between `wr_start` and `wr_complete`.
 pub struct Builder {
@@ -62,6 +65,8 @@ impl Builder {
             QpType::Rc => RC_OPS,
             QpType::Uc => UC_OPS,
             QpType::Ud => UD_OPS,
+            QpType::XrcSend => XRC_OPS,
+            QpType::XrcRecv => 0,
         };
         if wanted & !available != 0 {
             return Err(EOPNOTSUPP);
@@ -139,7 +144,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, needs: u64, op: std::result::Result<SendOp, 
         // SAFETY: our own structure; the program set the two fields before this call.
         let (wr_id, flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
         let flags = convert::check_flags(flags)? - SendFlags::INLINE;
-        wrs.push(SendWr { wr_id, op: op?, payload: Payload::Sges(SgeList::new()), flags, datagram: None });
+        wrs.push(SendWr { wr_id, op: op?, payload: Payload::Sges(SgeList::new()), flags, target: None });
         Ok(())
     };
     // SAFETY: the caller's.
@@ -300,15 +305,22 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
     // SAFETY: as above; the address handle is the program's.
     unsafe {
         amend(qp, |_, wr| {
-            wr.datagram = Some(convert::datagram(ah, qpn, qkey)?);
+            wr.target = Some(convert::datagram(ah, qpn, qkey)?);
             Ok(())
         });
     }
 }
 
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    let change = |object: &QpObject, wr: &mut SendWr| {
+        if object.qp.qp_type() != QpType::XrcSend {
+            return Err(Error::Invalid("not the initiator of XRC"));
+        }
+        wr.target = Some(Target::SharedQueue(srqn));
+        Ok(())
+    };
     // SAFETY: as above.
-    unsafe { amend(qp, |_, _| Err(Error::Invalid("not an XRC queue pair"))) }
+    unsafe { amend(qp, change) }
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {

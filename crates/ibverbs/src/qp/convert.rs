@@ -4,7 +4,7 @@
 
 use smallvec::SmallVec;
 use terrace_nic::{
-    BindWindow, Datagram, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList,
+    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
 };
 
 use super::PostLimits;
@@ -71,10 +71,10 @@ pub unsafe fn inline_data(
 ///
 /// # Safety
 /// `ah` is null or an address handle.
-pub unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Datagram, Error> {
+pub unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Target, Error> {
     // SAFETY: the caller's.
     let object = unsafe { borrow::<AhObject>(ah) }.map_err(refused)?;
-    Ok(object.ah().datagram(qpn, qkey))
+    Ok(object.ah().target(qpn, qkey))
 }
 
 /// Binding a window of type 2.
@@ -174,15 +174,19 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
             Payload::Sges(sge_list(elements))
         }
     };
-    let datagram = if qp_type == QpType::Ud {
-        // SAFETY: the caller's: a send of a UD queue pair names its destination.
-        let (ah, qpn, qkey) = unsafe { ((*wr).wr.ud.ah, (*wr).wr.ud.remote_qpn, (*wr).wr.ud.remote_qkey) };
-        // SAFETY: the caller's.
-        Some(unsafe { datagram(ah, qpn, qkey)? })
-    } else {
-        None
+    let target = match qp_type {
+        QpType::Ud => {
+            // SAFETY: the caller's: a send of a UD queue pair names its destination.
+            let (ah, qpn, qkey) =
+                unsafe { ((*wr).wr.ud.ah, (*wr).wr.ud.remote_qpn, (*wr).wr.ud.remote_qkey) };
+            // SAFETY: the caller's.
+            Some(unsafe { datagram(ah, qpn, qkey)? })
+        }
+        // SAFETY: the caller's: one of XRC names a shared receive queue.
+        QpType::XrcSend => Some(Target::SharedQueue(unsafe { (*wr).qp_type.xrc.remote_srqn })),
+        QpType::Rc | QpType::Uc | QpType::XrcRecv => None,
     };
-    Ok(SendWr { wr_id, op, payload, flags, datagram })
+    Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
 /// The flags that this NIC knows; checksum offload, which it has not, is refused.

@@ -1,35 +1,40 @@
-//! Creating and destroying queue pairs.
+//! Creating, opening and destroying queue pairs.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use terrace_nic::{QpCap, QpInit, QpType, QueuePair};
+use terrace_nic::{QPN_SLOT_SHIFT, QpCap, QpInit, QpType, QueuePair};
 
 use super::builder::Builder;
 use super::modify::Remembered;
 use super::{PostLimits, QpObject};
 use crate::abi::newer::QpEx;
 use crate::abi::{
-    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QPS_RESET,
-    IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV,
-    IBV_QPT_XRC_SEND, ibv_context, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_type,
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+    IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_RESERVED,
+    IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC,
+    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_type, ibv_srq, ibv_xrcd,
 };
 use crate::context::Context;
 use crate::cq;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Slot, borrow, retire};
-use crate::pd::PdObject;
+use crate::pd::{PdObject, Use};
 use crate::room;
 use crate::srq::SrqObject;
+use crate::xrcd::XrcdObject;
 
 fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
     match qp_type {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
-        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => Err(EOPNOTSUPP),
+        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
+        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(EOPNOTSUPP),
         _ => Err(EINVAL),
     }
 }
@@ -63,70 +68,163 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     let qp_type = kind(init.qp_type)?;
     let builder = send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
+    // What an initiator is given for receives means nothing, as in the kernel.
+    let receives = qp_type.has_receives();
+    let (recv_cq, srq) = if receives { (init.recv_cq, init.srq) } else { (null_mut(), null_mut()) };
     room::for_object()?;
     let slot = Slot::<QpObject>::new();
+    // SAFETY: the caller's.
+    let send_cq = unsafe { cq::named(init.send_cq)? }.cq().clone();
     let request = QpInit {
         qp_type,
-        // SAFETY: the caller's.
-        send_cq: unsafe { cq::named(init.send_cq)? }.cq().clone(),
-        // SAFETY: the caller's.
-        recv_cq: unsafe { cq::named(init.recv_cq)? }.cq().clone(),
+        recv_cq: match receives {
+            // SAFETY: the caller's.
+            true => unsafe { cq::named(recv_cq)? }.cq().clone(),
+            false => send_cq.clone(),
+        },
+        send_cq,
         // SAFETY: the caller's; null means none.
-        srq: unsafe { borrow::<SrqObject>(init.srq) }.ok().map(|srq| srq.srq().clone()),
+        srq: unsafe { borrow::<SrqObject>(srq) }.ok().map(|srq| srq.srq().clone()),
         cap: cap(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         cookie: slot.as_c() as u64,
     };
-    let qp = domain.pd().create_qp(request)?;
-    let granted = qp.cap();
+    let parts = Parts {
+        qp: domain.pd().create_qp(request)?,
+        context: domain.context().clone(),
+        domain: domain.in_use(),
+        remembered: Arc::default(),
+        builder,
+    };
+    // SAFETY: the caller's: the sizes come back as granted.
+    unsafe { (*attr).cap = c_cap(parts.qp.cap()) };
+    let shown =
+        Shown { qp_context: init.qp_context, pd, send_cq: init.send_cq, recv_cq, srq, qp_type: init.qp_type };
+    Ok(publish(slot, &shown, parts))
+}
+
+/// What goes into a new object, besides what the program sees of it.
+struct Parts {
+    qp: Arc<QueuePair>,
+    context: Arc<Context>,
+    domain: Use,
+    remembered: Arc<Mutex<Remembered>>,
+    builder: Option<Builder>,
+}
+
+/// What the program sees of a queue pair, as it gave it.
+struct Shown {
+    qp_context: *mut c_void,
+    pd: *mut ibv_pd,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    srq: *mut ibv_srq,
+    qp_type: ibv_qp_type,
+}
+
+fn publish(slot: Slot<QpObject>, shown: &Shown, parts: Parts) -> *mut ibv_qp {
+    let granted = parts.qp.cap();
     let limits = PostLimits {
         send_sges: granted.max_send_sge,
         recv_sges: granted.max_recv_sge,
         inline_bytes: granted.max_inline_data,
         sends: granted.max_send_wr,
     };
-    let context = domain.context().clone();
-    let c = CPart::new(describe(&context, pd, init, &qp, builder.is_some()));
     let object = QpObject {
-        c,
-        context,
-        qp,
+        c: CPart::new(describe(shown, &parts)),
+        context: parts.context,
+        qp: parts.qp,
         limits,
-        send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
-        remembered: Mutex::new(Remembered::default()),
-        builder,
-        _pd: domain.in_use(),
+        send_cq: shown.send_cq,
+        recv_cq: shown.recv_cq,
+        remembered: parts.remembered,
+        builder: parts.builder,
+        _domain: parts.domain,
     };
-    // SAFETY: the caller's: the sizes come back as granted.
-    unsafe { (*attr).cap = c_cap(granted) };
-    Ok(slot.publish(object).cast())
+    slot.publish(object).cast()
 }
 
-fn describe(
-    context: &Arc<Context>,
-    pd: *mut ibv_pd,
-    init: &ibv_qp_init_attr,
-    qp: &QueuePair,
-    with_builder: bool,
-) -> QpEx {
+fn describe(shown: &Shown, parts: &Parts) -> QpEx {
     // SAFETY: integers, pointers, optional functions, and the pthread objects set below.
     let mut c: QpEx = unsafe { object::zeroed() };
     let base = &mut c.base.qp_base;
-    base.context = context.as_c();
-    base.qp_context = init.qp_context;
-    base.pd = pd;
-    (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
-    base.handle = context.new_handle();
-    base.qp_num = qp.qpn();
-    base.state = IBV_QPS_RESET;
-    base.qp_type = init.qp_type;
+    base.context = parts.context.as_c();
+    base.qp_context = shown.qp_context;
+    base.pd = shown.pd;
+    (base.send_cq, base.recv_cq, base.srq) = (shown.send_cq, shown.recv_cq, shown.srq);
+    base.handle = parts.context.new_handle();
+    base.qp_num = parts.qp.qpn();
+    base.state = parts.qp.state() as u32;
+    base.qp_type = shown.qp_type;
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
-    if with_builder {
+    if parts.builder.is_some() {
         super::builder::install(&mut c);
     }
     c
+}
+
+/// A target of XRC: a new one, or one more holder of the one with that number.
+///
+/// # Safety
+/// `xrcd` is null or an XRC domain.
+unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void) -> Result<*mut ibv_qp> {
+    // SAFETY: the caller's.
+    let domain = unsafe { borrow::<XrcdObject>(xrcd)? };
+    room::for_object()?;
+    let slot = Slot::<QpObject>::new();
+    let cookie = slot.as_c() as u64;
+    let qp = match qpn {
+        None => domain.xrcd().create_target(cookie)?,
+        Some(qpn) => domain.xrcd().open_target(qpn, cookie)?,
+    };
+    let parts = Parts {
+        context: domain.context().clone(),
+        domain: domain.in_use(),
+        remembered: domain.remembered(qp.qpn()),
+        builder: None,
+        qp,
+    };
+    let shown = Shown {
+        qp_context,
+        pd: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        qp_type: IBV_QPT_XRC_RECV,
+    };
+    Ok(publish(slot, &shown, parts))
+}
+
+/// `ibv_open_qp(3)`: one more handle of a target of XRC, which lives until all are destroyed.
+///
+/// # Safety
+/// `context` is null or open; `attr` is null or attributes, naming objects of ours.
+pub unsafe extern "C" fn open_qp(context: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
+    let open = || {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (Context::borrow(context)?, object::read(attr)?) };
+        if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
+            return Err(EOPNOTSUPP);
+        }
+        let has = |bits| attr.comp_mask & bits == bits;
+        let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        if !has(needed) || attr.qp_type != IBV_QPT_XRC_RECV {
+            return Err(EINVAL);
+        }
+        if attr.qp_num >> QPN_SLOT_SHIFT != u32::from(context.device().slot()) {
+            tracing::warn!(
+                qpn = attr.qp_num,
+                "ibv_open_qp: the queue pair is not of this context; targets of XRC are not shared with other \
+                 processes, nor between contexts"
+            );
+            return Err(EOPNOTSUPP);
+        }
+        let qp_context = if has(IBV_QP_OPEN_ATTR_CONTEXT) { attr.qp_context } else { null_mut() };
+        // SAFETY: the caller's.
+        unsafe { target(attr.xrcd, Some(attr.qp_num), qp_context) }
+    };
+    pointer(open())
 }
 
 /// `ibv_create_qp(3)`.
@@ -150,23 +248,38 @@ pub unsafe extern "C" fn create_qp_ex(
     let create = || {
         // SAFETY: the caller's.
         let (_, init) = unsafe { (Context::borrow(context)?, object::read(attr)?) };
-        kind(init.qp_type)?;
+        let qp_type = kind(init.qp_type)?;
         let has = |bit| init.comp_mask & bit != 0;
-        let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        let known = IBV_QP_INIT_ATTR_PD
+            | IBV_QP_INIT_ATTR_XRCD
+            | IBV_QP_INIT_ATTR_CREATE_FLAGS
+            | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         if init.comp_mask & !known != 0 || (has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && init.create_flags != 0) {
             return Err(EOPNOTSUPP);
+        }
+        let send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(init.send_ops_flags);
+        if qp_type == QpType::XrcRecv {
+            if !has(IBV_QP_INIT_ATTR_XRCD) {
+                return Err(EINVAL);
+            }
+            if send_ops.is_some_and(|wanted| wanted != 0) {
+                return Err(EOPNOTSUPP);
+            }
+            // SAFETY: the caller's: the sizes come back as granted, which is none.
+            unsafe { (*attr).cap = c_cap(QpCap::default()) };
+            // SAFETY: the caller's.
+            return unsafe { target(init.xrcd, None, init.qp_context) };
         }
         if !has(IBV_QP_INIT_ATTR_PD) {
             return Err(EINVAL);
         }
-        let send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(init.send_ops_flags);
         // SAFETY: the caller's; the extended attributes begin with the plain ones.
         unsafe { create(init.pd, attr.cast(), send_ops) }
     };
     pointer(create())
 }
 
-/// `ibv_destroy_qp(3)`: waits until its events are acknowledged.
+/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. A target of XRC stays as long as there are other handles of it.
 ///
 /// # Safety
 /// `qp` is null or a queue pair.
@@ -175,7 +288,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<QpObject>(qp.cast())? };
-        object.qp.destroy()?;
+        object.qp.release(qp as u64)?;
         object.forget_completions();
         // SAFETY: the NIC knows it no more.
         unsafe { retire::<QpObject>(qp.cast()) };

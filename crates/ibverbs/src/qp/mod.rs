@@ -2,7 +2,7 @@
 //!
 //! | module | verbs |
 //! |---|---|
-//! | `create` | create, destroy |
+//! | `create` | create, open, destroy |
 //! | `modify` | modify and query, and what only C remembers of the attributes |
 //! | `post` | `ibv_post_send` and `ibv_post_recv` |
 //! | `convert` | from C's work requests to ours |
@@ -33,12 +33,14 @@ pub struct QpObject {
     qp: Arc<QueuePair>,
     /// Sizes that posting checks before it follows a pointer.
     limits: PostLimits,
+    /// Null where nothing completes: a target of XRC has neither, an initiator no receives.
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
-    remembered: Mutex<modify::Remembered>,
+    remembered: Arc<Mutex<modify::Remembered>>,
     /// `None` unless created with `send_ops_flags`.
     builder: Option<builder::Builder>,
-    _pd: Use,
+    /// The protection domain, or the XRC domain of a target.
+    _domain: Use,
 }
 
 // SAFETY: the pointers to completion queues are only followed while the queue pair exists, and completion queues

@@ -92,6 +92,16 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
     Ok(ours)
 }
 
+/// Attributes that an end of XRC has no use for, and that programs set nevertheless because RC needs them (perftest): taken and
+/// forgotten, as the kernel's `modify_qp_mask` does.
+fn ignored(qp_type: QpType) -> M {
+    match qp_type {
+        QpType::XrcSend => M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+        QpType::XrcRecv => M::MAX_QP_RD_ATOMIC | M::RETRY_CNT | M::RNR_RETRY,
+        QpType::Rc | QpType::Uc | QpType::Ud => M::empty(),
+    }
+}
+
 /// `ibv_modify_qp(3)`.
 ///
 /// # Safety
@@ -101,7 +111,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     let modify = || {
         // SAFETY: the caller's.
         let (object, attr) = unsafe { (borrow::<QpObject>(qp.cast())?, object::read(attr)?) };
-        let mask = M::from_bits(mask as c_uint).ok_or(EINVAL)?;
+        let mask = M::from_bits(mask as c_uint).ok_or(EINVAL)? - ignored(object.qp.qp_type());
         let ours = attributes(object, attr, mask)?;
         object.qp.modify(&ours, mask)?;
         object.remember(attr, mask);

@@ -125,7 +125,7 @@ impl Node {
             op,
             payload: Payload::Sges(SgeList::from_slice(&[self.sge(offset, length)])),
             flags: SendFlags::SIGNALED,
-            datagram: None,
+            target: None,
         }
     }
 
@@ -179,7 +179,13 @@ impl Default for Tuning {
 /// Brings a queue pair to RTS towards one of the node's.
 pub fn connect(qp: &Arc<QueuePair>, node: &Node, peer_qpn: u32, tuning: &Tuning) {
     let device = qp.pd().device();
-    let rc = qp.qp_type() == QpType::Rc;
+    // What asks needs patience, and what answers has resources; of XRC, one end does either.
+    let (asks, answers) = match qp.qp_type() {
+        QpType::Rc => (true, true),
+        QpType::XrcSend => (true, false),
+        QpType::XrcRecv => (false, true),
+        QpType::Uc | QpType::Ud => (false, false),
+    };
     let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
     let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
     qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
@@ -192,7 +198,7 @@ pub fn connect(qp: &Arc<QueuePair>, node: &Node, peer_qpn: u32, tuning: &Tuning)
     attr.min_rnr_timer = 1;
     let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
     let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
-    let mask = QpAttrMask::STATE | path | if rc { responder } else { QpAttrMask::empty() };
+    let mask = QpAttrMask::STATE | path | if answers { responder } else { QpAttrMask::empty() };
     qp.modify(&attr, mask).expect("RTR");
 
     attr.state = QpState::Rts;
@@ -202,7 +208,8 @@ pub fn connect(qp: &Arc<QueuePair>, node: &Node, peer_qpn: u32, tuning: &Tuning)
     attr.max_rd_atomic = 16;
     let requester =
         QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
-    let mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN | if rc { requester } else { QpAttrMask::empty() };
+    let target = if answers { QpAttrMask::TIMEOUT } else { QpAttrMask::empty() };
+    let mask = QpAttrMask::STATE | QpAttrMask::SQ_PSN | if asks { requester } else { target };
     qp.modify(&attr, mask).expect("RTS");
 }
 

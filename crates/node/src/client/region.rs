@@ -141,5 +141,5 @@ impl<'a> Region<'a> {
 }
 
 fn work_request(op: SendOp, sges: SgeList, tag: u64) -> SendWr {
-    SendWr { wr_id: tag, op, payload: Payload::Sges(sges), flags: SendFlags::SIGNALED, datagram: None }
+    SendWr { wr_id: tag, op, payload: Payload::Sges(sges), flags: SendFlags::SIGNALED, target: None }
 }

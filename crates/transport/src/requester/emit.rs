@@ -6,7 +6,7 @@ use super::wqe::{self, Wqe};
 use super::{Requester, complete};
 use crate::common::{Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
-use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, Time, WcStatus};
+use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, Target, Time, WcStatus};
 
 /// A packet of a long message asks for an ACK this often, so that the window moves while it is being sent.
 const ACK_EVERY_PACKETS: u64 = 16;
@@ -67,7 +67,7 @@ impl Requester {
             let offset = (from - if wqe.started { wqe.first } else { self.assigned }) * mtu;
             let cost = mtu.min(wqe.length.saturating_sub(offset)) + crate::window::PACKET_OVERHEAD;
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
-            return (common.config.qp_type != QpType::Rc || admitted).then_some(1);
+            return (!common.is_reliable() || admitted).then_some(1);
         }
         if self.is_behind_a_repetition(wqe, from) {
             return None;
@@ -121,7 +121,7 @@ impl Requester {
         if common.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
             return self.give_up(common, WcStatus::LocalQpOperation);
         }
-        if common.is(QpType::Rc) && self.is_to_wait(host) {
+        if common.is_reliable() && self.is_to_wait(host) {
             return Emitted::Nothing;
         }
         if !self.queue[self.index].started {
@@ -178,7 +178,7 @@ impl Requester {
         common.counters.tx_packets += 1;
         common.counters.tx_bytes += len as u64;
         let (is_read, is_complete) = (wqe.is_read(), to == wqe.end());
-        if common.is(QpType::Rc) {
+        if common.is_reliable() {
             self.in_flight_bytes += wqe.cost(self.next, to, common.mtu());
             if wqe.expects_response() {
                 self.responses_due.push_back(to);
@@ -195,7 +195,7 @@ impl Requester {
         if is_complete {
             self.index += 1;
         }
-        if !common.is(QpType::Rc) {
+        if !common.is_reliable() {
             // Nobody acknowledges: a request is done when its last packet has gone.
             self.acknowledged = to;
             self.quiet_until = host.pace(now, len);
@@ -275,7 +275,7 @@ impl Requester {
         let mut bth = common.bth(opcode, self.psn(self.next));
         bth.qpn = dest_qpn;
         bth.solicited = position.is_last() && wqe.wr.flags.contains(SendFlags::SOLICITED);
-        bth.ack_request = service == Service::Rc && asks;
+        bth.ack_request = service.is_reliable() && asks;
         let ext = extensions(common, wqe, position, offset, room * mtu);
         push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
             gather(host, &wqe.wr.payload, offset, out)
@@ -313,13 +313,11 @@ fn position_of(packet: u64, packets: u64) -> Position {
 }
 
 fn address(common: &Common, wqe: &Wqe) -> (Service, Option<Path>, u32) {
-    match common.config.qp_type {
-        QpType::Rc => (Service::Rc, common.attr.path, common.attr.dest_qpn),
-        QpType::Uc => (Service::Uc, common.attr.path, common.attr.dest_qpn),
-        QpType::Ud => {
-            let target = wqe.wr.datagram;
-            (Service::Ud, target.map(|target| target.path), target.map_or(0, |target| target.qpn))
-        }
+    let service = common.config.qp_type.service();
+    match (service, wqe.wr.target) {
+        (Service::Ud, Some(Target::Datagram(datagram))) => (service, Some(datagram.path), datagram.qpn),
+        (Service::Ud, _) => (service, None, 0),
+        _ => (service, common.attr.path, common.attr.dest_qpn),
     }
 }
 
@@ -356,10 +354,14 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
         }
         SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => {}
     }
-    if let Some(target) = wqe.wr.datagram.filter(|_| common.is(QpType::Ud)) {
-        // The high bit asks for the queue pair's own Q_Key, which only privileged programs could set otherwise.
-        let qkey = if target.qkey & 0x8000_0000 != 0 { common.attr.qkey } else { target.qkey };
-        ext.deth = Some(Deth { qkey, source_qpn: common.config.qpn });
+    match (common.config.qp_type, wqe.wr.target) {
+        (QpType::Ud, Some(Target::Datagram(target))) => {
+            // The high bit asks for the queue pair's own Q_Key, which only privileged programs could set otherwise.
+            let qkey = if target.qkey & 0x8000_0000 != 0 { common.attr.qkey } else { target.qkey };
+            ext.deth = Some(Deth { qkey, source_qpn: common.config.qpn });
+        }
+        (QpType::XrcSend, Some(Target::SharedQueue(srqn))) => ext.xrc_srqn = Some(srqn),
+        _ => {}
     }
     ext
 }

@@ -16,11 +16,13 @@ mod wqe;
 
 use std::collections::VecDeque;
 
-use terrace_wire::Psn;
+use terrace_wire::{Psn, XRC_SRQN_MAX};
 
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
-use crate::types::{PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Time, Wc, WcFlags, WcStatus};
+use crate::types::{
+    PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target, Time, Wc, WcFlags, WcStatus,
+};
 use crate::window::Window;
 use wqe::Wqe;
 
@@ -165,8 +167,13 @@ impl Requester {
         if !wqe::allowed_on(config.qp_type, &wr.op) || !wqe::payload_fits(wr) {
             return Err(PostError::BadOpcode);
         }
-        if config.qp_type == QpType::Ud && wr.datagram.is_none() {
-            return Err(PostError::BadOpcode);
+        let knows_where = match config.qp_type {
+            QpType::Ud => matches!(wr.target, Some(Target::Datagram(_))),
+            QpType::XrcSend => matches!(wr.target, Some(Target::SharedQueue(0..=XRC_SRQN_MAX))),
+            _ => true,
+        };
+        if !knows_where {
+            return Err(PostError::NoTarget);
         }
         let limit = if config.qp_type == QpType::Ud { common.mtu() } else { MESSAGE_LEN_MAX };
         if wr.payload.len() > limit { Err(PostError::TooLong) } else { Ok(()) }
@@ -299,6 +306,7 @@ pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendo
         imm: 0,
         qpn: common.config.qpn,
         src_qp: 0,
+        srqn: 0,
         flags: WcFlags::empty(),
         sl: 0,
         solicited: status != WcStatus::Success,

@@ -109,6 +109,10 @@ pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
                 | SendOp::BindWindow(_)
         ),
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
+        // Annex A14 has the operations of its time; those of annex A19 came later, and have no opcodes here.
+        QpType::XrcSend => !matches!(op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. }),
+        // Only its peer asks for anything.
+        QpType::XrcRecv => false,
     }
 }
 

@@ -63,7 +63,7 @@ impl Responder {
         host: &impl Host,
     ) -> Result<(), RemoteError> {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
-        let mut answer = ReadAnswer::new(common, reth, psn);
+        let mut answer = ReadAnswer::new(common, reth, psn, packet.ext.xrc_srqn);
         let packets = answer.packets;
         let known = self.history.iter().any(|kept| kept.covers_read(&answer, common));
         if !known {

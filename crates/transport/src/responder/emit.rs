@@ -52,16 +52,16 @@ impl Responder {
             Owed::Ack { psn, syndrome, msn } => {
                 let ext =
                     Extensions { aeth: Some(Aeth { syndrome: *syndrome, msn: *msn }), ..Default::default() };
-                push_answer(common, sink, Opcode::RcAcknowledge, *psn, &ext)
+                push_answer(common, sink, Operation::Acknowledge, *psn, &ext)
             }
             Owed::AtomicResult { psn, value, msn } => {
                 let ext =
                     Extensions { aeth: Some(ack_with(*msn)), atomic_ack: Some(*value), ..Default::default() };
-                push_answer(common, sink, Opcode::RcAtomicAcknowledge, *psn, &ext)
+                push_answer(common, sink, Operation::AtomicAcknowledge, *psn, &ext)
             }
             Owed::Done { psn, msn } => {
                 let ext = Extensions { aeth: Some(ack_with(*msn)), ..Default::default() };
-                push_answer(common, sink, Opcode::RcReadResponseOnly, *psn, &ext)
+                push_answer(common, sink, Operation::ReadResponse, *psn, &ext)
             }
         };
         match pushed {
@@ -79,7 +79,7 @@ impl Responder {
         if let Some(psn) = self.waits_at(common) {
             let syndrome = Syndrome::RnrNak { timer: PATIENCE_TIMER };
             let ext = Extensions { aeth: Some(Aeth { syndrome, msn: self.msn }), ..Default::default() };
-            let Some(len) = push_answer(common, sink, Opcode::RcAcknowledge, psn, &ext) else {
+            let Some(len) = push_answer(common, sink, Operation::Acknowledge, psn, &ext) else {
                 return Answered::SinkFull;
             };
             count(common, len);
@@ -205,8 +205,7 @@ fn push_data(
         (false, true) => Position::Last,
         (false, false) => Position::Middle,
     };
-    let opcode = Opcode::for_message(Service::Rc, Operation::ReadResponse, position, Trailer::None)
-        .expect("the table has READ responses in every position");
+    let opcode = answer_opcode(common, Operation::ReadResponse, position);
     let aeth = (position != Position::Middle).then(|| ack_with(read.msn));
     let ext = Extensions { aeth, ..Default::default() };
     let bth = common.bth(opcode, read.psn.plus(read.sent));
@@ -217,7 +216,7 @@ fn push_data(
     let fill = |out: &mut [u8]| match source {
         _ if out.is_empty() => Ok(()),
         Source::Part(data, skipped) => data.read(skipped, out),
-        _ => host.remote_read(read.rkey, read.va.wrapping_add(offset), out),
+        _ => read.reach(host, |host| host.remote_read(read.rkey, read.va.wrapping_add(offset), out)),
     };
     let pushed = push_packet(sink, path, bth, &ext, len, fill)?;
     Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
@@ -236,14 +235,22 @@ fn count(common: &mut Common, len: usize) {
     common.counters.tx_bytes += len as u64;
 }
 
+/// The opcode of an answer; only reliable connections have them.
+fn answer_opcode(common: &Common, operation: Operation, position: Position) -> Opcode {
+    let service = if common.is(QpType::XrcRecv) { Service::Xrc } else { Service::Rc };
+    Opcode::for_message(service, operation, position, Trailer::None)
+        .expect("the table has acknowledgements, and READ responses in every position")
+}
+
 fn push_answer(
     common: &Common,
     sink: &mut impl Sink,
-    opcode: Opcode,
+    operation: Operation,
     psn: Psn,
     ext: &Extensions,
 ) -> Option<usize> {
     let path = common.attr.path?;
+    let opcode = answer_opcode(common, operation, Position::Only);
     let filled: Result<_, std::convert::Infallible> =
         push_packet(sink, &path, common.bth(opcode, psn), ext, 0, |_| Ok(()));
     match filled {

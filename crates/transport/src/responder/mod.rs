@@ -103,6 +103,8 @@ enum Kept {
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
     receives: VecDeque<RecvWr>,
+    /// XRC: number of the shared receive queue that the message under way is for, and that `receives` came back to be for.
+    srqn: u32,
     expected: Psn,
     /// Messages completed, modulo 2^24.
     msn: u32,
@@ -210,11 +212,11 @@ impl Responder {
     /// Completes all receives as flushed. What is owed is still sent: it may be the NAK that tells the peer why.
     pub(crate) fn flush(&mut self, common: &mut Common) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            let wc = common.flushed_receive(receive.wr_id);
+            let wc = common.flushed_receive(receive.wr_id, self.srqn);
             common.complete_receive(wc);
         }
         while let Some(receive) = self.receives.pop_front() {
-            let wc = common.flushed_receive(receive.wr_id);
+            let wc = common.flushed_receive(receive.wr_id, self.srqn);
             common.complete_receive(wc);
         }
     }
@@ -258,7 +260,7 @@ impl Responder {
             return self.handle_duplicate(common, packet, host);
         }
         self.nak_out = false;
-        match self.carry_out(common, packet, host) {
+        match self.carry_out_for(common, packet, host) {
             Ok(()) => Verdict::Fine,
             Err(refusal) => {
                 let refusal = self.postpone(packet.bth.opcode.info(), refusal);
@@ -300,9 +302,29 @@ impl Responder {
 
     fn fail_receive(&mut self, common: &mut Common, status: WcStatus) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            let wc = common.receive_error(receive.wr_id, status);
+            let wc = common.receive_error(receive.wr_id, self.srqn, status);
             common.complete_receive(wc);
         }
+    }
+
+    /// Carries a request out; one of XRC for the shared receive queue that it names. All packets of a message name the same
+    /// (IBTA annex A14).
+    fn carry_out_for(
+        &mut self,
+        common: &mut Common,
+        packet: &Packet<'_>,
+        host: &impl Host,
+    ) -> Result<(), Refusal> {
+        let Some(srqn) = packet.ext.xrc_srqn else { return self.carry_out(common, packet, host) };
+        let is_bound = self.incoming.is_some() || !self.receives.is_empty();
+        if is_bound && self.srqn != srqn {
+            return Err(INVALID_REQUEST);
+        }
+        let carried_out = host.with_srq(srqn, |host| {
+            self.srqn = srqn;
+            self.carry_out(common, packet, host)
+        });
+        carried_out.unwrap_or(Err(INVALID_REQUEST))
     }
 
     fn carry_out(
@@ -385,8 +407,8 @@ impl Responder {
     /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a message gave back.
     pub(crate) fn next_receive(&mut self, common: &Common, host: &impl Host) -> Result<RecvWr, Refusal> {
         let own = self.receives.pop_front();
-        own.or_else(|| if common.config.has_srq { host.take_shared_receive() } else { None })
-            .ok_or(Refusal::NotReady)
+        let shares = common.config.has_srq || common.is(QpType::XrcRecv);
+        own.or_else(|| if shares { host.take_shared_receive() } else { None }).ok_or(Refusal::NotReady)
     }
 
     fn receive_send(
@@ -498,7 +520,7 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
 /// The host may withhold receives. Only a reliable connection can say so to the peer.
 fn require_receive(common: &Common, host: &impl Host) -> Result<(), Refusal> {
     match common.attr.path {
-        Some(path) if common.is(QpType::Rc) && host.withholds_receive(path.remote.ip()) => {
+        Some(path) if common.is_reliable() && host.withholds_receive(path.remote.ip()) => {
             Err(Refusal::NotReady)
         }
         _ => Ok(()),
@@ -537,6 +559,7 @@ fn receive_completion(
         imm,
         qpn: common.config.qpn,
         src_qp: if common.is(QpType::Ud) { 0 } else { common.attr.dest_qpn },
+        srqn: packet.ext.xrc_srqn.unwrap_or(0),
         flags,
         solicited: packet.bth.solicited,
         ..Wc::default()

@@ -29,7 +29,7 @@ impl Responder {
         if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(common.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
-        let mut answer = ReadAnswer::new(common, reth, self.expected);
+        let mut answer = ReadAnswer::new(common, reth, self.expected, packet.ext.xrc_srqn);
         if reth.length > 0 {
             answer.prepare(common, host, || self.defers_fetching(reth.rkey))?;
             self.hungry |= answer.is_hungry();

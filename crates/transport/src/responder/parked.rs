@@ -35,6 +35,8 @@ pub(super) struct ReadAnswer {
     pub(super) psn: Psn,
     pub(super) va: u64,
     pub(super) rkey: u32,
+    /// XRC: the shared receive queue through whose protection domain the memory is reached.
+    srqn: Option<u32>,
     pub(super) length: u64,
     pub(super) packets: u32,
     /// Packets that have left.
@@ -77,12 +79,13 @@ pub(super) enum Source<'a> {
 
 impl ReadAnswer {
     /// The answer to this request.
-    pub(super) fn new(common: &Common, reth: Reth, psn: Psn) -> ReadAnswer {
+    pub(super) fn new(common: &Common, reth: Reth, psn: Psn, srqn: Option<u32>) -> ReadAnswer {
         let length = u64::from(reth.length);
         ReadAnswer {
             psn,
             va: reth.va,
             rkey: reth.rkey,
+            srqn,
             length,
             packets: length.div_ceil(common.mtu()).max(1) as u32,
             sent: 0,
@@ -93,6 +96,19 @@ impl ReadAnswer {
         }
     }
 
+    /// Does something with the memory that the READ is of.
+    pub(super) fn reach<H: Host, T>(
+        &self,
+        host: &H,
+        access: impl FnOnce(&H) -> Result<T, RemoteError>,
+    ) -> Result<T, RemoteError> {
+        match self.srqn {
+            None => access(host),
+            // Without the queue there is nobody whose memory it could be.
+            Some(srqn) => host.with_srq(srqn, access).unwrap_or(Err(RemoteError::Access)),
+        }
+    }
+
     /// Checks the request, and begins to fetch what is absent, unless it is to do so `later`.
     pub(super) fn prepare(
         &mut self,
@@ -100,7 +116,8 @@ impl ReadAnswer {
         host: &impl Host,
         later: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
-        match host.remote_check(self.rkey, self.va, self.length, RemoteAccess::Read) {
+        let (rkey, va, length) = (self.rkey, self.va, self.length);
+        match self.reach(host, |host| host.remote_check(rkey, va, length, RemoteAccess::Read)) {
             Err(RemoteError::NotReady) if later() => {
                 self.hunger = Hunger::Turn;
                 Ok(())
@@ -143,7 +160,7 @@ impl ReadAnswer {
         if start >= end || self.parts.len() == PARTS_MAX {
             return Ok(());
         }
-        match host.fetch(self.rkey, self.va.wrapping_add(start), end - start) {
+        match self.reach(host, |host| host.fetch(self.rkey, self.va.wrapping_add(start), end - start)) {
             Ok(data) => {
                 common.counters.fetches += 1;
                 self.parts.push_back(Part { start, end, data });
@@ -477,7 +494,7 @@ impl Responder {
     pub(super) fn forget_owed(&mut self, common: &mut Common, first: usize) {
         for owed in self.owed.drain(first..) {
             if let Owed::Tell(wc) = owed {
-                let wc = common.flushed_receive(wc.wr_id);
+                let wc = common.flushed_receive(wc.wr_id, wc.srqn);
                 common.complete_receive(wc);
             }
         }

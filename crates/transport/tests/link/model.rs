@@ -120,7 +120,7 @@ impl Model {
     fn post(&mut self, side: usize, op: SendOp, payload: Payload, mut flags: SendFlags) {
         flags.set(SendFlags::SIGNALED, self.random.percent(70));
         let wr_id = self.sides[side].sends.len() as u64;
-        self.sides[side].sends.push_back(SendWr { wr_id, op, payload, flags, datagram: None });
+        self.sides[side].sends.push_back(SendWr { wr_id, op, payload, flags, target: None });
     }
 
     /// A receive on the other side, long enough for `data`, which it will hold.

@@ -42,6 +42,8 @@ impl Machine {
             "rc" => QpType::Rc,
             "uc" => QpType::Uc,
             "ud" => QpType::Ud,
+            "xrc-send" => QpType::XrcSend,
+            "xrc-recv" => QpType::XrcRecv,
             other => return Err(format!("there is no queue pair of kind {other:?}")),
         };
         let (own, peer): (IpAddr, IpAddr) = match line.flag("ipv6") {
@@ -138,6 +140,15 @@ impl Machine {
                 }
             }
             "faulting" => self.host.faulting.set(true),
+            "srq" => {
+                let (number, what) = (line.word("the queue's number")?, line.optional_word());
+                let number = line.evaluate(&number)? as u32;
+                match what.as_deref() {
+                    None => drop(self.host.srqs.borrow_mut().insert(number, VecDeque::new())),
+                    Some("gone") => drop(self.host.srqs.borrow_mut().remove(&number)),
+                    Some(other) => return Err(format!("srq {other:?}?")),
+                }
+            }
             "slots" => {
                 let word = line.word("the number of accesses")?;
                 if word == "stolen" {
@@ -270,6 +281,12 @@ impl Machine {
         let refused = line.text("refused");
         let result = match kind.as_str() {
             "recv" => self.qp.post_recv(posts::receive_request(line)?),
+            "xrc-shared" => {
+                let srqn = line.small("srqn", 0)?;
+                let receive = posts::receive_request(line)?;
+                self.host.srqs.borrow_mut().get_mut(&srqn).ok_or("no such queue")?.push_back(receive);
+                Ok(())
+            }
             "shared" => {
                 self.host.shared_receives.borrow_mut().push_back(posts::receive_request(line)?);
                 Ok(())
@@ -332,6 +349,9 @@ impl Machine {
             span => {
                 let (addr, len) = line.span(span)?;
                 self.host.add_region(key, addr, len, &line.word("the rights")?);
+                if let Some(srqn) = line.number("srqn")? {
+                    self.host.behind.borrow_mut().insert(key, srqn as u32);
+                }
             }
         }
         Ok(())
@@ -375,9 +395,13 @@ impl Machine {
             same &= solicited == wc.solicited;
         }
         same &= line.optional_word().is_none_or(|op| op == format!("{:?}", wc.opcode));
-        for (key, got) in
-            [("len", wc.byte_len), ("src", wc.src_qp), ("sl", u32::from(wc.sl)), ("vendor", wc.vendor_err)]
-        {
+        for (key, got) in [
+            ("len", wc.byte_len),
+            ("src", wc.src_qp),
+            ("sl", u32::from(wc.sl)),
+            ("vendor", wc.vendor_err),
+            ("srqn", wc.srqn),
+        ] {
             same &= line.number(key)?.is_none_or(|expected| expected == u64::from(got));
         }
         let imm = line.number("imm")?;

@@ -6,7 +6,7 @@ use std::fmt;
 use terrace_transport::QpType;
 use terrace_wire::{
     Aeth, AtomicEth, Bth, Deth, Extensions, Feth, Headers, NakCode, Opcode, Operation, Packet, Psn, Reth,
-    Syndrome, emit_headers,
+    Service, Syndrome, emit_headers,
 };
 
 use crate::syntax::Line;
@@ -20,9 +20,9 @@ const NAK_NAMES: [(&str, NakCode); 4] = [
 
 const FLAGS: [&str; 4] = ["ack", "se", "becn", "fecn"];
 
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 19] = [
     "psn", "qpn", "pkey", "va", "rkey", "len", "imm", "inv", "swap", "compare", "add", "value", "msn",
-    "timer", "qkey", "src", "credits", "nak",
+    "timer", "qkey", "src", "credits", "nak", "srqn",
 ];
 
 /// A packet in a script's terms.
@@ -123,6 +123,7 @@ impl Described {
             ieth: Some(field("inv") as u32),
             deth: Some(Deth { qkey: field("qkey") as u32, source_qpn: field("src") as u32 }),
             feth: Some(Feth { placement: field("placement") as u8, selectivity: field("selectivity") as u8 }),
+            xrc_srqn: Some(field("srqn") as u32),
         };
         let mut bytes = vec![0; info.header_len];
         emit_headers(&bth, &ext, &mut bytes).map_err(|error| error.to_string())?;
@@ -132,22 +133,27 @@ impl Described {
     }
 
     fn opcode(&self, qp_type: QpType) -> Result<(Opcode, Syndrome), String> {
+        let acknowledge = match qp_type.service() {
+            Service::Xrc => Opcode::XrcAcknowledge,
+            _ => Opcode::RcAcknowledge,
+        };
         let ack = Syndrome::Ack { credits: self.fields.get("credits").map_or(31, |credits| *credits as u8) };
         if let Some(kind) = self.name.strip_prefix("NAK ") {
             let code = NAK_NAMES.iter().find(|(name, _)| *name == kind).map(|(_, code)| *code);
             let code = code.ok_or_else(|| format!("there is no NAK {kind:?}"))?;
-            return Ok((Opcode::RcAcknowledge, Syndrome::Nak(code)));
+            return Ok((acknowledge, Syndrome::Nak(code)));
         }
         let service = match qp_type {
             QpType::Rc => "RC",
             QpType::Uc => "UC",
             QpType::Ud => "UD",
+            QpType::XrcSend | QpType::XrcRecv => "XRC",
         };
         match self.name.as_str() {
-            "ACK" => return Ok((Opcode::RcAcknowledge, ack)),
+            "ACK" => return Ok((acknowledge, ack)),
             "RNR" => {
                 let timer = self.fields.get("timer").map_or(0, |timer| *timer as u8);
-                return Ok((Opcode::RcAcknowledge, Syndrome::RnrNak { timer }));
+                return Ok((acknowledge, Syndrome::RnrNak { timer }));
             }
             _ => {}
         }
@@ -196,6 +202,7 @@ impl Described {
             ("value", ext.atomic_ack),
             ("imm", ext.imm.map(|imm| u32::from_be(imm).into())),
             ("inv", ext.ieth.map(u64::from)),
+            ("srqn", ext.xrc_srqn.map(u64::from)),
         ];
         fields.extend(optional.into_iter().filter_map(|(key, value)| Some((key, value?))));
         Described {
@@ -287,8 +294,15 @@ pub fn check_well_formed(bytes: &[u8]) -> Result<Packet<'_>, String> {
     if pad.iter().any(|byte| *byte != 0) || !(packet.payload.len() + pad.len()).is_multiple_of(4) {
         return Err("the pad is wrong".to_owned());
     }
-    if info.headers.contains(Headers::DETH) != (info.service == terrace_wire::Service::Ud) {
+    if info.headers.contains(Headers::DETH) != (info.service == Service::Ud) {
         return Err("a datagram header where none belongs".to_owned());
+    }
+    let is_request = !matches!(
+        info.operation,
+        Operation::Acknowledge | Operation::ReadResponse | Operation::AtomicAcknowledge
+    );
+    if info.headers.contains(Headers::XRCETH) != (info.service == Service::Xrc && is_request) {
+        return Err("a shared receive queue's number where none belongs".to_owned());
     }
     Ok(packet)
 }

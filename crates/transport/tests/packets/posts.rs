@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use terrace_transport::{
     BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpState, RecvWr, SendFlags, SendOp, SendWr, Sge,
-    SgeList,
+    SgeList, Target,
 };
 
 use crate::support::path_to;
@@ -26,14 +26,14 @@ pub fn send_request(kind: &str, line: &mut Line, peer: IpAddr) -> Result<SendWr,
         flags.set(flag, line.flag(name));
     }
     flags.set(SendFlags::SIGNALED, !line.flag("unsignaled"));
-    let datagram = match line.number("to_qpn")? {
+    let target = match line.number("to_qpn")? {
         Some(qpn) => {
             let qkey = line.small("qkey", 0)?;
-            Some(Datagram { path: path_to(peer), qpn: qpn as u32, qkey })
+            Some(Target::Datagram(Datagram { path: path_to(peer), qpn: qpn as u32, qkey }))
         }
-        None => None,
+        None => line.number("srqn")?.map(|srqn| Target::SharedQueue(srqn as u32)),
     };
-    Ok(SendWr { wr_id, op, payload, flags, datagram })
+    Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
 fn operation(kind: &str, line: &mut Line) -> Result<SendOp, String> {

@@ -51,6 +51,12 @@ pub struct Memory {
     /// Which one this is of those that share the slots.
     pub number: usize,
     pub under_way: RefCell<VecDeque<UnderWay>>,
+    /// Shared receive queues of XRC, by number.
+    pub srqs: RefCell<BTreeMap<u32, VecDeque<RecvWr>>>,
+    /// Regions that only requests for one of these queues can reach, by key.
+    pub behind: RefCell<BTreeMap<u32, u32>>,
+    /// Which of the queues the request is for that is being carried out; 0 for none.
+    pub srqn: Cell<u32>,
 }
 
 /// How many accesses to absent memory there may be; several memories may share them. An access holds its slot until it has ended and
@@ -188,14 +194,18 @@ impl Memory {
 
     fn local(&self, key: u32, addr: u64, len: u64, write: bool) -> Result<(), LocalError> {
         let regions = self.regions.borrow();
-        let region = regions.get(&key).ok_or(LocalError::Protection)?;
+        let region = regions.get(&key).filter(|_| self.is_in_sight(key)).ok_or(LocalError::Protection)?;
         let good = region.covers(addr, len) && (!write || region.allows('l'));
         if good { Ok(()) } else { Err(LocalError::Protection) }
     }
 
+    fn is_in_sight(&self, key: u32) -> bool {
+        self.behind.borrow().get(&key).is_none_or(|srqn| *srqn == self.srqn.get())
+    }
+
     fn remote(&self, key: u32, addr: u64, len: u64, right: char) -> Result<(), RemoteError> {
         let regions = self.regions.borrow();
-        let region = regions.get(&key).ok_or(RemoteError::Access)?;
+        let region = regions.get(&key).filter(|_| self.is_in_sight(key)).ok_or(RemoteError::Access)?;
         let good = region.covers(addr, len) && region.allows(right);
         if good { Ok(()) } else { Err(RemoteError::Access) }
     }
@@ -414,7 +424,20 @@ impl Host for Memory {
         Ok(())
     }
 
+    fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Memory) -> T) -> Option<T> {
+        if !self.srqs.borrow().contains_key(&srqn) {
+            return None;
+        }
+        let before = self.srqn.replace(srqn);
+        let result = act(self);
+        self.srqn.set(before);
+        Some(result)
+    }
+
     fn take_shared_receive(&self) -> Option<RecvWr> {
+        if let Some(queue) = self.srqs.borrow_mut().get_mut(&self.srqn.get()) {
+            return queue.pop_front();
+        }
         self.shared_receives.borrow_mut().pop_front()
     }
 

@@ -1,0 +1,180 @@
+//! XRC domains.
+//!
+//! The kernel ties a domain to the inode of a file, so that processes share it. A NIC that lives in one process can share it among
+//! those of its own handles that name the same file, and no further: another process, or another context (which is another NIC),
+//! has a domain of its own for that file, and is told so where it asks for an existing one.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use terrace_nic::Xrcd;
+
+use crate::abi::{
+    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_xrcd, ibv_xrcd_init_attr,
+};
+use crate::context::Context;
+use crate::errno::{EAGAIN, EINVAL, EOPNOTSUPP, Errno, Result, pointer, status};
+use crate::object::{self, CPart, Object, borrow, retire};
+use crate::pd::{Use, Users};
+use crate::qp::modify::Remembered;
+use crate::room;
+
+/// `ibv_xrcd`: a handle of a domain.
+#[repr(C)]
+pub struct XrcdObject {
+    c: CPart<ibv_xrcd>,
+    context: Arc<Context>,
+    domain: Arc<Domain>,
+    /// Objects made with this very handle.
+    users: Users,
+}
+
+// SAFETY: repr(C), the C structure first.
+unsafe impl Object for XrcdObject {
+    type C = ibv_xrcd;
+}
+
+/// A domain, which several handles may have.
+pub struct Domain {
+    xrcd: Arc<Xrcd>,
+    inode: Option<Inode>,
+    /// What C remembers of its targets, by number: whoever opens one shares that.
+    targets: Mutex<HashMap<u32, Weak<Mutex<Remembered>>>>,
+}
+
+/// A file, by device and number.
+type Inode = (libc::dev_t, libc::ino_t);
+
+/// Every domain of this process that is tied to a file. Held while one is opened or closed.
+static SHARED: Mutex<Vec<Weak<Domain>>> = Mutex::new(Vec::new());
+
+impl XrcdObject {
+    /// The NIC's.
+    pub fn xrcd(&self) -> &Arc<Xrcd> {
+        &self.domain.xrcd
+    }
+
+    /// The device that it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// For an object that is made with this handle.
+    pub fn in_use(&self) -> Use {
+        self.users.add()
+    }
+
+    /// What C remembers of a target: as it was left, while somebody has the target.
+    pub fn remembered(&self, qpn: u32) -> Arc<Mutex<Remembered>> {
+        let mut targets = self.domain.targets.lock();
+        targets.retain(|_, remembered| remembered.strong_count() > 0);
+        let found = targets.get(&qpn).and_then(Weak::upgrade);
+        found.unwrap_or_else(|| {
+            let fresh = Arc::new(Mutex::new(Remembered::default()));
+            targets.insert(qpn, Arc::downgrade(&fresh));
+            fresh
+        })
+    }
+}
+
+impl Domain {
+    fn new(context: &Context, inode: Option<Inode>) -> Result<Arc<Domain>> {
+        let xrcd = context.device().open_xrcd()?;
+        Ok(Arc::new(Domain { xrcd, inode, targets: Mutex::default() }))
+    }
+
+    fn is_of(&self, context: &Context) -> bool {
+        Arc::ptr_eq(self.xrcd.device(), context.device())
+    }
+}
+
+/// The file behind a descriptor.
+fn inode(fd: c_int) -> Result<Inode> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the answer; any number is permitted for a descriptor.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return Err(Errno::last());
+    }
+    // SAFETY: the call succeeded.
+    let stat = unsafe { stat.assume_init() };
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// The domain that is tied to a file, or a new one; errno as the kernel's `ib_uverbs_open_xrcd` has them.
+fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
+    let inode = inode(fd)?;
+    let mut shared = SHARED.lock();
+    shared.retain(|domain| domain.strong_count() > 0);
+    let same: Vec<_> =
+        shared.iter().filter_map(Weak::upgrade).filter(|domain| domain.inode == Some(inode)).collect();
+    if !same.is_empty() && oflags & libc::O_EXCL != 0 {
+        return Err(EINVAL);
+    }
+    if let Some(domain) = same.iter().find(|domain| domain.is_of(context)) {
+        return Ok(domain.clone());
+    }
+    if oflags & libc::O_CREAT == 0 {
+        tracing::warn!(
+            "ibv_open_xrcd: this context has no XRC domain for that file; domains are not shared with other \
+             processes, nor between contexts"
+        );
+        return Err(EAGAIN);
+    }
+    let domain = Domain::new(context, Some(inode))?;
+    shared.push(Arc::downgrade(&domain));
+    Ok(domain)
+}
+
+/// `ibv_open_xrcd(3)`.
+///
+/// # Safety
+/// `context` is null or open, `attr` null or attributes.
+pub unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    let open = || {
+        // SAFETY: the caller's.
+        let (context, attr) = unsafe { (Context::share(context)?, object::read(attr)?) };
+        let needed = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+        if attr.comp_mask & !needed != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if attr.comp_mask != needed {
+            return Err(EINVAL);
+        }
+        room::for_object()?;
+        let domain = match attr.fd {
+            -1 => Domain::new(&context, None)?,
+            fd => of_file(&context, fd, attr.oflags)?,
+        };
+        let c = CPart::new(ibv_xrcd { context: context.as_c() });
+        Ok(XrcdObject { c, context, domain, users: Users::default() }.publish())
+    };
+    pointer(open())
+}
+
+/// `ibv_close_xrcd(3)`: EBUSY while anything was made with this handle.
+///
+/// # Safety
+/// `xrcd` is null or an XRC domain.
+pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let close = || {
+        // SAFETY: the caller's.
+        let object = unsafe { borrow::<XrcdObject>(xrcd)? };
+        object.users.none()?;
+        // Nobody gets another handle of the domain meanwhile.
+        let shared = SHARED.lock();
+        if Arc::strong_count(&object.domain) == 1 {
+            object.domain.xrcd.close()?;
+        }
+        // SAFETY: nothing refers to it any more.
+        unsafe { retire::<XrcdObject>(xrcd) };
+        drop(shared);
+        Ok(())
+    };
+    status(close())
+}
