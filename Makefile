@@ -138,12 +138,12 @@ bench: build ## Measure against raw UDP: latency, bandwidth, rates, registration
 	@scripts/setup.sh bench
 	cargo build --release --locked --package terrace-fabric --example udp_reference
 	@$(MAKE) --no-print-directory build/bench/reg_mr
-	$(PYTHON) bench/bench.py
+	TERRACE_PATH=udp $(PYTHON) bench/bench.py
 
 bench-many: build ## Measure how costs grow with queue pairs, regions and processes
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/many
-	$(PYTHON) bench/many.py
+	TERRACE_PATH=udp $(PYTHON) bench/many.py
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly
 	@scripts/setup.sh bench

@@ -72,7 +72,7 @@ pub struct Options {
     pcap: Option<PathBuf>,
     /// How peers on the same host are reached: auto (without packets where that is possible, unless packets are to be captured
     /// or disturbed), udp (by packets only), or local (without packets where possible)
-    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "udp")]
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
     path: PathChoice,
     /// Memory for regions that are larger than it: 512M, 2G, or a number of bytes [default: no such regions]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DRAM", hide_env_values = true)]

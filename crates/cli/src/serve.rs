@@ -59,7 +59,7 @@ pub struct Options {
     #[arg(long, value_name = "BYTES", env = "TERRACE_MTU", hide_env_values = true)]
     mtu: Option<u32>,
     /// How clients on this host may reach regions: auto or local (without packets where possible), or udp
-    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "udp")]
+    #[arg(long, value_name = "PATH", env = "TERRACE_PATH", hide_env_values = true, default_value = "auto")]
     path: PathChoice,
     /// What is logged to standard error
     #[arg(long, value_name = "LEVEL", env = "TERRACE_LOG", hide_env_values = true, default_value = "warn")]

@@ -36,9 +36,9 @@ pub struct PortConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathChoice {
     /// Without packets where that is possible; by packets only if they are to be captured or disturbed.
+    #[default]
     Auto,
     /// By packets only.
-    #[default]
     Udp,
     /// Without packets where that is possible, whatever else was asked for.
     Local,
