@@ -1,7 +1,8 @@
 //! Two processes on this machine: round trips and message rates of the NIC without the C ABI.
 //!
-//! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=local` by memory instead of UDP loopback. The target
-//! of READs and WRITEs is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
+//! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=udp` by UDP loopback instead of memory. Parts are
+//! `read-4096-1` (length and depth), `write-...`, `pingpong` and `sendrecv`, or what these begin with; `SPEED_MS` is how long a READ or
+//! WRITE is measured. Their target is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -47,16 +48,16 @@ fn main() {
     writeln!(to, "{} {addr} {rkey} {addr} {rkey}", qp.qpn()).expect("written");
     let peer = read_peer(&mut from);
     bring_up(&node, &qp, &peer);
-    let only: Option<String> = std::env::args().nth(1);
-    let wanted = |name: &str| only.as_deref().is_none_or(|only| name.contains(only));
+    let only = std::env::args().nth(1).unwrap_or_default();
+    let wanted = |name: &str| name.starts_with(&only);
     for depth in [1usize, 16, 64] {
         for len in [8u32, 4096, 65536] {
             let read = SendOp::Read { va: peer.addr, rkey: peer.rkey };
             let write = SendOp::Write { va: peer.addr, rkey: peer.rkey };
-            if wanted("read") {
+            if wanted(&format!("read-{len}-{depth}")) {
                 stream("read", &node, &qp, read, len, depth);
             }
-            if wanted("write") {
+            if wanted(&format!("write-{len}-{depth}")) {
                 stream("write", &node, &qp, write, len, depth);
             }
         }
@@ -131,7 +132,7 @@ fn stream(name: &str, node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32, de
     let started = Instant::now();
     let mut times = Vec::new();
     let (mut posted, mut done) = (0u64, 0u64);
-    let duration = Duration::from_millis(250);
+    let duration = Duration::from_millis(duration_ms());
     let mut last = started;
     while started.elapsed() < duration || done < posted {
         while posted - done < depth as u64 && started.elapsed() < duration {
@@ -152,6 +153,10 @@ fn stream(name: &str, node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32, de
     if depth == 1 {
         report(&format!("{name} {len} B"), times);
     }
+}
+
+fn duration_ms() -> u64 {
+    std::env::var("SPEED_MS").ok().and_then(|text| text.parse().ok()).unwrap_or(250)
 }
 
 const ROUNDS: u32 = 20_000;

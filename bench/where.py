@@ -1,0 +1,121 @@
+"""Where the time of a READ of 4 KiB over UDP goes, at both ends, beside what bare UDP needs for the same.
+
+    python3 bench/where.py [--json]         (`make bench-where` builds what it needs)
+
+perf samples both ends of `crates/nic/examples/speed`, one READ at a time; each sample belongs to one of the parts below, by what it
+is in. One end works while the other one polls its socket, so a part's share of its process is its share of the round trip, but for
+receiving: an end that waits does nothing else. What receiving costs both ends is therefore what the other parts leave of the round
+trip. `perf` has to be there (Debian: linux-perf), and permitted.
+"""
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "examples"
+SECONDS = 3
+READ_BYTES, HEADERS_BYTES = 4096, 16
+
+# The first that matches any frame of a sample's stack.
+RECEIVE = "receiving, and looking for packets"
+PARTS = [
+    (RECEIVE, r"recvmsg"),
+    ("sending: delivery to the peer's socket (softirq of the loopback)", r"do_softirq|net_rx_action"),
+    ("sending: the system call, UDP and IP", r"sendmsg|sendto"),
+    ("other system calls", r"do_syscall_64|entry_SYSCALL"),
+    ("ICRC", r"icrc|crc32"),
+    ("copying between the program's memory and packets", r"terrace_fault_copy|fault::|memmove|memcpy"),
+    ("the clock", r"clock_gettime|MonotonicClock"),
+    ("packets: headers", r"terrace_wire"),
+    ("the protocol (transport)", r"terrace_transport"),
+    ("keys and regions (memory)", r"terrace_memory"),
+    ("batches and sockets (fabric)", r"terrace_fabric"),
+    ("queues, locks, progress (nic)", r"terrace_nic"),
+]
+REST = "the program, and the rest"
+
+
+def part_of(frames):
+    stack = "\n".join(frames)
+    return next((name for name, pattern in PARTS if re.search(pattern, stack)), REST)
+
+
+def samples(text):
+    """(process, frames) of each sample of `perf script -F pid,ip,sym`: the kernel's frames, and the innermost of the program's, which
+    is all that can be told without frame pointers."""
+    for block in text.split("\n\n"):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        if lines:
+            frames = [line.partition(" ")[::2] for line in lines[1:]]
+            in_kernel = sum(1 for _ in itertools.takewhile(lambda frame: frame[0].startswith("ffff"), frames))
+            yield int(lines[0].split()[0]), [symbol for _, symbol in frames[:in_kernel + 1]]
+
+
+def shares(text):
+    """For each process, each part's share of its samples."""
+    counts = collections.defaultdict(collections.Counter)
+    for process, frames in samples(text):
+        counts[process][part_of(frames)] += 1
+    return {process: {part: count / sum(parts.values()) for part, count in parts.items()}
+            for process, parts in counts.items()}
+
+
+def spent(client, server, round_trip_us):
+    """Microseconds of a READ by part: [at the client, at the server], and of receiving at both ends together."""
+    names = [name for name, _ in PARTS if name != RECEIVE] + [REST]
+    table = {name: [end.get(name, 0) * round_trip_us for end in (client, server)] for name in names}
+    return table, round_trip_us - sum(map(sum, table.values()))
+
+
+def run(*argv, **environment):
+    return subprocess.run(argv, check=True, capture_output=True, text=True, env={**os.environ, **environment}).stdout
+
+
+def measure():
+    with tempfile.TemporaryDirectory() as directory:
+        data = f"{directory}/perf.data"
+        out = run("perf", "record", "--quiet", "--call-graph", "fp", "--output", data, str(TARGET / "speed"),
+                  f"read-{READ_BYTES}-1", TERRACE_PATH="udp", SPEED_MS=str(SECONDS * 1000))
+        text = run("perf", "script", "--input", data, "--fields", "pid,ip,sym")
+    # Undisturbed by perf.
+    alone = run(str(TARGET / "speed"), f"read-{READ_BYTES}-1", TERRACE_PATH="udp", SPEED_MS=str(SECONDS * 1000))
+    floor = json.loads(run(str(TARGET / "udp_reference"), "rtt", "--request", str(HEADERS_BYTES + 16), "--reply",
+                           str(READ_BYTES + HEADERS_BYTES), "--seconds", str(SECONDS), "--json"))
+    by_process = sorted(shares(text).items(), key=lambda entry: entry[0])
+    return median(out), median(alone), floor, [parts for _, parts in by_process][:2]
+
+
+def median(out):
+    return float(re.search(rf"read {READ_BYTES} B: median ([0-9.]+) us", out)[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args()
+    watched_us, alone_us, floor, (client, server) = measure()
+    table, receiving_us = spent(client, server, alone_us)
+    floor_us = floor["median_us"]
+    if options.json:
+        print(json.dumps({"round_trip_us": alone_us, "under_perf_us": watched_us, "bare_udp_us": floor_us, "parts_us": table,
+                          "receiving_us": receiving_us}))
+        return 0
+    print(f"READ of {READ_BYTES} bytes, median: {alone_us:.2f} us ({watched_us:.2f} while perf watched); "
+          f"bare UDP, the same bytes: {floor_us:.2f} us ({alone_us / floor_us:.2f} times)\n")
+    print(f"{'us of it':<66}{'client':>8}{'server':>8}")
+    for name, (at_client, at_server) in sorted(table.items(), key=lambda entry: -sum(entry[1])):
+        print(f"{name:<66}{at_client:>8.2f}{at_server:>8.2f}")
+    print(f"{RECEIVE + ', both ends':<66}{receiving_us:>16.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
