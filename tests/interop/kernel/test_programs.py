@@ -58,7 +58,7 @@ class Programs(KernelPeer):
                 port = next(_ports)
                 host_argv = [*program, *more, gid_option, "0", "-p", str(port)]
                 gid = peers.guest.gid_indexes[peers.guest_address(family)]
-                guest_argv = [*program, *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
+                guest_argv = [*self.of_guest(program), *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
                 run = self.host_serves if server == "Terrace" else self.guest_serves
                 for attempt in range(TRIES):
                     outcomes = run(host_argv, guest_argv, family, port)
@@ -67,6 +67,12 @@ class Programs(KernelPeer):
                 for end, outcome in outcomes.items():
                     self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
                 self.assertIsNone(check(outcomes))
+
+    @staticmethod
+    def of_guest(program):
+        """perftest at the guest's end polls: it counts on one event for each completion, and rxe, whose timer makes it send again
+        what was acknowledged, at times has two by then, and tells of one."""
+        return [word for word in program if word != "-e" or program[0].startswith("ibv_")]
 
     def was_left_alone(self, server, outcomes):
         """Whether a client of the guest has got all that it wanted and gone, while rxe waits for an acknowledgement.
