@@ -103,7 +103,7 @@ def main():
     options = parser.parse_args()
     watched_us, alone_us, floor, (client, server) = measure()
     table, receiving_us = spent(client, server, alone_us)
-    floor_us = floor["median_us"]
+    floor_us = floor["rtt_us_p50"]
     if options.json:
         print(json.dumps({"round_trip_us": alone_us, "under_perf_us": watched_us, "bare_udp_us": floor_us, "parts_us": table,
                           "receiving_us": receiving_us}))
