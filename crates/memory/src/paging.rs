@@ -68,6 +68,7 @@ pub struct Presence {
 
 /// The residency bitmap, where other processes can read it if there is a segment left.
 enum Bitmap {
+    /// With a number at its end that is not 0 once it is of no use to them.
     Shared(Segment),
     Own(Box<[AtomicU64]>),
 }
@@ -82,11 +83,16 @@ enum Hits {
 impl Bitmap {
     fn new(unit_count: usize) -> Bitmap {
         let word_count = unit_count.div_ceil(64);
-        match Segment::create(c"terrace-residency", word_count * 8, Others::Read) {
+        match Segment::create(c"terrace-residency", residency_bytes(unit_count), Others::Read) {
             Ok(segment) => Bitmap::Shared(segment),
             Err(_) => Bitmap::Own((0..word_count).map(|_| AtomicU64::new(0)).collect()),
         }
     }
+}
+
+/// Length of the segment that other processes read.
+pub(crate) fn residency_bytes(unit_count: usize) -> usize {
+    (unit_count.div_ceil(64) + 1) * 8
 }
 
 impl Deref for Bitmap {
@@ -95,7 +101,7 @@ impl Deref for Bitmap {
     #[inline]
     fn deref(&self) -> &[AtomicU64] {
         match self {
-            Bitmap::Shared(segment) => segment.quads(0, segment.len() / 8),
+            Bitmap::Shared(segment) => segment.quads(0, segment.len() / 8 - 1),
             Bitmap::Own(words) => words,
         }
     }
@@ -163,8 +169,30 @@ impl Presence {
     /// ([`Paged::new`](crate::shared::Paged::new)).
     pub fn tables(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         match (&self.bitmap, &self.hits) {
-            (Bitmap::Shared(bitmap), Hits::Shared(hits, _)) => Some((bitmap.file(), hits.file())),
+            (Bitmap::Shared(bitmap), Hits::Shared(hits, _)) if !self.is_withdrawn() => {
+                Some((bitmap.file(), hits.file()))
+            }
             _ => None,
+        }
+    }
+
+    /// Takes the tables away from other processes for good, and returns when none of them copies any more: what the bitmap says is
+    /// no longer about the file.
+    pub fn withdraw(&self) {
+        if let Some(withdrawn) = self.withdrawn() {
+            withdrawn.store(1, Ordering::Relaxed);
+            wait_for_visitors();
+        }
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.withdrawn().is_some_and(|withdrawn| withdrawn.load(Ordering::Relaxed) != 0)
+    }
+
+    fn withdrawn(&self) -> Option<&AtomicU64> {
+        match &self.bitmap {
+            Bitmap::Shared(segment) => Some(&segment.quads(segment.len() - 8, 1)[0]),
+            Bitmap::Own(_) => None,
         }
     }
 

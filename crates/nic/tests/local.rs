@@ -243,6 +243,22 @@ fn more_than_the_ring_holds_waits_for_its_reader() {
 }
 
 #[test]
+fn who_hears_the_answer_has_heard_that_the_question_arrived() {
+    let (a, b, qa, qb) = joined();
+    for round in 0..2000 {
+        qa.post_recv([a.recv(1, 0, 64)]).expect("posted");
+        qb.post_recv([b.recv(2, 0, 64)]).expect("posted");
+        qa.post_send([Ok(a.wr(3, SendOp::Send, 0, 8))]).expect("posted");
+        assert_eq!(b.completion().wr_id, 2);
+        qb.post_send([Ok(b.wr(4, SendOp::Send, 0, 8))]).expect("posted");
+        let order: Vec<u64> = a.completions(2).iter().map(|wc| wc.wr_id).collect();
+        // The first ones may have gone by the network.
+        assert!(order == [3, 1] || round < 100, "{round}: {order:?}");
+        assert_eq!(b.completion().wr_id, 4);
+    }
+}
+
+#[test]
 fn a_message_wakes_who_sleeps() {
     let (a, b, qa, qb) = joined();
     let channel = b.device.create_channel().expect("a channel");

@@ -28,8 +28,10 @@ const ECN_CONGESTED: u8 = 3;
 /// What to do with acknowledgements that nothing else presses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Send them.
+    /// Send them, behind requests: then they leave in one system call.
     Now,
+    /// Send them, ahead of requests, as NICs do: who waits for the answer to a message has heard by then that it has arrived.
+    First,
     /// Keep them: the program is about to post something that they can leave with.
     Hold,
 }
@@ -393,8 +395,7 @@ impl Qp {
         (self.requester.len(), self.responder.receives_len())
     }
 
-    /// Sends what can be sent: first requests, then what the peer is owed, so that an acknowledgement leaves behind
-    /// the data that the program posted in answer.
+    /// Sends what can be sent: requests, and what the peer is owed.
     pub fn poll_transmit(
         &mut self,
         now: Time,
@@ -402,30 +403,45 @@ impl Qp {
         sink: &mut impl Sink,
         acks: AckPolicy,
     ) -> Transmit {
-        loop {
-            match self.requester.emit(now, &mut self.common, host, sink) {
-                Emitted::Sent => {}
-                Emitted::Nothing => break,
-                Emitted::SinkFull => return Transmit::SinkFull,
-                Emitted::Broken => {
-                    self.settle(Verdict::RequesterBroken);
-                    break;
-                }
-            }
-        }
-        loop {
-            if acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
-                break;
-            }
-            match self.responder.emit(&mut self.common, host, sink) {
-                Answered::Sent => {}
-                Answered::Nothing => break,
-                Answered::SinkFull => return Transmit::SinkFull,
-                Answered::Broken(event) => self.settle(Verdict::ResponderBroken(event)),
-            }
+        let sent = match acks {
+            AckPolicy::First => self.emit_owed(host, sink, acks) && self.emit_requests(now, host, sink),
+            _ => self.emit_requests(now, host, sink) && self.emit_owed(host, sink, acks),
+        };
+        if !sent {
+            return Transmit::SinkFull;
         }
         self.note_drained();
         if self.cnp_due { self.emit_cnp(sink) } else { Transmit::Idle }
+    }
+
+    /// False when the sink is full.
+    fn emit_requests(&mut self, now: Time, host: &impl Host, sink: &mut impl Sink) -> bool {
+        loop {
+            match self.requester.emit(now, &mut self.common, host, sink) {
+                Emitted::Sent => {}
+                Emitted::Nothing => return true,
+                Emitted::SinkFull => return false,
+                Emitted::Broken => {
+                    self.settle(Verdict::RequesterBroken);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// False when the sink is full.
+    fn emit_owed(&mut self, host: &impl Host, sink: &mut impl Sink, acks: AckPolicy) -> bool {
+        loop {
+            if acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
+                return true;
+            }
+            match self.responder.emit(&mut self.common, host, sink) {
+                Answered::Sent => {}
+                Answered::Nothing => return true,
+                Answered::SinkFull => return false,
+                Answered::Broken(event) => self.settle(Verdict::ResponderBroken(event)),
+            }
+        }
     }
 
     fn emit_cnp(&mut self, sink: &mut impl Sink) -> Transmit {

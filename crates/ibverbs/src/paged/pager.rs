@@ -50,8 +50,10 @@ impl MappingPager {
     pub fn make_ordinary(&self, let_go: impl FnOnce()) {
         let mut is_paged = self.is_paged.write();
         if *is_paged {
-            let_go();
             let presence = self.inner.presence();
+            // To neighbours, present would mean that the bytes are the file's.
+            presence.withdraw();
+            let_go();
             let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
             absent.for_each(|unit| presence.admit(unit));
             *is_paged = false;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::segment::Segment;
 use crate::fault;
 use crate::flush::HostRange;
-use crate::paging::{UNIT_BYTES, unit_bit, unit_count};
+use crate::paging::{UNIT_BYTES, residency_bytes, unit_bit, unit_count};
 
 /// A file whose bytes are those of a range of another process's memory.
 #[derive(Debug)]
@@ -122,7 +122,7 @@ impl Paged {
     /// `InvalidData` when the tables do not fit the range.
     pub fn new(backed: BackedBy, bitmap: OwnedFd, hits: OwnedFd) -> io::Result<Paged> {
         let unit_count = unit_count(backed.range.len);
-        let bitmap = Segment::open(bitmap, unit_count.div_ceil(64) * 8, false)?;
+        let bitmap = Segment::open(bitmap, residency_bytes(unit_count), false)?;
         let hits = Segment::open(hits, unit_count.next_multiple_of(2) * 4, true)?;
         Ok(Paged { backed, bitmap, hits })
     }
@@ -138,8 +138,11 @@ impl Paged {
         }
         let units = (offset / UNIT_BYTES) as usize..=((offset + local.len - 1) / UNIT_BYTES) as usize;
         let count = unit_count(range.len);
-        let bitmap = self.bitmap.quads(0, count.div_ceil(64));
-        if !units.clone().all(|unit| bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0) {
+        let (bitmap, withdrawn) =
+            (self.bitmap.quads(0, count.div_ceil(64)), self.bitmap.quads(self.bitmap.len() - 8, 1));
+        if withdrawn[0].load(Ordering::Relaxed) != 0
+            || !units.clone().all(|unit| bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0)
+        {
             return Err(Missing);
         }
         self.transfer(copy, self.backed.offset + offset, local)?;

@@ -9,6 +9,7 @@ use parking_lot::{ArcMutexGuard, RawMutex};
 use terrace_fabric::RxBatch;
 
 use crate::device::Device;
+use crate::local::Held;
 use crate::semaphore::Bell;
 
 /// While it exists, the engine holds no lock and nobody receives. The forking thread keeps it from just before the
@@ -17,6 +18,7 @@ use crate::semaphore::Bell;
 pub struct ForkPause {
     device: Arc<Device>,
     receiving: Option<ArcMutexGuard<RawMutex, RxBatch>>,
+    local: Option<Held>,
 }
 
 /// How long the forking thread sleeps before it looks again whether the engine is at rest.
@@ -26,6 +28,8 @@ impl Device {
     /// Brings the device to rest before `fork`. Other threads of the program that call verbs at that moment are the
     /// program's affair, as with every library.
     pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
+        // First: that thread may need what is locked below.
+        let local = Some(self.local.hold());
         let engine = &self.engine;
         engine.pauses.fetch_add(1, Ordering::SeqCst);
         let running = engine.thread.lock().is_some() && !engine.missing.load(Ordering::SeqCst);
@@ -37,7 +41,7 @@ impl Device {
         }
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
-        ForkPause { device: self.clone(), receiving }
+        ForkPause { device: self.clone(), receiving, local }
     }
 
     /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
@@ -62,6 +66,7 @@ impl ForkPause {
     pub fn resume_in_parent(mut self) {
         self.device.memory.after_fork_parent();
         self.receiving = None;
+        self.local = None;
         self.device.engine.pauses.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -70,7 +75,9 @@ impl ForkPause {
         let engine = &self.device.engine;
         self.device.memory.after_fork_child();
         self.device.companions.forget();
-        self.device.local.forget();
+        if let Some(held) = self.local.take() {
+            self.device.local.forget(held);
+        }
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         if let Some(thread) = engine.thread.lock().take() {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex, RwLock};
 use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
 use terrace_memory::{Access, HostRange};
 use terrace_transport::{QpState, QpType};
@@ -58,6 +58,8 @@ pub(crate) struct LocalPath {
     on: AtomicBool,
     stopping: AtomicBool,
     running: Mutex<Option<Running>>,
+    /// The thread's own, but for forks. Locked before anything else.
+    sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, Neighbour>>,
     inlets: Inlets,
@@ -73,6 +75,9 @@ struct Running {
     bell: Arc<Bell>,
     thread: JoinHandle<()>,
 }
+
+/// The thread's sockets, while nobody may use them.
+pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
 
 /// What a queue pair has of it.
 #[derive(Default)]
@@ -128,14 +133,23 @@ impl LocalPath {
         bell.ring();
         // It can only have panicked, which is in the log.
         let _ = thread.join();
+        *self.sockets.lock() = None;
         self.peers.write().clear();
         self.inlets.clear();
     }
 
-    /// In a forked child: the thread, the words and the board are the parent's.
-    pub fn forget(&self) {
+    /// Keeps the thread from its work while the process forks.
+    pub fn hold(&self) -> Held {
+        self.sockets.lock_arc()
+    }
+
+    /// In a forked child: the thread, the words and the board are the parent's. Everything goes by the network.
+    pub fn forget(&self, mut held: Held) {
         self.on.store(false, Ordering::SeqCst);
         self.inlets.forget();
+        if let Some(sockets) = held.take() {
+            sockets.close_in_child();
+        }
         std::mem::forget(self.running.lock().take());
     }
 }

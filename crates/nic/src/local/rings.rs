@@ -119,6 +119,8 @@ impl Device {
         };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
         let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
+        // Nothing is gained here by putting acknowledgements behind what the program has posted.
+        let acks = if acks == AckPolicy::Now { AckPolicy::First } else { acks };
         let outcome = core.qp.poll_transmit(now, host, &mut sink, acks);
         let is_full = outcome == Transmit::SinkFull;
         let has_sent = !sink.writer.is_empty();

@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -32,21 +33,64 @@ const VISITORS_MAX: usize = 256;
 /// Opens the sockets, and starts the thread.
 pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     let port = device.port.udp_port();
-    let names = device.gids().iter().map(|gid| SocketAddr::new(gid.addr.to_canonical(), port));
-    let listeners = names.map(open_listener).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+    let waits = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let bell = Arc::new(Bell::new()?);
+    watch(&waits, bell.fd())?;
+    let mut listeners = Vec::new();
+    for gid in device.gids() {
+        let listener = open_listener(SocketAddr::new(gid.addr.to_canonical(), port))?;
+        watch(&waits, listener.as_fd())?;
+        listeners.push(listener);
+    }
+    let sockets = Sockets {
+        waits: waits.clone(),
+        listeners,
+        visitors: Vec::new(),
+        visitor_count: 0,
+        peers: Vec::new(),
+    };
+    *device.local.sockets.lock() = Some(sockets);
     let thread = {
         let (device, bell) = (device.clone(), bell.clone());
         without_signals(|| {
             let builder = std::thread::Builder::new().name("terrace-local".into());
-            builder.spawn(move || {
-                let (visitors, peers) = (Vec::new(), Vec::new());
-                Worker { device, bell, listeners, visitors, visitor_count: 0, peers }.run()
-            })
+            builder.spawn(move || run(&device, &bell, &waits))
         })
     };
     let thread = thread.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
     Ok(Running { bell, thread })
+}
+
+/// The thread: it holds no lock while it sleeps.
+fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
+    let mut events = Vec::with_capacity(1);
+    loop {
+        // An error can only be an interruption; then everybody is looked at.
+        let _ = epoll::wait(waits, spare_capacity(&mut events), None);
+        events.clear();
+        bell.silence();
+        let mut sockets = device.local.sockets.lock();
+        let Some(sockets) = sockets.as_mut() else { return };
+        if device.local.is_stopped() {
+            return sockets.leave();
+        }
+        sockets.handle_commands(device);
+        // From the end, so that those that go do not move those that follow.
+        (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
+        (0..sockets.visitors.len()).rev().for_each(|index| sockets.hear_guest(device, index));
+        (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
+    }
+}
+
+/// Has the thread woken when there is something to be read.
+fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+}
+
+/// To be called before a watched descriptor is closed: it may be open in a child as well, and would go on waking the thread.
+fn unwatch(waits: &OwnedFd, fd: BorrowedFd<'_>) {
+    // It can only have been removed before.
+    let _ = epoll::delete(waits, fd);
 }
 
 fn name_of(address: SocketAddr) -> Result<SocketAddrUnix, Errno> {
@@ -73,7 +117,7 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
 }
 
 /// A process that may reach into this one, once it has said hello.
-struct Guest {
+pub(super) struct Guest {
     socket: OwnedFd,
     /// Which of our addresses it has connected to.
     gid_index: u8,
@@ -83,7 +127,7 @@ struct Guest {
 }
 
 /// A process that this one reaches into, once it has welcomed us.
-struct Peer {
+pub(super) struct Peer {
     socket: OwnedFd,
     address: SocketAddr,
     pid: i32,
@@ -93,9 +137,9 @@ struct Peer {
     neighbour: Option<Neighbour>,
 }
 
-struct Worker {
-    device: Arc<Device>,
-    bell: Arc<Bell>,
+/// The thread's sockets, and whom they lead to.
+pub(crate) struct Sockets {
+    waits: Arc<OwnedFd>,
     listeners: Vec<OwnedFd>,
     visitors: Vec<Guest>,
     /// How many there ever were.
@@ -103,55 +147,19 @@ struct Worker {
     peers: Vec<Peer>,
 }
 
-impl Worker {
-    fn run(mut self) {
-        loop {
-            let due = self.sleep();
-            if !self.device.local.is_stopped() {
-                self.handle_commands();
-            } else {
-                return self.leave();
-            }
-            let (guests_at, peers_at) = (self.listeners.len(), self.listeners.len() + self.visitors.len());
-            let due_in = |from: usize, count: usize| -> Vec<usize> {
-                due.iter().filter(|&&at| at >= from && at < from + count).map(|at| at - from).collect()
-            };
-            let (listeners, guests) = (due_in(0, guests_at), due_in(guests_at, self.visitors.len()));
-            // What was added since comes last, and has its turn in the next round.
-            let peers = due_in(peers_at, self.peers.len());
-            // From the end, so that those that go do not move those that follow.
-            peers.into_iter().rev().for_each(|index| self.hear_peer(index));
-            guests.into_iter().rev().for_each(|index| self.hear_guest(index));
-            listeners.into_iter().for_each(|index| self.accept(index));
-        }
-    }
-
-    /// Waits until somebody wants something. Which of listeners, guests and peers, counted in this order, do.
-    fn sleep(&self) -> Vec<usize> {
-        let sockets = self.listeners.iter().map(AsFd::as_fd);
-        let sockets = sockets.chain(self.visitors.iter().map(|guest| guest.socket.as_fd()));
-        let sockets: Vec<BorrowedFd<'_>> =
-            sockets.chain(self.peers.iter().map(|peer| peer.socket.as_fd())).collect();
-        let bell = self.bell.fd();
-        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(&bell, PollFlags::IN)];
-        fds.extend(sockets.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
-        // An error can only be a lack of memory, or an interruption; then everybody is looked at.
-        let _ = poll(&mut fds, None);
-        self.bell.silence();
-        fds[1..]
-            .iter()
-            .enumerate()
-            .filter(|(_, fd)| !fd.revents().is_empty())
-            .map(|(index, _)| index)
-            .collect()
-    }
-
-    fn leave(self) {
+impl Sockets {
+    fn leave(&self) {
         self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(Neighbour::note_gone);
     }
 
-    fn handle_commands(&mut self) {
-        let commands = std::mem::take(&mut *self.device.local.commands.lock());
+    /// In a forked child: the other ends must not take it for its parent. Its visitors are the parent's, and their list may be locked by
+    /// a thread that the child does not have.
+    pub fn close_in_child(mut self) {
+        self.visitors.drain(..).for_each(|guest| std::mem::forget(guest.visitor));
+    }
+
+    fn handle_commands(&mut self, device: &Device) {
+        let commands = std::mem::take(&mut *device.local.commands.lock());
         for command in commands {
             match command {
                 Command::Connect(address) => self.connect(address),
@@ -185,20 +193,22 @@ impl Worker {
         let hands = Hands::new().map_err(|_| Errno::MFILE)?;
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
         message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file(), ring.file()])?;
+        watch(&self.waits, socket.as_fd())?;
         Ok(Peer { socket, address, pid, hands, ring: Some(ring), neighbour: None })
     }
 
-    fn hear_peer(&mut self, index: usize) {
+    fn hear_peer(&mut self, device: &Arc<Device>, index: usize) {
         loop {
             let peer = &mut self.peers[index];
             let heard = match message::receive(&peer.socket) {
-                Ok(Some(received)) => peer.hear(&self.device, received),
+                Ok(Some(received)) => peer.hear(device, received),
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 _ => None,
             };
             if heard.is_none() {
                 let peer = self.peers.remove(index);
-                self.device.local.peers.write().remove(&peer.address);
+                unwatch(&self.waits, peer.socket.as_fd());
+                device.local.peers.write().remove(&peer.address);
                 if let Some(neighbour) = peer.neighbour {
                     neighbour.note_gone();
                 }
@@ -211,7 +221,8 @@ impl Worker {
         while let Ok(socket) =
             accept_with(&self.listeners[index], SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
-            if check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX {
+            let is_welcome = check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX;
+            if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
                 let (gid_index, number) = (index as u8, self.visitor_count);
                 self.visitor_count += 1;
                 self.visitors.push(Guest { socket, gid_index, number, visitor: None });
@@ -219,17 +230,18 @@ impl Worker {
         }
     }
 
-    fn hear_guest(&mut self, index: usize) {
+    fn hear_guest(&mut self, device: &Arc<Device>, index: usize) {
         loop {
             let guest = &mut self.visitors[index];
             let heard = match message::receive(&guest.socket) {
-                Ok(Some(received)) => guest.hear(&self.device, received),
+                Ok(Some(received)) => guest.hear(device, received),
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 _ => None,
             };
             if heard.is_none() {
                 let guest = self.visitors.remove(index);
-                return self.device.local.inlets.end(guest.number);
+                unwatch(&self.waits, guest.socket.as_fd());
+                return device.local.inlets.end(guest.number);
             }
         }
     }
