@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=udp` by UDP loopback instead of memory. Parts are
 //! `read-4096-1` (length and depth), `write-...`, `pingpong` and `sendrecv`, or what these begin with; `SPEED_MS` is how long a READ or
-//! WRITE is measured. Their target is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
+//! WRITE is measured, `SPEED_ROUNDS` how many round trips are. Their target is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -159,13 +159,15 @@ fn duration_ms() -> u64 {
     std::env::var("SPEED_MS").ok().and_then(|text| text.parse().ok()).unwrap_or(250)
 }
 
-const ROUNDS: u32 = 20_000;
+fn rounds() -> u32 {
+    std::env::var("SPEED_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
+}
 
 fn ping_pong(node: &Node, qp: &Arc<QueuePair>, peer: &Peer, leads: bool) -> Vec<u64> {
     let (va, rkey) = (peer.flag_addr + 4096, peer.flag_rkey);
     let mut times = Vec::new();
     let mut last = Instant::now();
-    for round in 1..=ROUNDS {
+    for round in 1..=rounds() {
         let wanted = if leads { round - 1 } else { round } as u8;
         while node.memory.0[4096].load(Ordering::Acquire) != wanted {
             std::hint::spin_loop();
@@ -185,7 +187,7 @@ fn send_recv(node: &Node, qp: &Arc<QueuePair>, leads: bool) -> Vec<u64> {
     let mut last = Instant::now();
     qp.post_recv((0..64).map(|id| node.recv(id, 8192, 64))).expect("posted");
     // The first receive may not be there yet; the retry is not measured.
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         if leads || round > 0 {
             qp.post_send([Ok(node.wr(1000, SendOp::Send, 0, 8))]).expect("posted");
         }

@@ -157,12 +157,12 @@ impl Paged {
     /// By the page cache, which is where a resident unit's memory is.
     fn transfer(&self, copy: Copy, offset: u64, local: HostRange) -> Result<(), Missing> {
         let file = self.backed.file.as_raw_fd();
-        let parts = last_byte_apart(local);
+        let (parts, count) = pieces(copy, local);
         // SAFETY: the program registered the local range; the kernel says EFAULT if it is not there.
         let moved = unsafe {
             match copy {
-                Copy::Read => libc::preadv(file, parts.as_ptr(), 2, offset as libc::off_t),
-                Copy::Write => libc::pwritev(file, parts.as_ptr(), 2, offset as libc::off_t),
+                Copy::Read => libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
+                Copy::Write => libc::pwritev(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
             }
         };
         if moved == local.len as isize { Ok(()) } else { Err(Missing) }
@@ -198,23 +198,25 @@ fn copy_by_kernel(copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(
     if local.len == 0 {
         return Ok(());
     }
-    let ours = last_byte_apart(local);
-    let theirs = last_byte_apart(HostRange { addr: host, len: local.len });
+    let (ours, count) = pieces(copy, local);
+    let (theirs, _) = pieces(copy, HostRange { addr: host, len: local.len });
     // SAFETY: the program registered the local range; the kernel checks both sides.
     let moved = unsafe {
         match copy {
-            Copy::Read => libc::process_vm_readv(pid, ours.as_ptr(), 2, theirs.as_ptr(), 2, 0),
-            Copy::Write => libc::process_vm_writev(pid, ours.as_ptr(), 2, theirs.as_ptr(), 2, 0),
+            Copy::Read => libc::process_vm_readv(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
+            Copy::Write => libc::process_vm_writev(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
         }
     };
     if moved == local.len as isize { Ok(()) } else { Err(Missing) }
 }
 
-/// The kernel copies with string instructions, which may store in any order; but not from one to the next. Programs that look at
-/// the last byte to learn of a message's arrival need that one to come last.
-fn last_byte_apart(range: HostRange) -> [libc::iovec; 2] {
+/// The pieces in which the kernel copies a range, and how many they are. It copies with string instructions, which may store in any
+/// order; but not from one to the next. Programs that look at the last byte to learn of a WRITE's arrival need that one to come
+/// last. A READ has a completion for that, and a second piece costs as much as the first.
+fn pieces(copy: Copy, range: HostRange) -> ([libc::iovec; 2], libc::c_ulong) {
     let part =
         |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
-    let last = range.len.min(1);
-    [part(range.addr, range.len - last), part(range.addr + range.len - last, last)]
+    let last = if copy == Copy::Write { range.len.min(1) } else { 0 };
+    let parts = [part(range.addr, range.len - last), part(range.addr + range.len - last, last)];
+    (parts, 1 + last)
 }
