@@ -6,26 +6,30 @@
 #include "peer.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 const struct peer peer = {.name = "kv", .has_target = false, .has_region = false};
 
-enum { PLACES_MAX = 16384, KEY_MAX = 64, OUT_MAX = DEPTH_MAX * (BYTES_MAX + 256), IN_MAX = 2 * BYTES_MAX };
+enum { PLACES_MAX = 16384, KEY_MAX = 64, TEXT_MAX = 256, PIECES_MAX = 4 * DEPTH_MAX, IN_MAX = 4 * BYTES_MAX, ROOM_MIN = 65536 };
 
 struct asked {
     enum op op;
     unsigned slot;
     size_t size;
+    char text[TEXT_MAX]; /* the request, without its value */
 };
 
 struct link {
     int socket;
-    char *out, *in;
-    size_t out_start, out_end, in_start, in_end;
+    char *in;
+    size_t in_start, in_end;
+    /* What is to be sent, from where it lies. */
+    struct iovec pieces[PIECES_MAX];
+    size_t piece_count;
     struct asked asked[DEPTH_MAX];
     unsigned first, count;
 };
@@ -68,7 +72,6 @@ void peer_open_client(int control)
     is_redis = strcmp(options.flavour, "redis") == 0;
     for (unsigned i = 0; i < options.lanes; i++) {
         links[i].socket = connect_to_meet(SOCK_STREAM);
-        links[i].out = map_memory(OUT_MAX, false, NULL);
         links[i].in = map_memory(IN_MAX, false, NULL);
         lanes[i].own = &links[i];
     }
@@ -78,75 +81,65 @@ void peer_open_client(int control)
 
 static void append(struct link *link, const void *bytes, size_t size)
 {
-    if (size > OUT_MAX - link->out_end)
-        die("requests of more than %d bytes", OUT_MAX);
-    memcpy(link->out + link->out_end, bytes, size);
-    link->out_end += size;
+    if (link->piece_count == PIECES_MAX)
+        die("too much to be sent");
+    link->pieces[link->piece_count++] = (struct iovec){(void *)(uintptr_t)bytes, size};
 }
 
-static void ask_redis(struct link *link, enum op op, const char *key, const char *data, size_t size)
+/* The request up to its value. */
+static int write_request(char *text, enum op op, const char *key, size_t size)
 {
-    char text[256];
-    static const char *const NAMES[] = {[OP_GET] = "GET", [OP_PUT] = "SET", [OP_ATOMIC] = "INCRBY"};
-    int length = snprintf(text, sizeof text, "*%d\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n", op == OP_GET ? 2 : 3, strlen(NAMES[op]), NAMES[op],
-                          strlen(key), key);
-    append(link, text, (size_t)length);
-    if (op == OP_ATOMIC)
-        append(link, "$1\r\n1\r\n", 7);
-    if (op != OP_PUT)
-        return;
-    length = snprintf(text, sizeof text, "$%zu\r\n", size);
-    append(link, text, (size_t)length);
-    append(link, data, size);
-    append(link, "\r\n", 2);
+    if (is_redis && op == OP_GET)
+        return snprintf(text, TEXT_MAX, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(key), key);
+    if (is_redis && op == OP_PUT)
+        return snprintf(text, TEXT_MAX, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n", strlen(key), key, size);
+    if (is_redis)
+        return snprintf(text, TEXT_MAX, "*3\r\n$6\r\nINCRBY\r\n$%zu\r\n%s\r\n$1\r\n1\r\n", strlen(key), key);
+    if (op == OP_PUT)
+        return snprintf(text, TEXT_MAX, "set %s 0 0 %zu\r\n", key, size);
+    return snprintf(text, TEXT_MAX, op == OP_GET ? "get %s\r\n" : "incr %s 1\r\n", key);
 }
 
-static void ask_memcached(struct link *link, enum op op, const char *key, const char *data, size_t size)
+static void ask(struct link *link, enum op op, unsigned slot, const char *key, const char *data, size_t size)
 {
-    char text[256];
-    int length = op == OP_PUT ? snprintf(text, sizeof text, "set %s 0 0 %zu\r\n", key, size)
-                              : snprintf(text, sizeof text, op == OP_GET ? "get %s\r\n" : "incr %s 1\r\n", key);
-    append(link, text, (size_t)length);
+    struct asked *asked = &link->asked[(link->first + link->count++) % DEPTH_MAX];
+    asked->op = op;
+    asked->slot = slot;
+    asked->size = size;
+    append(link, asked->text, (size_t)write_request(asked->text, op, key, size));
     if (op == OP_PUT) {
         append(link, data, size);
         append(link, "\r\n", 2);
     }
 }
 
-static void ask(struct link *link, enum op op, const char *key, const char *data, size_t size)
-{
-    if (is_redis)
-        ask_redis(link, op, key, data, size);
-    else
-        ask_memcached(link, op, key, data, size);
-}
-
+/* As much as goes without waiting. */
 static void send_out(struct link *link)
 {
-    while (link->out_start < link->out_end) {
-        ssize_t went = send(link->socket, link->out + link->out_start, link->out_end - link->out_start, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (went < 0 && errno == EAGAIN)
-            return;
-        if (went <= 0)
-            die("the store has gone");
-        link->out_start += (size_t)went;
+    if (link->piece_count == 0)
+        return;
+    struct msghdr message = {.msg_iov = link->pieces, .msg_iovlen = link->piece_count};
+    ssize_t went = sendmsg(link->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (went < 0 && errno == EAGAIN)
+        return;
+    if (went < 0)
+        die("the store has gone");
+    size_t rest = (size_t)went, whole = 0;
+    while (whole < link->piece_count && rest >= link->pieces[whole].iov_len)
+        rest -= link->pieces[whole++].iov_len;
+    link->piece_count -= whole;
+    memmove(link->pieces, link->pieces + whole, link->piece_count * sizeof link->pieces[0]);
+    if (rest > 0) {
+        link->pieces[0].iov_base = (char *)link->pieces[0].iov_base + rest;
+        link->pieces[0].iov_len -= rest;
     }
-    link->out_start = link->out_end = 0;
 }
 
 void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
-    struct link *link = lane->own;
     char key[KEY_MAX];
     snprintf(key, sizeof key, op == OP_ATOMIC ? "count:%zu:%llu" : "%zu:%llu", size, (unsigned long long)offset);
-    /* What could not be sent yet stays where it is; there is room for all that may be under way. */
-    if (link->out_start > 0 && size > OUT_MAX - 256 - link->out_end) {
-        memmove(link->out, link->out + link->out_start, link->out_end - link->out_start);
-        link->out_end -= link->out_start;
-        link->out_start = 0;
-    }
-    ask(link, op, key, outbox(lane, slot, size), size);
-    link->asked[(link->first + link->count++) % DEPTH_MAX] = (struct asked){op, slot, size};
+    ask(lane->own, op, slot, key, outbox(lane, slot, size), size);
 }
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
@@ -193,7 +186,7 @@ static void receive(struct link *link)
 {
     if (link->in_start == link->in_end)
         link->in_start = link->in_end = 0;
-    if (link->in_end > IN_MAX / 2) {
+    if (IN_MAX - link->in_end < ROOM_MIN && link->in_start > 0) {
         memmove(link->in, link->in + link->in_start, link->in_end - link->in_start);
         link->in_end -= link->in_start;
         link->in_start = 0;
@@ -232,32 +225,33 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
 
 /* ---- what is there before anything is measured ------------------------------------------------------------------- */
 
-static void set_and_wait(struct lane *lane, const char *key, const char *data, size_t size, size_t length)
+static void set(struct lane *lane, const char *key, const char *data, size_t size)
 {
     struct link *link = lane->own;
     unsigned slots[DEPTH_MAX];
-    ask(link, OP_PUT, key, data, length);
-    link->asked[(link->first + link->count++) % DEPTH_MAX] = (struct asked){OP_PUT, 0, size};
     while (link->count == DEPTH_MAX)
         peer_reap(lane, OP_PUT, size, slots);
+    ask(link, OP_PUT, 0, key, data, size);
 }
 
 void peer_prepare(size_t size)
 {
     struct lane *lane = &lanes[0];
     unsigned slots[DEPTH_MAX];
-    char key[KEY_MAX], *data = inbox(lane, 0);
+    char key[KEY_MAX];
     for (uint64_t place = 0; place < peer_places(size); place++) {
         uint64_t offset = place * size;
+        /* Not sent yet are the last DEPTH_MAX at most. */
+        char *data = inbox(lane, (unsigned)(place % INBOX_COUNT));
         for (size_t at = 0; at < size; at += 8) {
             uint64_t word = word_at(offset + at);
             memcpy(data + at, &word, 8);
         }
         snprintf(key, sizeof key, "%zu:%llu", size, (unsigned long long)offset);
-        set_and_wait(lane, key, data, size, size);
+        set(lane, key, data, size);
         snprintf(key, sizeof key, "count:%zu:%llu", size, (unsigned long long)offset);
         if (size == 8)
-            set_and_wait(lane, key, "0", size, 1);
+            set(lane, key, "0", 1);
     }
     while (links[0].count > 0)
         peer_reap(lane, OP_PUT, size, slots);

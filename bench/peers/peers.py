@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "scripts")]
 
 import bench  # noqa: E402
 import chart  # noqa: E402
-import plan  # noqa: E402
+import lineup  # noqa: E402
 import results  # noqa: E402
 from harness import procs  # noqa: E402
 
@@ -42,10 +42,10 @@ def main():
     out = options.out / f"{time.strftime('%Y%m%d-%H%M%S')}-{'full' if options.full else 'short'}" if options.out else \
         procs.new_run_dir("bench-peers")
     out.mkdir(parents=True, exist_ok=True)
-    peers = [peer for peer in plan.PEERS if any(word in peer.name for word in options.only.split(","))]
-    sections = plan.FULL if options.full else plan.SHORT
+    peers = [peer for peer in lineup.PEERS if any(word in peer.name for word in options.only.split(","))]
+    sections = lineup.FULL if options.full else lineup.SHORT
     rows, missing = measure(peers, sections, options)
-    summary = results.add_ratios(results.summarise(rows), plan.REFERENCE)
+    summary = results.add_ratios(results.summarise(rows), lineup.REFERENCE)
     document = {
         "command": " ".join(["bench/peers/peers.py", *sys.argv[1:]]), "machine": bench.machine(), "load_before": load_before,
         "seconds": time.monotonic() - started, "rounds": options.rounds, "milliseconds": options.milliseconds, "versions": versions(),
@@ -63,14 +63,14 @@ def main():
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all sizes, more rounds, longer points")
-    parser.add_argument("--rounds", type=int, help=f"default {plan.SHORT_ROUNDS}, with --full {plan.FULL_ROUNDS}")
-    parser.add_argument("--milliseconds", type=int, help=f"of each point; default {plan.SHORT_MILLISECONDS}, with --full {plan.FULL_MILLISECONDS}")
+    parser.add_argument("--rounds", type=int, help=f"default {lineup.SHORT_ROUNDS}, with --full {lineup.FULL_ROUNDS}")
+    parser.add_argument("--milliseconds", type=int, help=f"of each point; default {lineup.SHORT_MILLISECONDS}, with --full {lineup.FULL_MILLISECONDS}")
     parser.add_argument("--only", default="", help="only peers whose names contain one of these words, with commas between them")
     parser.add_argument("--out", type=pathlib.Path, help="where results go (default results/bench-peers)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()
-    options.rounds = options.rounds or (plan.FULL_ROUNDS if options.full else plan.SHORT_ROUNDS)
-    options.milliseconds = options.milliseconds or (plan.FULL_MILLISECONDS if options.full else plan.SHORT_MILLISECONDS)
+    options.rounds = options.rounds or (lineup.FULL_ROUNDS if options.full else lineup.SHORT_ROUNDS)
+    options.milliseconds = options.milliseconds or (lineup.FULL_MILLISECONDS if options.full else lineup.SHORT_MILLISECONDS)
     return options
 
 

@@ -125,7 +125,7 @@ def _table(entries, peers, missing, section, op, metric):
         cells = []
         for size in sizes:
             entry = find(entries, peer=peer.name, size=size)
-            reason = missing.get((section, peer.name, op, size)) or missing.get((section, peer.name))
+            reason = missing.get((section, peer.name, op, size)) or ("missing" if (section, peer.name) in missing else None)
             if entry is None or entry[metric] is None:
                 cells.append(f"*{reason}*" if reason else "")
             else:
