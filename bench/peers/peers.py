@@ -192,11 +192,13 @@ def write_csv(path, columns, entries):
 
 
 def page(document, peers, missing):
+    """Everything as Markdown."""
     machine = document["machine"]
     lines = [f"`{document['command']}`: {document['rounds']} rounds, {document['milliseconds']} ms for each point, {machine['cpu']}, "
              f"{machine['cores']} cores, Linux {machine['kernel']}, load before {document['load_before']:.1f}, "
              f"{document['seconds']:.0f} s. {', '.join(document['versions'])}.", "",
-             f"Values are medians; in brackets, how many times better Terrace (local, verbs, shared memory) is: above 1 it is ahead.", "",
+             "Values are medians of the rounds, ± half of the way from the smallest to the largest; in brackets, how many times better "
+             "Terrace (local, verbs, shared memory) is: above 1 it is ahead.", "",
              "## What must be shown", ""]
     for promise in document["promises"]:
         value = "not measured" if promise["value"] is None else f"{promise['value']:.3g}"

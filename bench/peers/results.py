@@ -89,6 +89,10 @@ def value_text(metric, value):
     return f"{value / 1e6:.3g} M/s" if value >= 1e6 else f"{value / 1e3:.3g} k/s"
 
 
+def spread_text(spread):
+    return "" if spread is None else f" ±{spread * 50:.0f}%"
+
+
 def ratio_text(ratio):
     return "" if ratio is None else f" ({ratio:.2f})" if ratio < 10 else f" ({ratio:.0f})"
 
@@ -129,7 +133,8 @@ def _table(entries, peers, missing, section, op, metric):
             if entry is None or entry[metric] is None:
                 cells.append(f"*{reason}*" if reason else "")
             else:
-                cells.append(value_text(metric, entry[metric]) + ratio_text(entry.get(f"{metric}_ratio")))
+                around = spread_text(entry[f"{metric}_spread"]) if entry["rounds"] > 1 else ""
+                cells.append(value_text(metric, entry[metric]) + around + ratio_text(entry.get(f"{metric}_ratio")))
         if any(cells):
             lines.append(f"| {peer.title} | {' | '.join(cells)} |")
     return lines

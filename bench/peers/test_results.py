@@ -69,6 +69,10 @@ class Tables(unittest.TestCase):
         self.assertIn("| Redis, unix socket | 30 us (20) |", text)
         self.assertIn("| NBD (nbdkit memory), unix socket | *missing* |", text)
 
+    def test_a_value_of_several_rounds_shows_its_spread(self):
+        summary = results.summarise([row(lineup.REFERENCE, 1.0, p50) for p50 in (900, 1000, 1100)])
+        self.assertIn("1 us ±10%", results.tables(results.add_ratios(summary, lineup.REFERENCE), lineup.PEERS, {}))
+
     def test_sizes_read_as_people_write_them(self):
         self.assertEqual([results.size_name(size) for size in (8, 4096, 1 << 20)], ["8 B", "4 KiB", "1 MiB"])
 
