@@ -98,7 +98,8 @@ struct RegionFile {
 
 impl Backings for RegionFile {
     fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
-        let is_inside = range.addr >= self.range.addr && range.addr + range.len <= self.range.addr + self.range.len;
+        let is_inside =
+            range.addr >= self.range.addr && range.addr + range.len <= self.range.addr + self.range.len;
         let file = self.file.try_clone().ok().filter(|_| is_inside)?;
         Some(BackedBy { file, offset: 0, range: self.range })
     }
@@ -140,7 +141,9 @@ fn register(pd: &Arc<Pd>, addr: u64, length: u64, access: u32) -> Arc<Mr> {
 }
 
 fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
-    let cq = device.create_cq(CqInit { depth: 4 * INBOX_COUNT as u32, channel: None, cookie: 0 }).expect("a queue");
+    let cq = device
+        .create_cq(CqInit { depth: 4 * INBOX_COUNT as u32, channel: None, cookie: 0 })
+        .expect("a queue");
     let queue_len = 2 * INBOX_COUNT as u32;
     let init = QpInit {
         qp_type: QpType::Rc,
