@@ -45,7 +45,7 @@ PEERS = (
     Peer("udp", "bare UDP ping-pong", "udp", ops=("message",), kind="limit"),
     Peer("ucx-posix", "UCX posix", "ucx", flavour="posix,self"),
     Peer("ucx-sysv", "UCX sysv", "ucx", flavour="sysv,self"),
-    # CMA carries no messages and sets up nothing by itself.
+    # CMA carries no messages and sets up nothing by itself: that is done by posix.
     Peer("ucx-cma", "UCX cma", "ucx", flavour="cma,posix,self"),
     Peer("ucx-tcp", "UCX tcp", "ucx", flavour="tcp,self"),
     Peer("fabric-shm", "libfabric shm", "fabric", flavour="shm", memory="shared"),

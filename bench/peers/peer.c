@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 
 #include "clock.h"
 
-enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20 };
+enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 20000 };
 
 struct options options = {.region = 256u * MIB, .lanes = 1, .flavour = ""};
 struct lane lanes[LANES_MAX];
@@ -152,14 +153,27 @@ static void compare(const char *found, enum op op, uint64_t offset, size_t size,
     }
 }
 
+/* Looks for what has completed. Whoever finds nothing for long lets others have the processor: with more threads than processors the
+ * one that is waited for may be among them, and would have to wait for the end of a time slice. */
+static unsigned reap(struct lane *lane, const struct point *point, unsigned slots[])
+{
+    unsigned count = peer_reap(lane, point->op, point->size, slots);
+    if (count > 0)
+        lane->idle = 0;
+    else if (++lane->idle % IDLE_TURNS == 0)
+        sched_yield();
+    return count;
+}
+
 /* ---- verifying -------------------------------------------------------------------------------------------------- */
 
 static void do_one(struct lane *lane, enum op op, uint64_t offset, size_t size)
 {
     unsigned slots[DEPTH_MAX];
     uint64_t start = clock_ns();
+    const struct point point = {.op = op, .size = size};
     peer_post(lane, op, 0, offset, size);
-    while (peer_reap(lane, op, size, slots) == 0)
+    while (reap(lane, &point, slots) == 0)
         if (clock_ns() - start > PATIENCE_S * 1000000000ull)
             die("%s of %zu bytes: no answer", OP_NAMES[op], size);
 }
@@ -316,7 +330,7 @@ static void run_alone(struct run *run, uint64_t places)
             uint64_t offset = random_offset(&random, places, point->size);
             uint64_t before = ticks_begin();
             peer_post(run->lane, point->op, 0, offset, point->size);
-            while (peer_reap(run->lane, point->op, point->size, slots) == 0)
+            while (reap(run->lane, point, slots) == 0)
                 ;
             uint64_t ticks = ticks_end() - before;
             if (run->samples != NULL)
@@ -343,7 +357,7 @@ static void run_deep(struct run *run, uint64_t places)
     while (!stopping || under_way > 0) {
         for (unsigned i = 0; i < free_count && !stopping; i++, under_way++)
             peer_post(run->lane, point->op, slots[i], random_offset(&random, places, point->size), point->size);
-        free_count = peer_reap(run->lane, point->op, point->size, slots);
+        free_count = reap(run->lane, point, slots);
         under_way -= free_count;
         run->ops += free_count;
         if (turns++ % 16 == 0 || stopping || point->size >= 65536) {
@@ -413,13 +427,14 @@ static void tell_target(int control, bool begins, const struct point *point)
     hear(control, &command, sizeof command);
 }
 
-static void measure(int control, pid_t target, const struct point *point, unsigned milliseconds, uint32_t *samples)
+/* `settles`: what the target did before may still keep it busy for a moment. */
+static void measure(int control, pid_t target, const struct point *point, bool settles, unsigned milliseconds, uint32_t *samples)
 {
     struct run runs[LANES_MAX];
     uint64_t duration_ns = milliseconds * 1000000ull;
     tell_target(control, true, point);
     run_threads(runs, point, duration_ns / 8, NULL); /* to warm up */
-    usleep(500);                                     /* so that the target sleeps that wants to */
+    usleep(settles ? SETTLE_US : 500);               /* so that the target sleeps that wants to */
     struct cpu before = {0, 0}, after = {0, 0};
     if (target > 0)
         before = cpu_of(target);
@@ -442,8 +457,10 @@ static bool serve_point(int control, struct command *command)
     bool works = peer_target_works(command->op);
     while (size < 0) {
         idle = works && peer_turn(command->op, command->size) ? 0 : idle + 1;
-        if (!works || idle % 256 == 255)
+        if (!works || idle % IDLE_TURNS == IDLE_TURNS - 1)
             size = recv(control, command, sizeof *command, works ? MSG_DONTWAIT : 0);
+        if (idle % IDLE_TURNS == IDLE_TURNS - 1)
+            sched_yield();
     }
     return size == sizeof *command;
 }
@@ -514,7 +531,7 @@ static int be_client(pid_t target, const struct point points[], size_t count, un
     for (size_t i = 0; i < count; i++) {
         const char *reason = peer_lacks(points[i].op, points[i].size);
         if (reason == NULL)
-            measure(control, target, &points[i], milliseconds, samples);
+            measure(control, target, &points[i], i == 0 || points[i].op != points[i - 1].op, milliseconds, samples);
         else
             printf("{\"op\": \"%s\", \"size\": %zu, \"depth\": %u, \"threads\": %u, \"missing\": \"%s\"}\n", OP_NAMES[points[i].op],
                    points[i].size, points[i].depth, points[i].threads, reason);

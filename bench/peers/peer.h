@@ -44,6 +44,7 @@ struct lane {
     char *buffer; /* LANE_BYTES */
     void *own;
     const char *received; /* the last message that came */
+    unsigned idle;        /* how often nothing was found since something was */
 };
 
 extern struct lane lanes[LANES_MAX];

@@ -4,6 +4,7 @@
  */
 #include "peer.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -208,7 +209,7 @@ void peer_open_target(int control)
         meet(&lanes[i], &other);
     }
     /* Connections come up when both ends work at it. */
-    while (recv(control, &ready, 1, MSG_DONTWAIT) < 0)
+    for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
         for (unsigned i = 0; i < options.lanes; i++)
             progress(&links[i]);
     say(control, &ready, 1);
@@ -228,7 +229,7 @@ void peer_open_client(int control)
         unsigned slots[DEPTH_MAX];
         peer_post(&lanes[i], OP_GET, 0, 0, 8);
         while (peer_reap(&lanes[i], OP_GET, 8, slots) == 0)
-            ;
+            sched_yield();
     }
     say(control, &ready, 1);
     hear(control, &ready, 1);

@@ -4,6 +4,7 @@
  */
 #include "peer.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -29,9 +30,15 @@ static ucp_context_h context;
 static ucp_mem_h memory;
 static void *region;
 
+static bool is_cma(void)
+{
+    return strncmp(options.flavour, "cma", 3) == 0;
+}
+
+/* Whether the client's UCX reaches the memory by itself. This one does not use CMA for get and put of small sizes. */
 static bool is_direct(void)
 {
-    return strstr(options.flavour, "tcp") == NULL;
+    return strstr(options.flavour, "tcp") == NULL && !is_cma();
 }
 
 const char *peer_lacks(enum op op, size_t size)
@@ -171,6 +178,11 @@ static void map_region(void)
         .flags = UCP_MEM_MAP_ALLOCATE,
     };
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+    if (is_cma()) {
+        /* Memory that the transport which sets things up could map would be reached by that. */
+        params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
+        params.address = map_memory(options.region, options.shared, NULL);
+    }
     check(ucp_mem_map(context, &params, &memory), "region");
     check(ucp_mem_query(memory, &attr), "region");
     region = attr.address;
@@ -196,7 +208,7 @@ void peer_open_target(int control)
         post_receives(&lanes[i]);
     }
     /* Endpoints come up when both ends work at it. */
-    while (recv(control, &ready, 1, MSG_DONTWAIT) < 0)
+    for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
         for (unsigned i = 0; i < options.lanes; i++)
             ucp_worker_progress(links[i].worker);
     say(control, &ready, 1);
@@ -208,7 +220,7 @@ static void flush(struct link *link)
     ucs_status_ptr_t request = ucp_ep_flush_nbx(link->endpoint, &param);
     if (is_over(request, "flush"))
         return;
-    while (ucp_request_check_status(request) == UCS_INPROGRESS)
+    for (; ucp_request_check_status(request) == UCS_INPROGRESS; sched_yield())
         ucp_worker_progress(link->worker);
     check(ucp_request_check_status(request), "flush");
     ucp_request_free(request);

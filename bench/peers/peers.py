@@ -84,7 +84,9 @@ def measure(peers, sections, options):
             chosen = section.peers_of(peers)
             for peer in chosen[index % max(len(chosen), 1):] + chosen[:index % max(len(chosen), 1)]:
                 bench.progress(f"round {index + 1} of {options.rounds}, {section.name}: {peer.title} ...")
+                begun = time.monotonic()
                 found, reason = run(peer, section, options.milliseconds)
+                bench.progress(f"{time.monotonic() - begun:.1f} s")
                 if reason:
                     bench.progress(f"{peer.title}: {reason}")
                     missing[section.name, peer.name] = reason

@@ -169,10 +169,12 @@ def promises(summary):
             judge(f"get of 8 B from {where}, {interface}: p50, ns",
                   value("p50_ns", section=section, peer=f"terrace-local-{interface}-shared", op="get", size=8, depth=1, threads=1), bar, False)
     local = [entry for entry in summary if entry["peer"].startswith("terrace-local") and entry["op"] != "message"]
-    if local:
-        judge("utime+stime of the target in all one-sided points of the local path, ticks", sum(entry["target_ticks"] for entry in local),
-              0, False)
-        judge("run time of the target in the same, us", sum(entry["target_cpu_s"] for entry in local) * 1e6, 0, False)
+    by_target = [entry for entry in local if entry["op"] == "atomic" and entry["peer"].endswith("private")]
+    for what, entries in (("one-sided points of the local path, but atomics on private memory", [entry for entry in local if entry not in by_target]),
+                          ("its points with atomics on private memory", by_target)):
+        if entries:
+            judge(f"utime+stime of the target in {what}, ticks", sum(entry["target_ticks"] for entry in entries), 0, False)
+            judge(f"run time of the target's threads in {what}, us", sum(entry["target_cpu_s"] for entry in entries) * 1e6, 0, False)
     at = {"section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
     for interface in ("verbs", "native"):
         mine, limit = value("p50_ns", peer=f"terrace-local-{interface}-shared", **at), value("p50_ns", peer="shm", **at)

@@ -42,6 +42,7 @@ pub struct Lane {
     buffer: *mut c_char,
     own: *mut c_void,
     received: *const c_char,
+    idle: c_uint,
 }
 
 /// `struct peer`.
