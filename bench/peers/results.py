@@ -26,6 +26,8 @@ def summarise(rows):
             values = [row[metric] for row in members if row.get(metric) is not None]
             entry[metric] = statistics.median(values) if values else None
             entry[f"{metric}_spread"] = spread(values)
+            # What else the machine does can only cost more.
+            entry[f"{metric}_best"] = (min if LESS_IS_BETTER[metric] else max)(values) if values else None
         summary.append(entry)
     return summary
 
@@ -108,11 +110,14 @@ VIEWS = (
 )
 
 
-def tables(summary, peers, missing, section="main"):
+BRIEF_VIEWS = (VIEWS[0], VIEWS[2])
+
+
+def tables(summary, peers, missing, section="main", views=VIEWS):
     """Markdown: a table for each operation and view, peers down, sizes across."""
     lines = []
     for op in ("get", "put", "message", "atomic"):
-        for metric, depth, threads, title in VIEWS:
+        for metric, depth, threads, title in views:
             entries = [entry for entry in summary if (entry["section"], entry["op"], entry["depth"], entry["threads"])
                        == (section, op, depth, threads)]
             if entries:
@@ -144,39 +149,42 @@ def _table(entries, peers, missing, section, op, metric):
 
 
 def promises(summary):
-    """What must be shown: (text, value, bar, whether it is met); the value is None when it was not measured."""
+    """What must be shown, by medians, with what the best rounds would say beside it; None is what was not measured."""
     shown = []
 
-    def judge(text, value, bar, at_least):
+    def judge(text, bar, at_least, measure):
+        value, best = measure(""), measure("_best")
         met = value is not None and (value >= bar if at_least else value <= bar)
-        shown.append({"text": text, "value": value, "bar": bar, "at_least": at_least, "met": met})
+        shown.append({"text": text, "value": value, "best": best, "bar": bar, "at_least": at_least, "met": met})
 
     def value(metric, **wanted):
         entry = find(summary, **wanted)
         return entry[metric] if entry else None
 
+    def ratio(metric, limit, **wanted):
+        """Of a Terrace peer to a limit at the same point."""
+        mine, its = value(metric, **wanted), value(metric, **{**wanted, "peer": limit})
+        return mine / its if mine and its else None
+
     for interface in ("verbs", "native"):
         for op in ("get", "put"):
             for depth in (1, 16):
-                at = {"section": "large", "op": op, "size": 4096, "depth": depth, "threads": 1}
-                mine = value("rate", peer=f"terrace-local-{interface}-shared", **at)
-                limit = value("rate", peer="memcpy-shared", **at)
-                judge(f"{op} of 4 KiB from 2 GiB, {interface}, depth {depth}: part of memcpy's rate",
-                      mine / limit if mine and limit else None, 0.6, True)
+                at = {"peer": f"terrace-local-{interface}-shared", "section": "large", "op": op, "size": 4096, "depth": depth, "threads": 1}
+                judge(f"{op} of 4 KiB from 2 GiB, {interface}, depth {depth}: part of memcpy's rate", 0.6, True,
+                      lambda how, at=at: ratio(f"rate{how}", "memcpy-shared", **at))
     for interface, bar in (("native", 100), ("verbs", 250)):
-        for section in ("main", "hot"):
-            where = "256 MiB" if section == "main" else "1 MiB"
-            judge(f"get of 8 B from {where}, {interface}: p50, ns",
-                  value("p50_ns", section=section, peer=f"terrace-local-{interface}-shared", op="get", size=8, depth=1, threads=1), bar, False)
+        for section, where in (("main", "256 MiB"), ("hot", "1 MiB")):
+            at = {"peer": f"terrace-local-{interface}-shared", "section": section, "op": "get", "size": 8, "depth": 1, "threads": 1}
+            judge(f"get of 8 B from {where}, {interface}: p50, ns", bar, False, lambda how, at=at: value(f"p50_ns{how}", **at))
     local = [entry for entry in summary if entry["peer"].startswith("terrace-local") and entry["op"] != "message"]
     by_target = [entry for entry in local if entry["op"] == "atomic" and entry["peer"].endswith("private")]
     for what, entries in (("one-sided points of the local path, but atomics on private memory", [entry for entry in local if entry not in by_target]),
                           ("its points with atomics on private memory", by_target)):
-        if entries:
-            judge(f"utime+stime of the target in {what}, ticks", sum(entry["target_ticks"] for entry in entries), 0, False)
-            judge(f"run time of the target's threads in {what}, us", sum(entry["target_cpu_s"] for entry in entries) * 1e6, 0, False)
-    at = {"section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
+        for name, metric, scale in (("utime+stime of the target, ticks:", "target_ticks", 1), ("run time of the target's threads, us:", "target_cpu_s", 1e6)):
+            judge(f"{name} in {what}", 0, False,
+                  lambda how, entries=entries, metric=metric, scale=scale: sum(entry[metric] for entry in entries) * scale if entries else None)
     for interface in ("verbs", "native"):
-        mine, limit = value("p50_ns", peer=f"terrace-local-{interface}-shared", **at), value("p50_ns", peer="shm", **at)
-        judge(f"message of 64 B, {interface}: round trip over that of bare shared memory", mine / limit if mine and limit else None, 2, False)
+        at = {"peer": f"terrace-local-{interface}-shared", "section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
+        judge(f"message of 64 B, {interface}: round trip over that of bare shared memory", 2, False,
+              lambda how, at=at: ratio(f"p50_ns{how}", "shm", **at))
     return shown
