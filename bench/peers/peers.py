@@ -208,7 +208,7 @@ def page(document, peers, missing, views=results.VIEWS):
         if promise["value"] is None:
             lines.append(f"- {promise['text']}: not measured ({sign} {promise['bar']:g})")
             continue
-        best = f", best rounds {promise['best']:.3g}" if document["rounds"] > 1 and promise["best"] != promise["value"] else ""
+        best = f", best rounds {promise['best']:.3g}" if promise["best"] not in (None, promise["value"]) else ""
         verdict = "met" if promise["met"] else "NOT MET"
         lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best} ({sign} {promise['bar']:g}: {verdict})")
     lines += ["", "## Where Terrace is not ahead", ""]

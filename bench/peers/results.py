@@ -149,42 +149,37 @@ def _table(entries, peers, missing, section, op, metric):
 
 
 def promises(summary):
-    """What must be shown, by medians, with what the best rounds would say beside it; None is what was not measured."""
+    """What must be shown, by medians (None: not measured), and for latencies what the best rounds say beside it."""
     shown = []
 
-    def judge(text, bar, at_least, measure):
-        value, best = measure(""), measure("_best")
+    def judge(text, value, bar, at_least, best=None):
         met = value is not None and (value >= bar if at_least else value <= bar)
         shown.append({"text": text, "value": value, "best": best, "bar": bar, "at_least": at_least, "met": met})
-
-    def value(metric, **wanted):
-        entry = find(summary, **wanted)
-        return entry[metric] if entry else None
-
-    def ratio(metric, limit, **wanted):
-        """Of a Terrace peer to a limit at the same point."""
-        mine, its = value(metric, **wanted), value(metric, **{**wanted, "peer": limit})
-        return mine / its if mine and its else None
 
     for interface in ("verbs", "native"):
         for op in ("get", "put"):
             for depth in (1, 16):
-                at = {"peer": f"terrace-local-{interface}-shared", "section": "large", "op": op, "size": 4096, "depth": depth, "threads": 1}
-                judge(f"{op} of 4 KiB from 2 GiB, {interface}, depth {depth}: part of memcpy's rate", 0.6, True,
-                      lambda how, at=at: ratio(f"rate{how}", "memcpy-shared", **at))
+                at = {"section": "large", "op": op, "size": 4096, "depth": depth, "threads": 1}
+                judge(f"{op} of 4 KiB from 2 GiB, {interface}, depth {depth}: part of memcpy's rate",
+                      _ratio(summary, "rate", f"terrace-local-{interface}-shared", "memcpy-shared", at), 0.6, True)
     for interface, bar in (("native", 100), ("verbs", 250)):
         for section, where in (("main", "256 MiB"), ("hot", "1 MiB")):
-            at = {"peer": f"terrace-local-{interface}-shared", "section": section, "op": "get", "size": 8, "depth": 1, "threads": 1}
-            judge(f"get of 8 B from {where}, {interface}: p50, ns", bar, False, lambda how, at=at: value(f"p50_ns{how}", **at))
+            entry = find(summary, peer=f"terrace-local-{interface}-shared", section=section, op="get", size=8, depth=1, threads=1) or {}
+            judge(f"get of 8 B from {where}, {interface}: p50, ns", entry.get("p50_ns"), bar, False, entry.get("p50_ns_best"))
     local = [entry for entry in summary if entry["peer"].startswith("terrace-local") and entry["op"] != "message"]
     by_target = [entry for entry in local if entry["op"] == "atomic" and entry["peer"].endswith("private")]
-    for what, entries in (("one-sided points of the local path, but atomics on private memory", [entry for entry in local if entry not in by_target]),
+    direct = [entry for entry in local if entry not in by_target]
+    for what, entries in (("one-sided points of the local path, but atomics on private memory", direct),
                           ("its points with atomics on private memory", by_target)):
-        for name, metric, scale in (("utime+stime of the target, ticks:", "target_ticks", 1), ("run time of the target's threads, us:", "target_cpu_s", 1e6)):
-            judge(f"{name} in {what}", 0, False,
-                  lambda how, entries=entries, metric=metric, scale=scale: sum(entry[metric] for entry in entries) * scale if entries else None)
+        for name, metric, scale in (("utime+stime of the target, ticks", "target_ticks", 1), ("run time of the target's threads, us", "target_cpu_s", 1e6)):
+            judge(f"{name}, in {what}", sum(entry[metric] for entry in entries) * scale if entries else None, 0, False)
+    at = {"section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
     for interface in ("verbs", "native"):
-        at = {"peer": f"terrace-local-{interface}-shared", "section": "main", "op": "message", "size": 64, "depth": 1, "threads": 1}
-        judge(f"message of 64 B, {interface}: round trip over that of bare shared memory", 2, False,
-              lambda how, at=at: ratio(f"p50_ns{how}", "shm", **at))
+        judge(f"message of 64 B, {interface}: round trip over that of bare shared memory",
+              _ratio(summary, "p50_ns", f"terrace-local-{interface}-shared", "shm", at), 2, False)
     return shown
+
+
+def _ratio(summary, metric, peer, limit, at):
+    mine, its = (find(summary, peer=name, **at) for name in (peer, limit))
+    return mine[metric] / its[metric] if mine and its and mine[metric] and its[metric] else None
