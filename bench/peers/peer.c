@@ -19,7 +19,7 @@
 
 #include "clock.h"
 
-enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 20000 };
+enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 50000 };
 
 struct options options = {.region = 256u * MIB, .lanes = 1, .flavour = ""};
 struct lane lanes[LANES_MAX];
