@@ -19,7 +19,7 @@
 
 #include "clock.h"
 
-enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 50000 };
+enum { SAMPLES_MAX = 1 << 18, POINTS_MAX = 256, CHECKS = 256, PATIENCE_S = 20, IDLE_TURNS = 256, SETTLE_US = 50000, FIRST_SETTLE_US = 150000 };
 
 struct options options = {.region = 256u * MIB, .lanes = 1, .flavour = ""};
 struct lane lanes[LANES_MAX];
@@ -426,14 +426,14 @@ static void tell_target(int control, bool begins, const struct point *point)
     hear(control, &command, sizeof command);
 }
 
-/* `settles`: what the target did before may still keep it busy for a moment. */
-static void measure(int control, pid_t target, const struct point *point, bool settles, unsigned milliseconds, uint32_t *samples)
+/* `settle_us`: what the target did before may still keep it busy for a moment. */
+static void measure(int control, pid_t target, const struct point *point, unsigned settle_us, unsigned milliseconds, uint32_t *samples)
 {
     struct run runs[LANES_MAX];
     uint64_t duration_ns = milliseconds * 1000000ull;
     tell_target(control, true, point);
     run_threads(runs, point, duration_ns / 8, NULL); /* to warm up */
-    usleep(settles ? SETTLE_US : 500);               /* so that the target sleeps that wants to */
+    usleep(settle_us); /* so that the target sleeps that wants to */
     struct cpu before = {0, 0}, after = {0, 0};
     if (target > 0)
         before = cpu_of(target);
@@ -530,7 +530,8 @@ static int be_client(pid_t target, const struct point points[], size_t count, un
     for (size_t i = 0; i < count; i++) {
         const char *reason = peer_lacks(points[i].op, points[i].size);
         if (reason == NULL)
-            measure(control, target, &points[i], i == 0 || points[i].op != points[i - 1].op, milliseconds, samples);
+            measure(control, target, &points[i], i == 0 ? FIRST_SETTLE_US : points[i].op != points[i - 1].op ? SETTLE_US : 500,
+                    milliseconds, samples);
         else
             printf("{\"op\": \"%s\", \"size\": %zu, \"depth\": %u, \"threads\": %u, \"missing\": \"%s\"}\n", OP_NAMES[points[i].op],
                    points[i].size, points[i].depth, points[i].threads, reason);

@@ -212,12 +212,7 @@ def page(document, peers, missing, views=results.VIEWS):
         verdict = "met" if promise["met"] else "NOT MET"
         lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best} ({sign} {promise['bar']:g}: {verdict})")
     lines += ["", "## Where Terrace is not ahead", ""]
-    titles = {peer.name: peer.title for peer in peers}
-    for each in document["not_ahead"]:
-        shape = "" if each["depth"] == 1 else f", depth {each['depth']}, {each['threads']} threads" if each["threads"] > 1 else f", depth {each['depth']}"
-        lines.append(f"- {titles[each['peer']]}: {each['op']} of {results.size_name(each['size'])}{shape}, {each['metric']}: {each['ratio']:.2f}")
-    if not document["not_ahead"]:
-        lines.append("Nowhere, among what was measured.")
+    lines += [f"- {line}" for line in behind(document["not_ahead"], peers)] or ["Nowhere, among what was measured."]
     if document["missing"]:
         lines += ["", "## What is missing", "", *(f"- {each}" for each in document["missing"])]
     lines += ["", "## Random places in 256 MiB", results.tables(document["points"], peers, missing, views=views)]
@@ -226,6 +221,17 @@ def page(document, peers, missing, views=results.VIEWS):
         if text:
             lines += ["", f"## Random places in {title}", text]
     return "\n".join([*lines, ""])
+
+
+def behind(not_ahead, peers):
+    """A line for each point at which some are ahead of Terrace."""
+    titles = {peer.name: peer.title for peer in peers}
+    points = {}
+    for each in not_ahead:
+        shape = "" if each["depth"] == 1 else " by two threads" if each["threads"] == 2 else " by one thread"
+        metric = {"p50_ns": "p50", "p99_ns": "p99", "rate": "rate at depth 16"}[each["metric"]] + shape
+        points.setdefault((each["op"], each["size"], metric), []).append(f"{titles[each['peer']]} {each['ratio']:.2f}")
+    return [f"{op} of {results.size_name(size)}, {metric}: {', '.join(found)}" for (op, size, metric), found in sorted(points.items())]
 
 
 def pictures(summary, peers):
