@@ -108,7 +108,7 @@ impl Backings for RegionFile {
 
 fn settings() -> &'static Options {
     // SAFETY: written by main() before any of this is called, and never again.
-    unsafe { &*(&raw const options) }
+    unsafe { &options }
 }
 
 #[unsafe(no_mangle)]
@@ -208,7 +208,7 @@ fn open_end(control: c_int, region_len: Option<u64>) {
     let region = region_len.map(|len| open_region(&device, &pd, len));
     for index in 0..settings().lanes as usize {
         // SAFETY: main() has opened so many lanes, and is the only thread.
-        let lane = unsafe { &mut (*(&raw mut lanes))[index] };
+        let lane = unsafe { &mut *(&raw mut lanes).cast::<Lane>().add(index) };
         open_link(&device, &pd, lane);
         let link = link_of(lane);
         let (rkey, base) = region.as_ref().map_or((0, 0), |mr| (mr.rkey(), mr.addr()));
@@ -346,7 +346,7 @@ pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
     let mut worked = false;
     for index in 0..settings().lanes as usize {
         // SAFETY: opened before; the target has one thread.
-        let link = link_of(unsafe { &(*(&raw const lanes))[index] });
+        let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
         let (done, polled) = link.poll();
         for &(id, byte_len, is_receive) in &done[..polled] {
             match is_receive {
