@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop chaos crash endurance sanitize soak soak-term fuzz bench bench-many bench-term bench-term-full lint clean
+.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop chaos crash endurance sanitize soak soak-term fuzz bench bench-many bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -49,6 +49,25 @@ build/examples/%: examples/%.c
 build/bench/%: bench/%.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< -libverbs -lpthread
+
+# One for each peer of `make bench-peers`; peer.c is what they share.
+PEERS_SHARED := bench/peers/peer.c bench/peers/peer.h bench/peers/clock.h
+PEERS_PROGRAMS := $(patsubst bench/peers/peer_%.c,build/bench/peers/%,$(wildcard bench/peers/peer_*.c))
+
+build/bench/peers/%: bench/peers/peer_%.c $(PEERS_SHARED)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< bench/peers/peer.c $(LIBRARIES) -lpthread
+
+build/bench/peers/verbs: LIBRARIES := -libverbs
+build/bench/peers/ucx: LIBRARIES := -lucp -lucs
+build/bench/peers/fabric: LIBRARIES := -lfabric
+build/bench/peers/nbd: LIBRARIES := -lnbd
+
+build/bench/peers/native: $(TARGET_DIR)/release/examples/libpeer_native.a $(PEERS_SHARED)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ bench/peers/peer.c $< -lpthread -ldl -lm -lgcc_s
+
+peers-programs: $(PEERS_PROGRAMS) build/bench/peers/native
 
 build/interop/programs/%: tests/interop/programs/%.c
 	@mkdir -p $(@D)
@@ -89,6 +108,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	@$(MAKE) --no-print-directory badinput-programs
 	$(PYTHON) -m unittest discover --start-directory tests/badinput --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
 
 conformance: build ## Run real RDMA programs on it: perftest, pingpongs, qperf, UCX, pyverbs (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
@@ -144,6 +164,18 @@ bench-many: build ## Measure how costs grow with queue pairs, regions and proces
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/many
 	TERRACE_PATH=udp $(PYTHON) bench/many.py
+
+bench-peers: build ## Measure beside memcpy, UCX, libfabric, Redis, memcached and NBD on this machine: three minutes (ONLY=PATTERN for some)
+	@scripts/setup.sh bench-peers
+	cargo build --release --locked --package terrace-nic --example peer_native
+	-@$(MAKE) --no-print-directory --keep-going peers-programs
+	$(PYTHON) bench/peers/peers.py $(if $(ONLY),--only '$(ONLY)')
+
+bench-peers-full: build ## The same with all sizes and more rounds, into bench/peers/results, where results are committed
+	@scripts/setup.sh bench-peers
+	cargo build --release --locked --package terrace-nic --example peer_native
+	-@$(MAKE) --no-print-directory --keep-going peers-programs
+	$(PYTHON) bench/peers/peers.py --full --out bench/peers/results
 
 bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly
 	@scripts/setup.sh bench

@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|demo|test|conformance|interop|bench|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -54,6 +54,13 @@ install_packages() {
     fail "apt-get could not install$missing (all of its output: $log)"
 }
 
+# What a target can do without, one by one.
+install_if_possible() {
+    for package in "$@"; do
+        (install_packages "$package") || echo "setup: goes on without $package" >&2
+    done
+}
+
 # cargo's own tools come from crates.io; building one takes minutes, so only when it is missing.
 install_cargo_tool() {
     command -v "$1" >/dev/null 2>&1 && return 0
@@ -95,6 +102,8 @@ verbs="libibverbs-dev ibverbs-utils python3"
 # A font for the plots; setpriv, which ends a server when the benchmark ends.
 plots="fonts-dejavu-core util-linux"
 programs="perftest qperf ucx-utils rdma-core python3-pyverbs rdmacm-utils libfabric-bin openmpi-bin libopenmpi-dev iproute2 tshark fio qemu-system-x86"
+# What `make bench-peers` holds Terrace against.
+peers="libucx-dev libfabric-dev redis-server memcached libnbd-dev nbdkit"
 # The machine for the guest, what goes into it, and what unpacks a kernel.
 guest="qemu-system-x86 busybox-static perftest rdmacm-utils librdmacm-dev ibverbs-providers iproute2 kmod util-linux"
 
@@ -110,6 +119,7 @@ interop)
     fetch_kernel
     ;;
 bench) check_rust; install_packages $compiler $verbs $plots perftest ;;
+bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)
     check_rust
@@ -121,5 +131,5 @@ lint)
     ;;
 all-but-fuzz) for part in build demo test conformance interop bench lint; do "$0" "$part"; done ;;
 all) "$0" all-but-fuzz && "$0" fuzz ;;
-*) fail "usage: $0 build|demo|test|conformance|interop|bench|fuzz|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all" ;;
 esac

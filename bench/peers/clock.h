@@ -1,0 +1,64 @@
+/* A clock for operations of some ten nanoseconds: the processor's counter where there is one, after what came before is done. */
+#pragma once
+
+#include <stdint.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+static double ns_per_tick = 1;
+
+static inline uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* Nothing behind it begins before it, and all before it, loads included, is done. */
+static inline uint64_t ticks_begin(void)
+{
+#if defined(__x86_64__)
+    _mm_lfence();
+    uint64_t ticks = __rdtsc();
+    _mm_lfence();
+    return ticks;
+#else
+    return clock_ns();
+#endif
+}
+
+static inline uint64_t ticks_end(void)
+{
+#if defined(__x86_64__)
+    _mm_lfence();
+    return __rdtsc();
+#else
+    return clock_ns();
+#endif
+}
+
+static inline double ticks_to_ns(uint64_t ticks)
+{
+    return (double)ticks * ns_per_tick;
+}
+
+static inline void clock_calibrate(void)
+{
+    uint64_t start_ns = clock_ns(), start = ticks_end(), now_ns;
+    while ((now_ns = clock_ns()) - start_ns < 20000000)
+        ;
+    ns_per_tick = (double)(now_ns - start_ns) / (double)(ticks_end() - start);
+}
+
+/* What an operation that does nothing seems to take. */
+static inline double clock_overhead_ns(void)
+{
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < 1000; i++) {
+        uint64_t before = ticks_begin(), ticks = ticks_end() - before;
+        least = ticks < least ? ticks : least;
+    }
+    return ticks_to_ns(least);
+}

@@ -1,0 +1,98 @@
+"""What is measured: the peers, how each is started, and the points."""
+
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Something that values are got from, put into, or sent through."""
+
+    name: str
+    title: str
+    program: str  # below build/bench/peers
+    flavour: str = ""
+    memory: str = "private"  # what the target's region is: `shared` memory or its own alone
+    path: str = ""  # for programs that run under `terrace run`: TERRACE_PATH
+    store: str = ""  # the program that is the target, where it is somebody else's
+    ops: tuple = ("get", "put", "message", "atomic")
+    kind: str = "other"  # terrace, limit (of the machine) or other
+    alone: bool = False  # whether there is no target
+
+
+def _terrace(interface, path, memory, ops=("get", "put", "message", "atomic")):
+    title = f"Terrace {path}, {interface}, {memory} memory"
+    program = "verbs" if interface == "verbs" else "native"
+    return Peer(f"terrace-{path}-{interface}-{memory}", title, program, flavour=path, memory=memory, path=path if program == "verbs" else "",
+                ops=ops, kind="terrace")
+
+
+ONE_SIDED = ("get", "put", "atomic")
+
+PEERS = (
+    _terrace("verbs", "local", "shared"),
+    _terrace("native", "local", "shared"),
+    # Messages do not depend on what the region is.
+    _terrace("verbs", "local", "private", ONE_SIDED),
+    _terrace("native", "local", "private", ONE_SIDED),
+    _terrace("verbs", "udp", "private"),
+    _terrace("native", "udp", "private"),
+    Peer("memcpy-shared", "memcpy, shared memory", "memcpy", memory="shared", ops=ONE_SIDED, kind="limit", alone=True),
+    Peer("memcpy-private", "memcpy, private memory", "memcpy", ops=ONE_SIDED, kind="limit", alone=True),
+    Peer("shm", "shared-memory ping-pong, pinned", "shm", ops=("message",), kind="limit"),
+    Peer("udp", "bare UDP ping-pong", "udp", ops=("message",), kind="limit"),
+    Peer("ucx-posix", "UCX posix", "ucx", flavour="posix,self"),
+    Peer("ucx-sysv", "UCX sysv", "ucx", flavour="sysv,self"),
+    # CMA carries no messages and sets up nothing by itself: that is done by posix.
+    Peer("ucx-cma", "UCX cma", "ucx", flavour="cma,posix,self"),
+    Peer("ucx-tcp", "UCX tcp", "ucx", flavour="tcp,self"),
+    Peer("fabric-shm", "libfabric shm", "fabric", flavour="shm", memory="shared"),
+    Peer("fabric-tcp", "libfabric tcp", "fabric", flavour="tcp"),
+    Peer("redis", "Redis, unix socket", "kv", flavour="redis", store="redis-server", ops=ONE_SIDED),
+    Peer("memcached", "memcached, unix socket", "kv", flavour="memcached", store="memcached", ops=ONE_SIDED),
+    Peer("nbd", "NBD (nbdkit memory), unix socket", "nbd", store="nbdkit", ops=("get", "put")),
+)
+
+# What everything else is held against.
+REFERENCE = "terrace-local-verbs-shared"
+
+SHAPES = ((1, 1), (16, 1), (16, 2))  # depth, threads
+
+
+@dataclass(frozen=True)
+class Section:
+    """Points that are measured together, over regions of one size."""
+
+    name: str
+    region: int
+    points: tuple  # (op, size, depth, threads)
+    peers: tuple = field(default=())  # names; all when empty
+    rounds_max: int = 100
+
+    def points_of(self, peer):
+        return [point for point in self.points if point[0] in peer.ops]
+
+    def peers_of(self, peers):
+        return [peer for peer in peers if (not self.peers or peer.name in self.peers) and self.points_of(peer)]
+
+
+def _points(sizes, message_sizes):
+    points = [(op, size, *shape) for op in ("get", "put") for size in sizes for shape in SHAPES]
+    points += [("message", size, *shape) for size in message_sizes for shape in SHAPES]
+    return tuple(points + [("atomic", 8, *shape) for shape in SHAPES])
+
+
+_AT_MEMORY_SPEED = tuple(peer.name for peer in PEERS if peer.name.startswith(("terrace-local", "memcpy")))
+
+# From more memory than caches and translations cover, and from so little that they do.
+_LARGE_POINTS = tuple((op, 4096, depth, 1) for op in ("get", "put") for depth in (1, 16))
+_HOT = Section("hot", MIB, (("get", 8, 1, 1), ("put", 8, 1, 1), ("get", 4096, 1, 1)), (*_AT_MEMORY_SPEED, "ucx-posix"))
+
+SHORT = (Section("main", 256 * MIB, _points((8, 4096, MIB), (64, 4096))), Section("large", 2 * GIB, _LARGE_POINTS, _AT_MEMORY_SPEED, 1), _HOT)
+_SIZES = (8, 64, 512, 4096, 65536, MIB)
+FULL = (Section("main", 256 * MIB, _points(_SIZES, _SIZES)), Section("large", 2 * GIB, _LARGE_POINTS, _AT_MEMORY_SPEED, 3), _HOT)
+
+SHORT_ROUNDS, SHORT_MILLISECONDS = 3, 30
+FULL_ROUNDS, FULL_MILLISECONDS = 5, 150

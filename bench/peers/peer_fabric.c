@@ -1,0 +1,322 @@
+/*
+ * libfabric: fi_read, fi_write, fi_fetch_atomic, fi_send and fi_recv over reliable unconnected endpoints, one for each lane with a
+ * domain of its own. The flavour names the provider.
+ */
+#include "peer.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+
+const struct peer peer = {.name = "fabric", .has_target = true, .has_region = true};
+
+enum { NAME_MAX_BYTES = 512, REGION_KEY = 0x5e, BUFFER_KEY = 0x5f };
+
+/* What an operation is known by; the provider may use the beginning. */
+struct mark {
+    struct fi_context2 context;
+    unsigned number;
+    bool is_receive;
+};
+
+struct link {
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *av;
+    struct fid_cq *cq;
+    struct fid_ep *endpoint;
+    struct fid_mr *region, *buffer;
+    void *buffer_descriptor;
+    fi_addr_t other;
+    uint64_t base, key;
+    bool has_atomics;
+    struct mark receives[INBOX_COUNT], sends[INBOX_COUNT];
+    unsigned done[INBOX_COUNT], done_count, came[INBOX_COUNT], came_count;
+    unsigned asked[DEPTH_MAX], first, count;
+    uint64_t operand;
+};
+
+struct card {
+    uint64_t base, key;
+    size_t name_size;
+    char name[NAME_MAX_BYTES];
+};
+
+static struct link links[LANES_MAX];
+
+const char *peer_lacks(enum op op, size_t size)
+{
+    if (op == OP_ATOMIC)
+        return size != 8 ? "atomics are of 8 bytes" : links[0].endpoint != NULL && !links[0].has_atomics ? "no atomics" : NULL;
+    return NULL;
+}
+
+uint64_t peer_places(size_t size)
+{
+    return options.region / size;
+}
+
+void peer_prepare(size_t size)
+{
+    (void)size;
+}
+
+static void check(ssize_t status, const char *what)
+{
+    if (status < 0)
+        die("%s: %s", what, fi_strerror((int)-status));
+}
+
+/* ---- completions ------------------------------------------------------------------------------------------------- */
+
+/* Whether anything happened. */
+static bool progress(struct link *link)
+{
+    struct fi_cq_msg_entry entries[DEPTH_MAX];
+    ssize_t count = fi_cq_read(link->cq, entries, DEPTH_MAX);
+    if (count == -FI_EAGAIN)
+        return false;
+    if (count == -FI_EAVAIL) {
+        struct fi_cq_err_entry error = {0};
+        fi_cq_readerr(link->cq, &error, 0);
+        die("operation: %s", fi_strerror(error.err));
+    }
+    check(count, "completions");
+    for (ssize_t i = 0; i < count; i++) {
+        struct mark *mark = entries[i].op_context;
+        if (mark->is_receive)
+            link->came[link->came_count++] = mark->number;
+        else
+            link->done[link->done_count++] = mark->number;
+    }
+    return true;
+}
+
+/* ---- setting up -------------------------------------------------------------------------------------------------- */
+
+static void find_provider(struct link *link, uint64_t atomics)
+{
+    struct fi_info *hints = fi_allocinfo();
+    hints->caps = FI_MSG | FI_RMA | atomics;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    hints->fabric_attr->prov_name = strdup(options.flavour);
+    if (strstr(options.flavour, "tcp") != NULL) {
+        /* A write counts when it has arrived. The other provider writes into the target by itself. */
+        hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
+        hints->addr_format = FI_SOCKADDR_IN;
+    }
+    const char *node = strstr(options.flavour, "tcp") != NULL ? "127.0.0.1" : NULL;
+    int status = fi_getinfo(FI_VERSION(1, 17), node, NULL, node != NULL ? FI_SOURCE : 0, hints, &link->info);
+    link->has_atomics = status == 0 && atomics != 0;
+    if (status != 0)
+        link->info = NULL;
+    fi_freeinfo(hints);
+}
+
+static void open_endpoint(struct lane *lane)
+{
+    struct link *link = lane->own = &links[lane->index];
+    find_provider(link, FI_ATOMIC);
+    if (link->info == NULL)
+        find_provider(link, 0);
+    if (link->info == NULL)
+        die("no provider %s with messages and RMA", options.flavour);
+    struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_MSG, .size = 4 * INBOX_COUNT, .wait_obj = FI_WAIT_NONE};
+    struct fi_av_attr av = {.type = FI_AV_TABLE};
+    check(fi_fabric(link->info->fabric_attr, &link->fabric, NULL), "fabric");
+    check(fi_domain(link->fabric, link->info, &link->domain, NULL), "domain");
+    check(fi_av_open(link->domain, &av, &link->av, NULL), "addresses");
+    check(fi_cq_open(link->domain, &cq, &link->cq, NULL), "completion queue");
+    check(fi_endpoint(link->domain, link->info, &link->endpoint, NULL), "endpoint");
+    check(fi_ep_bind(link->endpoint, &link->av->fid, 0), "addresses");
+    check(fi_ep_bind(link->endpoint, &link->cq->fid, FI_TRANSMIT | FI_RECV), "completion queue");
+    check(fi_enable(link->endpoint), "enable");
+    for (unsigned i = 0; i < INBOX_COUNT; i++) {
+        link->receives[i] = (struct mark){.number = i, .is_receive = true};
+        link->sends[i] = (struct mark){.number = i};
+    }
+}
+
+static struct fid_mr *registered(struct link *link, void *memory, size_t size, uint64_t access, uint64_t key)
+{
+    struct fid_mr *mr;
+    check(fi_mr_reg(link->domain, memory, size, access, 0, key, 0, &mr, NULL), "region");
+    if (link->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
+        check(fi_mr_bind(mr, &link->endpoint->fid, 0), "region");
+        check(fi_mr_enable(mr), "region");
+    }
+    return mr;
+}
+
+static void post_receive(struct lane *lane, unsigned index)
+{
+    struct link *link = lane->own;
+    ssize_t status;
+    while ((status = fi_recv(link->endpoint, inbox(lane, index), BYTES_MAX, link->buffer_descriptor, FI_ADDR_UNSPEC,
+                             &link->receives[index])) == -FI_EAGAIN)
+        progress(link);
+    check(status, "receive");
+}
+
+static void open_lane(struct lane *lane, char *region, struct card *card)
+{
+    open_endpoint(lane);
+    struct link *link = lane->own;
+    link->buffer = registered(link, lane->buffer, LANE_BYTES, FI_READ | FI_WRITE | FI_SEND | FI_RECV, BUFFER_KEY + lane->index * 2u);
+    link->buffer_descriptor = fi_mr_desc(link->buffer);
+    *card = (struct card){.name_size = NAME_MAX_BYTES};
+    check(fi_getname(&link->endpoint->fid, card->name, &card->name_size), "name");
+    if (region != NULL) {
+        link->region = registered(link, region, options.region, FI_REMOTE_READ | FI_REMOTE_WRITE, REGION_KEY + lane->index * 2u);
+        card->key = fi_mr_key(link->region);
+        card->base = link->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)region : 0;
+    }
+}
+
+static void meet(struct lane *lane, const struct card *card)
+{
+    struct link *link = lane->own;
+    link->base = card->base;
+    link->key = card->key;
+    if (fi_av_insert(link->av, card->name, 1, &link->other, 0, NULL) != 1)
+        die("the other end's name is not understood");
+    for (unsigned i = 0; i < INBOX_COUNT; i++)
+        post_receive(lane, i);
+}
+
+void peer_open_target(int control)
+{
+    struct card own, other;
+    char ready, *region = map_memory(options.region, options.shared, NULL);
+    fill_region(region);
+    for (unsigned i = 0; i < options.lanes; i++) {
+        open_lane(&lanes[i], region, &own);
+        say(control, &own, sizeof own);
+        hear(control, &other, sizeof other);
+        meet(&lanes[i], &other);
+    }
+    /* Connections come up when both ends work at it. */
+    for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
+        for (unsigned i = 0; i < options.lanes; i++)
+            progress(&links[i]);
+    say(control, &ready, 1);
+}
+
+void peer_open_client(int control)
+{
+    struct card own, other;
+    char ready = 1;
+    for (unsigned i = 0; i < options.lanes; i++) {
+        hear(control, &other, sizeof other);
+        open_lane(&lanes[i], NULL, &own);
+        say(control, &own, sizeof own);
+        meet(&lanes[i], &other);
+    }
+    for (unsigned i = 0; i < options.lanes; i++) {
+        unsigned slots[DEPTH_MAX];
+        peer_post(&lanes[i], OP_GET, 0, 0, 8);
+        while (peer_reap(&lanes[i], OP_GET, 8, slots) == 0)
+            sched_yield();
+    }
+    say(control, &ready, 1);
+    hear(control, &ready, 1);
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+static ssize_t start(struct lane *lane, enum op op, unsigned slot, uint64_t address, size_t size)
+{
+    struct link *link = lane->own;
+    void *descriptor = link->buffer_descriptor, *mark = &link->sends[slot];
+    char *data = outbox(lane, slot, size);
+    switch (op) {
+    case OP_GET: return fi_read(link->endpoint, data, size, descriptor, link->other, address, link->key, mark);
+    case OP_PUT: return fi_write(link->endpoint, data, size, descriptor, link->other, address, link->key, mark);
+    case OP_MESSAGE: return fi_send(link->endpoint, data, size, descriptor, link->other, mark);
+    case OP_ATOMIC: break;
+    }
+    link->operand = 1;
+    return fi_fetch_atomic(link->endpoint, &link->operand, 1, NULL, data, descriptor, link->other, address, link->key, FI_UINT64, FI_SUM,
+                           mark);
+}
+
+void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+{
+    struct link *link = lane->own;
+    ssize_t status;
+    if (op == OP_MESSAGE)
+        link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
+    while ((status = start(lane, op, slot, link->base + offset, size)) == -FI_EAGAIN)
+        progress(link);
+    check(status, "operation");
+}
+
+unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+{
+    struct link *link = lane->own;
+    unsigned count = 0;
+    (void)size;
+    progress(link);
+    if (op != OP_MESSAGE) {
+        count = link->done_count;
+        memcpy(slots, link->done, count * sizeof slots[0]);
+        link->done_count = 0;
+        return count;
+    }
+    link->done_count = 0; /* what has been sent */
+    while (count < link->came_count) {
+        unsigned index = link->came[count];
+        lane->received = inbox(lane, index);
+        slots[count++] = link->asked[link->first];
+        link->first = (link->first + 1) % DEPTH_MAX;
+        link->count--;
+    }
+    unsigned indices[INBOX_COUNT];
+    memcpy(indices, link->came, count * sizeof indices[0]);
+    link->came_count = 0;
+    for (unsigned i = 0; i < count; i++)
+        post_receive(lane, indices[i]);
+    return count;
+}
+
+/* Providers ask that both ends make progress. */
+bool peer_target_works(enum op op)
+{
+    (void)op;
+    return true;
+}
+
+bool peer_turn(enum op op, size_t size)
+{
+    bool worked = false;
+    (void)op;
+    for (unsigned i = 0; i < options.lanes; i++) {
+        struct link *link = &links[i];
+        worked |= progress(link);
+        while (link->came_count > 0) {
+            unsigned index = link->came[0];
+            memmove(link->came, link->came + 1, --link->came_count * sizeof link->came[0]);
+            ssize_t status;
+            while ((status = fi_send(link->endpoint, inbox(&lanes[i], index), size, link->buffer_descriptor, link->other,
+                                     &link->sends[index])) == -FI_EAGAIN)
+                progress(link);
+            check(status, "answer");
+        }
+        while (link->done_count > 0)
+            post_receive(&lanes[i], link->done[--link->done_count]);
+    }
+    return worked;
+}

@@ -1,0 +1,258 @@
+/*
+ * Redis and memcached by their own protocols over a unix socket: GET, SET and INCRBY (incr) of values of the same sizes, one connection
+ * for each lane. The store is a program of its own. What is posted goes out together when answers are next looked for, and the
+ * client looks for them without sleeping: both better than a client library does.
+ */
+#include "peer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+const struct peer peer = {.name = "kv", .has_target = false, .has_region = false};
+
+enum { PLACES_MAX = 16384, KEY_MAX = 64, TEXT_MAX = 256, PIECES_MAX = 4 * DEPTH_MAX, IN_MAX = 4 * BYTES_MAX, ROOM_MIN = 65536 };
+
+struct asked {
+    enum op op;
+    unsigned slot;
+    size_t size;
+    char text[TEXT_MAX]; /* the request, without its value */
+};
+
+struct link {
+    int socket;
+    char *in;
+    size_t in_start, in_end;
+    /* What is to be sent, from where it lies. */
+    struct iovec pieces[PIECES_MAX];
+    size_t piece_count;
+    struct asked asked[DEPTH_MAX];
+    unsigned first, count;
+};
+
+static struct link links[LANES_MAX];
+static bool is_redis;
+
+const char *peer_lacks(enum op op, size_t size)
+{
+    return op == OP_MESSAGE ? "no messages" : op == OP_ATOMIC && size != 8 ? "atomics are of 8 bytes" : NULL;
+}
+
+/* Fewer for small values, as each has a key. */
+uint64_t peer_places(size_t size)
+{
+    uint64_t places = options.region / size;
+    return places < PLACES_MAX ? places : PLACES_MAX;
+}
+
+bool peer_target_works(enum op op)
+{
+    (void)op;
+    return false;
+}
+
+bool peer_turn(enum op op, size_t size)
+{
+    (void)op, (void)size;
+    return false;
+}
+
+void peer_open_target(int control)
+{
+    (void)control;
+}
+
+void peer_open_client(int control)
+{
+    (void)control;
+    is_redis = strcmp(options.flavour, "redis") == 0;
+    for (unsigned i = 0; i < options.lanes; i++) {
+        links[i].socket = connect_to_meet(SOCK_STREAM);
+        links[i].in = map_memory(IN_MAX, false, NULL);
+        lanes[i].own = &links[i];
+    }
+}
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+static void append(struct link *link, const void *bytes, size_t size)
+{
+    if (link->piece_count == PIECES_MAX)
+        die("too much to be sent");
+    link->pieces[link->piece_count++] = (struct iovec){(void *)(uintptr_t)bytes, size};
+}
+
+/* The request up to its value. */
+static int write_request(char *text, enum op op, const char *key, size_t size)
+{
+    if (is_redis && op == OP_GET)
+        return snprintf(text, TEXT_MAX, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(key), key);
+    if (is_redis && op == OP_PUT)
+        return snprintf(text, TEXT_MAX, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n", strlen(key), key, size);
+    if (is_redis)
+        return snprintf(text, TEXT_MAX, "*3\r\n$6\r\nINCRBY\r\n$%zu\r\n%s\r\n$1\r\n1\r\n", strlen(key), key);
+    if (op == OP_PUT)
+        return snprintf(text, TEXT_MAX, "set %s 0 0 %zu\r\n", key, size);
+    return snprintf(text, TEXT_MAX, op == OP_GET ? "get %s\r\n" : "incr %s 1\r\n", key);
+}
+
+static void ask(struct link *link, enum op op, unsigned slot, const char *key, const char *data, size_t size)
+{
+    struct asked *asked = &link->asked[(link->first + link->count++) % DEPTH_MAX];
+    asked->op = op;
+    asked->slot = slot;
+    asked->size = size;
+    append(link, asked->text, (size_t)write_request(asked->text, op, key, size));
+    if (op == OP_PUT) {
+        append(link, data, size);
+        append(link, "\r\n", 2);
+    }
+}
+
+/* As much as goes without waiting. */
+static void send_out(struct link *link)
+{
+    if (link->piece_count == 0)
+        return;
+    struct msghdr message = {.msg_iov = link->pieces, .msg_iovlen = link->piece_count};
+    ssize_t went = sendmsg(link->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (went < 0 && errno == EAGAIN)
+        return;
+    if (went < 0)
+        die("the store has gone");
+    size_t rest = (size_t)went, whole = 0;
+    while (whole < link->piece_count && rest >= link->pieces[whole].iov_len)
+        rest -= link->pieces[whole++].iov_len;
+    link->piece_count -= whole;
+    memmove(link->pieces, link->pieces + whole, link->piece_count * sizeof link->pieces[0]);
+    if (rest > 0) {
+        link->pieces[0].iov_base = (char *)link->pieces[0].iov_base + rest;
+        link->pieces[0].iov_len -= rest;
+    }
+}
+
+void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+{
+    char key[KEY_MAX];
+    snprintf(key, sizeof key, op == OP_ATOMIC ? "count:%zu:%llu" : "%zu:%llu", size, (unsigned long long)offset);
+    ask(lane->own, op, slot, key, outbox(lane, slot, size), size);
+}
+
+/* ---- answers ---------------------------------------------------------------------------------------------------- */
+
+/* The length of a line up to its end, or 0 when it is not all there. */
+static size_t line_length(const char *start, size_t size)
+{
+    const char *end = memchr(start, '\n', size);
+    return end == NULL ? 0 : (size_t)(end - start) + 1;
+}
+
+static noreturn void die_of(const struct link *link, const char *what)
+{
+    die("%s: %.*s", what, (int)(link->in_end - link->in_start > 80 ? 80 : link->in_end - link->in_start), link->in + link->in_start);
+}
+
+/* How many bytes the next answer has, or 0 when it is not all there; `value` is where its value begins. */
+static size_t next_answer(const struct link *link, const struct asked *asked, const char **value)
+{
+    const char *start = link->in + link->in_start;
+    size_t there = link->in_end - link->in_start, line = line_length(start, there), size = 0;
+    *value = start;
+    if (line == 0)
+        return 0;
+    if (asked->op == OP_PUT) {
+        if (strncmp(start, is_redis ? "+OK\r\n" : "STORED\r\n", line) != 0)
+            die_of(link, "SET");
+        return line;
+    }
+    if (asked->op == OP_ATOMIC) {
+        *value = is_redis ? start + 1 : start;
+        if (**value < '0' || **value > '9')
+            die_of(link, "INCR");
+        return line;
+    }
+    if (sscanf(start, is_redis ? "$%zu" : "VALUE %*s %*u %zu", &size) != 1 || size != asked->size)
+        die_of(link, "GET");
+    *value = start + line;
+    size_t whole = line + size + (is_redis ? 2 : 2 + 5);
+    return whole <= there ? whole : 0;
+}
+
+static void receive(struct link *link)
+{
+    if (link->in_start == link->in_end)
+        link->in_start = link->in_end = 0;
+    if (IN_MAX - link->in_end < ROOM_MIN && link->in_start > 0) {
+        memmove(link->in, link->in + link->in_start, link->in_end - link->in_start);
+        link->in_end -= link->in_start;
+        link->in_start = 0;
+    }
+    ssize_t got = recv(link->socket, link->in + link->in_end, IN_MAX - link->in_end, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN))
+        die("the store has gone");
+    if (got > 0)
+        link->in_end += (size_t)got;
+}
+
+unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+{
+    struct link *link = lane->own;
+    unsigned count = 0;
+    size_t length;
+    const char *value;
+    (void)op;
+    send_out(link);
+    receive(link);
+    while (link->count > 0 && (length = next_answer(link, &link->asked[link->first], &value)) > 0) {
+        const struct asked *asked = &link->asked[link->first];
+        if (asked->op == OP_GET) {
+            memcpy(outbox(lane, asked->slot, size), value, size);
+        } else if (asked->op == OP_ATOMIC) {
+            uint64_t number = strtoull(value, NULL, 10);
+            memcpy(outbox(lane, asked->slot, size), &number, sizeof number);
+        }
+        slots[count++] = asked->slot;
+        link->in_start += length;
+        link->first = (link->first + 1) % DEPTH_MAX;
+        link->count--;
+    }
+    return count;
+}
+
+/* ---- what is there before anything is measured ------------------------------------------------------------------- */
+
+static void set(struct lane *lane, const char *key, const char *data, size_t size)
+{
+    struct link *link = lane->own;
+    unsigned slots[DEPTH_MAX];
+    while (link->count == DEPTH_MAX)
+        peer_reap(lane, OP_PUT, size, slots);
+    ask(link, OP_PUT, 0, key, data, size);
+}
+
+void peer_prepare(size_t size)
+{
+    struct lane *lane = &lanes[0];
+    unsigned slots[DEPTH_MAX];
+    char key[KEY_MAX];
+    for (uint64_t place = 0; place < peer_places(size); place++) {
+        uint64_t offset = place * size;
+        /* Not sent yet are the last DEPTH_MAX at most. */
+        char *data = inbox(lane, (unsigned)(place % INBOX_COUNT));
+        for (size_t at = 0; at < size; at += 8) {
+            uint64_t word = word_at(offset + at);
+            memcpy(data + at, &word, 8);
+        }
+        snprintf(key, sizeof key, "%zu:%llu", size, (unsigned long long)offset);
+        set(lane, key, data, size);
+        snprintf(key, sizeof key, "count:%zu:%llu", size, (unsigned long long)offset);
+        if (size == 8)
+            set(lane, key, "0", 1);
+    }
+    while (links[0].count > 0)
+        peer_reap(lane, OP_PUT, size, slots);
+}

@@ -1,0 +1,69 @@
+/* The limit for get and put: memcpy within one process, from and to random places of a region of the same size. */
+#include "peer.h"
+
+#include <string.h>
+
+const struct peer peer = {.name = "memcpy", .has_target = false, .has_region = true};
+
+static char *region;
+static unsigned done[LANES_MAX][DEPTH_MAX], done_count[LANES_MAX];
+
+const char *peer_lacks(enum op op, size_t size)
+{
+    return op == OP_MESSAGE || (op == OP_ATOMIC && size != 8) ? "nobody to talk to" : NULL;
+}
+
+uint64_t peer_places(size_t size)
+{
+    return options.region / size;
+}
+
+void peer_open_target(int control)
+{
+    (void)control;
+}
+
+void peer_open_client(int control)
+{
+    (void)control;
+    region = map_memory(options.region, options.shared, NULL);
+    fill_region(region);
+}
+
+void peer_prepare(size_t size)
+{
+    (void)size;
+}
+
+bool peer_target_works(enum op op)
+{
+    (void)op;
+    return false;
+}
+
+bool peer_turn(enum op op, size_t size)
+{
+    (void)op, (void)size;
+    return false;
+}
+
+void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+{
+    char *buffer = outbox(lane, slot, size);
+    if (op == OP_GET)
+        memcpy(buffer, region + offset, size);
+    else if (op == OP_PUT)
+        memcpy(region + offset, buffer, size);
+    else
+        *(uint64_t *)buffer = __atomic_fetch_add((uint64_t *)(region + offset), 1, __ATOMIC_SEQ_CST);
+    done[lane->index][done_count[lane->index]++] = slot;
+}
+
+unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+{
+    (void)op, (void)size;
+    unsigned count = done_count[lane->index];
+    memcpy(slots, done[lane->index], count * sizeof slots[0]);
+    done_count[lane->index] = 0;
+    return count;
+}

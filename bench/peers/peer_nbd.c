@@ -1,0 +1,107 @@
+/*
+ * A network block device held in memory (nbdkit's memory plugin), by libnbd over a unix socket: one connection for each lane, reads
+ * and writes of the same sizes at any offset. The server is a program of its own. The client looks for answers without sleeping.
+ */
+#include "peer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <libnbd.h>
+
+const struct peer peer = {.name = "nbd", .has_target = false, .has_region = true};
+
+struct link {
+    struct nbd_handle *nbd;
+    int64_t cookies[DEPTH_MAX]; /* of each slot; 0: nothing is under way */
+};
+
+static struct link links[LANES_MAX];
+
+const char *peer_lacks(enum op op, size_t size)
+{
+    (void)size;
+    return op == OP_MESSAGE ? "no messages" : op == OP_ATOMIC ? "no atomics" : NULL;
+}
+
+uint64_t peer_places(size_t size)
+{
+    return options.region / size;
+}
+
+void peer_prepare(size_t size)
+{
+    (void)size;
+}
+
+bool peer_target_works(enum op op)
+{
+    (void)op;
+    return false;
+}
+
+bool peer_turn(enum op op, size_t size)
+{
+    (void)op, (void)size;
+    return false;
+}
+
+void peer_open_target(int control)
+{
+    (void)control;
+}
+
+/* The device is empty: the client writes what it is to find. */
+static void fill_device(struct lane *lane)
+{
+    struct link *link = lane->own;
+    char *data = outbox(lane, 0, MIB);
+    for (uint64_t offset = 0; offset < options.region; offset += MIB) {
+        for (size_t at = 0; at < MIB; at += 8) {
+            uint64_t word = word_at(offset + at);
+            memcpy(data + at, &word, 8);
+        }
+        if (nbd_pwrite(link->nbd, data, MIB, offset, 0) != 0)
+            die("%s", nbd_get_error());
+    }
+}
+
+void peer_open_client(int control)
+{
+    (void)control;
+    for (unsigned i = 0; i < options.lanes; i++) {
+        struct link *link = lanes[i].own = &links[i];
+        if ((link->nbd = nbd_create()) == NULL || nbd_connect_unix(link->nbd, options.meet) != 0)
+            die("%s", nbd_get_error());
+    }
+    fill_device(&lanes[0]);
+}
+
+void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+{
+    struct link *link = lane->own;
+    char *data = outbox(lane, slot, size);
+    link->cookies[slot] = op == OP_GET ? nbd_aio_pread(link->nbd, data, size, offset, NBD_NULL_COMPLETION, 0)
+                                       : nbd_aio_pwrite(link->nbd, data, size, offset, NBD_NULL_COMPLETION, 0);
+    if (link->cookies[slot] < 0)
+        die("%s", nbd_get_error());
+}
+
+unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+{
+    struct link *link = lane->own;
+    unsigned count = 0;
+    (void)op, (void)size;
+    if (nbd_poll(link->nbd, 0) < 0)
+        die("%s", nbd_get_error());
+    for (unsigned slot = 0; slot < DEPTH_MAX; slot++) {
+        int done = link->cookies[slot] == 0 ? 0 : nbd_aio_command_completed(link->nbd, (uint64_t)link->cookies[slot]);
+        if (done < 0)
+            die("%s", nbd_get_error());
+        if (done > 0) {
+            link->cookies[slot] = 0;
+            slots[count++] = slot;
+        }
+    }
+    return count;
+}

@@ -1,0 +1,251 @@
+/*
+ * Terrace through the verbs ABI: READ, WRITE, fetch-and-add, SEND and RECV over one RC queue pair for each lane. A plain verbs
+ * program, which knows nothing of Terrace; `terrace run` gives it the path, and so does a real RNIC.
+ */
+#include "peer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <infiniband/verbs.h>
+
+const struct peer peer = {.name = "verbs", .has_target = true, .has_region = true};
+
+enum { PORT = 1, PSN = 0x1234, SEND_ID = 1 << 16 };
+
+/* What either end tells the other for each lane. */
+struct card {
+    union ibv_gid gid;
+    uint32_t number, key;
+    uint64_t base;
+};
+
+struct link {
+    struct ibv_cq *cq;
+    struct ibv_qp *qp;
+    struct ibv_mr *buffer;
+    struct card other;
+    /* Of messages: the slots whose answers are waited for, in order. */
+    unsigned asked[DEPTH_MAX], first, count;
+};
+
+static struct link links[LANES_MAX];
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_mr *region;
+
+const char *peer_lacks(enum op op, size_t size)
+{
+    return op == OP_ATOMIC && size != 8 ? "atomics are of 8 bytes" : NULL;
+}
+
+uint64_t peer_places(size_t size)
+{
+    return options.region / size;
+}
+
+void peer_prepare(size_t size)
+{
+    (void)size;
+}
+
+static void open_device(void)
+{
+    int count = 0;
+    struct ibv_device **devices = ibv_get_device_list(&count);
+    if (devices == NULL || count == 0 || (context = ibv_open_device(devices[0])) == NULL)
+        die("no RDMA device");
+    ibv_free_device_list(devices);
+    if ((pd = ibv_alloc_pd(context)) == NULL)
+        die("no protection domain");
+}
+
+static void open_link(struct lane *lane)
+{
+    struct link *link = lane->own = &links[lane->index];
+    link->cq = ibv_create_cq(context, 4 * INBOX_COUNT, NULL, NULL, 0);
+    link->buffer = ibv_reg_mr(pd, lane->buffer, LANE_BYTES, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_qp_init_attr init = {
+        .send_cq = link->cq,
+        .recv_cq = link->cq,
+        .cap = {.max_send_wr = 2 * INBOX_COUNT, .max_recv_wr = INBOX_COUNT, .max_send_sge = 1, .max_recv_sge = 1},
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = 1,
+    };
+    if (link->cq == NULL || link->buffer == NULL || (link->qp = ibv_create_qp(pd, &init)) == NULL)
+        die("no queue pair");
+}
+
+static struct card card_of(const struct link *link)
+{
+    struct card card = {.number = link->qp->qp_num};
+    if (ibv_query_gid(context, PORT, 0, &card.gid) != 0)
+        die("no address");
+    if (region != NULL) {
+        card.key = region->rkey;
+        card.base = (uint64_t)(uintptr_t)region->addr;
+    }
+    return card;
+}
+
+static void connect_link(struct link *link)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = PORT,
+        .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC,
+    };
+    if (ibv_modify_qp(link->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0)
+        die("INIT");
+    attr = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = IBV_MTU_4096,
+        .dest_qp_num = link->other.number,
+        .rq_psn = PSN,
+        .max_dest_rd_atomic = DEPTH_MAX,
+        .min_rnr_timer = 1,
+        .ah_attr = {.is_global = 1, .port_num = PORT, .grh = {.dgid = link->other.gid, .hop_limit = 64}},
+    };
+    if (ibv_modify_qp(link->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
+        die("RTR");
+    attr = (struct ibv_qp_attr){
+        .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = PSN, .max_rd_atomic = DEPTH_MAX};
+    if (ibv_modify_qp(link->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                                           IBV_QP_MAX_QP_RD_ATOMIC) != 0)
+        die("RTS");
+}
+
+static void post_receive(struct lane *lane, unsigned index)
+{
+    struct link *link = lane->own;
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)inbox(lane, index), .length = BYTES_MAX, .lkey = link->buffer->lkey};
+    struct ibv_recv_wr wr = {.wr_id = index, .sg_list = &sge, .num_sge = 1}, *bad;
+    if (ibv_post_recv(link->qp, &wr, &bad) != 0)
+        die("ibv_post_recv");
+}
+
+static void open_end(int control, bool speaks_first)
+{
+    for (unsigned i = 0; i < options.lanes; i++) {
+        struct link *link = &links[i];
+        open_link(&lanes[i]);
+        struct card card = card_of(link);
+        if (speaks_first)
+            say(control, &card, sizeof card);
+        if (hear(control, &link->other, sizeof link->other) != sizeof link->other)
+            die("the other end says too little");
+        if (!speaks_first)
+            say(control, &card, sizeof card);
+        connect_link(link);
+        for (unsigned j = 0; j < INBOX_COUNT; j++)
+            post_receive(&lanes[i], j);
+    }
+}
+
+void peer_open_target(int control)
+{
+    open_device();
+    char *memory = map_memory(options.region, options.shared, NULL);
+    fill_region(memory);
+    region = ibv_reg_mr(pd, memory, options.region,
+                        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    if (region == NULL)
+        die("no region");
+    open_end(control, true);
+}
+
+void peer_open_client(int control)
+{
+    open_device();
+    open_end(control, false);
+}
+
+static void send_from(struct link *link, uint64_t id, const char *data, size_t size)
+{
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)data, .length = (uint32_t)size, .lkey = link->buffer->lkey};
+    struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    if (ibv_post_send(link->qp, &wr, &bad) != 0)
+        die("ibv_post_send");
+}
+
+void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
+{
+    struct link *link = lane->own;
+    char *data = outbox(lane, slot, size);
+    if (op == OP_MESSAGE) {
+        link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
+        send_from(link, SEND_ID, data, size);
+        return;
+    }
+    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)data, .length = (uint32_t)size, .lkey = link->buffer->lkey};
+    struct ibv_send_wr wr = {.wr_id = slot, .sg_list = &sge, .num_sge = 1}, *bad;
+    if (op == OP_ATOMIC) {
+        wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        wr.wr.atomic.remote_addr = link->other.base + offset;
+        wr.wr.atomic.rkey = link->other.key;
+        wr.wr.atomic.compare_add = 1;
+    } else {
+        wr.opcode = op == OP_GET ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+        wr.wr.rdma.remote_addr = link->other.base + offset;
+        wr.wr.rdma.rkey = link->other.key;
+    }
+    if (ibv_post_send(link->qp, &wr, &bad) != 0)
+        die("ibv_post_send");
+}
+
+static void check(const struct ibv_wc *wc)
+{
+    if (wc->status != IBV_WC_SUCCESS)
+        die("%s", ibv_wc_status_str(wc->status));
+}
+
+unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
+{
+    struct link *link = lane->own;
+    struct ibv_wc wcs[DEPTH_MAX];
+    int polled = ibv_poll_cq(link->cq, DEPTH_MAX, wcs);
+    unsigned count = 0;
+    (void)size;
+    if (polled < 0)
+        die("ibv_poll_cq");
+    for (int i = 0; i < polled; i++) {
+        check(&wcs[i]);
+        if (op != OP_MESSAGE) {
+            slots[count++] = (unsigned)wcs[i].wr_id;
+        } else if (wcs[i].wr_id != SEND_ID) {
+            lane->received = inbox(lane, (unsigned)wcs[i].wr_id);
+            slots[count++] = link->asked[link->first];
+            link->first = (link->first + 1) % DEPTH_MAX;
+            link->count--;
+            post_receive(lane, (unsigned)wcs[i].wr_id);
+        }
+    }
+    return count;
+}
+
+bool peer_target_works(enum op op)
+{
+    return op == OP_MESSAGE;
+}
+
+/* Sends back what came, from where it came to; the receive is posted again when the answer has left. */
+bool peer_turn(enum op op, size_t size)
+{
+    bool worked = false;
+    (void)op, (void)size;
+    for (unsigned i = 0; i < options.lanes; i++) {
+        struct ibv_wc wcs[DEPTH_MAX];
+        int polled = ibv_poll_cq(links[i].cq, DEPTH_MAX, wcs);
+        for (int j = 0; j < polled; j++) {
+            check(&wcs[j]);
+            if (wcs[j].opcode == IBV_WC_RECV)
+                send_from(&links[i], wcs[j].wr_id, inbox(&lanes[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
+            else
+                post_receive(&lanes[i], (unsigned)wcs[j].wr_id);
+            worked = true;
+        }
+    }
+    return worked;
+}

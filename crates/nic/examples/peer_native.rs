@@ -1,0 +1,360 @@
+//! Terrace without the C ABI as a peer of `make bench-peers`: the functions that `bench/peers/peer.h` asks for, over this crate.
+//! It is linked with `bench/peers/peer.c`, so that it is measured by the very code that measures the others.
+//!
+//! `bench/peers/peer_verbs.c` is the same by way of the C ABI.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use terrace_nic::*;
+
+const MIB: u64 = 1 << 20;
+const BYTES_MAX: usize = 1 << 20;
+const DEPTH_MAX: usize = 16;
+const INBOX_COUNT: usize = 2 * DEPTH_MAX;
+const INBOX_STRIDE: usize = BYTES_MAX + 65 * 64;
+const LANE_BYTES: usize = DEPTH_MAX * BYTES_MAX + INBOX_COUNT * INBOX_STRIDE;
+const OP_GET: c_uint = 0;
+const OP_PUT: c_uint = 1;
+const OP_MESSAGE: c_uint = 2;
+const OP_ATOMIC: c_uint = 3;
+const SEND_ID: u64 = 1 << 16;
+/// What a peer may do with the target's region, as `IBV_ACCESS_*` has it.
+const REMOTE_ALL: u32 = 1 | 2 | 4 | 8;
+
+/// `struct options`.
+#[repr(C)]
+pub struct Options {
+    meet: *const c_char,
+    flavour: *const c_char,
+    region: u64,
+    shared: bool,
+    lanes: c_uint,
+}
+
+/// `struct lane`.
+#[repr(C)]
+pub struct Lane {
+    index: c_uint,
+    buffer: *mut c_char,
+    own: *mut c_void,
+    received: *const c_char,
+    idle: c_uint,
+}
+
+/// `struct peer`.
+#[repr(C)]
+pub struct Peer {
+    name: *const c_char,
+    has_target: bool,
+    has_region: bool,
+}
+
+// SAFETY: the name is a constant.
+unsafe impl Sync for Peer {}
+
+#[allow(non_upper_case_globals)]
+#[unsafe(no_mangle)]
+pub static peer: Peer = Peer { name: c"native".as_ptr(), has_target: true, has_region: true };
+
+unsafe extern "C" {
+    static options: Options;
+    static mut lanes: [Lane; 2];
+    fn say(socket: c_int, block: *const c_void, size: usize);
+    fn hear(socket: c_int, block: *mut c_void, capacity: usize) -> usize;
+    fn map_memory(size: u64, shared: bool, fd: *mut c_int) -> *mut c_char;
+    fn fill_region(region: *mut c_char);
+}
+
+/// What either end tells the other for each lane.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Card {
+    qpn: u32,
+    rkey: u32,
+    base: u64,
+}
+
+struct Link {
+    cq: Arc<Cq>,
+    qp: Arc<QueuePair>,
+    buffer: u64,
+    lkey: u32,
+    other: Card,
+    /// Of messages: the slots whose answers are waited for, in order.
+    asked: [c_uint; DEPTH_MAX],
+    first: usize,
+    count: usize,
+    _mr: Arc<Mr>,
+}
+
+/// The target's region, when it is shared memory.
+struct RegionFile {
+    file: OwnedFd,
+    range: HostRange,
+}
+
+impl Backings for RegionFile {
+    fn find(&self, range: HostRange, _writable: bool) -> Option<BackedBy> {
+        let is_inside =
+            range.addr >= self.range.addr && range.addr + range.len <= self.range.addr + self.range.len;
+        let file = self.file.try_clone().ok().filter(|_| is_inside)?;
+        Some(BackedBy { file, offset: 0, range: self.range })
+    }
+}
+
+fn settings() -> &'static Options {
+    // SAFETY: written by main() before any of this is called, and never again.
+    unsafe { &options }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_lacks(op: c_uint, size: usize) -> *const c_char {
+    if op == OP_ATOMIC && size != 8 { c"atomics are of 8 bytes".as_ptr() } else { ptr::null() }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_places(size: usize) -> u64 {
+    settings().region / size as u64
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_prepare(_size: usize) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_target_works(op: c_uint) -> bool {
+    op == OP_MESSAGE
+}
+
+fn open_device() -> Arc<Device> {
+    // SAFETY: a string of the command line, or "".
+    let flavour = unsafe { CStr::from_ptr(settings().flavour) };
+    let path = if flavour == c"local" { PathChoice::Local } else { PathChoice::Udp };
+    let port = PortConfig { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), path, ..PortConfig::default() };
+    Device::open(port.device().expect("a port on the loopback")).expect("a device")
+}
+
+fn register(pd: &Arc<Pd>, addr: u64, length: u64, access: u32) -> Arc<Mr> {
+    pd.reg_mr(MrRequest { addr, length, iova: addr, access, paging: None }).expect("a region")
+}
+
+fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
+    let cq = device
+        .create_cq(CqInit { depth: 4 * INBOX_COUNT as u32, channel: None, cookie: 0 })
+        .expect("a queue");
+    let queue_len = 2 * INBOX_COUNT as u32;
+    let init = QpInit {
+        qp_type: QpType::Rc,
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        cap: QpCap {
+            max_send_wr: queue_len,
+            max_recv_wr: queue_len,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        },
+        sq_sig_all: true,
+        cookie: 0,
+    };
+    let qp = pd.create_qp(init).expect("a queue pair");
+    let mr = register(pd, lane.buffer as u64, LANE_BYTES as u64, 1);
+    let link = Link {
+        cq,
+        qp,
+        buffer: lane.buffer as u64,
+        lkey: mr.lkey(),
+        other: Card::default(),
+        asked: [0; DEPTH_MAX],
+        first: 0,
+        count: 0,
+        _mr: mr,
+    };
+    lane.own = Box::into_raw(Box::new(link)).cast();
+}
+
+fn connect(qp: &Arc<QueuePair>, device: &Arc<Device>, dest_qpn: u32) {
+    let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
+    let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
+    qp.modify(&attr, identity | QpAttrMask::ACCESS_FLAGS).expect("INIT");
+    let (is_global, dgid) = (true, device.gids()[0].raw);
+    let av = AddressVector { is_global, dgid, port_num: 1, hop_limit: 64, ..AddressVector::default() };
+    attr.state = QpState::Rtr;
+    attr.path = Some(device.resolve(&av, dest_qpn).expect("a path"));
+    attr.dest_qpn = dest_qpn;
+    attr.path_mtu = 4096;
+    attr.max_dest_rd_atomic = DEPTH_MAX as u8;
+    attr.min_rnr_timer = 1;
+    let path = QpAttrMask::AV | QpAttrMask::PATH_MTU | QpAttrMask::DEST_QPN | QpAttrMask::RQ_PSN;
+    let responder = QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER;
+    qp.modify(&attr, QpAttrMask::STATE | path | responder).expect("RTR");
+    attr.state = QpState::Rts;
+    attr.timeout = 14;
+    attr.retry_cnt = 7;
+    attr.rnr_retry = 7;
+    attr.max_rd_atomic = DEPTH_MAX as u8;
+    let requester =
+        QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
+    qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | requester).expect("RTS");
+}
+
+fn open_end(control: c_int, region_len: Option<u64>) {
+    let device = open_device();
+    let pd = device.alloc_pd().expect("a protection domain");
+    let region = region_len.map(|len| open_region(&device, &pd, len));
+    for index in 0..settings().lanes as usize {
+        // SAFETY: main() has opened so many lanes, and is the only thread.
+        let lane = unsafe { &mut *(&raw mut lanes).cast::<Lane>().add(index) };
+        open_link(&device, &pd, lane);
+        let link = link_of(lane);
+        let (rkey, base) = region.as_ref().map_or((0, 0), |mr| (mr.rkey(), mr.addr()));
+        let own = Card { qpn: link.qp.qpn(), rkey, base };
+        let (own, other) = ((&raw const own).cast(), (&raw mut link.other).cast());
+        // SAFETY: blocks of this length; both ends speak before they listen, and the socket keeps blocks apart.
+        unsafe {
+            say(control, own, size_of::<Card>());
+            assert_eq!(hear(control, other, size_of::<Card>()), size_of::<Card>());
+        }
+        connect(&link.qp, &device, link.other.qpn);
+        (0..INBOX_COUNT).for_each(|index| link.post_receive(index));
+    }
+    // They live as long as the process.
+    std::mem::forget((device, pd, region));
+}
+
+fn open_region(device: &Arc<Device>, pd: &Arc<Pd>, len: u64) -> Arc<Mr> {
+    assert!(len.is_multiple_of(MIB));
+    let mut fd = -1;
+    // SAFETY: a new mapping of this length, which stays as long as the process.
+    let memory = unsafe { map_memory(len, settings().shared, &raw mut fd) };
+    // SAFETY: it is as long as `options.region`.
+    unsafe { fill_region(memory) };
+    if settings().shared {
+        // SAFETY: map_memory() has just made it, and nobody closes it.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().expect("a descriptor");
+        device.set_backings(Arc::new(RegionFile { file, range: HostRange { addr: memory as u64, len } }));
+    }
+    register(pd, memory as u64, len, REMOTE_ALL)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_open_target(control: c_int) {
+    open_end(control, Some(settings().region));
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_open_client(control: c_int) {
+    open_end(control, None);
+}
+
+fn link_of(lane: &Lane) -> &'static mut Link {
+    // SAFETY: open_link() made it, it is never freed, and a lane belongs to one thread at a time.
+    unsafe { &mut *lane.own.cast() }
+}
+
+impl Link {
+    /// Where the data of an operation is: as `outbox()` in peer.h.
+    fn outbox(&self, slot: c_uint, size: usize) -> u64 {
+        self.buffer + u64::from(slot) * size.max(64) as u64
+    }
+
+    fn inbox(&self, index: usize) -> u64 {
+        self.buffer + (DEPTH_MAX * BYTES_MAX + index * INBOX_STRIDE) as u64
+    }
+
+    fn post_receive(&self, index: usize) {
+        let sge = Sge { addr: self.inbox(index), length: BYTES_MAX as u32, lkey: self.lkey };
+        let wr = RecvWr { wr_id: index as u64, sges: SgeList::from_slice(&[sge]) };
+        self.qp.post_recv([Ok(wr)]).expect("posted");
+    }
+
+    fn post(&self, wr_id: u64, op: SendOp, addr: u64, size: usize) {
+        let sge = Sge { addr, length: size as u32, lkey: self.lkey };
+        let payload = Payload::Sges(SgeList::from_slice(&[sge]));
+        let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, datagram: None };
+        self.qp.post_send([Ok(wr)]).expect("posted");
+    }
+
+    /// What has completed: which it was, and the length of what came.
+    fn poll(&self) -> ([(u64, u32, bool); DEPTH_MAX], usize) {
+        let (mut done, mut count) = ([(0, 0, false); DEPTH_MAX], 0);
+        self.cq
+            .poll(DEPTH_MAX, &mut |wc| {
+                assert_eq!(wc.status, WcStatus::Success);
+                done[count] = (wc.wr_id, wc.byte_len, wc.opcode == WcOpcode::Recv);
+                count += 1;
+            })
+            .expect("a healthy queue");
+        (done, count)
+    }
+}
+
+/// # Safety
+/// `lane` is one that was opened, and belongs to the calling thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, offset: u64, size: usize) {
+    // SAFETY: as promised.
+    let link = link_of(unsafe { &*lane });
+    let (va, rkey) = (link.other.base + offset, link.other.rkey);
+    let data = link.outbox(slot, size);
+    match op {
+        OP_GET => link.post(slot.into(), SendOp::Read { va, rkey }, data, size),
+        OP_PUT => link.post(slot.into(), SendOp::Write { va, rkey }, data, size),
+        OP_ATOMIC => link.post(slot.into(), SendOp::FetchAdd { va, rkey, add: 1 }, data, size),
+        _ => {
+            link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
+            link.count += 1;
+            link.post(SEND_ID, SendOp::Send, data, size);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`peer_post`]; there is room for `DEPTH_MAX` numbers at `slots`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, slots: *mut c_uint) -> c_uint {
+    // SAFETY: as promised.
+    let lane = unsafe { &mut *lane };
+    let link = link_of(lane);
+    // SAFETY: as promised.
+    let slots = unsafe { std::slice::from_raw_parts_mut(slots, DEPTH_MAX) };
+    let (done, polled) = link.poll();
+    let mut count = 0;
+    for &(id, _, is_receive) in &done[..polled] {
+        if op != OP_MESSAGE {
+            slots[count] = id as c_uint;
+            count += 1;
+        } else if is_receive {
+            lane.received = link.inbox(id as usize) as *const c_char;
+            slots[count] = link.asked[link.first];
+            count += 1;
+            link.first = (link.first + 1) % DEPTH_MAX;
+            link.count -= 1;
+            link.post_receive(id as usize);
+        }
+    }
+    count as c_uint
+}
+
+/// Sends back what came, from where it came to; the receive is posted again when the answer has left.
+#[unsafe(no_mangle)]
+pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
+    let mut worked = false;
+    for index in 0..settings().lanes as usize {
+        // SAFETY: opened before; the target has one thread.
+        let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
+        let (done, polled) = link.poll();
+        for &(id, byte_len, is_receive) in &done[..polled] {
+            match is_receive {
+                true => link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize),
+                false => link.post_receive(id as usize),
+            }
+        }
+        worked |= polled > 0;
+    }
+    worked
+}
