@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop chaos crash endurance sanitize soak soak-term fuzz bench bench-many bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
+.PHONY: help setup build install uninstall badinput-programs interop-programs demo test conformance interop chaos crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -164,6 +164,12 @@ bench-many: build ## Measure how costs grow with queue pairs, regions and proces
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build/bench/many
 	TERRACE_PATH=udp $(PYTHON) bench/many.py
+
+bench-where: ## Show where the time of a READ over UDP goes, at both ends
+	@scripts/setup.sh bench
+	cargo build --release --locked --package terrace-nic --example speed
+	cargo build --release --locked --package terrace-fabric --example udp_reference
+	$(PYTHON) bench/where.py
 
 bench-peers: build ## Measure beside memcpy, UCX, libfabric, Redis, memcached and NBD on this machine: three minutes (ONLY=PATTERN for some)
 	@scripts/setup.sh bench-peers

@@ -3,9 +3,9 @@
     python3 bench/where.py [--json]         (`make bench-where` builds what it needs)
 
 perf samples both ends of `crates/nic/examples/speed`, one READ at a time; each sample belongs to one of the parts below, by what it
-is in. One end works while the other one polls its socket, so a part's share of its process is its share of the round trip, but for
-receiving: an end that waits does nothing else. What receiving costs both ends is therefore what the other parts leave of the round
-trip. `perf` has to be there (Debian: linux-perf), and permitted.
+is in. Each end's column adds up to the round trip: it polls its socket while the other one works, so its time for receiving is
+mostly waiting. The ends also overlap: a packet is with its receiver before the sender's system call has returned. `perf` has to be
+there (Debian: linux-perf), and permitted.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SECONDS = 3
 READ_BYTES, HEADERS_BYTES = 4096, 16
 
 # The first that matches any frame of a sample's stack.
-RECEIVE = "receiving, and looking for packets"
+RECEIVE = "receiving, and waiting for the other end"
 PARTS = [
     (RECEIVE, r"recvmsg"),
     ("sending: delivery to the peer's socket (softirq of the loopback)", r"do_softirq|net_rx_action"),
@@ -69,10 +69,8 @@ def shares(text):
 
 
 def spent(client, server, round_trip_us):
-    """Microseconds of a READ by part: [at the client, at the server], and of receiving at both ends together."""
-    names = [name for name, _ in PARTS if name != RECEIVE] + [REST]
-    table = {name: [end.get(name, 0) * round_trip_us for end in (client, server)] for name in names}
-    return table, round_trip_us - sum(map(sum, table.values()))
+    """Microseconds of a READ by part: [at the client, at the server]."""
+    return {name: [end.get(name, 0) * round_trip_us for end in (client, server)] for name in [*dict(PARTS), REST]}
 
 
 def run(*argv, **environment):
@@ -102,18 +100,16 @@ def main():
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args()
     watched_us, alone_us, floor, (client, server) = measure()
-    table, receiving_us = spent(client, server, alone_us)
+    table = spent(client, server, alone_us)
     floor_us = floor["rtt_us_p50"]
     if options.json:
-        print(json.dumps({"round_trip_us": alone_us, "under_perf_us": watched_us, "bare_udp_us": floor_us, "parts_us": table,
-                          "receiving_us": receiving_us}))
+        print(json.dumps({"round_trip_us": alone_us, "under_perf_us": watched_us, "bare_udp_us": floor_us, "parts_us": table}))
         return 0
     print(f"READ of {READ_BYTES} bytes, median: {alone_us:.2f} us ({watched_us:.2f} while perf watched); "
           f"bare UDP, the same bytes: {floor_us:.2f} us ({alone_us / floor_us:.2f} times)\n")
     print(f"{'us of it':<66}{'client':>8}{'server':>8}")
     for name, (at_client, at_server) in sorted(table.items(), key=lambda entry: -sum(entry[1])):
         print(f"{name:<66}{at_client:>8.2f}{at_server:>8.2f}")
-    print(f"{RECEIVE + ', both ends':<66}{receiving_us:>16.2f}")
     return 0
 
 

@@ -118,7 +118,7 @@ interop)
     install_packages $compiler $verbs $guest
     fetch_kernel
     ;;
-bench) check_rust; install_packages $compiler $verbs $plots perftest ;;
+bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)

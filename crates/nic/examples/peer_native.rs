@@ -275,7 +275,7 @@ impl Link {
     fn post(&self, wr_id: u64, op: SendOp, addr: u64, size: usize) {
         let sge = Sge { addr, length: size as u32, lkey: self.lkey };
         let payload = Payload::Sges(SgeList::from_slice(&[sge]));
-        let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, datagram: None };
+        let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
         self.qp.post_send([Ok(wr)]).expect("posted");
     }
 

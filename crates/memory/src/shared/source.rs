@@ -162,7 +162,9 @@ impl Paged {
         let moved = unsafe {
             match copy {
                 Copy::Read => libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
-                Copy::Write => libc::pwritev(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
+                Copy::Write => {
+                    libc::pwritev(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t)
+                }
             }
         };
         if moved == local.len as isize { Ok(()) } else { Err(Missing) }
@@ -182,7 +184,7 @@ impl Source {
         if looked { Source::Process } else { Source::Packets }
     }
 
-    /// Copies between this process and the other one, ascending, the last byte last.
+    /// Copies between this process and the other one, ascending, the last byte of a WRITE last.
     #[inline]
     pub(super) fn copy(&self, copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
         match self {
