@@ -72,27 +72,16 @@ impl ShownRegion {
 
 impl ShownQueuePair {
     fn content(&self) -> Content {
-        let [high, low] = self.halves();
+        let [high, low] = halves(self.peer);
         let flags = SHOWN | u64::from(self.access.bits()) << ACCESS_SHIFT;
         [flags, self.pd.into(), self.dest_qpn.into(), high, low, 0, 0]
     }
+}
 
-    fn halves(&self) -> [u64; 2] {
-        let peer = u128::from_be_bytes(self.peer);
-        [(peer >> 64) as u64, peer as u64]
-    }
-
-    #[inline]
-    fn of(content: &Content) -> Option<ShownQueuePair> {
-        let [flags, pd, dest_qpn, high, low, ..] = *content;
-        let peer = (u128::from(high) << 64 | u128::from(low)).to_be_bytes();
-        (flags & SHOWN != 0).then_some(ShownQueuePair {
-            pd: pd as u32,
-            access: access_of(flags),
-            dest_qpn: dest_qpn as u32,
-            peer,
-        })
-    }
+/// An address as records have it.
+pub(super) fn halves(address: [u8; 16]) -> [u64; 2] {
+    let address = u128::from_be_bytes(address);
+    [(address >> 64) as u64, address as u64]
 }
 
 fn access_of(flags: u64) -> Access {
@@ -179,10 +168,12 @@ impl BoardView {
         (region.tag == key as u8).then_some((version, region))
     }
 
-    /// A queue pair, unless it is not shown.
+    /// What a queue pair leads to, and what it permits, unless it is not shown, or connected to another one than `own_qpn` at `own`.
     #[inline]
-    pub(super) fn queue_pair(&self, qpn: u32) -> Option<ShownQueuePair> {
-        ShownQueuePair::of(&record::read(queue_pair_record(&self.segment, qpn))?.1)
+    pub(super) fn rights(&self, qpn: u32, own: [u64; 2], own_qpn: u32) -> Option<(u32, Access)> {
+        let (_, [flags, pd, dest_qpn, high, low, ..]) = record::read(queue_pair_record(&self.segment, qpn))?;
+        let is_ours = flags & SHOWN != 0 && dest_qpn == u64::from(own_qpn) && [high, low] == own;
+        is_ours.then(|| (pd as u32, access_of(flags)))
     }
 }
 
@@ -245,9 +236,12 @@ mod tests {
         peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);
         let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };
         board.set_queue_pair(0x05_ffff, Some(&shown));
-        assert_eq!(view.queue_pair(0x05_ffff), Some(shown));
-        assert_eq!(view.queue_pair(0x05_fffe), None);
+        let own = halves(peer);
+        assert_eq!(view.rights(0x05_ffff, own, 0x80_1234), Some((3, Access::REMOTE_READ)));
+        assert_eq!(view.rights(0x05_fffe, own, 0x80_1234), None);
+        assert_eq!(view.rights(0x05_ffff, own, 0x80_1235), None, "connected to another one");
+        assert_eq!(view.rights(0x05_ffff, [own[0], own[1] ^ 1], 0x80_1234), None, "at another address");
         board.set_queue_pair(0x05_ffff, None);
-        assert_eq!(view.queue_pair(0x05_ffff), None);
+        assert_eq!(view.rights(0x05_ffff, own, 0x80_1234), None);
     }
 }

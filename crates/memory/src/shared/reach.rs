@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
-use super::board::{BoardView, ShownRegion};
+use super::board::{BoardView, ShownRegion, halves};
 use super::hands::{Hand, Hands};
 use super::record::Version;
 use super::source::{Copy, Missing, Source};
@@ -68,7 +68,7 @@ impl Reach {
     /// A connection from a queue pair of this process to one of the other.
     pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
         let hand = self.hands.take()?;
-        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, last: None })
+        Some(Lead { reach: self.clone(), hand, own: halves(own), own_qpn, qpn, last: None })
     }
 
     fn source(&self, key: u32, version: Version) -> Result<Arc<Source>, Refusal> {
@@ -83,7 +83,7 @@ impl Reach {
 pub struct Lead {
     reach: Arc<Reach>,
     hand: Hand,
-    own: [u8; 16],
+    own: [u64; 2],
     own_qpn: u32,
     qpn: u32,
     /// The region that was reached last.
@@ -204,7 +204,7 @@ impl Reach {
     #[inline]
     fn locate(
         &self,
-        (own, own_qpn, qpn): ([u8; 16], u32, u32),
+        (own, own_qpn, qpn): ([u64; 2], u32, u32),
         need: AccessNeed,
         key: u32,
         va: u64,
@@ -213,11 +213,10 @@ impl Reach {
         if self.is_gone() {
             return Err(Refusal::NotHere);
         }
-        let queue_pair = self.board.queue_pair(qpn).ok_or(Refusal::NotHere)?;
+        let (pd, access) = self.board.rights(qpn, own, own_qpn).ok_or(Refusal::NotHere)?;
         let (version, region) = self.board.region(key).ok_or(Refusal::NotHere)?;
         let permission = need.permission(Side::Remote);
-        let is_ours = queue_pair.dest_qpn == own_qpn && queue_pair.peer == own && queue_pair.pd == region.pd;
-        if !is_ours || !permits(queue_pair.access, region.access, permission) {
+        if pd != region.pd || !permits(access, region.access, permission) {
             return Err(Refusal::NotHere);
         }
         region.translate(va, len).map(|host| (version, host)).ok_or(Refusal::NotHere)

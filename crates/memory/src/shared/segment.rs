@@ -66,14 +66,17 @@ impl Segment {
     }
 
     fn map(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
+        let place = reserve(reserved_bytes(len))?;
+        // From here on the place is given back in any case.
+        let segment = Segment { file, addr: place, len };
         let rights = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, wherever the kernel has room.
-        let addr = unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, file.as_raw_fd(), 0) };
-        if addr == libc::MAP_FAILED {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let (addr, fd) = (place as *mut libc::c_void, segment.file.as_raw_fd());
+        // SAFETY: in place of addresses that were reserved for it just now.
+        if unsafe { libc::mmap(addr, len, rights, flags, fd, 0) } == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Segment { file, addr: addr as u64, len })
+        Ok(segment)
     }
 
     /// To be sent to another process.
@@ -121,9 +124,25 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
+        // SAFETY: our own mapping and reservation, and nothing borrows from it any more.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, reserved_bytes(self.len)) };
     }
+}
+
+/// Mappings of what others have as well take addresses in such amounts. A program may unmap some pages that are registered; a mapping
+/// of a page or two that the kernel then put there would be written to by the program's peers.
+const RESERVED_BYTES: usize = 2 << 20;
+
+pub(super) fn reserved_bytes(len: usize) -> usize {
+    len.next_multiple_of(RESERVED_BYTES)
+}
+
+/// Takes addresses that nobody can access.
+pub(super) fn reserve(len: usize) -> io::Result<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping, wherever the kernel has room.
+    let addr = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+    if addr == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(addr as u64) }
 }
 
 fn checked(result: i32) -> io::Result<i32> {

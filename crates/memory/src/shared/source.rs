@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::segment::Segment;
+use super::segment::{Segment, reserve, reserved_bytes};
 use crate::fault;
 use crate::flush::HostRange;
 use crate::paging::{UNIT_BYTES, residency_bytes, unit_bit, unit_count};
@@ -67,14 +67,18 @@ impl Mapped {
         let rights = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let (len, offset) = (usize::try_from(backed.range.len), libc::off_t::try_from(backed.offset));
         let (Ok(len), Ok(offset)) = (len, offset) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping, wherever the kernel has room; the kernel checks length and offset.
-        let addr =
-            unsafe { libc::mmap(ptr::null_mut(), len, rights, flags, backed.file.as_raw_fd(), offset) };
-        if addr == libc::MAP_FAILED {
+        if len > isize::MAX as usize - reserved_bytes(1) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // From here on the place is given back in any case.
+        let mapped = Mapped { addr: reserve(reserved_bytes(len))?, range: backed.range };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let (place, fd) = (mapped.addr as *mut libc::c_void, backed.file.as_raw_fd());
+        // SAFETY: in place of addresses that were reserved for it just now; the kernel checks length and offset.
+        if unsafe { libc::mmap(place, len, rights, flags, fd, offset) } == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Mapped { addr: addr as u64, range: backed.range })
+        Ok(mapped)
     }
 
     /// Where this process has `len` bytes of the other one.
@@ -101,8 +105,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; copies hold a reference to it.
-        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.range.len as usize) };
+        // SAFETY: our own mapping and reservation; copies hold a reference to it.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, reserved_bytes(self.range.len as usize)) };
     }
 }
 

@@ -82,7 +82,8 @@ pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
 /// What a queue pair has of it.
 #[derive(Default)]
 pub(crate) struct QpLocal {
-    lead: Option<Lead>,
+    /// In a box, because each work request takes it out and puts it back.
+    lead: Option<Box<Lead>>,
     outlet: Option<Arc<Outlet>>,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
@@ -211,7 +212,7 @@ impl Device {
         let own = self.gids().get(usize::from(path.source_gid_index)).map(|gid| gid.addr);
         if let (QpType::Rc, Some(own), None) = (qp.qp_type(), own, &core.local.lead) {
             let own = address_bytes((own, 0).into());
-            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn);
+            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn).map(Box::new);
         }
         core.local.outlet = Some(neighbour.outlet.clone());
     }
