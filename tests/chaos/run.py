@@ -238,6 +238,8 @@ def main(only):
     for needed in (procs.terrace_binary(), PROGRAM):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run `make chaos`")
+    # What is attacked is the network's side: bystanders that are neighbours would have nothing on the wire to be replayed.
+    os.environ["TERRACE_PATH"] = "udp"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     chosen = [one for one in attacks.ATTACKS if fnmatch.fnmatch(one.__name__, only)]
