@@ -68,6 +68,8 @@ class Failure(Exception):
 
 
 def main():
+    # What is shown is what peers on other hosts get; a neighbour would map the file itself, and pay for its memory.
+    os.environ["TERRACE_PATH"] = "udp"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file-mib", type=int, default=1024, help="size of the file (default 1024)")
     parser.add_argument("--limit-mib", type=int, default=256, help="memory the server may use (default 256)")
