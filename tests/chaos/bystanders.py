@@ -197,7 +197,8 @@ class Caller(Worker):
     def __init__(self, name, address, server_address, port, log_dir):
         super().__init__(name)
         self.argv = procs.under_terrace(
-            ["rping", "-c", "-V", "-C", "5", "-a", server_address, "-p", str(port), "-I", address], addr=address)
+            ["rping", "-c", "-V", "-C", "5", "-a", server_address, "-p", str(port), "-I", address], "--path", "auto",
+            addr=address)
         self.log_dir = log_dir
 
     def prepare(self):

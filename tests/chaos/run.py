@@ -107,7 +107,7 @@ class Scene:
         requester = bystanders.Requester("requests to the node", next(fresh), self.node_address, REGION, STREAM_SPAN, REQUESTS_SPAN)
         listener_address, port = next(fresh), procs.free_port()
         self.listener = procs.Program(
-            procs.under_terrace(["rping", "-s", "-P", "-V", "-a", listener_address, "-p", str(port)], addr=listener_address),
+            procs.under_terrace(["rping", "-s", "-P", "-V", "-a", listener_address, "-p", str(port)], "--path", "auto", addr=listener_address),
             log_dir, "listener")
         stack.callback(self.listener.stop)
         wait_until(lambda: procs.is_listening(port), "rping listens")
@@ -238,7 +238,8 @@ def main(only):
     for needed in (procs.terrace_binary(), PROGRAM):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run `make chaos`")
-    # What is attacked is the network's side: bystanders that are neighbours would have nothing on the wire to be replayed.
+    # What is attacked is the network's side: streams between neighbours would have nothing on the wire to be replayed. Programs that
+    # connect by address choose their way by themselves; their connections' datagrams are on the network anyway.
     os.environ["TERRACE_PATH"] = "udp"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
