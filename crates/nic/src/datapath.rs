@@ -230,7 +230,6 @@ impl Device {
         }
         let now = self.clock.now();
         let mut unit = self.tx.take();
-        self.meet(qp, &mut core);
         let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
         self.pending.take_into(&mut unit.work, Some(qp));
@@ -290,7 +289,6 @@ impl Device {
             if core.dead || (acks == AckPolicy::Hold && !core.touched) {
                 continue;
             }
-            self.meet(&qp, &mut core);
             let outcome = self.fill(&qp, &mut core, now, acks, unit);
             drop(core);
             match outcome {
@@ -318,6 +316,7 @@ impl Device {
             core.qp.wake();
         }
         core.has_turn = qp.take_turn();
+        self.meet(qp, core);
         let before_count = unit.batch.len();
         let host = qp.host(core);
         let outcome = match self.fill_ring(core, &host, now, acks) {

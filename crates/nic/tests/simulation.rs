@@ -98,18 +98,6 @@ fn run(seed: u64, config: SimConfig) -> Vec<DeviceSnapshot> {
     world.nodes.iter().map(|node| node.device.snapshot()).collect()
 }
 
-fn bad_weather() -> SimConfig {
-    SimConfig {
-        loss: 0.02,
-        duplicate: 0.02,
-        corrupt: 0.01,
-        reorder: 0.02,
-        ecn_mark: 0.01,
-        delay_ns: 1_000..20_000,
-        mtu: 4096,
-    }
-}
-
 #[test]
 fn everything_arrives_through_a_perfect_network_without_repetition() {
     let counted = run(1, SimConfig::default());

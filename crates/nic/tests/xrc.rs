@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use common::*;
-use terrace_fabric::sim::{SimConfig, SimNet};
+use terrace_fabric::sim::SimNet;
 use terrace_nic::*;
 
 const SIZES: SrqInit = SrqInit { max_wr: 256, max_sge: 4, limit: 0, cookie: 0 };
@@ -225,18 +225,6 @@ const LENGTH_MAX: usize = 9000;
 const LANDING: usize = 50_000;
 /// Packets that the network may have to carry before the next receive is posted.
 const TURNS_PER_RECEIVE: usize = 25;
-
-fn bad_weather() -> SimConfig {
-    SimConfig {
-        loss: 0.02,
-        duplicate: 0.02,
-        corrupt: 0.01,
-        reorder: 0.02,
-        ecn_mark: 0.01,
-        delay_ns: 1_000..20_000,
-        mtu: 4096,
-    }
-}
 
 /// What comes in a message: a part of the sender's pattern that tells which message it is.
 fn part(index: usize) -> std::ops::Range<usize> {

@@ -9,12 +9,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use terrace_fabric::sim::SimConfig;
 use terrace_nic::*;
 
 pub const LOCAL_WRITE: u32 = 1;
 pub const REMOTE_ALL: u32 = 1 | 2 | 4 | 8;
 pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A network that does everything that a network may do.
+pub fn bad_weather() -> SimConfig {
+    SimConfig {
+        loss: 0.02,
+        duplicate: 0.02,
+        corrupt: 0.01,
+        reorder: 0.02,
+        ecn_mark: 0.01,
+        delay_ns: 1_000..20_000,
+        mtu: 4096,
+    }
+}
 
 /// Memory that the device may change at any time.
 pub struct Memory(pub Box<[AtomicU8]>);
