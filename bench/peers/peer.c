@@ -51,6 +51,30 @@ noreturn void die(const char *format, ...)
     exit(1);
 }
 
+/* ---- what most peers have in common: theirs come before these ----------------------------------------------------- */
+
+__attribute__((weak)) uint64_t peer_places(size_t size)
+{
+    return options.region / size;
+}
+
+__attribute__((weak)) void peer_prepare(size_t size)
+{
+    (void)size;
+}
+
+__attribute__((weak)) bool peer_target_works(enum op op)
+{
+    (void)op;
+    return false;
+}
+
+__attribute__((weak)) bool peer_turn(enum op op, size_t size)
+{
+    (void)op, (void)size;
+    return false;
+}
+
 /* ---- meeting ---------------------------------------------------------------------------------------------------- */
 
 void say(int socket, const void *block, size_t size)

@@ -73,7 +73,7 @@ char *map_memory(uint64_t size, bool shared, int *fd);
 void fill_region(char *region);
 uint64_t word_at(uint64_t offset);
 
-/* ---- what each peer fills in ------------------------------------------------------------------------------------ */
+/* ---- what each peer fills in; peer.c has what most of them have, for those that say so ------------------------------ */
 
 extern const struct peer {
     const char *name;
@@ -83,14 +83,15 @@ extern const struct peer {
 
 /* NULL, or why there is no such operation. */
 const char *peer_lacks(enum op op, size_t size);
-/* How many different places operations of a size go to; `options.region / size` for most. */
+/* How many different places operations of a size go to; by default `options.region / size`. */
 uint64_t peer_places(size_t size);
 /* Sets up either end, `options.lanes` lanes of it; they talk over `control`. */
 void peer_open_target(int control);
 void peer_open_client(int control);
-/* Before the client first uses a size. */
+/* Before the client first uses a size; by default nothing. */
 void peer_prepare(size_t size);
-/* Whether the target's program has to do something for this operation; then peer_turn() is called over and over. */
+/* Whether the target's program has to do something for this operation; then peer_turn() is called over and over. By default it
+ * has not. */
 bool peer_target_works(enum op op);
 bool peer_turn(enum op op, size_t size);
 /* Begins an operation. It may be complete when this returns, but is reported by peer_reap() all the same. */

@@ -61,16 +61,6 @@ const char *peer_lacks(enum op op, size_t size)
     return NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
 static void check(ssize_t status, const char *what)
 {
     if (status < 0)

@@ -49,18 +49,6 @@ uint64_t peer_places(size_t size)
     return places < PLACES_MAX ? places : PLACES_MAX;
 }
 
-bool peer_target_works(enum op op)
-{
-    (void)op;
-    return false;
-}
-
-bool peer_turn(enum op op, size_t size)
-{
-    (void)op, (void)size;
-    return false;
-}
-
 void peer_open_target(int control)
 {
     (void)control;

@@ -13,11 +13,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op == OP_MESSAGE || (op == OP_ATOMIC && size != 8) ? "nobody to talk to" : NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
 void peer_open_target(int control)
 {
     (void)control;
@@ -28,23 +23,6 @@ void peer_open_client(int control)
     (void)control;
     region = map_memory(options.region, options.shared, NULL);
     fill_region(region);
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
-bool peer_target_works(enum op op)
-{
-    (void)op;
-    return false;
-}
-
-bool peer_turn(enum op op, size_t size)
-{
-    (void)op, (void)size;
-    return false;
 }
 
 void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)

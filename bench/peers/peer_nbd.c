@@ -24,28 +24,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op == OP_MESSAGE ? "no messages" : op == OP_ATOMIC ? "no atomics" : NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
-bool peer_target_works(enum op op)
-{
-    (void)op;
-    return false;
-}
-
-bool peer_turn(enum op op, size_t size)
-{
-    (void)op, (void)size;
-    return false;
-}
-
 void peer_open_target(int control)
 {
     (void)control;

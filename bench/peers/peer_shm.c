@@ -38,16 +38,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op == OP_MESSAGE ? NULL : "messages only";
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
 static void pin(unsigned processor)
 {
     cpu_set_t set;

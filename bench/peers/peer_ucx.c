@@ -46,16 +46,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op == OP_ATOMIC && size != 8 ? "atomics are of 8 bytes" : NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
 static void check(ucs_status_t status, const char *what)
 {
     if (status != UCS_OK)

@@ -20,16 +20,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op != OP_MESSAGE ? "messages only" : size > DATAGRAM_MAX ? "longer than a datagram" : NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
 static void open_end(int control)
 {
     for (unsigned i = 0; i < options.lanes; i++) {

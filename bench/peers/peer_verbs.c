@@ -40,16 +40,6 @@ const char *peer_lacks(enum op op, size_t size)
     return op == OP_ATOMIC && size != 8 ? "atomics are of 8 bytes" : NULL;
 }
 
-uint64_t peer_places(size_t size)
-{
-    return options.region / size;
-}
-
-void peer_prepare(size_t size)
-{
-    (void)size;
-}
-
 static void open_device(void)
 {
     int count = 0;
