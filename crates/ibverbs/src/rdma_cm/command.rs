@@ -141,6 +141,9 @@ impl Call<'_> {
             service.ids.get(self.file, number)?;
             Ok(service.destroy(number))
         })?;
+        // The kernel's waits for its workers, and so lets the program's other threads go on: one that was woken for the
+        // last event is back at its channel before that is closed.
+        std::thread::yield_now();
         self.answer_number(0, reported)
     }
 
@@ -320,7 +323,7 @@ impl Call<'_> {
             if let Some(answer) = with(|service| Ok(take_event(service, self.file, self.fd)))? {
                 return self.answer(0, &answer, EVENT_BYTES_MIN);
             }
-            wait_for_event(self.fd)?;
+            wait_for_event(self.fd, self.file)?;
         }
     }
 
@@ -419,23 +422,28 @@ fn take_event(service: &mut Service, file: FileId, fd: c_int) -> Option<Answer<E
     Some(answer)
 }
 
-/// Waits until a descriptor is readable, unless it does not want to.
-fn wait_for_event(fd: c_int) -> Result<()> {
+/// Waits until a file has an event, unless it does not want to.
+///
+/// A file whose descriptor is closed meanwhile will have none. The kernel keeps the file of a call until that returns, so there
+/// the call sleeps on; programs that close a channel while a thread of theirs waits at it (rping until 2025) count on that.
+fn wait_for_event(fd: c_int, file: FileId) -> Result<()> {
     // SAFETY: flags of a descriptor.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(Errno::last());
-    }
-    if flags & libc::O_NONBLOCK != 0 {
+    if flags >= 0 && flags & libc::O_NONBLOCK != 0 {
         return Err(Errno(libc::EAGAIN));
     }
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one structure.
-    if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
-        return Err(Errno::last());
+    loop {
+        if descriptor::lookup(fd) != Some(file) {
+            // Looked at no more: only a signal ends this sleep.
+            poll.fd = -1;
+        }
+        // SAFETY: one structure.
+        if unsafe { libc::poll(&raw mut poll, 1, -1) } < 0 {
+            return Err(Errno::last());
+        }
+        if poll.revents & libc::POLLIN != 0 {
+            return Ok(());
+        }
     }
-    if poll.revents & libc::POLLIN == 0 {
-        return Err(Errno(libc::EBADF));
-    }
-    Ok(())
 }
