@@ -52,5 +52,6 @@ pub use paging::{
 pub use permutation::KeyedPermutation;
 pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
+pub use table::KeyMemo;
 pub use window::{BindError, WindowBind, WindowKind};
 pub use zeros::Zeros;

@@ -33,6 +33,26 @@ pub(crate) type KeyOrder = KeyedPermutation<HALF>;
 /// Rounds of the permutation. Every access looks up so many numbers; those of a key that is in use are in the nearest cache.
 pub(crate) const ROUNDS: usize = 6;
 
+/// The slot that a key was last found to stand for. To look it up takes a load for each round, and each waits for the one before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeyMemo(Option<(u32, u32)>);
+
+impl KeyMemo {
+    /// The number of a key's slot. Of one table at a time.
+    #[inline]
+    pub(crate) fn number(&mut self, order: &KeyOrder, key: u32) -> u32 {
+        let index = key >> 8;
+        match self.0 {
+            Some((known, number)) if known == index => number,
+            _ => {
+                let number = order.inward(index);
+                self.0 = Some((index, number));
+                number
+            }
+        }
+    }
+}
+
 /// One slot, on a cache line of its own as far as an access is concerned.
 #[repr(align(128))]
 pub(crate) struct Slot {
@@ -88,6 +108,12 @@ impl Table {
     #[inline]
     pub(crate) fn slot_of(&self, key: u32) -> Option<&Slot> {
         self.slot(self.permutation.inward(key >> 8))
+    }
+
+    /// The same, when it is most likely the one that it was last time.
+    #[inline]
+    pub(crate) fn slot_again(&self, key: u32, memo: &mut KeyMemo) -> Option<&Slot> {
+        self.slot(memo.number(&self.permutation, key))
     }
 
     /// How keys become the numbers of slots.

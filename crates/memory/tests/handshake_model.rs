@@ -8,7 +8,11 @@ mod handshake;
 
 /// What `src/sync.rs` is in the library.
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    pub(crate) fn full_fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
 }
 
 use handshake::*;

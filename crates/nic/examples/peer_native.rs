@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use terrace_nic::*;
 
 const MIB: u64 = 1 << 20;
@@ -273,23 +274,30 @@ impl Link {
     }
 
     fn post(&self, wr_id: u64, op: SendOp, addr: u64, size: usize) {
-        let sge = Sge { addr, length: size as u32, lkey: self.lkey };
-        let payload = Payload::Sges(SgeList::from_slice(&[sge]));
-        let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
-        self.qp.post_send([Ok(wr)]).expect("posted");
+        let wr = || {
+            let sge = Sge { addr, length: size as u32, lkey: self.lkey };
+            let payload = Payload::Sges(SgeList::from_slice(&[sge]));
+            Ok(SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None })
+        };
+        // Made where it is posted, which saves two copies of it.
+        self.qp.post_send(std::iter::once_with(wr)).expect("posted");
     }
 
-    /// What has completed: which it was, and the length of what came.
-    fn poll(&self) -> ([(u64, u32, bool); DEPTH_MAX], usize) {
-        let (mut done, mut count) = ([(0, 0, false); DEPTH_MAX], 0);
+    /// Hands each completion to `take`, and says how many there were.
+    fn poll(&self, mut take: impl FnMut(&Wc)) -> usize {
         self.cq
             .poll(DEPTH_MAX, &mut |wc| {
                 assert_eq!(wc.status, WcStatus::Success);
-                done[count] = (wc.wr_id, wc.byte_len, wc.opcode == WcOpcode::Recv);
-                count += 1;
+                take(&wc);
             })
-            .expect("a healthy queue");
-        (done, count)
+            .expect("no overrun")
+    }
+
+    /// What has completed, to be answered: which it was, the length of what came, and whether it is something that came.
+    fn poll_messages(&self) -> SmallVec<[(u64, u32, bool); DEPTH_MAX]> {
+        let mut done = SmallVec::new();
+        self.poll(|wc| done.push((wc.wr_id, wc.byte_len, wc.opcode == WcOpcode::Recv)));
+        done
     }
 }
 
@@ -322,13 +330,16 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
     let link = link_of(lane);
     // SAFETY: as promised.
     let slots = unsafe { std::slice::from_raw_parts_mut(slots, DEPTH_MAX) };
-    let (done, polled) = link.poll();
     let mut count = 0;
-    for &(id, _, is_receive) in &done[..polled] {
-        if op != OP_MESSAGE {
-            slots[count] = id as c_uint;
+    if op != OP_MESSAGE {
+        link.poll(|wc| {
+            slots[count] = wc.wr_id as c_uint;
             count += 1;
-        } else if is_receive {
+        });
+        return count as c_uint;
+    }
+    for (id, _, is_receive) in link.poll_messages() {
+        if is_receive {
             lane.received = link.inbox(id as usize) as *const c_char;
             slots[count] = link.asked[link.first];
             count += 1;
@@ -347,14 +358,14 @@ pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
     for index in 0..settings().lanes as usize {
         // SAFETY: opened before; the target has one thread.
         let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
-        let (done, polled) = link.poll();
-        for &(id, byte_len, is_receive) in &done[..polled] {
+        let done = link.poll_messages();
+        worked |= !done.is_empty();
+        for (id, byte_len, is_receive) in done {
             match is_receive {
                 true => link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize),
                 false => link.post_receive(id as usize),
             }
         }
-        worked |= polled > 0;
     }
     worked
 }

@@ -136,7 +136,7 @@ fn stream(name: &str, node: &Node, qp: &Arc<QueuePair>, op: SendOp, len: u32, de
     let mut last = started;
     while started.elapsed() < duration || done < posted {
         while posted - done < depth as u64 && started.elapsed() < duration {
-            qp.post_send([Ok(node.wr(posted, op, 0, len))]).expect("posted");
+            qp.post_send(std::iter::once_with(|| Ok(node.wr(posted, op, 0, len)))).expect("posted");
             posted += 1;
         }
         let count = node.cq.poll(16, &mut |wc| assert_eq!(wc.status, WcStatus::Success)).expect("healthy");

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 use terrace_fabric::RxBatch;
-use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit};
+use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit, Wc};
 use terrace_wire::{Packet, RxMeta};
 
 use crate::cq::Cq;
@@ -373,13 +373,7 @@ impl Device {
         while let Some(event) = core.qp.poll_event() {
             self.events.raise(match event {
                 QpEvent::SendComplete(wc) => {
-                    match &core.tap {
-                        None => qp.send_cq().push(wc),
-                        Some(tap) => {
-                            tap.completed(wc);
-                            self.companions.ask();
-                        }
-                    }
+                    self.complete_send(qp, core, wc);
                     continue;
                 }
                 QpEvent::RecvComplete(wc) => {
@@ -393,6 +387,18 @@ impl Device {
                 QpEvent::SqDrained => AsyncEvent::SqDrained(qp.clone()),
                 QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp.clone()),
             });
+        }
+    }
+
+    /// Brings a completion of a send work request to whoever gets it.
+    #[inline]
+    pub(crate) fn complete_send(&self, qp: &QueuePair, core: &QpCore, wc: Wc) {
+        match &core.tap {
+            None => qp.send_cq().push(wc),
+            Some(tap) => {
+                tap.completed(wc);
+                self.companions.ask();
+            }
         }
     }
 

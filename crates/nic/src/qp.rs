@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::events::EventAccount;
 use crate::host::{MagicKeys, QpHost, Receives};
 use crate::limits::{Life, Limits};
-use crate::local::QpLocal;
+use crate::local::{QpLocal, Reached};
 use crate::mr::{Mw, MwKind};
 use crate::pd::Pd;
 use crate::srq::Srq;
@@ -306,7 +306,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts send work requests and sends what can be sent. Those before a bad one stay posted; the error says
+    /// Posts send work requests and sends what can be sent. They are large: an iterator that makes them as it is asked for them
+    /// saves copies. Those before a bad one stay posted; the error says
     /// which one it was, and why: ENOMEM when the queue is full, EINVAL for all else.
     pub fn post_send(
         self: &Arc<Self>,
@@ -314,38 +315,56 @@ impl QueuePair {
     ) -> Result<(), (usize, Error)> {
         let mut core = self.lock_alive().map_err(|error| (0, error))?;
         let mut result = Ok(());
+        let mut changed = false;
         for (index, wr) in wrs.into_iter().enumerate() {
-            let posted = wr.and_then(|wr| self.post_one(&mut core, wr));
-            if let Err(error) = posted {
-                result = Err((index, error));
-                break;
+            match self.post_one(&mut core, wr) {
+                Ok(left) => changed |= left,
+                Err(error) => {
+                    result = Err((index, error));
+                    break;
+                }
             }
         }
-        self.send_posted(core);
+        self.send_posted(core, changed);
         result
     }
 
-    fn post_one(&self, core: &mut QpCore, wr: SendWr) -> Result<(), Error> {
+    /// Posts a work request. Whether that has left something to do: it may already be over.
+    #[inline]
+    fn post_one(&self, core: &mut QpCore, wr: Result<SendWr, Error>) -> Result<bool, Error> {
         self.device().meet(self, core);
-        if self.device().reach(self, core, &wr) {
-            return Ok(());
+        // By reference: a work request is large, and moved only if it is to be kept.
+        if let Ok(wr) = &wr {
+            let reached = self.device().reach(self, core, wr);
+            if reached != Reached::No {
+                return Ok(reached == Reached::WithEvents);
+            }
         }
-        Ok(core.qp.post_send(wr)?)
+        core.qp.post_send(wr?)?;
+        Ok(true)
     }
 
     /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
         core.qp.check_sends(wrs)?;
-        wrs.drain(..).try_for_each(|wr| self.post_one(&mut core, wr))?;
-        self.send_posted(core);
+        let mut changed = false;
+        for wr in wrs.drain(..) {
+            changed |= self.post_one(&mut core, Ok(wr))?;
+        }
+        self.send_posted(core, changed);
         Ok(())
     }
 
-    /// Sends what was posted, at once or with what is posted next.
-    fn send_posted(self: &Arc<Self>, core: MutexGuard<'_, QpCore>) {
+    /// Sends what was posted, at once or with what is posted next, unless nothing has changed and nothing waits.
+    fn send_posted(self: &Arc<Self>, core: MutexGuard<'_, QpCore>, changed: bool) {
         let device = self.device();
         device.ensure_engine();
+        if !changed && !core.qp.wants_transmit() {
+            drop(core);
+            device.settle_overruns();
+            return device.companions.attend();
+        }
         let can_wait =
             core.qp.unacknowledged_packets() >= BUSY_PACKETS && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {

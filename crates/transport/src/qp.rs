@@ -13,7 +13,7 @@ use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
-    SendWr, Time, WcStatus,
+    SendWr, Time, Wc, WcStatus,
 };
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).
@@ -222,14 +222,16 @@ impl Qp {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
-    /// Completes a send work request that somebody has carried out without packets while the queue pair was quiet.
-    pub fn complete_direct(&mut self, wr: &SendWr) {
+    /// Counts a send work request that somebody has carried out without packets while the queue pair was quiet. Its completion, if
+    /// it has one: no event comes of it.
+    #[inline]
+    pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
         self.common.counters.direct += 1;
         self.common.counters.direct_bytes += wr.payload.len();
-        requester::complete(&mut self.common, wr, WcStatus::Success, 0);
+        requester::completion(&self.common, wr, WcStatus::Success, 0)
     }
 
-    /// The same for one whose result could not be stored: the queue pair is in error after this.
+    /// Ends one whose result could not be stored: the queue pair is in error after this, and the events say so.
     pub fn fail_direct(&mut self, wr: &SendWr) {
         requester::complete(&mut self.common, wr, WcStatus::LocalProtection, 0);
         self.settle(Verdict::RequesterBroken);

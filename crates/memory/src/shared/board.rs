@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::record::{self, Content, Version};
 use super::segment::{Others, Segment};
 use crate::access::Access;
-use crate::table::{HALF, KeyOrder, ROUNDS};
+use crate::table::{HALF, KeyMemo, KeyOrder, ROUNDS};
 
 /// Regions beyond so many are reached by packets only.
 const REGIONS: usize = 1 << 20;
@@ -162,8 +162,8 @@ impl BoardView {
 
     /// The region that a key names, unless it is not shown.
     #[inline]
-    pub(super) fn region(&self, key: u32) -> Option<(Version, ShownRegion)> {
-        let (version, content) = record::read(region_record(&self.segment, self.order.inward(key >> 8))?)?;
+    pub(super) fn region(&self, key: u32, memo: &mut KeyMemo) -> Option<(Version, ShownRegion)> {
+        let (version, content) = record::read(region_record(&self.segment, memo.number(&self.order, key))?)?;
         let region = ShownRegion::of(&content)?;
         (region.tag == key as u8).then_some((version, region))
     }
@@ -208,7 +208,8 @@ mod tests {
         let board = Board::new(&order()).expect("made");
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
         let (number, key) = (7, order().outward(7) << 8 | 0x42);
-        assert_eq!(view.region(key), None);
+        let view = |key| view.region(key, &mut KeyMemo::default());
+        assert_eq!(view(key), None);
         let region = ShownRegion {
             tag: 0x42,
             access: Access::REMOTE_READ | Access::LOCAL_WRITE,
@@ -218,14 +219,14 @@ mod tests {
             to_host: u64::MAX - 5,
         };
         board.show_region(number, &region);
-        let (version, seen) = view.region(key).expect("shown");
+        let (version, seen) = view(key).expect("shown");
         assert_eq!(seen, region);
         assert_eq!(board.region_version(number), Some(version));
-        assert_eq!(view.region(key ^ 1), None, "another tag");
+        assert_eq!(view(key ^ 1), None, "another tag");
         board.hide_region(number);
-        assert_eq!(view.region(key), None);
+        assert_eq!(view(key), None);
         board.show_region(number, &region);
-        assert!(view.region(key).is_some_and(|(again, _)| again != version));
+        assert!(view(key).is_some_and(|(again, _)| again != version));
     }
 
     #[test]

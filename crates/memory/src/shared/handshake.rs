@@ -1,7 +1,7 @@
 //! The orders of stores and loads on which processes of one host rely towards each other. `tests/handshake_model.rs` tries them in
 //! every interleaving.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
 /// Shows a ring's reader what lies before `tail`. Whether the reader slept at the time, as a number: odd if it did.
 #[inline]
@@ -9,14 +9,14 @@ pub(crate) fn publish(tail: &AtomicU64, value: u64, sleep: &AtomicU64) -> u64 {
     // Release: the records come first.
     tail.store(value, Ordering::Release);
     // Between this and the load: either the reader sees the tail before it sleeps, or this sees that it sleeps.
-    fence(Ordering::SeqCst);
+    full_fence();
     sleep.load(Ordering::Relaxed)
 }
 
 /// A reader says that it is about to sleep, and looks once more after this.
 pub(crate) fn fall_asleep(sleep: &AtomicU64) {
     change_sleep(sleep, 1);
-    fence(Ordering::SeqCst);
+    full_fence();
 }
 
 /// A reader says that it is awake.
@@ -38,7 +38,7 @@ pub(crate) fn raise(word: &AtomicU32) -> u32 {
     // Release: who waits for an earlier copy to end, and sees only this, knows that it has.
     word.store(odd, Ordering::Release);
     // Either the records are seen as they were withdrawn, or whoever withdrew them sees the word.
-    fence(Ordering::SeqCst);
+    full_fence();
     odd.wrapping_add(1)
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn lower(word: &AtomicU32, even: u32) {
 
 /// To be called between withdrawing a record and looking at words.
 pub(crate) fn withdrawn() {
-    fence(Ordering::SeqCst);
+    full_fence();
 }
 
 /// Whether the owner of a word may still copy what was withdrawn before: the word as it was then, to be waited for.

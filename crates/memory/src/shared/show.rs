@@ -13,7 +13,7 @@ use crate::flush::HostRange;
 use crate::paging::Pager;
 use crate::pin::Pinned;
 use crate::registry::Registry;
-use crate::table::tag_of;
+use crate::table::{KeyMemo, tag_of};
 
 /// Memory of the program that a local work request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,8 @@ impl Registry {
         Some(RegionMemory { version, range, is_writable, pager: entry.pager.clone() })
     }
 
-    /// Has the registered memory that a local work request names stay registered while `act` works with its addresses.
+    /// Has the registered memory that a local work request names stay registered while `act` works with its addresses. `memo` is for
+    /// the next work request of the same kind.
     ///
     /// # Errors
     /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
@@ -128,6 +129,7 @@ impl Registry {
         &self,
         who: Accessor,
         need: AccessNeed,
+        memo: &mut KeyMemo,
         pieces: impl Iterator<Item = LocalPiece>,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
@@ -135,7 +137,8 @@ impl Registry {
         let mut ranges: SmallVec<[HostRange; 4]> = SmallVec::new();
         for piece in pieces.filter(|piece| piece.len > 0) {
             // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
-            let entry = self.slot(piece.lkey)?.entry.try_pin().ok_or(AccessError::NotReady)?;
+            let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
+            let entry = slot.entry.try_pin().ok_or(AccessError::NotReady)?;
             let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
             ranges.push(HostRange { addr, len: piece.len });
             pins.push(entry);

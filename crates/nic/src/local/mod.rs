@@ -25,13 +25,14 @@ use std::thread::JoinHandle;
 
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex, RwLock};
 use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
-use terrace_memory::{Access, HostRange};
+use terrace_memory::{Access, HostRange, KeyMemo};
 use terrace_transport::{QpState, QpType};
 
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 use crate::semaphore::Bell;
 
+pub(crate) use post::Reached;
 pub(crate) use rings::{Filled, Mail};
 use rings::{Inlets, Neighbour, Outlet};
 
@@ -85,6 +86,8 @@ pub(crate) struct QpLocal {
     /// In a box, because each work request takes it out and puts it back.
     lead: Option<Box<Lead>>,
     outlet: Option<Arc<Outlet>>,
+    /// The slot of the lkey that was used last.
+    memo: KeyMemo,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
     /// What it has asked for last.

@@ -1,7 +1,7 @@
 //! Work requests that are carried out as they are posted.
 
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
-use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
+use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange, KeyMemo};
 use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList};
 
 use super::{Command, canonical};
@@ -11,23 +11,30 @@ use crate::qp::{QpCore, QueuePair};
 impl Device {
     /// Carries a work request out, if the peer's memory can be reached into and everything that was posted before is over. Packets
     /// do the rest.
-    pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
+    pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> Reached {
         if !self.local.is_on() || !core.qp.is_quiet() || !can_reach(&wr.op) {
-            return false;
+            return Reached::No;
         }
-        let Some(mut lead) = core.local.lead.take() else { return false };
+        let Some(mut lead) = core.local.lead.take() else { return Reached::No };
         if lead.reach().is_gone() {
-            return false;
+            return Reached::No;
         }
         let is_valid = core.qp.check_sends(std::slice::from_ref(wr)).is_ok();
         let outcome = if is_valid { self.carry_out(qp, core, &mut lead, wr) } else { Outcome::NotHere };
         core.local.lead = Some(lead);
         match outcome {
-            Outcome::Done => core.qp.complete_direct(wr),
-            Outcome::ResultLost => core.qp.fail_direct(wr),
-            Outcome::NotHere => return false,
+            Outcome::Done => {
+                if let Some(wc) = core.qp.complete_direct(wr) {
+                    self.complete_send(qp, core, wc);
+                }
+                Reached::Whole
+            }
+            Outcome::ResultLost => {
+                core.qp.fail_direct(wr);
+                Reached::WithEvents
+            }
+            Outcome::NotHere => Reached::No,
         }
-        true
     }
 
     fn carry_out(&self, qp: &QueuePair, core: &mut QpCore, lead: &mut Lead, wr: &SendWr) -> Outcome {
@@ -35,11 +42,15 @@ impl Device {
         let may_read = core.qp.attr().max_rd_atomic > 0;
         match (&wr.op, &wr.payload) {
             (&SendOp::Read { va, rkey }, Payload::Sges(sges)) if may_read => {
-                let read = self.with_sges(who, AccessNeed::Write, sges, |into| lead.read(rkey, va, into));
+                let memo = &mut core.local.memo;
+                let read =
+                    self.with_sges(who, AccessNeed::Write, sges, memo, |into| lead.read(rkey, va, into));
                 self.settle_copy(core, rkey, read)
             }
             (&SendOp::Write { va, rkey }, Payload::Sges(sges)) => {
-                let written = self.with_sges(who, AccessNeed::Read, sges, |from| lead.write(rkey, va, from));
+                let memo = &mut core.local.memo;
+                let written =
+                    self.with_sges(who, AccessNeed::Read, sges, memo, |from| lead.write(rkey, va, from));
                 self.settle_copy(core, rkey, written)
             }
             (&SendOp::Write { va, rkey }, Payload::Inline(bytes)) => {
@@ -81,10 +92,11 @@ impl Device {
         who: Accessor,
         need: AccessNeed,
         sges: &SgeList,
+        memo: &mut KeyMemo,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
         let piece = |sge: &Sge| LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() };
-        self.memory.with_local(who, need, sges.iter().map(piece), act)
+        self.memory.with_local(who, need, memo, sges.iter().map(piece), act)
     }
 
     /// The value before it goes where the work request says: where that is not there, nothing happens.
@@ -109,6 +121,17 @@ impl Device {
             Err(_) => Outcome::ResultLost,
         }
     }
+}
+
+/// Whether a work request was carried out as it was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It is over, its completion where it belongs.
+    Whole,
+    /// It is over, and the queue pair has something to tell.
+    WithEvents,
+    /// It is for packets.
+    No,
 }
 
 /// What became of a work request.

@@ -289,15 +289,23 @@ impl Requester {
 
 /// Queues the completion of a request: always for an error, else when it was asked for.
 pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendor_err: u32) {
+    if let Some(wc) = completion(common, wr, status, vendor_err) {
+        common.events.push_back(QpEvent::SendComplete(wc));
+    }
+}
+
+/// The completion of a request, if it has one.
+#[inline]
+pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -> Option<Wc> {
     let signaled = common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
     if status == WcStatus::Success && !signaled {
-        return;
+        return None;
     }
     let byte_len = match wr.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
         _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
     };
-    common.events.push_back(QpEvent::SendComplete(Wc {
+    Some(Wc {
         wr_id: wr.wr_id,
         status,
         opcode: wqe::completion_opcode(&wr.op),
@@ -310,5 +318,5 @@ pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendo
         flags: WcFlags::empty(),
         sl: 0,
         solicited: status != WcStatus::Success,
-    }));
+    })
 }
