@@ -21,10 +21,9 @@ use crate::qp::QpCore;
 
 /// Packets that one look takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
-/// While packets come by rings, only one in so many fruitless looks asks the network, which costs as much as all of them ...
-const LOOKS_PER_NETWORK: u32 = 64;
-/// ... and a look that finds packets counts as so many of these.
-const BUSY_LOOK: u32 = 8;
+/// While packets come by rings, the network is asked, which takes as long as 20 looks, once for so many looks and packets: every three
+/// microseconds if there is nothing, and after some dozens if there is much.
+const LOOKS_PER_NETWORK: u32 = 128;
 /// For so many looks without a packet rings still count as busy: some dozens of microseconds.
 const WARM_LOOKS: u32 = 1024;
 /// A ring that has been full for so long belongs to a process that is stopped: its queue pairs use the network, which loses packets
@@ -152,7 +151,7 @@ pub(super) struct Inlets {
 #[derive(Default)]
 struct State {
     list: Vec<Inlet>,
-    /// Looks since the network was asked last.
+    /// Looks and packets since the network was asked last.
     looks: u32,
     /// Looks for which rings still count as busy.
     warm: u32,
@@ -224,7 +223,7 @@ impl super::LocalPath {
         let mut state = self.inlets.state.lock();
         let waits = state.list.iter().any(|inlet| !inlet.inbox.is_empty());
         state.warm = if waits { WARM_LOOKS } else { state.warm.saturating_sub(1) };
-        state.looks += if waits { BUSY_LOOK } else { 1 };
+        state.looks += 1;
         let asks_network = state.warm == 0 || state.looks >= LOOKS_PER_NETWORK;
         if asks_network {
             state.looks = 0;
@@ -234,7 +233,8 @@ impl super::LocalPath {
 
     /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
     pub fn read(&self, gids: &[Gid], mut each: impl FnMut(&RxMeta, &[u8])) {
-        let mut state = self.inlets.state.lock();
+        let mut guard = self.inlets.state.lock();
+        let state = &mut *guard;
         let mut is_over = false;
         for inlet in &mut state.list {
             let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
@@ -245,6 +245,7 @@ impl super::LocalPath {
                 each(&RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class }, bytes);
             });
             self.received.fetch_add(count as u64, Ordering::Relaxed);
+            state.looks = state.looks.saturating_add(count as u32);
             if inlet.inbox.is_broken() && !inlet.has_ended {
                 tracing::warn!(
                     "a process of this host has written nonsense into its ring; it is not read any more"
@@ -254,7 +255,7 @@ impl super::LocalPath {
             is_over |= inlet.has_ended && inlet.inbox.is_empty();
         }
         if is_over {
-            self.inlets.tidy(&mut state);
+            self.inlets.tidy(state);
         }
     }
 

@@ -65,8 +65,10 @@ pub struct Node {
 }
 
 impl Drop for Node {
-    /// A peer's last answer may still be on its way: once the region has ended, nobody writes to the memory.
+    /// A peer's last answer may still be on its way: once the region has ended, nobody writes to the memory. Without its end the
+    /// device would live on, for its queue pairs and it hold each other.
     fn drop(&mut self) {
+        self.device.close();
         if self.mr.dereg().is_err() {
             std::mem::forget(std::mem::replace(&mut self.memory, Memory::new(0)));
         }
