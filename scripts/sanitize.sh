@@ -19,8 +19,9 @@ check() {
 # The tools have SIGSEGV handlers of their own. Copies of registered memory may fault, and terrace_memory's handler has to see
 # that first: so the tools leave the signals alone.
 address() {
-    # Leaks are looked for, too. One test measures the memory of its process, most of which is the tool's.
-    RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=$directory/address ASAN_OPTIONS=handle_segv=0:handle_sigbus=0:detect_leaks=1 \
+    # Leaks are looked for, too. One test measures the memory of its process, most of which is the tool's; others look at where
+    # their stack is, and mean the real one.
+    RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=$directory/address ASAN_OPTIONS=handle_segv=0:handle_sigbus=0:detect_leaks=1:detect_stack_use_after_return=0 \
         LSAN_OPTIONS=suppressions=$PWD/scripts/lsan.supp:print_suppressions=0 \
         cargo +nightly test --locked --no-fail-fast --target $target --tests --package "$1" -- --test-threads 2 \
         --skip memory_stays_within_the_budget

@@ -126,11 +126,11 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
 fn a_region_that_was_deregistered_is_not_reached_any_more() {
     let both = Both::new();
     // Its owner uses it for something else as soon as it is not registered.
-    let cell = Box::leak(Box::new([0u64; 512]));
-    let base = cell.as_ptr() as u64;
+    let cell = Box::into_raw(Box::new([0u64; 512]));
+    let base = cell as u64;
     let stop = AtomicBool::new(false);
     let key_now = AtomicU64::new(0);
-    // SAFETY: leaked memory, of which only the address is used.
+    // SAFETY: it lives until the end, and only the address is used.
     let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, 4096) };
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -151,7 +151,7 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
             (0..200).for_each(|_| std::hint::spin_loop());
             both.registry.deregister(key).expect("deregistered");
             for index in 0..512 {
-                // SAFETY: leaked memory, looked at as numbers only.
+                // SAFETY: it lives until the end, and is looked at as numbers only.
                 unsafe { (base as *mut u64).add(index).write_volatile(round) };
             }
             (0..200).for_each(|_| std::hint::spin_loop());
@@ -163,4 +163,6 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+    // SAFETY: from the box above; nobody uses it any more.
+    drop(unsafe { Box::from_raw(cell) });
 }

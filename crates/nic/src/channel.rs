@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -15,7 +15,7 @@ use crate::semaphore::Semaphore;
 /// Where a program waits for completion events of the queues that were created with the channel.
 pub struct CompChannel {
     device: Arc<Device>,
-    waiting: Mutex<VecDeque<Arc<Cq>>>,
+    waiting: Mutex<VecDeque<Weak<Cq>>>,
     /// One token for every entry of `waiting`, except for a moment in which a token may be ahead or behind.
     tokens: Semaphore,
     pub(crate) life: Life,
@@ -53,7 +53,8 @@ impl CompChannel {
 
     fn take_waiting(&self) -> Option<Arc<Cq>> {
         let mut waiting = self.waiting.lock();
-        let cq = waiting.pop_front()?;
+        // Nobody holds a queue that its owner has dropped instead of destroying it.
+        let cq = std::iter::from_fn(|| waiting.pop_front()).find_map(|cq| cq.upgrade())?;
         // Before the lock goes: destroying the queue must either withdraw the event or wait for its acknowledgement.
         cq.completion_account.hand_out();
         Some(cq)
@@ -70,14 +71,14 @@ impl CompChannel {
     }
 
     pub(crate) fn notify(&self, cq: Arc<Cq>) {
-        self.waiting.lock().push_back(cq);
+        self.waiting.lock().push_back(Arc::downgrade(&cq));
         self.tokens.post();
     }
 
     /// Forgets the events of a queue that is being destroyed.
     pub(crate) fn withdraw(&self, cq: &Cq) {
         self.waiting.lock().retain(|waiting| {
-            let ours = std::ptr::eq(Arc::as_ptr(waiting), cq);
+            let ours = std::ptr::eq(waiting.as_ptr(), cq);
             if ours {
                 self.tokens.try_take();
             }

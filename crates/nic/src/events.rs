@@ -164,9 +164,11 @@ impl AsyncQueue {
         account.wait_settled();
     }
 
-    /// Wakes everybody who waits.
+    /// Wakes everybody who waits. What was not told holds queue pairs, and they the device: it is forgotten.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
+        let untold = std::mem::take(&mut *self.waiting.lock());
+        drop(untold);
         for _ in 0..CLOSE_TOKENS {
             self.tokens.post();
         }

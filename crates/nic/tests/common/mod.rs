@@ -69,7 +69,7 @@ impl Drop for Node {
     /// device would live on, for its queue pairs and it hold each other.
     fn drop(&mut self) {
         self.device.close();
-        if self.mr.dereg().is_err() {
+        if let Err(Error::Busy(_)) = self.mr.dereg() {
             std::mem::forget(std::mem::replace(&mut self.memory, Memory::new(0)));
         }
     }
