@@ -70,8 +70,8 @@ impl CompChannel {
         Arc::ptr_eq(&self.device, device)
     }
 
-    pub(crate) fn notify(&self, cq: Arc<Cq>) {
-        self.waiting.lock().push_back(Arc::downgrade(&cq));
+    pub(crate) fn notify(&self, cq: Weak<Cq>) {
+        self.waiting.lock().push_back(cq);
         self.tokens.post();
     }
 

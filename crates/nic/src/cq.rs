@@ -281,7 +281,7 @@ impl Cq {
         self.disarm(queue);
         queue.announced = queue.entries.len();
         if let Some(channel) = &self.channel {
-            channel.notify(self.strong());
+            channel.notify(self.me.clone());
         }
     }
 
