@@ -31,6 +31,12 @@ impl Cells for Raw {
         // SAFETY: as above.
         unsafe { fault::copy_to(self.0 + offset as u64, data) }.expect("mapped");
     }
+
+    fn exchange(&self, offset: usize, expected: u64, new: u64) -> bool {
+        // SAFETY: as above.
+        let before = unsafe { fault::compare_swap(self.0 + offset as u64, expected, new) };
+        before.expect("mapped") == expected
+    }
 }
 
 struct Paged {

@@ -16,6 +16,12 @@ const SPOILED: u8 = 0xdb;
 pub trait Cells: Send + Sync {
     fn get(&self, offset: usize, out: &mut [u8]);
     fn set(&self, offset: usize, data: &[u8]);
+
+    /// Stores a word where another one is, and says whether it was. Not in one step, unless somebody else changes the memory meanwhile.
+    fn exchange(&self, offset: usize, _expected: u64, new: u64) -> bool {
+        self.set(offset, &new.to_ne_bytes());
+        true
+    }
 }
 
 /// Says at what time an access that is asked for now shall end.
@@ -199,7 +205,7 @@ impl TestPager {
             What::Flush => {}
             What::Read => self.get(state, addr, &mut before),
             What::Write(data) => self.set(state, addr, data, due),
-            What::Atomic(op) => {
+            What::Atomic(op) => loop {
                 self.get(state, addr, &mut before);
                 let value = u64::from_ne_bytes(before[..].try_into().expect("8 bytes"));
                 let after = match *op {
@@ -208,8 +214,15 @@ impl TestPager {
                     AtomicOp::FetchAdd { add } => value.wrapping_add(add),
                     AtomicOp::Write { value } => value,
                 };
-                self.set(state, addr, &after.to_ne_bytes(), due);
-            }
+                // What is present is changed by others at the same time.
+                let unit = self.presence.units_of(access.range).start;
+                if !self.presence.is_present(unit) {
+                    break self.set(state, addr, &after.to_ne_bytes(), due);
+                }
+                if !due(unit) || self.cells.exchange((addr - self.memory.addr) as usize, value, after) {
+                    break;
+                }
+            },
         }
         before
     }
