@@ -43,10 +43,10 @@ pub struct Mapping {
 
 impl Mapping {
     /// Maps at an address of its own, far below where the kernel puts mappings without one: a hole that a test makes
-    /// there stays a hole, whatever other threads map meanwhile.
+    /// there stays a hole, whatever other threads map meanwhile. The sanitizers leave little room: this is not theirs.
     fn new(len: usize, protection: i32, flags: i32, fd: i32) -> std::io::Result<Mapping> {
-        static NEXT: AtomicU64 = AtomicU64::new(0x2000_0000_0000);
-        const GRAIN: u64 = 1 << 30;
+        static NEXT: AtomicU64 = AtomicU64::new(0x5710_0000_0000);
+        const GRAIN: u64 = 64 << 20;
         let place = NEXT.fetch_add((len as u64).next_multiple_of(GRAIN) + GRAIN, Ordering::Relaxed);
         let flags = flags | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: a new mapping where none is; the kernel checks the rest.
