@@ -139,6 +139,15 @@ impl Board {
     }
 }
 
+/// What one connection has seen of another process's records: most accesses find them as they were.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    number: KeyMemo,
+    /// A key, and the region that it named.
+    region: Option<(u32, Version, ShownRegion)>,
+    rights: Option<(Version, u32, Access)>,
+}
+
 /// The records of another process.
 #[derive(Debug)]
 pub(super) struct BoardView {
@@ -162,18 +171,43 @@ impl BoardView {
 
     /// The region that a key names, unless it is not shown.
     #[inline]
-    pub(super) fn region(&self, key: u32, memo: &mut KeyMemo) -> Option<(Version, ShownRegion)> {
-        let (version, content) = record::read(region_record(&self.segment, memo.number(&self.order, key))?)?;
-        let region = ShownRegion::of(&content)?;
-        (region.tag == key as u8).then_some((version, region))
+    pub(super) fn region(&self, key: u32, seen: &mut Seen) -> Option<(Version, ShownRegion)> {
+        let record = region_record(&self.segment, seen.number.number(&self.order, key))?;
+        if let Some((known, version, region)) = seen.region
+            && known == key
+            && version == record::version(record)
+        {
+            return Some((version, region));
+        }
+        let (version, content) = record::read(record)?;
+        let region = ShownRegion::of(&content).filter(|region| region.tag == key as u8)?;
+        seen.region = Some((key, version, region));
+        Some((version, region))
     }
 
     /// What a queue pair leads to, and what it permits, unless it is not shown, or connected to another one than `own_qpn` at `own`.
+    /// What was seen is of the same three.
     #[inline]
-    pub(super) fn rights(&self, qpn: u32, own: [u64; 2], own_qpn: u32) -> Option<(u32, Access)> {
-        let (_, [flags, pd, dest_qpn, high, low, ..]) = record::read(queue_pair_record(&self.segment, qpn))?;
-        let is_ours = flags & SHOWN != 0 && dest_qpn == u64::from(own_qpn) && [high, low] == own;
-        is_ours.then(|| (pd as u32, access_of(flags)))
+    pub(super) fn rights(
+        &self,
+        qpn: u32,
+        own: [u64; 2],
+        own_qpn: u32,
+        seen: &mut Seen,
+    ) -> Option<(u32, Access)> {
+        let record = queue_pair_record(&self.segment, qpn);
+        if let Some((version, pd, access)) = seen.rights
+            && version == record::version(record)
+        {
+            return Some((pd, access));
+        }
+        let (version, [flags, pd, dest_qpn, high, low, ..]) = record::read(record)?;
+        if flags & SHOWN == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
+            return None;
+        }
+        let (pd, access) = (pd as u32, access_of(flags));
+        seen.rights = Some((version, pd, access));
+        Some((pd, access))
     }
 }
 
@@ -208,7 +242,8 @@ mod tests {
         let board = Board::new(&order()).expect("made");
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
         let (number, key) = (7, order().outward(7) << 8 | 0x42);
-        let view = |key| view.region(key, &mut KeyMemo::default());
+        let mut seen = Seen::default();
+        let mut view = |key| view.region(key, &mut seen);
         assert_eq!(view(key), None);
         let region = ShownRegion {
             tag: 0x42,
@@ -238,11 +273,16 @@ mod tests {
         let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };
         board.set_queue_pair(0x05_ffff, Some(&shown));
         let own = halves(peer);
-        assert_eq!(view.rights(0x05_ffff, own, 0x80_1234), Some((3, Access::REMOTE_READ)));
-        assert_eq!(view.rights(0x05_fffe, own, 0x80_1234), None);
-        assert_eq!(view.rights(0x05_ffff, own, 0x80_1235), None, "connected to another one");
-        assert_eq!(view.rights(0x05_ffff, [own[0], own[1] ^ 1], 0x80_1234), None, "at another address");
+        let first = |qpn, own, own_qpn| view.rights(qpn, own, own_qpn, &mut Seen::default());
+        let mut seen = Seen::default();
+        let mut again = || view.rights(0x05_ffff, own, 0x80_1234, &mut seen);
+        for _ in 0..2 {
+            assert_eq!(again(), Some((3, Access::REMOTE_READ)));
+        }
+        assert_eq!(first(0x05_fffe, own, 0x80_1234), None);
+        assert_eq!(first(0x05_ffff, own, 0x80_1235), None, "connected to another one");
+        assert_eq!(first(0x05_ffff, [own[0], own[1] ^ 1], 0x80_1234), None, "at another address");
         board.set_queue_pair(0x05_ffff, None);
-        assert_eq!(view.rights(0x05_ffff, own, 0x80_1234), None);
+        assert_eq!([again(), first(0x05_ffff, own, 0x80_1234)], [None; 2]);
     }
 }

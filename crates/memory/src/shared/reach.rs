@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
-use super::board::{BoardView, ShownRegion, halves};
+use super::board::{BoardView, Seen, ShownRegion, halves};
 use super::hands::{Hand, Hands};
 use super::record::Version;
 use super::source::{Copy, Missing, Source};
@@ -16,7 +16,6 @@ use crate::access::{Access, AccessNeed, Side};
 use crate::fault;
 use crate::flush::HostRange;
 use crate::registry::AtomicOp;
-use crate::table::KeyMemo;
 
 /// Longest copy that whoever takes a region away has to wait for, in bytes.
 const COPY_BYTES_MAX: u64 = 256 << 10;
@@ -69,8 +68,8 @@ impl Reach {
     /// A connection from a queue pair of this process to one of the other.
     pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
         let hand = self.hands.take()?;
-        let (own, memo) = (halves(own), KeyMemo::default());
-        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, memo, last: None })
+        let (own, seen) = (halves(own), Seen::default());
+        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, seen, last: None })
     }
 
     fn source(&self, key: u32, version: Version) -> Result<Arc<Source>, Refusal> {
@@ -88,7 +87,7 @@ pub struct Lead {
     own: [u64; 2],
     own_qpn: u32,
     qpn: u32,
-    memo: KeyMemo,
+    seen: Seen,
     /// The region that was reached last.
     last: Option<(u32, Version, Arc<Source>)>,
 }
@@ -124,9 +123,9 @@ impl Lead {
             AtomicOp::Write { .. } => AccessNeed::Write,
             AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
         };
-        let Lead { reach, hand, own, own_qpn, qpn, memo, last } = self;
+        let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let _reaching = hand.reach();
-        let (version, host) = reach.locate((*own, *own_qpn, *qpn), memo, need, key, va, 8)?;
+        let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, 8)?;
         let Source::Mapped(mapped) = &**known(reach, last, key, version)? else {
             return Err(Refusal::NotHere);
         };
@@ -179,9 +178,9 @@ impl Lead {
         whole: u64,
         part: HostRange,
     ) -> Result<(), Refusal> {
-        let Lead { reach, hand, own, own_qpn, qpn, memo, last } = self;
+        let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let _reaching = hand.reach();
-        let (version, host) = reach.locate((*own, *own_qpn, *qpn), memo, need, key, va, whole)?;
+        let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, whole)?;
         let source = known(reach, last, key, version)?;
         source.copy(copy, reach.pid, host, part).map_err(|Missing| Refusal::NotHere)
     }
@@ -208,7 +207,7 @@ impl Reach {
     fn locate(
         &self,
         (own, own_qpn, qpn): ([u64; 2], u32, u32),
-        memo: &mut KeyMemo,
+        seen: &mut Seen,
         need: AccessNeed,
         key: u32,
         va: u64,
@@ -217,8 +216,8 @@ impl Reach {
         if self.is_gone() {
             return Err(Refusal::NotHere);
         }
-        let (pd, access) = self.board.rights(qpn, own, own_qpn).ok_or(Refusal::NotHere)?;
-        let (version, region) = self.board.region(key, memo).ok_or(Refusal::NotHere)?;
+        let (pd, access) = self.board.rights(qpn, own, own_qpn, seen).ok_or(Refusal::NotHere)?;
+        let (version, region) = self.board.region(key, seen).ok_or(Refusal::NotHere)?;
         let permission = need.permission(Side::Remote);
         if pd != region.pd || !permits(access, region.access, permission) {
             return Err(Refusal::NotHere);

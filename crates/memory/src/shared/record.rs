@@ -37,6 +37,12 @@ pub(super) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
     (record[0].load(Ordering::Relaxed) == version).then_some((Version(version), content))
 }
 
+/// The version of a record now, if it has one. While that is the same, so is the content.
+#[inline]
+pub(super) fn version(record: &[AtomicU64]) -> Version {
+    Version(record[0].load(Ordering::Acquire))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
