@@ -5,8 +5,8 @@ pub(crate) use std::cell::UnsafeCell;
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What `fence(SeqCst)` is: nothing before it is delayed past anything after it. The instruction that compilers take for it on x86,
-/// `mfence`, also waits for stores to memory of other kinds and takes 50 to 80 ns on some processors; any locked instruction orders
-/// loads and stores of ordinary memory (AMD64 manual, volume 2, 7.1.3 and 7.4.2) in 5. The kernel's `smp_mb` is this one.
+/// `mfence`, also waits for stores to memory of other kinds, and takes ten times as long on some processors; any locked instruction
+/// orders loads and stores of ordinary memory (AMD64 manual, volume 2, 7.1.3 and 7.4.2). The kernel's `smp_mb` is this one. Decision 34.
 #[inline(always)]
 pub(crate) fn full_fence() {
     // SAFETY: changes nothing, wherever the stack pointer is: the word below it is the thread's own.

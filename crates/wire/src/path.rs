@@ -9,7 +9,8 @@ pub const ROCE_PORT: u16 = 4791;
 pub const QPN_SLOT_SHIFT: u32 = 16;
 
 /// The UDP port at which the owner of a queue pair number listens: 4791 for slot 0, so that a single process
-/// interoperates with any RoCEv2 peer, whose queue pair numbers stay below 65,536 in practice.
+/// interoperates with RoCEv2 peers of other makes, as long as their queue pair numbers stay below 65,536. A larger one of theirs is
+/// taken for a slot, and not reached.
 pub fn port_of(qpn: u32) -> u16 {
     ROCE_PORT + ((qpn & 0xff_ffff) >> QPN_SLOT_SHIFT) as u16
 }

@@ -21,8 +21,8 @@ use crate::qp::QpCore;
 
 /// Packets that one look takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
-/// While packets come by rings, the network is asked, which takes as long as 20 looks, once for so many looks and packets: every three
-/// microseconds if there is nothing, and after some dozens if there is much.
+/// While packets come by rings, the network is asked once for so many looks and packets: a system call takes much longer than a look,
+/// and a program that polls mostly finds nothing.
 const LOOKS_PER_NETWORK: u32 = 128;
 /// For so many looks without a packet rings still count as busy: some dozens of microseconds.
 const WARM_LOOKS: u32 = 1024;
