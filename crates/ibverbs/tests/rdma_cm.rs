@@ -39,6 +39,11 @@ impl Channel {
     fn open(flags: c_int) -> Channel {
         // The device's address is the loopback's.
         open();
+        Channel::one_more(flags)
+    }
+
+    /// When there is one already.
+    fn one_more(flags: c_int) -> Channel {
         // SAFETY: a C string.
         let fd = unsafe {
             libc::open(c"/dev/infiniband/rdma_cm".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | flags)
@@ -239,6 +244,29 @@ fn a_number_that_means_something_else_now_is_left_alone() {
     // SAFETY: room for that many bytes.
     assert_eq!(unsafe { libc::read(ends[0], got.as_mut_ptr().cast(), 16) }, 8);
     assert_eq!(got[0], 99);
+}
+
+/// The kernel keeps the file of a call that has begun; one that begins too late finds another.
+#[test]
+fn a_call_to_a_channel_that_is_closed_just_then_sleeps() {
+    let (told, results) = std::sync::mpsc::channel();
+    let _first = Channel::open(0);
+    for _ in 0..400 {
+        let fd = std::mem::ManuallyDrop::new(Channel::one_more(0)).0;
+        let told = told.clone();
+        // Those that sleep do so until the process ends.
+        std::thread::spawn(move || told.send(std::mem::ManuallyDrop::new(Channel(fd)).get_event()));
+        // Closes the channel, and keeps others from getting its number: nothing can be written to this.
+        // SAFETY: a C string, and descriptors of ours.
+        unsafe {
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+            assert_eq!(libc::dup2(null, fd), fd);
+            libc::close(null);
+        }
+    }
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let others: Vec<_> = results.try_iter().filter(|result| *result != Err(libc::EBADF)).collect();
+    assert_eq!(others, []);
 }
 
 #[test]

@@ -50,7 +50,11 @@ pub unsafe fn execute(fd: c_int, file: FileId, data: u64, len: usize) -> Result<
     let input = rest.get(..usize::from(input)).ok_or(EINVAL)?;
     let call = Call { fd, file, fields: Fields(input), room: room.into() };
     let command = Command::from_number(number)?;
-    service::check(file)?;
+    match service::check(file) {
+        // It was closed on the way here: the call sleeps, see `wait_for_event`.
+        Err(_) if command == Command::GetEvent && descriptor::lookup(fd) != Some(file) => {}
+        checked => checked?,
+    }
     let result = call.run(command);
     tracing::trace!(?command, ?result, "rdma_cm");
     result
@@ -320,7 +324,7 @@ impl Call<'_> {
             return Err(ENOSPC);
         }
         loop {
-            if let Some(answer) = with(|service| Ok(take_event(service, self.file, self.fd)))? {
+            if let Some(answer) = with(|service| Ok(take_event(service, self.file)))? {
                 return self.answer(0, &answer, EVENT_BYTES_MIN);
             }
             wait_for_event(self.fd, self.file)?;
@@ -400,12 +404,9 @@ pub fn refused(error: terrace_cm::Error) -> Errno {
 }
 
 /// The oldest event of a file. A connection that was asked for becomes an identifier now.
-fn take_event(service: &mut Service, file: FileId, fd: c_int) -> Option<Answer<EVENT_BYTES>> {
-    let queue = service.ids.files.get_mut(&file)?;
-    let event = queue.events.pop_front();
-    if queue.events.is_empty() {
-        descriptor::silence(fd);
-    }
+fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>> {
+    let event = service.ids.files.get_mut(&file)?.events.pop_front();
+    service.quiet_if_empty(file);
     let Waiting { id: number, mut answer, request } = event?;
     let owner = service.ids.find(number)?;
     owner.events_reported += 1;
@@ -429,7 +430,8 @@ fn take_event(service: &mut Service, file: FileId, fd: c_int) -> Option<Answer<E
 fn wait_for_event(fd: c_int, file: FileId) -> Result<()> {
     // SAFETY: flags of a descriptor.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags >= 0 && flags & libc::O_NONBLOCK != 0 {
+    // Asked second: by then a number that is still the file's had the file's flags.
+    if flags >= 0 && flags & libc::O_NONBLOCK != 0 && descriptor::lookup(fd) == Some(file) {
         return Err(Errno(libc::EAGAIN));
     }
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };

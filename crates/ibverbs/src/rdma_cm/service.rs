@@ -240,7 +240,7 @@ impl Service {
     }
 
     /// A file without events is not readable. Only the program's end can be emptied, if it is still where it was.
-    fn quiet_if_empty(&mut self, file: FileId) {
+    pub fn quiet_if_empty(&mut self, file: FileId) {
         if let Some(it) = self.ids.files.get(&file)
             && it.events.is_empty()
             && descriptor::lookup(it.fd) == Some(file)
