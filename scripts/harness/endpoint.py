@@ -121,7 +121,7 @@ class Endpoint(Commands):
         program = [*inner_wrapper, *map(str, program)]
         self.process = subprocess.Popen(
             [*wrapper, *procs.under_terrace(program, *options, addr=address)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, start_new_session=True)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, process_group=0)
         self.pid = self.process.pid  # `terrace run` becomes the program
         super().__init__(address, self.process.stdout.fileno(), self.process.stdin.fileno())
 

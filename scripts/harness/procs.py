@@ -119,7 +119,8 @@ class Program:
                 stdout=stdout or out,
                 stderr=err,
                 env={**os.environ, **(env or {})},
-                start_new_session=True,
+                # A session would have its own share of the processors (autogroup), whatever its priority.
+                process_group=0,
             )
         _running.add(self)
 

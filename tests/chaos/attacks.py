@@ -4,6 +4,7 @@ an attacker of its kind can know, and says how many packets it has sent. None of
 import contextlib
 import errno
 import itertools
+import os
 import random
 import socket
 import struct
@@ -360,9 +361,11 @@ def unasked(targets, clock, sent):
 ATTACKS = (noise, guesses, known_numbers, management, half_open, replay, collect, deaf, nonsense, everything, unready, unasked)
 
 
-def run(attack, targets, seconds, report):
-    """Runs an attack in this process, and reports how many packets it sent, or why it could not be."""
+def run(attack, targets, seconds, report, niceness=0):
+    """Runs an attack in this process, so much nicer to others than usual, and reports how many packets it sent, or why it could
+    not be."""
     total = 0
+    os.nice(niceness)
 
     @contextlib.contextmanager
     def sent(peer):

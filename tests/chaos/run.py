@@ -41,6 +41,8 @@ LISTENER_DESCRIPTORS_MAX = 60
 # Connections of clients that are gone stay where they are few (docs/decisions/0023).
 QUEUE_PAIRS_LEFT_MAX = 300
 BACK_DOWN_S = 60
+# Where engines may not go first (without CAP_SYS_NICE) attackers stand back by as much (`engine/rank.rs`).
+ATTACKERS_NICENESS = 10
 
 
 def addresses():
@@ -96,6 +98,8 @@ class Scene:
 
     def __init__(self, stack, log_dir):
         fresh, self.log_dir, self.failures = addresses(), log_dir, []
+        # Attackers take no processors of those whom they attack. Here they do, and must not get more of them than the engines.
+        self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
         self.node = procs.Program(
@@ -178,6 +182,16 @@ class Scene:
             peer.close()
 
 
+def may_go_first():
+    """Whether threads may put themselves before others here, as an engine does when packets pile up."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -1)
+    except PermissionError:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+    return True
+
+
 def wait_until(condition, what, patience=20):
     deadline = time.monotonic() + patience
     while not condition():
@@ -192,7 +206,7 @@ def attack(scene, chosen, seconds):
     reports = [context.Queue() for _ in chosen]
     if {attacks.unready, attacks.unasked} & set(chosen):
         scene.open_to_attackers()
-    processes = [context.Process(target=attacks.run, args=(one, scene.targets, seconds, report), daemon=True)
+    processes = [context.Process(target=attacks.run, args=(one, scene.targets, seconds, report, scene.niceness), daemon=True)
                  for one, report in zip(chosen, reports)]
     for process in processes:
         process.start()
@@ -257,6 +271,8 @@ def main(only):
         objects_before = stat(scene.node.process.pid)["objects"]
         watch = Watch(scene.victims)
         watch.start()
+        if scene.niceness:
+            print(f"no CAP_SYS_NICE: engines may not go first, so attackers stand back (nice {scene.niceness})")
         print("alone, per second: " + ", ".join(f"{name} {rate:.0f}" for name, rate in quiet.items()))
         print(f"{'under attack by':<15}" + "".join(f"{name.split()[0] + ' ' + name.split()[-1]:>13}" for name in quiet)
               + "   of that; packets sent by attackers", flush=True)

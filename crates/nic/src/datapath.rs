@@ -41,7 +41,11 @@ impl Device {
         }
         let mut rx = self.rx.try_lock();
         let mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
-        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.port.receive(rx));
+        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| {
+            let received = self.port.receive(rx);
+            self.engine.note_burst(received);
+            received
+        });
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;

@@ -64,8 +64,8 @@ pub struct UdpPort {
     logged_errors: AtomicU64,
 }
 
-/// Most datagrams that one receive asks for.
-const BURST_MAX: u32 = 32;
+/// Most datagrams that one receive takes from a GID's socket: one that brings as many leaves others behind it.
+pub const BURST_MAX: u32 = 32;
 
 impl UdpPort {
     /// Finds the address, claims a slot by binding its UDP port, and fills the GID table.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use terrace_transport::{AckPolicy, Time};
 
 use super::stat_server::StatServer;
-use super::{Engine, Mode, SpinBudget};
+use super::{Engine, Mode, SpinBudget, rank::Rank};
 use crate::device::Device;
 use crate::semaphore::Bell;
 
@@ -27,6 +27,9 @@ const BUSY_POLL_NS: u64 = 125_000;
 
 /// A program that has polled within this time may well answer at once.
 const ACTIVE_NS: u64 = 100_000_000;
+
+/// How long packets must not have piled up before the engine takes its turns as any thread does.
+const CATCH_UP_NS: u64 = 50_000_000;
 
 /// How long a paused engine sleeps before it looks whether the fork is over.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -48,6 +51,8 @@ pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>
         looked_at: device.clock.now(),
         polled_at: None,
         budget: SpinBudget::default(),
+        rank: Rank::default(),
+        behind_at: None,
     };
     driver.run();
 }
@@ -64,6 +69,9 @@ struct Driver<'a> {
     /// When the program was last seen to poll busily.
     polled_at: Option<Time>,
     budget: SpinBudget,
+    rank: Rank,
+    /// When packets were last seen to pile up.
+    behind_at: Option<Time>,
 }
 
 impl Driver<'_> {
@@ -150,10 +158,11 @@ impl Driver<'_> {
                     self.budget.note(true);
                     budget_ns = self.budget.take();
                 }
-            } else if now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
+            } else if self.rank.is_first() || now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
                 self.budget.note(false);
                 return Mode::Armed;
             }
+            self.keep_up(now);
             if self.program_polls() {
                 return Mode::Standby;
             }
@@ -162,6 +171,14 @@ impl Driver<'_> {
                 return Mode::Armed;
             }
         }
+    }
+
+    /// Goes first while packets pile up, and a little longer: the next ones are then looked at when they come.
+    fn keep_up(&mut self, now: Time) {
+        if self.engine.is_behind() {
+            self.behind_at = Some(now);
+        }
+        self.rank.set_first(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
     }
 
     /// Sleeps on the bell, the status socket, these descriptors of the port, and those of others.

@@ -16,6 +16,7 @@
 
 mod driver;
 mod fork;
+mod rank;
 mod spin;
 mod stat_server;
 
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use parking_lot::Mutex;
+use terrace_fabric::udp::BURST_MAX;
 use terrace_transport::Time;
 
 use crate::device::Device;
@@ -38,6 +40,9 @@ use stat_server::StatServer;
 
 /// After how many polls the program's thread looks whether the engine knows that somebody polls.
 const POLLS_PER_LOOK: u32 = 32;
+
+/// After so many full bursts the engine is behind: more datagrams have piled up than windows usually let peers send.
+const FULL_BURSTS_BEHIND: u32 = 8;
 
 /// What the rest of the device knows of its engine.
 pub(crate) struct Engine {
@@ -61,6 +66,8 @@ pub(crate) struct Engine {
     armed_cqs: AtomicI32,
     /// How long threads that wait for events look for packets themselves.
     waiting: SpinBudget,
+    /// Receives in a row that brought all they take.
+    full_bursts: AtomicU32,
 }
 
 /// What the engine is up to.
@@ -87,6 +94,7 @@ impl Engine {
             polls: AtomicU32::new(0),
             armed_cqs: AtomicI32::new(0),
             waiting: SpinBudget::default(),
+            full_bursts: AtomicU32::new(0),
         })
     }
 
@@ -117,6 +125,21 @@ impl Engine {
     /// Whether this process is a forked child that has not used the device.
     pub fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many datagrams a look has brought. Only whoever may receive calls this.
+    #[inline]
+    pub fn note_burst(&self, received: usize) {
+        let before = self.full_bursts.load(Ordering::Relaxed);
+        let full_bursts = if received >= BURST_MAX as usize { before.saturating_add(1) } else { 0 };
+        if full_bursts != before {
+            self.full_bursts.store(full_bursts, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether packets pile up faster than they are looked at.
+    fn is_behind(&self) -> bool {
+        self.full_bursts.load(Ordering::Relaxed) >= FULL_BURSTS_BEHIND
     }
 
     /// Ends the thread and waits for it.
@@ -237,4 +260,25 @@ pub(crate) fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
         let _ = before.thread_set_mask();
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_behind_while_every_look_brings_all_that_it_takes() {
+        let engine = Engine::new(false, false).expect("an engine");
+        let full = BURST_MAX as usize;
+        for _ in 1..FULL_BURSTS_BEHIND {
+            engine.note_burst(full);
+            assert!(!engine.is_behind());
+        }
+        engine.note_burst(full);
+        assert!(engine.is_behind());
+        engine.note_burst(full - 1);
+        assert!(!engine.is_behind());
+        engine.note_burst(full);
+        assert!(!engine.is_behind());
+    }
 }
