@@ -2,7 +2,7 @@
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// How much nicer to others the engine is while packets pile up: it then gets about ten times the processor time of a thread
+/// How much nicer to others the engine is while packets pile up: it then gets about nine times the processor time of a thread
 /// with the usual priority.
 const STEP: i32 = -10;
 
