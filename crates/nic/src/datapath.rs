@@ -27,6 +27,9 @@ use crate::tx::{BatchSink, TxUnit, WorkList};
 /// packet of anybody else is received, and before the next timer runs out.
 const BATCHES_PER_LOOK: usize = 8;
 
+/// How often the network is asked at most for what was sent before a ring was used. Each time brings up to 32 datagrams.
+const LOOKS_TO_CATCH_UP: u32 = 64;
+
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
 
@@ -60,12 +63,19 @@ impl Device {
         if received > 0
             && let Some(rx) = rx.as_mut()
         {
-            self.handle_burst(now, rx, &mut unit);
+            self.handle_burst(now, rx, &self.table.read(), &mut unit);
         }
-        if mail.waits {
+        if mail.waits
+            && let Some(rx) = rx.as_mut()
+        {
             let table = self.table.read();
-            let work = |meta: &RxMeta, bytes: &[u8]| self.handle_packet(now, meta, bytes, &table, &mut unit);
-            self.local.read(self.gids(), work);
+            self.local.read(self.gids(), |meta, bytes| {
+                let unit = &mut unit;
+                if self.handle_packet(now, meta, bytes, Way::Ring, &table, unit) == Arrival::TooEarly {
+                    self.catch_up_with_network(now, rx, &table, unit);
+                    self.handle_packet(now, meta, bytes, Way::RingAfterNetwork, &table, unit);
+                }
+            });
         }
         drop(rx);
         if due {
@@ -102,10 +112,21 @@ impl Device {
         if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
     }
 
-    fn handle_burst(&self, now: Time, rx: &mut RxBatch, unit: &mut TxUnit) {
-        let table = self.table.read();
+    fn handle_burst(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
         while let Some(packet) = rx.next() {
-            self.handle_packet(now, &packet.meta, packet.bytes, &table, unit);
+            self.handle_packet(now, &packet.meta, packet.bytes, Way::Network, table, unit);
+        }
+    }
+
+    /// A queue pair's packets now come through a ring. What was sent over the network before is looked at first: unreliable
+    /// services take what has been overtaken for lost.
+    #[cold]
+    fn catch_up_with_network(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
+        for _ in 0..LOOKS_TO_CATCH_UP {
+            if self.port.receive(rx) == 0 {
+                return;
+            }
+            self.handle_burst(now, rx, table, unit);
         }
     }
 
@@ -115,18 +136,20 @@ impl Device {
         now: Time,
         meta: &RxMeta,
         bytes: &[u8],
+        way: Way,
         table: &TableReader<'_>,
         unit: &mut TxUnit,
-    ) {
-        let Some(packet) = self.read(meta, bytes) else { return };
+    ) -> Arrival {
+        let Some(packet) = self.read(meta, bytes) else { return Arrival::Done };
         if is_passed_on(packet.bth.qpn) {
-            return self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
+            self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
+            return Arrival::Done;
         }
-        let arrived = self.hand_over(now, meta, &packet, table, &mut unit.work)
-            || self.pass_on(meta, &packet, bytes, &mut unit.batch);
-        if !arrived {
+        let arrival = self.hand_over(now, meta, &packet, way, table, &mut unit.work);
+        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut unit.batch) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
+        arrival
     }
 
     fn handle_passed_on(
@@ -137,16 +160,16 @@ impl Device {
         table: &TableReader<'_>,
         work: &mut WorkList,
     ) {
-        let arrived = match self.unpack(meta, packet) {
+        let arrival = match self.unpack(meta, packet) {
             Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
-                Some(packet) => self.hand_over(now, &meta, &packet, table, work),
+                Some(packet) => self.hand_over(now, &meta, &packet, Way::Network, table, work),
                 // It is counted.
-                None => true,
+                None => Arrival::Done,
             },
-            Unpacked::Done => true,
-            Unpacked::NotBelieved => false,
+            Unpacked::Done => Arrival::Done,
+            Unpacked::NotBelieved => Arrival::Nowhere,
         };
-        if !arrived {
+        if arrival == Arrival::Nowhere {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -168,28 +191,33 @@ impl Device {
         Some(packet)
     }
 
-    /// Gives a packet to its queue pair. False if there is none of that number.
+    /// Gives a packet to its queue pair.
     fn hand_over(
         &self,
         now: Time,
         meta: &RxMeta,
         packet: &Packet<'_>,
+        way: Way,
         table: &TableReader<'_>,
         work: &mut WorkList,
-    ) -> bool {
+    ) -> Arrival {
         if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
             self.management.take(now, self.port.slot(), meta, packet);
-            return true;
+            return Arrival::Done;
         }
-        let Some(qp) = table.get(packet.bth.qpn) else { return false };
+        let Some(qp) = table.get(packet.bth.qpn) else { return Arrival::Nowhere };
         let mut core = qp.lock();
         if !core.dead {
+            let before = std::mem::replace(&mut core.last_way, way);
+            if (before, way) == (Way::Network, Way::Ring) {
+                return Arrival::TooEarly;
+            }
             let host = qp.host(&core);
             core.qp.handle_packet(now, meta, packet, &host);
             self.deliver(qp, &mut core);
             touch(qp, &mut core, work);
         }
-        true
+        Arrival::Done
     }
 
     fn handle_timers(&self, now: Time, work: &mut WorkList) {
@@ -447,6 +475,27 @@ impl Device {
         self.deliver(qp, &mut core);
         self.events.raise(AsyncEvent::QpFatal(qp.clone()));
     }
+}
+
+/// How a packet came here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Way {
+    #[default]
+    Network,
+    /// From a process of this host, see [`local`](crate::local).
+    Ring,
+    /// The same, and what had come over the network by then was looked at before.
+    RingAfterNetwork,
+}
+
+/// What became of a packet that came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arrival {
+    Done,
+    /// There is no such queue pair.
+    Nowhere,
+    /// It is the first to come through a ring, and was not looked at: others may have come over the network before.
+    TooEarly,
 }
 
 /// How a queue pair's turn to send went.

@@ -12,6 +12,7 @@ use terrace_transport::{
 };
 
 use crate::cq::Cq;
+use crate::datapath::Way;
 use crate::device::Device;
 use crate::error::Error;
 use crate::events::EventAccount;
@@ -106,6 +107,8 @@ pub(crate) struct QpCore {
     pub touched: bool,
     /// Whether it was destroyed.
     pub dead: bool,
+    /// How the last packet came.
+    pub last_way: Way,
     /// What the device counts as in flight of it.
     pub booked_bytes: u64,
     /// Whether it is its turn to send, see [`Flight`](crate::flight::Flight).
@@ -194,6 +197,7 @@ impl QueuePair {
                 tap: None,
                 touched: false,
                 dead: false,
+                last_way: Way::Network,
                 booked_bytes: 0,
                 has_turn: false,
                 local: QpLocal::default(),
