@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -219,6 +220,28 @@ fn messages_need_no_network() {
     let after = [ways(&a), ways(&b)];
     assert!(after[0].0 > before[0].0 + 70 && after[1].0 > before[1].0, "{before:?} {after:?}");
     assert_eq!(after.map(|way| way.1), before.map(|way| way.1), "nothing by the network");
+}
+
+/// The first messages leave before the two processes have met. An unreliable connection takes what is overtaken for lost.
+#[test]
+fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
+    let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
+    let config = port.device().expect("a port on the loopback");
+    // Nobody looks for packets here until all of them have come.
+    let (a, b) = (Node::local(), Node::with(DeviceConfig { engine: false, ..config }, 1 << 20));
+    let (qa, qb) = pair_on(&a, &b, QpType::Uc, &Tuning::default());
+    qb.post_recv((0..250).map(|number| b.recv(number, 0, 8))).expect("posted");
+    let sent = Cell::new(0);
+    wait_until("messages take the ring", || {
+        qa.post_send([Ok(a.wr(1, SendOp::SendImm(sent.get()), 0, 8))]).expect("posted");
+        sent.set(sent.get() + 1);
+        // On a busy machine it takes them longer to meet, and there are only so many receives.
+        std::thread::sleep(std::time::Duration::from_micros(200) * sent.get());
+        ways(&a).0 == 2
+    });
+    assert_eq!(ways(&a), (2, u64::from(sent.get()) - 2));
+    let got: Vec<_> = b.completions(sent.get() as usize).iter().map(|wc| wc.imm).collect();
+    assert_eq!(got, Vec::from_iter(0..sent.get()));
 }
 
 #[test]
