@@ -44,11 +44,7 @@ impl Device {
         }
         let mut rx = self.rx.try_lock();
         let mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
-        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| {
-            let received = self.port.receive(rx);
-            self.engine.note_burst(received);
-            received
-        });
+        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(rx));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
@@ -112,6 +108,13 @@ impl Device {
         if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
     }
 
+    /// Asks the network for what has come: how many datagrams that was.
+    fn receive(&self, rx: &mut RxBatch) -> usize {
+        let received = self.port.receive(rx);
+        self.engine.note_burst(received);
+        received
+    }
+
     fn handle_burst(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
         while let Some(packet) = rx.next() {
             self.handle_packet(now, &packet.meta, packet.bytes, Way::Network, table, unit);
@@ -123,7 +126,7 @@ impl Device {
     #[cold]
     fn catch_up_with_network(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
         for _ in 0..LOOKS_TO_CATCH_UP {
-            if self.port.receive(rx) == 0 {
+            if self.receive(rx) == 0 {
                 return;
             }
             self.handle_burst(now, rx, table, unit);
@@ -478,9 +481,8 @@ impl Device {
 }
 
 /// How a packet came here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    #[default]
     Network,
     /// From a process of this host, see [`local`](crate::local).
     Ring,
