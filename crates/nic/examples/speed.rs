@@ -1,7 +1,8 @@
 //! Two processes on this machine: round trips and message rates of the NIC without the C ABI.
 //!
 //! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=udp` by UDP loopback instead of memory. Parts are
-//! `read-4096-1` (length and depth), `write-...`, `pingpong` and `sendrecv`, or what these begin with; `SPEED_MS` is how long a READ or
+//! `read-4096-1` (length and depth), `write-...`, `pingpong` and `sendrecv`, or what these begin with; and `alone`, messages between two
+//! devices of one thread: what they cost where nothing waits for another processor; `SPEED_MS` is how long a READ or
 //! WRITE is measured, `SPEED_ROUNDS` how many round trips are. Their target is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
 
 #[path = "../tests/common/mod.rs"]
@@ -32,8 +33,10 @@ struct Peer {
 }
 
 fn main() {
-    if std::env::args().nth(1).as_deref() == Some("serve") {
-        return serve();
+    match std::env::args().nth(1).as_deref() {
+        Some("serve") => return serve(),
+        Some("alone") => return alone(),
+        _ => {}
     }
     let mut child = Command::new(std::env::current_exe().expect("a path"))
         .arg("serve")
@@ -204,6 +207,41 @@ fn send_recv(node: &Node, qp: &Arc<QueuePair>, leads: bool) -> Vec<u64> {
         qp.post_send([Ok(node.wr(1000, SendOp::Send, 0, 8))]).expect("posted");
     }
     times
+}
+
+/// Messages to and fro between two devices of this process.
+fn alone() {
+    const LEN: u32 = 64;
+    let ends = [node(), node()];
+    for (this, other) in [(0, 1), (1, 0)] {
+        let (node, qp) = &ends[this];
+        connect(qp, node, ends[other].1.qpn(), &Tuning { mtu: 4096, ..Tuning::default() });
+        qp.post_recv((0..64).map(|id| node.recv(id, 8192, LEN))).expect("posted");
+    }
+    let pass = |from: usize| {
+        let ((sender, sending), (receiver, receiving)) = (&ends[from], &ends[1 - from]);
+        sending.post_send([Ok(sender.wr(1000, SendOp::Send, 0, LEN))]).expect("posted");
+        let mut received = false;
+        while !received {
+            receiver.cq.poll(4, &mut |wc| received |= wc.opcode == WcOpcode::Recv).expect("healthy");
+        }
+        receiving.post_recv([receiver.recv(1, 8192, LEN)]).expect("posted");
+    };
+    // They have to find each other.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(100) {
+        (pass(0), pass(1));
+    }
+    let mut times = Vec::new();
+    for _ in 0..20 {
+        let started = Instant::now();
+        for _ in 0..rounds() / 20 {
+            (pass(0), pass(1));
+        }
+        times.push(started.elapsed().as_nanos() as u64 / u64::from(rounds() / 20 * 2));
+    }
+    report(&format!("message of {LEN} B, within a thread"), times);
+    println!("{:?}", ends[0].0.device.snapshot().queue_pairs[0].counts);
 }
 
 fn report(name: &str, mut times: Vec<u64>) {

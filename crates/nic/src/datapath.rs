@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 use terrace_fabric::RxBatch;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit, Wc};
-use terrace_wire::{Packet, RxMeta};
+use terrace_wire::{Packet, Psn, RxMeta};
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -65,11 +65,13 @@ impl Device {
             && let Some(rx) = rx.as_mut()
         {
             let table = self.table.read();
-            self.local.read(self.gids(), |meta, bytes| {
+            self.local.read(self.gids(), |meta, ack, bytes| {
                 let unit = &mut unit;
-                if self.handle_packet(now, meta, bytes, Way::Ring, &table, unit) == Arrival::TooEarly {
+                let packet = Arrived { meta, ack, bytes, way: Way::Ring };
+                if self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
                     self.catch_up_with_network(now, rx, &table, unit);
-                    self.handle_packet(now, meta, bytes, Way::RingAfterNetwork, &table, unit);
+                    let packet = Arrived { way: Way::RingAfterNetwork, ..packet };
+                    self.handle_packet(now, packet, &table, unit);
                 }
             });
         }
@@ -117,7 +119,8 @@ impl Device {
 
     fn handle_burst(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
         while let Some(packet) = rx.next() {
-            self.handle_packet(now, &packet.meta, packet.bytes, Way::Network, table, unit);
+            let packet = Arrived { meta: &packet.meta, ack: None, bytes: packet.bytes, way: Way::Network };
+            self.handle_packet(now, packet, table, unit);
         }
     }
 
@@ -137,18 +140,17 @@ impl Device {
     fn handle_packet(
         &self,
         now: Time,
-        meta: &RxMeta,
-        bytes: &[u8],
-        way: Way,
+        arrived: Arrived<'_>,
         table: &TableReader<'_>,
         unit: &mut TxUnit,
     ) -> Arrival {
+        let Arrived { meta, bytes, .. } = arrived;
         let Some(packet) = self.read(meta, bytes) else { return Arrival::Done };
         if is_passed_on(packet.bth.qpn) {
             self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
             return Arrival::Done;
         }
-        let arrival = self.hand_over(now, meta, &packet, way, table, &mut unit.work);
+        let arrival = self.hand_over(now, arrived, &packet, table, &mut unit.work);
         if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut unit.batch) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
@@ -165,7 +167,10 @@ impl Device {
     ) {
         let arrival = match self.unpack(meta, packet) {
             Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
-                Some(packet) => self.hand_over(now, &meta, &packet, Way::Network, table, work),
+                Some(packet) => {
+                    let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
+                    self.hand_over(now, arrived, &packet, table, work)
+                }
                 // It is counted.
                 None => Arrival::Done,
             },
@@ -198,9 +203,8 @@ impl Device {
     fn hand_over(
         &self,
         now: Time,
-        meta: &RxMeta,
+        Arrived { meta, ack, way, .. }: Arrived<'_>,
         packet: &Packet<'_>,
-        way: Way,
         table: &TableReader<'_>,
         work: &mut WorkList,
     ) -> Arrival {
@@ -216,7 +220,7 @@ impl Device {
                 return Arrival::TooEarly;
             }
             let host = qp.host(&core);
-            core.qp.handle_packet(now, meta, packet, &host);
+            core.qp.handle_packet_carrying(now, meta, packet, ack, &host);
             self.deliver(qp, &mut core);
             touch(qp, &mut core, work);
         }
@@ -488,6 +492,16 @@ pub(crate) enum Way {
     Ring,
     /// The same, and what had come over the network by then was looked at before.
     RingAfterNetwork,
+}
+
+/// A packet that came in.
+#[derive(Clone, Copy)]
+struct Arrived<'a> {
+    meta: &'a RxMeta,
+    /// Up to which PSN it acknowledges beside what it says itself: in rings.
+    ack: Option<Psn>,
+    bytes: &'a [u8],
+    way: Way,
 }
 
 /// What became of a packet that came in.

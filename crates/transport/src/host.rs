@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use terrace_wire::Path;
+use terrace_wire::{Path, Psn};
 
 use crate::types::{BindWindow, RecvWr, Sge, Time};
 
@@ -161,4 +161,11 @@ pub trait Sink {
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;
     /// Takes the last pushed packet back.
     fn cancel(&mut self);
+    /// Has the last pushed packet carry an acknowledgement of everything up to `psn`, for [`Qp::handle_packet_carrying`] at the other
+    /// end; false where there is no such packet, or packets cannot carry anything.
+    ///
+    /// [`Qp::handle_packet_carrying`]: crate::Qp::handle_packet_carrying
+    fn carry_ack(&mut self, _psn: Psn) -> bool {
+        false
+    }
 }

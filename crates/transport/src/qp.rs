@@ -30,8 +30,9 @@ const ECN_CONGESTED: u8 = 3;
 pub enum AckPolicy {
     /// Send them, behind requests: then they leave in one system call.
     Now,
-    /// Send them, ahead of requests, as NICs do: who waits for the answer to a message has heard by then that it has arrived.
-    First,
+    /// Send them with requests, in a sink that can do so ([`Sink::carry_ack`]): who waits for the answer to a message hears with it
+    /// that the message has arrived. What no request takes along is sent behind them.
+    Carried,
     /// Keep them: the program is about to post something that they can leave with.
     Hold,
 }
@@ -269,6 +270,18 @@ impl Qp {
     /// Takes a packet that was addressed to this queue pair. Whatever it says, the worst that it can do is what the
     /// protocol lets the connected peer do; from anybody else it is dropped.
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
+        self.handle_packet_carrying(now, meta, packet, None, host);
+    }
+
+    /// The same with an acknowledgement of everything up to a PSN that it may have carried, which takes effect first.
+    pub fn handle_packet_carrying(
+        &mut self,
+        now: Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        ack: Option<Psn>,
+        host: &impl Host,
+    ) {
         let info = packet.bth.opcode.info();
         if !self.accepts(meta, packet) {
             self.common.counters.dropped += 1;
@@ -278,6 +291,10 @@ impl Qp {
         self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
             self.note_congestion(now, info.operation);
+        }
+        if let Some(psn) = ack.filter(|_| info.service.is_reliable()) {
+            let verdict = self.requester.handle_ack(now, &mut self.common, psn);
+            self.settle(verdict);
         }
         let verdict = match info.service {
             Service::Cnp => {
@@ -406,7 +423,12 @@ impl Qp {
         acks: AckPolicy,
     ) -> Transmit {
         let sent = match acks {
-            AckPolicy::First => self.emit_owed(host, sink, acks) && self.emit_requests(now, host, sink),
+            AckPolicy::Carried => {
+                self.emit_requests(now, host, sink) && {
+                    self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+                    self.emit_owed(host, sink, acks)
+                }
+            }
             _ => self.emit_requests(now, host, sink) && self.emit_owed(host, sink, acks),
         };
         if !sent {

@@ -39,7 +39,16 @@ const HEADER_BYTES: usize = 24;
 /// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
 const PACKET_BYTES_MAX: usize = 4096 + 512;
 /// In place of a packet's length: the next record is at the ring's start.
-const SKIP: u32 = u32::MAX;
+const SKIP: u64 = LEN_MASK;
+
+/// The first word of a header: the packet's length, whether it carries an acknowledgement, the port, the traffic class, and the PSN up
+/// to which it acknowledges.
+const LEN_MASK: u64 = 0x7fff;
+const CARRIES_ACK: u64 = 1 << 15;
+const PORT_SHIFT: u32 = 16;
+const TRAFFIC_CLASS_SHIFT: u32 = 32;
+const ACKNOWLEDGED_SHIFT: u32 = 40;
+const PSN_MASK: u32 = 0xff_ffff;
 
 /// Where a packet in a ring comes from, as its UDP datagram would say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,9 +90,10 @@ pub struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Behind the last record, and where that begins.
+    /// Behind the last record, where that begins, and where in the ring its header is.
     tail: u64,
     last_start: u64,
+    last_at: u64,
     /// How far the reader was when it was last looked at.
     head: u64,
     /// For which of its sleeps the bell was rung last.
@@ -128,16 +138,19 @@ impl Writer<'_> {
         }
         let ring = &self.outbox.ring;
         if skipped > 0 {
-            header(ring, at)[0].store(SKIP.into(), Ordering::Relaxed);
+            header(ring, at)[0].store(SKIP, Ordering::Relaxed);
         }
         let at = if skipped > 0 { 0 } else { at };
         let [high, low] = halves(from.address);
-        let numbers = len as u64 | u64::from(from.port) << 32 | u64::from(from.traffic_class) << 48;
+        let numbers = len as u64
+            | u64::from(from.port) << PORT_SHIFT
+            | u64::from(from.traffic_class) << TRAFFIC_CLASS_SHIFT;
         let quads = header(ring, at);
         quads[0].store(numbers, Ordering::Relaxed);
         quads[1].store(high, Ordering::Relaxed);
         quads[2].store(low, Ordering::Relaxed);
         self.state.last_start = self.state.tail;
+        self.state.last_at = at;
         self.state.tail += skipped + record;
         let place = ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
         // SAFETY: within our own mapping, which the reader cannot write to; behind the tail that it may read up to; and nobody else in
@@ -148,6 +161,19 @@ impl Writer<'_> {
     /// Takes the last packet back.
     pub fn cancel(&mut self) {
         self.state.tail = self.state.last_start;
+    }
+
+    /// Has the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False if nothing was
+    /// written yet, or it carries one already.
+    pub fn carry_ack(&mut self, psn: u32) -> bool {
+        let header = &header(&self.outbox.ring, self.state.last_at)[0];
+        let numbers = header.load(Ordering::Relaxed);
+        if self.is_empty() || numbers & CARRIES_ACK != 0 {
+            return false;
+        }
+        let acknowledged = u64::from(psn & PSN_MASK) << ACKNOWLEDGED_SHIFT;
+        header.store(numbers | CARRIES_ACK | acknowledged, Ordering::Relaxed);
+        true
     }
 
     /// Whether anything was written.
@@ -226,18 +252,18 @@ impl Inbox {
         self.broken
     }
 
-    /// Hands up to `max` packets to `each`, and returns how many.
+    /// Hands up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how many.
     #[inline]
-    pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, &[u8])) -> usize {
+    pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
         let mut count = 0;
         let end = if self.broken { self.head } else { tail(&self.ring).load(Ordering::Acquire) };
         while self.head != end && count < max {
-            let Some((from, len, behind)) = self.next(end) else {
+            let Some((record, behind)) = self.next(end) else {
                 self.broken = true;
                 break;
             };
-            if let Some(from) = from {
-                each(&from, &self.packet[..len]);
+            if let Some(Record { from, acknowledged, len }) = record {
+                each(&from, acknowledged, &self.packet[..len]);
                 count += 1;
             }
             self.head = behind;
@@ -263,30 +289,38 @@ impl Inbox {
         &self.desk.quads(SLEEP_AT, 1)[0]
     }
 
-    /// Copies the record at the head. Its source, unless it only leads on; its length; and what is behind it. `None` if it makes no
-    /// sense.
+    /// Copies the packet at the head, unless the record only leads on; and what is behind it. `None` if it makes no sense.
     #[inline]
-    fn next(&mut self, end: u64) -> Option<(Option<Origin>, usize, u64)> {
+    fn next(&mut self, end: u64) -> Option<(Option<Record>, u64)> {
         let (at, available) = (self.head % RING_BYTES, end.wrapping_sub(self.head));
         if available > RING_BYTES || !available.is_multiple_of(RECORD_ALIGNMENT) {
             return None;
         }
         let [numbers, high, low] =
             [0, 1, 2].map(|index| header(&self.ring, at)[index].load(Ordering::Relaxed));
-        if numbers as u32 == SKIP {
+        if numbers & LEN_MASK == SKIP {
             let skipped = RING_BYTES - at;
-            return (skipped < available).then_some((None, 0, self.head + skipped));
+            return (skipped < available).then_some((None, self.head + skipped));
         }
-        let len = numbers as u32 as usize;
+        let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| record <= available && at + record <= RING_BYTES)?;
         let place = self.ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
         // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
         // nothing of, so the writer may write meanwhile.
         unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
         let address = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
-        let from = Origin { address, port: (numbers >> 32) as u16, traffic_class: (numbers >> 48) as u8 };
-        Some((Some(from), len, self.head + record))
+        let (port, traffic_class) = ((numbers >> PORT_SHIFT) as u16, (numbers >> TRAFFIC_CLASS_SHIFT) as u8);
+        let acknowledged = (numbers & CARRIES_ACK != 0).then_some((numbers >> ACKNOWLEDGED_SHIFT) as u32);
+        let from = Origin { address, port, traffic_class };
+        Some((Some(Record { from, acknowledged, len }), self.head + record))
     }
+}
+
+/// A packet that was copied out of a ring.
+struct Record {
+    from: Origin,
+    acknowledged: Option<u32>,
+    len: usize,
 }
 
 /// The room that a packet takes, unless it is too long.
@@ -336,11 +370,33 @@ mod tests {
 
     fn received(inbox: &mut Inbox) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        inbox.read(usize::MAX, |from, bytes| {
+        inbox.read(usize::MAX, |from, _, bytes| {
             assert_eq!(*from, FROM);
             all.push(bytes.to_vec());
         });
         all
+    }
+
+    #[test]
+    fn a_packet_carries_one_acknowledgement() {
+        let (outbox, mut inbox) = pair();
+        let mut writer = outbox.write();
+        assert!(!writer.carry_ack(1), "there is no packet");
+        writer.push(&FROM, 12).expect("room").fill(1);
+        writer.push(&FROM, 16).expect("room").fill(2);
+        assert!(writer.carry_ack(0x8100_0203));
+        assert!(!writer.carry_ack(4));
+        writer.publish();
+        assert!(!writer.carry_ack(5), "it may have been read");
+        writer.push(&FROM, 20).expect("room").fill(3);
+        writer.publish();
+        drop(writer);
+        let mut all = Vec::new();
+        inbox.read(9, |from, acknowledged, bytes| {
+            assert_eq!(*from, FROM);
+            all.push((acknowledged, bytes.len()));
+        });
+        assert_eq!(all, [(None, 12), (Some(0x00_0203), 16), (None, 20)]);
     }
 
     #[test]
@@ -373,7 +429,7 @@ mod tests {
         let (outbox, mut inbox) = pair();
         let count = (0..).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
         assert_eq!(count as u64, RING_BYTES / (4096 + 64));
-        assert_eq!(inbox.read(1, |_, _| ()), 1);
+        assert_eq!(inbox.read(1, |_, _, _| ()), 1);
         assert_eq!(send(&outbox, &[1; 4096]), Some(false));
         assert_eq!(send(&outbox, &[1; 4096]), None);
         assert!(outbox.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
@@ -417,12 +473,12 @@ mod tests {
     #[test]
     fn a_writer_that_writes_nonsense_is_not_read_any_more() {
         let nonsense: [(u64, u64); 5] =
-            [(u64::MAX, 0), (64, 1 << 20), (63, 12), (64, 100), (64, u64::from(SKIP))];
+            [(u64::MAX, 0), (64, LEN_MASK - 1), (63, 12), (64, 100), (64, SKIP)];
         for (end, numbers) in nonsense {
             let (outbox, mut inbox) = pair();
             header(&outbox.ring, 0)[0].store(numbers, Ordering::Relaxed);
             tail(&outbox.ring).store(end, Ordering::Release);
-            assert_eq!(inbox.read(10, |_, _| ()), 0);
+            assert_eq!(inbox.read(10, |_, _, _| ()), 0);
             assert!(inbox.is_broken() && inbox.is_empty(), "{end} {numbers}");
         }
     }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use terrace_fabric::Gid;
 use terrace_memory::shared::{Inbox, Origin, Outbox, Reach, Writer};
 use terrace_transport::{AckPolicy, Sink, Time, Transmit};
-use terrace_wire::{Path, RxMeta};
+use terrace_wire::{Path, Psn, RxMeta};
 
 use crate::device::Device;
 use crate::host::QpHost;
@@ -89,6 +89,10 @@ impl Sink for RingSink<'_> {
         self.packets -= 1;
         self.writer.cancel();
     }
+
+    fn carry_ack(&mut self, psn: Psn) -> bool {
+        self.writer.carry_ack(psn.get())
+    }
 }
 
 /// How a queue pair's turn at its ring went.
@@ -118,8 +122,7 @@ impl Device {
         };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
         let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
-        // Nothing is gained here by putting acknowledgements behind what the program has posted.
-        let acks = if acks == AckPolicy::Now { AckPolicy::First } else { acks };
+        let acks = if acks == AckPolicy::Now { AckPolicy::Carried } else { acks };
         let outcome = core.qp.poll_transmit(now, host, &mut sink, acks);
         let is_full = outcome == Transmit::SinkFull;
         let has_sent = !sink.writer.is_empty();
@@ -232,7 +235,7 @@ impl super::LocalPath {
     }
 
     /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
-    pub fn read(&self, gids: &[Gid], mut each: impl FnMut(&RxMeta, &[u8])) {
+    pub fn read(&self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
         let mut guard = self.inlets.state.lock();
         let state = &mut *guard;
         let mut is_over = false;
@@ -240,9 +243,10 @@ impl super::LocalPath {
             let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
             let Some(destination) = destination else { continue };
             let gid_index = inlet.gid_index;
-            let count = inlet.inbox.read(PACKETS_PER_LOOK, |origin, bytes| {
+            let count = inlet.inbox.read(PACKETS_PER_LOOK, |origin, acknowledged, bytes| {
                 let source = SocketAddr::new(IpAddr::V6(origin.address).to_canonical(), origin.port);
-                each(&RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class }, bytes);
+                let meta = RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class };
+                each(&meta, acknowledged.map(Psn::new), bytes);
             });
             self.received.fetch_add(count as u64, Ordering::Relaxed);
             state.looks = state.looks.saturating_add(count as u32);

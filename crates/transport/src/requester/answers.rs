@@ -42,7 +42,7 @@ impl Requester {
 
     /// An ACK stands for everything up to its PSN, except that it cannot stand for data: a READ response or an
     /// atomic result that it passes by was lost (IBTA volume 1, 9.7.5).
-    fn handle_ack(&mut self, now: Time, common: &mut Common, psn: Psn) -> Verdict {
+    pub(crate) fn handle_ack(&mut self, now: Time, common: &mut Common, psn: Psn) -> Verdict {
         let Some(sequence) = self.in_flight(psn) else {
             common.counters.duplicates += 1;
             return Verdict::Fine;

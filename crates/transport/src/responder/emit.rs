@@ -29,6 +29,17 @@ impl Responder {
         (!self.owed.is_empty() && !self.parked) || self.impatient
     }
 
+    /// Has somebody else bring the peer the acknowledgement that it is owed, if nothing else is and they take it.
+    pub(crate) fn hand_over_ack(&mut self, take: impl FnOnce(Psn) -> bool) {
+        if let Some(Owed::Ack { psn, .. }) = self.owed.front()
+            && self.owes()
+            && !self.owes_more_than_ack()
+            && take(*psn)
+        {
+            self.owed.pop_front();
+        }
+    }
+
     /// Sends one packet of what is owed.
     pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
         if self.impatient {
