@@ -16,6 +16,7 @@ use terrace_wire::{Packet, Psn, RxMeta};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
+use crate::host::QpHost;
 use crate::local::{Filled, Mail};
 use crate::management::is_management;
 use crate::passing::{Unpacked, is_passed_on};
@@ -44,22 +45,26 @@ impl Device {
         }
         let mut rx = self.rx.try_lock();
         let mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
-        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(rx));
+        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
         }
         let now = now.unwrap_or_else(|| self.clock.now());
-        let mut unit = self.tx.take();
+        let own_unit = rx.as_mut().and_then(|rx| rx.unit.take());
+        let mut unit = own_unit.unwrap_or_else(|| self.tx.take());
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
         if self.wants_look() {
             self.pending.take_into(&mut unit.work, None);
+            if let Some(rx) = rx.as_mut() {
+                rx.release(&mut unit.work, &self.acks_held);
+            }
         }
         let older_count = unit.work.len();
         if received > 0
             && let Some(rx) = rx.as_mut()
         {
-            self.handle_burst(now, rx, &self.table.read(), &mut unit);
+            self.handle_burst(now, &mut rx.batch, &self.table.read(), &mut unit);
         }
         if mail.waits
             && let Some(rx) = rx.as_mut()
@@ -69,20 +74,30 @@ impl Device {
                 let unit = &mut unit;
                 let packet = Arrived { meta, ack, bytes, way: Way::Ring };
                 if self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
-                    self.catch_up_with_network(now, rx, &table, unit);
+                    self.catch_up_with_network(now, &mut rx.batch, &table, unit);
                     let packet = Arrived { way: Way::RingAfterNetwork, ..packet };
                     self.handle_packet(now, packet, &table, unit);
                 }
             });
         }
-        drop(rx);
         if due {
             self.handle_timers(now, &mut unit.work);
         }
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
+        match rx.as_mut() {
+            Some(rx) if acks == AckPolicy::Hold => rx.hold(&mut unit.holders, &self.acks_held),
+            _ => unit.let_go(),
+        }
         self.flight.give_turns(&mut unit.work);
-        self.flush(unit, now);
+        match rx.as_mut() {
+            Some(rx) if unit.is_idle() => rx.unit = Some(unit),
+            _ => {
+                drop(rx.take());
+                self.flush(unit, now);
+            }
+        }
+        drop(rx);
         self.settle_overruns();
         self.management.deliver();
         self.companions.advance();
@@ -102,7 +117,12 @@ impl Device {
     /// Whether queue pairs wait to be looked at, and looking at them is of use: while the network takes nothing,
     /// nothing can be made of them.
     pub(crate) fn wants_look(&self) -> bool {
-        (!self.pending.is_empty() || self.flight.has_turns()) && !self.tx.is_blocked()
+        (self.has_waiting() || self.flight.has_turns()) && !self.tx.is_blocked()
+    }
+
+    /// Whether queue pairs wait to be looked at, be it with an acknowledgement that was held back.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.pending.is_empty() || self.acks_held.load(Ordering::SeqCst)
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -147,10 +167,10 @@ impl Device {
         let Arrived { meta, bytes, .. } = arrived;
         let Some(packet) = self.read(meta, bytes) else { return Arrival::Done };
         if is_passed_on(packet.bth.qpn) {
-            self.handle_passed_on(now, meta, &packet, table, &mut unit.work);
+            self.handle_passed_on(now, meta, &packet, table, unit);
             return Arrival::Done;
         }
-        let arrival = self.hand_over(now, arrived, &packet, table, &mut unit.work);
+        let arrival = self.hand_over(now, arrived, &packet, table, unit);
         if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut unit.batch) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
@@ -163,13 +183,13 @@ impl Device {
         meta: &RxMeta,
         packet: &Packet<'_>,
         table: &TableReader<'_>,
-        work: &mut WorkList,
+        unit: &mut TxUnit,
     ) {
         let arrival = match self.unpack(meta, packet) {
             Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
                 Some(packet) => {
                     let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
-                    self.hand_over(now, arrived, &packet, table, work)
+                    self.hand_over(now, arrived, &packet, table, unit)
                 }
                 // It is counted.
                 None => Arrival::Done,
@@ -206,7 +226,7 @@ impl Device {
         Arrived { meta, ack, way, .. }: Arrived<'_>,
         packet: &Packet<'_>,
         table: &TableReader<'_>,
-        work: &mut WorkList,
+        unit: &mut TxUnit,
     ) -> Arrival {
         if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
             self.management.take(now, self.port.slot(), meta, packet);
@@ -222,7 +242,17 @@ impl Device {
             let host = qp.host(&core);
             core.qp.handle_packet_carrying(now, meta, packet, ack, &host);
             self.deliver(qp, &mut core);
-            touch(qp, &mut core, work);
+            if core.qp.wants_only_to_acknowledge() && !core.touched {
+                self.arm(qp, &core);
+                if !qp.holds_ack.load(Ordering::Relaxed) {
+                    qp.holds_ack.store(true, Ordering::Relaxed);
+                    unit.holders.push(qp.clone());
+                }
+            } else if core.qp.wants_transmit() {
+                touch(qp, &mut core, &mut unit.work);
+            } else {
+                self.arm(qp, &core);
+            }
         }
         Arrival::Done
     }
@@ -263,11 +293,19 @@ impl Device {
     }
 
     fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: MutexGuard<'_, QpCore>, acks: AckPolicy) {
+        let now = self.clock.now();
+        match self.fill_by_ring(qp, &mut core, now, acks) {
+            Filled::Sent => return,
+            Filled::Full => {
+                drop(core);
+                return self.look_at(qp);
+            }
+            Filled::NotHere => {}
+        }
         if self.tx.is_blocked() {
             self.set_aside(qp);
             return;
         }
-        let now = self.clock.now();
         let mut unit = self.tx.take();
         let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
@@ -291,7 +329,7 @@ impl Device {
 
     /// Sends what the queue pairs on the work list have to send, until there is nothing more, the network does not take
     /// it, or it has been so much that others must have their turn: what is left is for the next look.
-    pub(crate) fn flush(&self, mut unit: TxUnit, now: Time) {
+    pub(crate) fn flush(&self, mut unit: Box<TxUnit>, now: Time) {
         for batch in 1.. {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
@@ -347,34 +385,21 @@ impl Device {
         acks: AckPolicy,
         unit: &mut TxUnit,
     ) -> Fill {
-        core.touched = false;
+        match self.fill_by_ring(qp, core, now, acks) {
+            Filled::Sent => return Fill::Done,
+            Filled::Full => return Fill::RingFull,
+            Filled::NotHere => {}
+        }
         if !qp.token.take() {
             return Fill::Done;
         }
-        if qp.take_woken() {
-            core.qp.wake();
-        }
-        core.has_turn = qp.take_turn();
-        self.meet(qp, core);
         let before_count = unit.batch.len();
-        let host = qp.host(core);
-        let outcome = match self.fill_ring(core, &host, now, acks) {
-            Filled::Sent => Fill::Done,
-            Filled::Full => Fill::RingFull,
-            Filled::NotHere => match core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks)
-            {
-                Transmit::Idle => Fill::Done,
-                Transmit::SinkFull => Fill::BatchFull,
-            },
+        let host = self.begin_to_fill(qp, core);
+        let outcome = match core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks) {
+            Transmit::Idle => Fill::Done,
+            Transmit::SinkFull => Fill::BatchFull,
         };
-        self.deliver(qp, core);
-        if core.qp.is_held_back() {
-            self.flight.wait(qp);
-        }
-        self.arm(qp, core);
-        if acks == AckPolicy::Hold && core.qp.holds_ack() {
-            self.pending.add(qp);
-        }
+        self.end_to_fill(qp, core, acks);
         if unit.batch.len() > before_count {
             unit.owners.push(qp.clone());
         } else {
@@ -382,6 +407,41 @@ impl Device {
             qp.token.give_back();
         }
         outcome
+    }
+
+    /// The same through its ring, if it has one, and nothing of it is under way over the network: nobody can begin to send for it
+    /// there while this has its lock.
+    fn fill_by_ring(&self, qp: &Arc<QueuePair>, core: &mut QpCore, now: Time, acks: AckPolicy) -> Filled {
+        core.touched = false;
+        self.meet(qp, core);
+        if !core.local.has_outlet() || !qp.token.is_free() {
+            return Filled::NotHere;
+        }
+        let host = self.begin_to_fill(qp, core);
+        let filled = self.fill_ring(core, &host, now, acks);
+        self.end_to_fill(qp, core, acks);
+        filled
+    }
+
+    fn begin_to_fill<'a>(&self, qp: &'a Arc<QueuePair>, core: &mut QpCore) -> QpHost<'a> {
+        if qp.take_woken() {
+            core.qp.wake();
+        }
+        core.has_turn = qp.take_turn();
+        qp.host(core)
+    }
+
+    fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
+        self.deliver(qp, core);
+        if core.qp.is_held_back() {
+            self.flight.wait(qp);
+        }
+        self.arm(qp, core);
+        if !core.qp.holds_ack() {
+            qp.holds_ack.store(false, Ordering::Relaxed);
+        } else if acks == AckPolicy::Hold {
+            self.pending.add(qp);
+        }
     }
 
     /// Tries again what the network did not take.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_fabric::{Gid, Port, RxBatch};
+use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
 use terrace_transport::{AckPolicy, Time};
@@ -30,7 +30,7 @@ use crate::pd::Pd;
 use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
 use crate::timers::Timers;
-use crate::tx::{Pending, TxPool};
+use crate::tx::{Pending, Receiver, TxPool};
 use crate::xrc::XrcTable;
 
 /// What a device is opened with.
@@ -103,7 +103,9 @@ pub struct Device {
     pub(crate) table: QpTable,
     pub(crate) xrc: XrcTable,
     /// The right to receive: nobody ever waits for it but `fork`.
-    pub(crate) rx: Arc<Mutex<RxBatch>>,
+    pub(crate) rx: Arc<Mutex<Receiver>>,
+    /// Whether [`Receiver`] knows queue pairs that hold acknowledgements back, for a look without the lock.
+    pub(crate) acks_held: AtomicBool,
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
@@ -161,7 +163,8 @@ impl Device {
             memory: Registry::new(memory_limits).map_err(system_error)?,
             table: QpTable::new(config.port.slot(), &mut rng),
             xrc: XrcTable::default(),
-            rx: Arc::new(Mutex::new(RxBatch::new())),
+            rx: Arc::new(Mutex::new(Receiver::new())),
+            acks_held: AtomicBool::new(false),
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
@@ -208,6 +211,7 @@ impl Device {
         // What refers to queue pairs would keep them, and through them the device and its sockets, for ever.
         self.timers.clear();
         self.pending.clear();
+        self.rx.lock().clear();
         self.flight.clear();
         self.tx.clear();
         self.companions.clear();
@@ -302,9 +306,13 @@ impl Device {
     /// Sends what was held back, and receives nothing: for a process that ends. In a forked child that has not used
     /// the device all of that is the parent's.
     pub fn send_held_back(&self) {
-        if !self.engine.is_missing() && !self.pending.is_empty() {
+        if !self.engine.is_missing() && self.has_waiting() {
             let mut unit = self.tx.take();
             self.pending.take_into(&mut unit.work, None);
+            // Whoever is receiving just now sends what it finds held back.
+            if let Some(mut rx) = self.rx.try_lock() {
+                rx.release(&mut unit.work, &self.acks_held);
+            }
             self.flush(unit, self.clock.now());
         }
     }
@@ -326,7 +334,7 @@ impl Device {
             }
         });
         // The engine may have stopped looking after them just then.
-        if active && !self.engine.looks_after_held_acks() && !self.pending.is_empty() {
+        if active && !self.engine.looks_after_held_acks() && self.has_waiting() {
             self.engine.wake();
         }
     }

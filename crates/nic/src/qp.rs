@@ -83,6 +83,9 @@ pub struct QueuePair {
     pub(crate) token: TxToken,
     /// Whether it is on the device's list of those that want to be looked at.
     pub(crate) listed: AtomicBool,
+    /// Whether it is among those that whoever receives next is to look at because they hold an acknowledgement back, and does. Changed
+    /// by whoever has the right to receive; and under the queue pair's lock, to say that it does no longer.
+    pub(crate) holds_ack: AtomicBool,
     /// When its live entry in the timers fires, in nanoseconds.
     pub(crate) timer_at: AtomicU64,
     /// Whether absent memory that it waits for may be there now.
@@ -204,6 +207,7 @@ impl QueuePair {
             }),
             token: TxToken::default(),
             listed: AtomicBool::new(false),
+            holds_ack: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),
             woken: AtomicBool::new(false),
             waiting: AtomicBool::new(false),

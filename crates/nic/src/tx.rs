@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use terrace_fabric::TxBatch;
+use terrace_fabric::{RxBatch, TxBatch};
 use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 
@@ -37,6 +37,11 @@ impl TxToken {
         was == Ok(FREE)
     }
 
+    /// Whether nobody has it. Under the queue pair's lock it stays so.
+    pub fn is_free(&self) -> bool {
+        self.0.load(Ordering::Acquire) == FREE
+    }
+
     /// Gives the token back; true when somebody left a note.
     pub fn give_back(&self) -> bool {
         self.0.swap(FREE, Ordering::AcqRel) == TAKEN_LOOK_AGAIN
@@ -51,38 +56,101 @@ pub(crate) struct TxUnit {
     pub batch: TxBatch,
     pub owners: SmallVec<[Arc<QueuePair>; 4]>,
     pub work: WorkList,
+    /// Those that have nothing to send but an acknowledgement, which may be held back.
+    pub holders: SmallVec<[Arc<QueuePair>; 4]>,
 }
 
 impl TxUnit {
-    fn new() -> TxUnit {
-        TxUnit { batch: TxBatch::new(BATCH_BYTES), owners: SmallVec::new(), work: VecDeque::new() }
+    /// In a box, because it is handed around.
+    fn new() -> Box<TxUnit> {
+        Box::new(TxUnit {
+            batch: TxBatch::new(BATCH_BYTES),
+            owners: SmallVec::new(),
+            work: VecDeque::new(),
+            holders: SmallVec::new(),
+        })
+    }
+
+    /// Moves those that have only an acknowledgement to send to the work list.
+    pub fn let_go(&mut self) {
+        self.work.extend(self.holders.drain(..).map(let_go));
+    }
+
+    /// Whether there is nothing to send and nobody to look at.
+    pub fn is_idle(&self) -> bool {
+        self.batch.is_empty() && self.work.is_empty() && self.owners.is_empty()
+    }
+}
+
+/// From now on it can be held back again.
+fn let_go(qp: Arc<QueuePair>) -> (Arc<QueuePair>, AckPolicy) {
+    qp.holds_ack.store(false, Ordering::Relaxed);
+    (qp, AckPolicy::Now)
+}
+
+/// What whoever has the right to receive needs for it.
+pub(crate) struct Receiver {
+    pub batch: RxBatch,
+    /// Its unit, unless that is under way.
+    pub unit: Option<Box<TxUnit>>,
+    /// Queue pairs that hold an acknowledgement back until the next look. Those that have sent it since may still be among them.
+    held: Vec<Arc<QueuePair>>,
+}
+
+impl Receiver {
+    pub fn new() -> Receiver {
+        Receiver { batch: RxBatch::new(), unit: None, held: Vec::new() }
+    }
+
+    /// Keeps the acknowledgements of these queue pairs until the next look.
+    pub fn hold(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>, any: &AtomicBool) {
+        if !holders.is_empty() {
+            self.held.extend(holders.drain(..));
+            // The engine says that it is about to sleep, and then looks here.
+            any.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Moves those that have still not sent it to the work list.
+    pub fn release(&mut self, work: &mut WorkList, any: &AtomicBool) {
+        if !self.held.is_empty() {
+            any.store(false, Ordering::Relaxed);
+            let late = self.held.drain(..).filter(|qp| qp.holds_ack.load(Ordering::Relaxed));
+            work.extend(late.map(let_go));
+        }
+    }
+
+    /// Forgets everything, when the device closes.
+    pub fn clear(&mut self) {
+        self.held.clear();
+        self.unit = None;
     }
 }
 
 /// Units that nobody uses just now, and those whose packets the network did not take yet.
 #[derive(Default)]
 pub(crate) struct TxPool {
-    spare: Mutex<Vec<TxUnit>>,
+    spare: Mutex<Vec<Box<TxUnit>>>,
     blocked: Mutex<Blocked>,
     is_blocked: AtomicBool,
 }
 
 #[derive(Default)]
 struct Blocked {
-    units: VecDeque<TxUnit>,
+    units: VecDeque<Box<TxUnit>>,
     /// Units that somebody is trying to send again. They count as blocked meanwhile: an engine that went to sleep just
     /// then would not wait for the network.
     retried_count: usize,
 }
 
 impl TxPool {
-    pub fn take(&self) -> TxUnit {
+    pub fn take(&self) -> Box<TxUnit> {
         let spare = self.spare.lock().pop();
         spare.unwrap_or_else(TxUnit::new)
     }
 
     /// Takes back a unit that has nothing left to do.
-    pub fn give_back(&self, unit: TxUnit) {
+    pub fn give_back(&self, unit: Box<TxUnit>) {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_UNITS_MAX {
             spare.push(unit);
@@ -90,7 +158,7 @@ impl TxPool {
     }
 
     /// Puts a unit aside until the network takes packets again.
-    pub fn block(&self, unit: TxUnit) {
+    pub fn block(&self, unit: Box<TxUnit>) {
         let mut blocked = self.blocked.lock();
         blocked.units.push_back(unit);
         self.is_blocked.store(true, Ordering::SeqCst);
@@ -102,7 +170,7 @@ impl TxPool {
     }
 
     /// The unit that has waited longest, to be tried again; then comes `put_back` or `note_unblocked`.
-    pub fn take_blocked(&self) -> Option<TxUnit> {
+    pub fn take_blocked(&self) -> Option<Box<TxUnit>> {
         let mut blocked = self.blocked.lock();
         let unit = blocked.units.pop_front()?;
         blocked.retried_count += 1;
@@ -110,7 +178,7 @@ impl TxPool {
     }
 
     /// The network still does not take it.
-    pub fn put_back(&self, unit: TxUnit) {
+    pub fn put_back(&self, unit: Box<TxUnit>) {
         let mut blocked = self.blocked.lock();
         blocked.retried_count -= 1;
         blocked.units.push_front(unit);
@@ -132,8 +200,8 @@ impl TxPool {
     }
 }
 
-/// Queue pairs that want to be looked at by whoever makes progress next: they hold an ACK back, wait for company
-/// for a small message, could not send because the network was full, or were woken.
+/// Queue pairs that want to be looked at by whoever makes progress next: they hold an ACK back beside what they have sent, wait for
+/// company for a small message, could not send because the network was full, or were woken.
 #[derive(Default)]
 pub(crate) struct Pending {
     list: Mutex<Vec<Arc<QueuePair>>>,

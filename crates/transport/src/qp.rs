@@ -384,7 +384,12 @@ impl Qp {
         self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
     }
 
-    /// Whether nothing but an acknowledgement waits to be sent.
+    /// Whether there is something to send just now, and it is an acknowledgement.
+    pub fn wants_only_to_acknowledge(&self) -> bool {
+        self.holds_ack() && !self.cnp_due && !self.requester.wants_to_emit(&self.common)
+    }
+
+    /// Whether the peer is owed an acknowledgement, and nothing else.
     pub fn holds_ack(&self) -> bool {
         self.responder.owes() && !self.responder.owes_more_than_ack()
     }

@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::{ArcMutexGuard, RawMutex};
-use terrace_fabric::RxBatch;
 
 use crate::device::Device;
 use crate::local::Held;
 use crate::semaphore::Bell;
+use crate::tx::Receiver;
 
 /// While it exists, the engine holds no lock and nobody receives. The forking thread keeps it from just before the
 /// fork, and ends it in the parent and in the child.
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
-    receiving: Option<ArcMutexGuard<RawMutex, RxBatch>>,
+    receiving: Option<ArcMutexGuard<RawMutex, Receiver>>,
     local: Option<Held>,
 }
 

@@ -215,7 +215,7 @@ impl Device {
     pub(crate) fn note_armed(self: &Arc<Self>) {
         self.ensure_engine();
         self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
-        if !self.pending.is_empty() {
+        if self.has_waiting() {
             self.progress();
         }
         if self.engine.mode.load(Ordering::SeqCst) == Mode::Standby as u8 {

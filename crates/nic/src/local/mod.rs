@@ -96,6 +96,14 @@ pub(crate) struct QpLocal {
     shown: Option<QpState>,
 }
 
+impl QpLocal {
+    /// Whether packets go through a ring.
+    #[inline]
+    pub fn has_outlet(&self) -> bool {
+        self.outlet.is_some()
+    }
+}
+
 impl LocalPath {
     /// Whether work requests may do without packets.
     #[inline]
