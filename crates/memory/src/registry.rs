@@ -11,7 +11,7 @@ use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
 use crate::shared::{Board, forget_visitors};
-use crate::table::{Slot, Table, tag_of, vacate};
+use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
 /// How many keys a device may have, and how they look.
 #[derive(Clone, Copy, Debug)]
@@ -363,10 +363,27 @@ impl Registry {
     /// As for [`Registry::check`]; `Fault` when the memory is not there or not readable; `out` is then partly written.
     /// For peers `NotReady` and `Retry` when part of it is absent.
     pub fn read(&self, who: Accessor, key: u32, va: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.read_again(who, key, &KeyMemo::default(), va, out)
+    }
+
+    /// The same, by a key that most likely is that of the last access with this memo.
+    ///
+    /// # Errors
+    /// As for [`Registry::read`].
+    #[inline]
+    pub fn read_again(
+        &self,
+        who: Accessor,
+        key: u32,
+        memo: &KeyMemo,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), AccessError> {
         if out.is_empty() {
             return Ok(());
         }
-        let entry = self.slot(key)?.entry.pin();
+        let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
+        let entry = slot.entry.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
             return paged::read(&entry, &**pager, who, host, out);
@@ -382,10 +399,27 @@ impl Registry {
     /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are then
     /// written. For peers `NotReady` and `Retry` when part of it is absent; nothing is written then.
     pub fn write(&self, who: Accessor, key: u32, va: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.write_again(who, key, &KeyMemo::default(), va, data)
+    }
+
+    /// The same, by a key that most likely is that of the last access with this memo.
+    ///
+    /// # Errors
+    /// As for [`Registry::write`].
+    #[inline]
+    pub fn write_again(
+        &self,
+        who: Accessor,
+        key: u32,
+        memo: &KeyMemo,
+        va: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
         if data.is_empty() {
             return Ok(());
         }
-        let entry = self.slot(key)?.entry.pin();
+        let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
+        let entry = slot.entry.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
             return paged::write(&entry, &**pager, host, data);

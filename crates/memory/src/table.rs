@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -34,22 +35,25 @@ pub(crate) type KeyOrder = KeyedPermutation<HALF>;
 pub(crate) const ROUNDS: usize = 6;
 
 /// The slot that a key was last found to stand for. To look it up takes a load for each round, and each waits for the one before.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KeyMemo(Option<(u32, u32)>);
+/// Threads may share one.
+#[derive(Debug, Default)]
+pub struct KeyMemo(AtomicU64);
+
+/// Tells a memo that holds something from a new one.
+const KNOWN: u64 = 1 << 63;
 
 impl KeyMemo {
     /// The number of a key's slot. Of one table at a time.
     #[inline]
-    pub(crate) fn number(&mut self, order: &KeyOrder, key: u32) -> u32 {
-        let index = key >> 8;
-        match self.0 {
-            Some((known, number)) if known == index => number,
-            _ => {
-                let number = order.inward(index);
-                self.0 = Some((index, number));
-                number
-            }
+    pub(crate) fn number(&self, order: &KeyOrder, key: u32) -> u32 {
+        let index = KNOWN | u64::from(key >> 8) << 32;
+        let memo = self.0.load(Ordering::Relaxed);
+        if memo & !u64::from(u32::MAX) == index {
+            return memo as u32;
         }
+        let number = order.inward(key >> 8);
+        self.0.store(index | u64::from(number), Ordering::Relaxed);
+        number
     }
 }
 
@@ -112,7 +116,7 @@ impl Table {
 
     /// The same, when it is most likely the one that it was last time.
     #[inline]
-    pub(crate) fn slot_again(&self, key: u32, memo: &mut KeyMemo) -> Option<&Slot> {
+    pub(crate) fn slot_again(&self, key: u32, memo: &KeyMemo) -> Option<&Slot> {
         self.slot(memo.number(&self.permutation, key))
     }
 

@@ -44,7 +44,7 @@ impl Device {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
         let mut rx = self.rx.try_lock();
-        let mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
+        let mut mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
@@ -70,7 +70,7 @@ impl Device {
             && let Some(rx) = rx.as_mut()
         {
             let table = self.table.read();
-            self.local.read(self.gids(), |meta, ack, bytes| {
+            self.local.read(&mut mail, self.gids(), |meta, ack, bytes| {
                 let unit = &mut unit;
                 let packet = Arrived { meta, ack, bytes, way: Way::Ring };
                 if self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
@@ -460,7 +460,9 @@ impl Device {
     /// Counts what a queue pair has in flight now. Called whenever that may have changed.
     #[inline]
     pub(crate) fn book(&self, core: &mut QpCore) {
-        let before_bytes = std::mem::replace(&mut core.booked_bytes, core.qp.in_flight_bytes());
+        // What is in a ring is nowhere in flight.
+        let now_bytes = if core.local.has_outlet() { 0 } else { core.qp.in_flight_bytes() };
+        let before_bytes = std::mem::replace(&mut core.booked_bytes, now_bytes);
         self.flight.book(before_bytes, core.booked_bytes);
     }
 

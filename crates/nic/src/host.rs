@@ -8,8 +8,8 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 use terrace_faults::Faults;
 use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, Registry,
-    Transfer, Waker, WindowBind,
+    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, KeyMemo,
+    Registry, Transfer, Waker, WindowBind,
 };
 use terrace_transport::{
     AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
@@ -63,11 +63,21 @@ pub(crate) enum Receives<'a> {
     Named(Arc<Srq>),
 }
 
+/// The slots of the local keys that a queue pair's work requests used last.
+#[derive(Default)]
+pub(crate) struct LastKeys {
+    /// Of send work requests.
+    pub sent: KeyMemo,
+    /// Of what data arrives for.
+    pub received: KeyMemo,
+}
+
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
     pub memory: &'a Registry,
     pub pd: u32,
     pub qpn: u32,
+    pub keys: &'a LastKeys,
     pub magic: &'a MagicKeys,
     pub waker: &'a Waker,
     pub companions: &'a Companions,
@@ -81,6 +91,8 @@ pub(crate) struct QpHost<'a> {
     pub booked_bytes: u64,
     /// Whether it is its turn to send although others wait.
     pub has_turn: bool,
+    /// Whether its packets go through a ring, which loses none: what is in flight there takes no room of any receive buffer.
+    pub has_ring: bool,
 }
 
 impl QpHost<'_> {
@@ -111,7 +123,8 @@ impl Host for QpHost<'_> {
         let mut done = 0;
         for piece in Pieces::new(sges, offset, out.len()) {
             let part = &mut out[done..done + piece.len];
-            self.memory.read(self.local(), piece.lkey, piece.addr, part).map_err(local_error)?;
+            let read = self.memory.read_again(self.local(), piece.lkey, &self.keys.sent, piece.addr, part);
+            read.map_err(local_error)?;
             done += piece.len;
         }
         covers(done, out.len())
@@ -121,7 +134,9 @@ impl Host for QpHost<'_> {
         let mut done = 0;
         for piece in Pieces::new(sges, offset, data.len()) {
             let part = &data[done..done + piece.len];
-            self.memory.write(self.local(), piece.lkey, piece.addr, part).map_err(local_error)?;
+            let keys = self.keys;
+            let written = self.memory.write_again(self.local(), piece.lkey, &keys.received, piece.addr, part);
+            written.map_err(local_error)?;
             done += piece.len;
         }
         covers(done, data.len())
@@ -234,7 +249,9 @@ impl Host for QpHost<'_> {
     }
 
     fn admits(&self, in_flight_bytes: u64) -> bool {
-        (self.has_turn && in_flight_bytes == 0) || self.flight.admits(self.booked_bytes, in_flight_bytes)
+        self.has_ring
+            || (self.has_turn && in_flight_bytes == 0)
+            || self.flight.admits(self.booked_bytes, in_flight_bytes)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::datapath::Way;
 use crate::device::Device;
 use crate::error::Error;
 use crate::events::EventAccount;
-use crate::host::{MagicKeys, QpHost, Receives};
+use crate::host::{LastKeys, MagicKeys, QpHost, Receives};
 use crate::limits::{Life, Limits};
 use crate::local::{QpLocal, Reached};
 use crate::mr::{Mw, MwKind};
@@ -97,6 +97,7 @@ pub struct QueuePair {
     waker: Waker,
     /// Of which regions the peer gets patterns in place of absent memory.
     magic: MagicKeys,
+    pub(crate) keys: LastKeys,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
@@ -214,6 +215,7 @@ impl QueuePair {
             turn: AtomicBool::new(false),
             waker: waker_of(me.clone()),
             magic: MagicKeys::default(),
+            keys: LastKeys::default(),
             async_account: EventAccount::default(),
             life: Life::default(),
         }
@@ -541,6 +543,7 @@ impl QueuePair {
             memory: &self.device().memory,
             pd: self.pd.handle(),
             qpn: self.qpn,
+            keys: &self.keys,
             magic: &self.magic,
             waker: &self.waker,
             companions: &self.device().companions,
@@ -551,6 +554,7 @@ impl QueuePair {
             flight: &self.device().flight,
             booked_bytes: core.booked_bytes,
             has_turn: core.has_turn,
+            has_ring: core.local.has_outlet(),
         }
     }
 

@@ -472,8 +472,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_writes_nonsense_is_not_read_any_more() {
-        let nonsense: [(u64, u64); 5] =
-            [(u64::MAX, 0), (64, LEN_MASK - 1), (63, 12), (64, 100), (64, SKIP)];
+        let nonsense: [(u64, u64); 5] = [(u64::MAX, 0), (64, LEN_MASK - 1), (63, 12), (64, 100), (64, SKIP)];
         for (end, numbers) in nonsense {
             let (outbox, mut inbox) = pair();
             header(&outbox.ring, 0)[0].store(numbers, Ordering::Relaxed);

@@ -129,7 +129,7 @@ impl Registry {
         &self,
         who: Accessor,
         need: AccessNeed,
-        memo: &mut KeyMemo,
+        memo: &KeyMemo,
         pieces: impl Iterator<Item = LocalPiece>,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {

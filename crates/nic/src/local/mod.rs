@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex, RwLock};
 use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
-use terrace_memory::{Access, HostRange, KeyMemo};
+use terrace_memory::{Access, HostRange};
 use terrace_transport::{QpState, QpType};
 
 use crate::device::Device;
@@ -64,9 +64,8 @@ pub(crate) struct LocalPath {
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, Neighbour>>,
     inlets: Inlets,
-    /// Packets that went by rings, and that came by them.
-    sent: AtomicU64,
-    received: AtomicU64,
+    /// Packets that went by rings to peers that have gone.
+    sent_before: AtomicU64,
     /// Moves on when there is a new peer, so that queue pairs look again.
     generation: AtomicU32,
     backings: RwLock<Option<Arc<dyn Backings>>>,
@@ -86,8 +85,6 @@ pub(crate) struct QpLocal {
     /// In a box, because each work request takes it out and puts it back.
     lead: Option<Box<Lead>>,
     outlet: Option<Arc<Outlet>>,
-    /// The slot of the lkey that was used last.
-    memo: KeyMemo,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
     /// What it has asked for last.
@@ -121,9 +118,21 @@ impl LocalPath {
         if !self.is_on() {
             return Vec::new();
         }
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let peers = self.peers.read().len() as u64;
-        vec![("peers", peers), ("packets_sent", read(&self.sent)), ("packets_received", read(&self.received))]
+        let peers = self.peers.read();
+        let sent: u64 = peers.values().map(|peer| peer.outlet.sent()).sum();
+        let sent = sent + self.sent_before.load(Ordering::Relaxed);
+        vec![
+            ("peers", peers.len() as u64),
+            ("packets_sent", sent),
+            ("packets_received", self.inlets.received()),
+        ]
+    }
+
+    /// Forgets a peer that has gone.
+    fn remove(&self, address: &SocketAddr) {
+        if let Some(peer) = self.peers.write().remove(address) {
+            self.sent_before.fetch_add(peer.outlet.sent(), Ordering::Relaxed);
+        }
     }
 
     fn is_stopped(&self) -> bool {

@@ -1,11 +1,12 @@
 //! Work requests that are carried out as they are posted.
 
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
-use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange, KeyMemo};
+use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
 use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList};
 
 use super::{Command, canonical};
 use crate::device::Device;
+use crate::host::LastKeys;
 use crate::qp::{QpCore, QueuePair};
 
 impl Device {
@@ -42,15 +43,15 @@ impl Device {
         let may_read = core.qp.attr().max_rd_atomic > 0;
         match (&wr.op, &wr.payload) {
             (&SendOp::Read { va, rkey }, Payload::Sges(sges)) if may_read => {
-                let memo = &mut core.local.memo;
+                let keys = &qp.keys;
                 let read =
-                    self.with_sges(who, AccessNeed::Write, sges, memo, |into| lead.read(rkey, va, into));
+                    self.with_sges(who, AccessNeed::Write, sges, keys, |into| lead.read(rkey, va, into));
                 self.settle_copy(core, rkey, read)
             }
             (&SendOp::Write { va, rkey }, Payload::Sges(sges)) => {
-                let memo = &mut core.local.memo;
+                let keys = &qp.keys;
                 let written =
-                    self.with_sges(who, AccessNeed::Read, sges, memo, |from| lead.write(rkey, va, from));
+                    self.with_sges(who, AccessNeed::Read, sges, keys, |from| lead.write(rkey, va, from));
                 self.settle_copy(core, rkey, written)
             }
             (&SendOp::Write { va, rkey }, Payload::Inline(bytes)) => {
@@ -92,11 +93,11 @@ impl Device {
         who: Accessor,
         need: AccessNeed,
         sges: &SgeList,
-        memo: &mut KeyMemo,
+        keys: &LastKeys,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
         let piece = |sge: &Sge| LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() };
-        self.memory.with_local(who, need, memo, sges.iter().map(piece), act)
+        self.memory.with_local(who, need, &keys.sent, sges.iter().map(piece), act)
     }
 
     /// The value before it goes where the work request says: where that is not there, nothing happens.

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Gid;
 use terrace_memory::shared::{Inbox, Origin, Outbox, Reach, Writer};
 use terrace_transport::{AckPolicy, Sink, Time, Transmit};
@@ -36,6 +36,8 @@ pub(super) struct Outlet {
     bell: OwnedFd,
     /// Since when it has been full, in nanoseconds; 0 if it is not.
     full_since: AtomicU64,
+    /// Packets so far. Changed by whoever has the right to write.
+    sent: AtomicU64,
     gone: AtomicBool,
 }
 
@@ -46,7 +48,17 @@ impl Outlet {
     /// When that is no descriptor that can be told not to block.
     pub fn new(outbox: Outbox, bell: OwnedFd) -> rustix::io::Result<Outlet> {
         rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Outlet { outbox, bell, full_since: AtomicU64::new(0), gone: AtomicBool::new(false) })
+        let (full_since, sent) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Outlet { outbox, bell, full_since, sent, gone: AtomicBool::new(false) })
+    }
+
+    /// Packets so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, packets: u64) {
+        self.sent.store(self.sent() + packets, Ordering::Relaxed);
     }
 
     /// Nobody reads any more.
@@ -114,12 +126,8 @@ impl Device {
         now: Time,
         acks: AckPolicy,
     ) -> Filled {
-        if core.local.outlet.is_none() || !self.local.is_on() {
-            return Filled::NotHere;
-        }
-        let Some(outlet) = core.local.outlet.take().filter(|outlet| !outlet.is_gone()) else {
-            return Filled::NotHere;
-        };
+        let is_of_use = |outlet: &Arc<Outlet>| self.local.is_on() && !outlet.is_gone();
+        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return Filled::NotHere };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
         let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
         let acks = if acks == AckPolicy::Now { AckPolicy::Carried } else { acks };
@@ -127,7 +135,7 @@ impl Device {
         let is_full = outcome == Transmit::SinkFull;
         let has_sent = !sink.writer.is_empty();
         // The one that found no room is not among them.
-        self.local.sent.fetch_add(sink.packets - u64::from(is_full), Ordering::Relaxed);
+        outlet.count(sink.packets - u64::from(is_full));
         if sink.writer.publish() {
             // It can only have been rung so often that it cannot count it.
             let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
@@ -158,6 +166,8 @@ struct State {
     looks: u32,
     /// Looks for which rings still count as busy.
     warm: u32,
+    /// Packets so far.
+    received: u64,
 }
 
 struct Inlet {
@@ -185,6 +195,11 @@ impl Inlets {
         self.tidy(&mut state);
     }
 
+    /// Packets that have come so far.
+    pub fn received(&self) -> u64 {
+        self.state.lock().received
+    }
+
     /// None is read any more.
     pub fn clear(&self) {
         self.state.lock().list.clear();
@@ -203,25 +218,26 @@ impl Inlets {
 }
 
 /// What a look at the rings says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mail {
+pub(crate) struct Mail<'a> {
     /// Something has come.
     pub waits: bool,
     /// The network is to be asked as well.
     pub asks_network: bool,
+    /// The rings, if they are to be read at once.
+    rings: Option<MutexGuard<'a, State>>,
 }
 
-impl Mail {
+impl Mail<'_> {
     /// For those who have no right to look.
-    pub const NONE: Mail = Mail { waits: false, asks_network: false };
+    pub const NONE: Mail<'static> = Mail { waits: false, asks_network: false, rings: None };
 }
 
 impl super::LocalPath {
     /// Whether packets wait in rings. Called by whoever has the right to receive.
     #[inline]
-    pub fn look(&self) -> Mail {
+    pub fn look(&self) -> Mail<'_> {
         if !self.inlets.any.load(Ordering::Relaxed) {
-            return Mail { waits: false, asks_network: true };
+            return Mail { asks_network: true, ..Mail::NONE };
         }
         let mut state = self.inlets.state.lock();
         let waits = state.list.iter().any(|inlet| !inlet.inbox.is_empty());
@@ -231,12 +247,13 @@ impl super::LocalPath {
         if asks_network {
             state.looks = 0;
         }
-        Mail { waits, asks_network }
+        // The network is not asked with the rings in hand.
+        Mail { waits, asks_network, rings: (waits && !asks_network).then_some(state) }
     }
 
     /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
-    pub fn read(&self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
-        let mut guard = self.inlets.state.lock();
+    pub fn read(&self, mail: &mut Mail<'_>, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
+        let mut guard = mail.rings.take().unwrap_or_else(|| self.inlets.state.lock());
         let state = &mut *guard;
         let mut is_over = false;
         for inlet in &mut state.list {
@@ -248,7 +265,7 @@ impl super::LocalPath {
                 let meta = RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class };
                 each(&meta, acknowledged.map(Psn::new), bytes);
             });
-            self.received.fetch_add(count as u64, Ordering::Relaxed);
+            state.received += count as u64;
             state.looks = state.looks.saturating_add(count as u32);
             if inlet.inbox.is_broken() && !inlet.has_ended {
                 tracing::warn!(

@@ -208,7 +208,7 @@ impl Sockets {
             if heard.is_none() {
                 let peer = self.peers.remove(index);
                 unwatch(&self.waits, peer.socket.as_fd());
-                device.local.peers.write().remove(&peer.address);
+                device.local.remove(&peer.address);
                 if let Some(neighbour) = peer.neighbour {
                     neighbour.note_gone();
                 }
