@@ -223,7 +223,11 @@ fn alone() {
         sending.post_send([Ok(sender.wr(1000, SendOp::Send, 0, LEN))]).expect("posted");
         let mut received = false;
         while !received {
-            receiver.cq.poll(4, &mut |wc| received |= wc.opcode == WcOpcode::Recv).expect("healthy");
+            let mut take = |wc: Wc| {
+                assert_eq!(wc.status, WcStatus::Success, "{:?}", wc);
+                received |= wc.opcode == WcOpcode::Recv;
+            };
+            receiver.cq.poll(4, &mut take).expect("healthy");
         }
         receiving.post_recv([receiver.recv(1, 8192, LEN)]).expect("posted");
     };
