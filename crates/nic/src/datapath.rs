@@ -203,6 +203,7 @@ impl Device {
     }
 
     /// The packet, if it is one, and of the partition.
+    #[inline]
     fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8]) -> Option<Packet<'a>> {
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,
@@ -463,32 +464,35 @@ impl Device {
         // What is in a ring is nowhere in flight.
         let now_bytes = if core.local.has_outlet() { 0 } else { core.qp.in_flight_bytes() };
         let before_bytes = std::mem::replace(&mut core.booked_bytes, now_bytes);
-        self.flight.book(before_bytes, core.booked_bytes);
+        self.flight.book(before_bytes, now_bytes);
     }
 
     /// Brings what the transport says to the completion queues and the queue of asynchronous events, and what it has in
     /// flight into the books.
+    #[inline]
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.book(core);
         self.show(qp, core, false);
         while let Some(event) = core.qp.poll_event() {
-            self.events.raise(match event {
-                QpEvent::SendComplete(wc) => {
-                    self.complete_send(qp, core, wc);
-                    continue;
-                }
-                QpEvent::RecvComplete(wc) => {
-                    qp.complete_receive(wc);
-                    continue;
-                }
-                QpEvent::Fatal => AsyncEvent::QpFatal(qp.clone()),
-                QpEvent::RequestError => AsyncEvent::QpRequestError(qp.clone()),
-                QpEvent::AccessError => AsyncEvent::QpAccessError(qp.clone()),
-                QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp.clone()),
-                QpEvent::SqDrained => AsyncEvent::SqDrained(qp.clone()),
-                QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp.clone()),
-            });
+            match event {
+                QpEvent::SendComplete(wc) => self.complete_send(qp, core, wc),
+                QpEvent::RecvComplete(wc) => qp.complete_receive(wc),
+                event => self.raise(qp, event),
+            }
         }
+    }
+
+    #[cold]
+    fn raise(&self, qp: &Arc<QueuePair>, event: QpEvent) {
+        self.events.raise(match event {
+            QpEvent::SendComplete(_) | QpEvent::RecvComplete(_) => return,
+            QpEvent::Fatal => AsyncEvent::QpFatal(qp.clone()),
+            QpEvent::RequestError => AsyncEvent::QpRequestError(qp.clone()),
+            QpEvent::AccessError => AsyncEvent::QpAccessError(qp.clone()),
+            QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp.clone()),
+            QpEvent::SqDrained => AsyncEvent::SqDrained(qp.clone()),
+            QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp.clone()),
+        });
     }
 
     /// Brings a completion of a send work request to whoever gets it.
@@ -520,10 +524,15 @@ impl Device {
     }
 
     /// Brings the queue pairs of completion queues that have overrun into the error state. Takes locks.
+    #[inline]
     pub(crate) fn settle_overruns(&self) {
-        if !self.overrun.any.load(Ordering::Acquire) {
-            return;
+        if self.overrun.any.load(Ordering::Acquire) {
+            self.settle_all_overruns();
         }
+    }
+
+    #[cold]
+    fn settle_all_overruns(&self) {
         self.overrun.any.store(false, Ordering::Release);
         let overrun = std::mem::take(&mut *self.overrun.list.lock());
         for qp in self.table.all() {

@@ -191,6 +191,7 @@ impl Qp {
     ///
     /// # Errors
     /// If the queue is full, or the request does not fit the queue pair.
+    #[inline]
     pub fn post_send(&mut self, wr: SendWr) -> Result<(), PostError> {
         self.check_sends(std::slice::from_ref(&wr))?;
         if self.flushes_sends() {
@@ -247,6 +248,7 @@ impl Qp {
     ///
     /// # Errors
     /// If the queue is full, the queue pair has none of its own, or it is in RESET.
+    #[inline]
     pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
         let has_queue = self.common.config.qp_type.has_receives() && !self.common.config.has_srq;
         if !has_queue || self.common.attr.state == QpState::Reset {
@@ -380,16 +382,19 @@ impl Qp {
 
     /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] has something to do: to send, to look at what it was woken
     /// for, or to tell.
+    #[inline]
     pub fn wants_transmit(&self) -> bool {
         self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
     }
 
     /// Whether there is something to send just now, and it is an acknowledgement.
+    #[inline]
     pub fn wants_only_to_acknowledge(&self) -> bool {
         self.holds_ack() && !self.cnp_due && !self.requester.wants_to_emit(&self.common)
     }
 
     /// Whether the peer is owed an acknowledgement, and nothing else.
+    #[inline]
     pub fn holds_ack(&self) -> bool {
         self.responder.owes() && !self.responder.owes_more_than_ack()
     }
@@ -488,6 +493,7 @@ impl Qp {
     }
 
     /// The next event, oldest first.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<QpEvent> {
         self.common.events.pop_front()
     }

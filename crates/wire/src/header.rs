@@ -92,6 +92,7 @@ impl Bth {
         })
     }
 
+    #[inline]
     pub(crate) fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
         let flags =
             u32::from(self.solicited) << 7 | u32::from(self.migrated) << 6 | u32::from(self.pad & 3) << 4;
@@ -364,6 +365,7 @@ impl Extensions {
     }
 
     /// Writes the headers that `headers` names, in the order of its bits.
+    #[inline]
     pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
         if headers.contains(Headers::DETH) {
             self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;

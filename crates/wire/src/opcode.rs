@@ -323,6 +323,7 @@ impl Opcode {
     }
 
     /// What there is to know about this opcode.
+    #[inline]
     pub fn info(self) -> &'static OpcodeInfo {
         &TABLE[usize::from(ROW_BY_BYTE[usize::from(self as u8)])]
     }

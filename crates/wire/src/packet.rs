@@ -52,6 +52,7 @@ pub struct Packet<'a> {
 impl Packet<'_> {
     /// Reads a packet: base transport header to end of padding, the ICRC already removed. Reserved bits are ignored.
     /// Whether the lengths agree with the path MTU and the message is for the transport to say.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
         let mut rest = bytes;
         let bth = Bth::parse(&mut rest)?;
@@ -70,6 +71,7 @@ impl Packet<'_> {
 /// packet of a message.
 ///
 /// Fails, with `buf` in any state, when `buf` is shorter than the headers or one of them is missing.
+#[inline]
 pub fn emit_headers(bth: &Bth, ext: &Extensions, buf: &mut [u8]) -> Result<usize, EmitError> {
     let info = bth.opcode.info();
     let mut room = buf.get_mut(..info.header_len).ok_or(EmitError::NoRoom)?;

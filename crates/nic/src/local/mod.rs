@@ -238,12 +238,17 @@ impl Device {
     }
 
     /// Shows a queue pair to peers on this host as it is now.
+    #[inline]
     pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
-        if !self.memory.is_shown() || qp.qp_type() != QpType::Rc {
-            return;
+        if self.memory.is_shown() && (anew || core.local.shown != Some(core.qp.state())) {
+            self.show_now(qp, core);
         }
+    }
+
+    #[cold]
+    fn show_now(&self, qp: &QueuePair, core: &mut QpCore) {
         let state = core.qp.state();
-        if anew || core.local.shown != Some(state) {
+        if qp.qp_type() == QpType::Rc {
             core.local.shown = Some(state);
             self.memory.set_queue_pair(qp.qpn(), shown(qp, core).as_ref());
         }

@@ -180,6 +180,7 @@ impl Requester {
     }
 
     /// Queues a request that was found to fit.
+    #[inline]
     pub(crate) fn post(&mut self, common: &Common, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr, common.mtu()));
     }
@@ -236,9 +237,9 @@ impl Requester {
     fn retire(&mut self, common: &mut Common) -> Verdict {
         while let Some(front) = self.queue.front() {
             if front.is_done(self.acknowledged) {
-                let wqe = self.queue.pop_front().expect("the front was just looked at");
+                complete(common, &front.wr, WcStatus::Success, 0);
+                self.queue.pop_front();
                 self.index = self.index.saturating_sub(1);
-                complete(common, &wqe.wr, WcStatus::Success, 0);
             } else if let Some(status) = front.failed {
                 return self.fail_front(common, status, 0);
             } else {

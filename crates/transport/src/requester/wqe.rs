@@ -25,6 +25,7 @@ pub(crate) struct Wqe {
 }
 
 impl Wqe {
+    #[inline]
     pub(crate) fn new(wr: SendWr, mtu: u64) -> Wqe {
         let length = wr.payload.len();
         let packets = match operation(&wr.op) {
