@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{Board, ShownQueuePair, ShownRegion, Version, wait_for_visitors};
 use crate::access::{AccessError, AccessNeed, Accessor};
@@ -125,6 +125,7 @@ impl Registry {
     ///
     /// # Errors
     /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
+    #[inline]
     pub fn with_local<R>(
         &self,
         who: Accessor,
@@ -133,14 +134,23 @@ impl Registry {
         pieces: impl Iterator<Item = LocalPiece>,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
-        let mut pins: SmallVec<[Pinned<'_, Entry>; 4]> = SmallVec::new();
-        let mut ranges: SmallVec<[HostRange; 4]> = SmallVec::new();
-        for piece in pieces.filter(|piece| piece.len > 0) {
+        let pin = |piece: LocalPiece| {
             // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
             let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
             let entry = slot.entry.try_pin().ok_or(AccessError::NotReady)?;
             let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
-            ranges.push(HostRange { addr, len: piece.len });
+            Ok((entry, HostRange { addr, len: piece.len }))
+        };
+        let mut pieces = pieces.filter(|piece| piece.len > 0);
+        let Some(first) = pieces.next() else { return Ok(act(&[])) };
+        let (first_pin, first_range) = pin(first)?;
+        // Most have but one.
+        let Some(second) = pieces.next() else { return Ok(act(&[first_range])) };
+        let mut pins: SmallVec<[Pinned<'_, Entry>; 4]> = smallvec![first_pin];
+        let mut ranges: SmallVec<[HostRange; 4]> = smallvec![first_range];
+        for piece in std::iter::once(second).chain(pieces) {
+            let (entry, range) = pin(piece)?;
+            ranges.push(range);
             pins.push(entry);
         }
         Ok(act(&ranges))
