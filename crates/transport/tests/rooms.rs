@@ -137,7 +137,7 @@ fn transmit(qp: &mut Qp, host: &Memory, random: &mut Random) -> Vec<Vec<u8>> {
     let mut sent = Vec::new();
     loop {
         let room = Some(1 + random.below(40) as usize);
-        let mut sink = Collector { packets: Vec::new(), room };
+        let mut sink = Collector { room, ..Collector::default() };
         let stopped = qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
         sent.extend(sink.packets.into_iter().map(|(_, bytes)| bytes));
         if stopped != Transmit::SinkFull {

@@ -77,8 +77,10 @@ pub struct Plan {
     pub seed: u64,
     pub faults: Faults,
     pub attributes: Attributes,
-    /// Whether ACKs are held now and then, whether the way out is narrow, and whether receives come late; in percent.
+    /// Whether ACKs are held now and then, whether packets carry them, whether the way out is narrow, and whether receives come
+    /// late; in percent.
     pub hold_acks: u8,
+    pub carried_acks: u8,
     pub narrow: u8,
     pub late_receives: u8,
     pub work: [Vec<Op>; 2],
@@ -135,12 +137,14 @@ fn attributes() -> impl Strategy<Value = Attributes> {
 pub fn plan() -> impl Strategy<Value = Plan> {
     let percent = || prop_oneof![1 => Just(0u8), 1 => 0u8..60];
     let work = || prop::collection::vec(op(), 0..24);
-    (any::<u64>(), faults(), attributes(), percent(), percent(), percent(), work(), work()).prop_map(
-        |(seed, faults, attributes, hold_acks, narrow, late_receives, ours, theirs)| Plan {
+    let nuisances = (percent(), percent(), percent(), percent());
+    (any::<u64>(), faults(), attributes(), nuisances, work(), work()).prop_map(
+        |(seed, faults, attributes, (hold_acks, carried_acks, narrow, late_receives), ours, theirs)| Plan {
             seed,
             faults,
             attributes,
             hold_acks,
+            carried_acks,
             narrow,
             late_receives,
             work: [ours, theirs],

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use terrace_transport::{
     AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, Time, Transmit, WcStatus,
 };
-use terrace_wire::Packet;
+use terrace_wire::{Packet, Psn};
 
 use crate::model::{Arrival, KEY, Model, Side};
 use crate::plan::Plan;
@@ -34,10 +34,11 @@ struct Node {
     look_again_at: Option<u64>,
 }
 
-/// A packet on its way: to whom, what, and with which mark.
+/// A packet on its way: to whom, what, what it acknowledges beside, and with which mark.
 struct InFlight {
     to: usize,
     bytes: Vec<u8>,
+    ack: Option<Psn>,
     marked: bool,
 }
 
@@ -49,14 +50,15 @@ struct World<'a> {
     /// By time of arrival, then in the order of sending.
     link: BTreeMap<(u64, u64), InFlight>,
     sent_count: u64,
+    carried_count: u64,
 }
 
 fn address(side: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, side as u8 + 1])
 }
 
-/// Runs a plan to its end. An error says what went wrong.
-pub fn run(plan: &Plan) -> Result<(), String> {
+/// Runs a plan to its end. How many packets carried an acknowledgement; an error says what went wrong.
+pub fn run(plan: &Plan) -> Result<u64, String> {
     let [first, second] = Model::new(plan).sides;
     let mut world = World {
         plan,
@@ -65,6 +67,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         now: 1_000_000,
         link: BTreeMap::new(),
         sent_count: 0,
+        carried_count: 0,
     };
     for _ in 0..STEPS_MAX {
         for side in 0..2 {
@@ -75,7 +78,7 @@ pub fn run(plan: &Plan) -> Result<(), String> {
         }
         match world.next_time() {
             Some(time) => world.now = time,
-            None => return world.check(),
+            None => return world.check().map(|()| world.carried_count),
         }
     }
     Err(format!("no end in sight at {} ms: {}", world.now / 1_000_000, world.progress()))
@@ -187,20 +190,28 @@ impl World<'_> {
         let hold = !due && self.random.percent(self.plan.hold_acks);
         let narrow = self.random.percent(self.plan.narrow);
         let room = narrow.then(|| self.random.below(4) as usize);
-        let mut sink = Collector { packets: Vec::new(), room };
-        let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
+        let carries = self.random.percent(self.plan.carried_acks);
+        let mut sink = Collector { room, acks: carries.then(Vec::new), ..Collector::default() };
+        let policy = match (hold, carries) {
+            (true, _) => AckPolicy::Hold,
+            (false, true) => AckPolicy::Carried,
+            (false, false) => AckPolicy::Now,
+        };
         let stopped = node.qp.poll_transmit(Time(self.now), &node.host, &mut sink, policy);
         if stopped == Transmit::SinkFull || node.qp.holds_ack() {
             node.look_again_at.get_or_insert(self.now + TICK_NS);
         } else {
             assert!(!node.qp.wants_transmit(), "idle, but wants to transmit");
         }
-        for (_, bytes) in sink.packets {
-            self.send(1 - side, bytes);
+        let mut acks = sink.acks.into_iter().flatten().peekable();
+        for (index, (_, bytes)) in sink.packets.into_iter().enumerate() {
+            let ack = acks.next_if(|(carrier, _)| *carrier == index).map(|(_, psn)| psn);
+            self.carried_count += u64::from(ack.is_some());
+            self.send(1 - side, bytes, ack);
         }
     }
 
-    fn send(&mut self, to: usize, bytes: Vec<u8>) {
+    fn send(&mut self, to: usize, bytes: Vec<u8>, ack: Option<Psn>) {
         let faults = self.plan.faults;
         let copies = if self.random.percent(faults.loss) {
             0
@@ -214,7 +225,7 @@ impl World<'_> {
             let delay = faults.delay_ns + if late { self.random.below(3 * faults.delay_ns) } else { 0 };
             let marked = self.random.percent(faults.mark);
             self.sent_count += 1;
-            let packet = InFlight { to, bytes: bytes.clone(), marked };
+            let packet = InFlight { to, bytes: bytes.clone(), ack, marked };
             self.link.insert((self.now + delay, self.sent_count), packet);
         }
     }
@@ -238,12 +249,12 @@ impl World<'_> {
     fn deliver(&mut self) -> Result<bool, String> {
         let mut any = false;
         while let Some(entry) = self.link.first_entry().filter(|entry| entry.key().0 <= self.now) {
-            let InFlight { to, bytes, marked } = entry.remove();
+            let InFlight { to, bytes, ack, marked } = entry.remove();
             any = true;
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
             let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             let node = &mut self.nodes[to];
-            node.qp.handle_packet(Time(self.now), &meta, &packet, &node.host);
+            node.qp.handle_packet_carrying(Time(self.now), &meta, &packet, ack, &node.host);
             if self.random.percent(30) {
                 return Ok(true);
             }

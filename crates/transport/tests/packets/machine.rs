@@ -190,7 +190,7 @@ impl Machine {
     /// Lets the queue pair do all that it wants to do now.
     fn run(&mut self) -> Result<(), String> {
         loop {
-            let mut sink = Collector { packets: Vec::new(), room: self.room };
+            let mut sink = Collector { room: self.room, ..Collector::default() };
             let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, self.acks);
             self.room = sink.room;
             let sent_any = !sink.packets.is_empty();

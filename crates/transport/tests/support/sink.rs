@@ -1,7 +1,7 @@
 //! A place for outgoing packets that may be full.
 
 use terrace_transport::Sink;
-use terrace_wire::Path;
+use terrace_wire::{Path, Psn};
 
 /// Collects packets until it is full. Room is handed out dirty, as a real buffer's is.
 #[derive(Debug, Default)]
@@ -9,6 +9,8 @@ pub struct Collector {
     pub packets: Vec<(Path, Vec<u8>)>,
     /// How many more packets it takes; `None` for any number.
     pub room: Option<usize>,
+    /// Acknowledgements, with the index of the packet that carries each; `None` if packets carry none.
+    pub acks: Option<Vec<(usize, Psn)>>,
 }
 
 impl Sink for Collector {
@@ -25,5 +27,16 @@ impl Sink for Collector {
         if let Some(room) = &mut self.room {
             *room += 1;
         }
+    }
+
+    fn carry_ack(&mut self, psn: Psn) -> bool {
+        let (Some(acks), Some(last)) = (&mut self.acks, self.packets.len().checked_sub(1)) else {
+            return false;
+        };
+        if acks.last().is_some_and(|(carrier, _)| *carrier == last) {
+            return false;
+        }
+        acks.push((last, psn));
+        true
     }
 }
