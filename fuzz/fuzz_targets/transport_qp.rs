@@ -19,7 +19,7 @@ use terrace_transport::{
     AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RemoteError, SendFlags, SendOp,
     SendWr, Sge, Time, Transmit, WcStatus,
 };
-use terrace_wire::{Headers, Packet, Service, emit_headers};
+use terrace_wire::{Headers, Packet, Psn, Service, emit_headers};
 
 use input::{MEMORY_LEN, Setup, Step};
 use support::host::Memory;
@@ -137,7 +137,11 @@ impl World {
                 self.modify(&attr, mask);
             }
             Step::Transmit { room, hold } => {
-                let policy = if *hold { AckPolicy::Hold } else { AckPolicy::Now };
+                let policy = match (*hold, room & 64 != 0) {
+                    (true, _) => AckPolicy::Hold,
+                    (false, true) => AckPolicy::Carried,
+                    (false, false) => AckPolicy::Now,
+                };
                 self.transmit((*room < 128).then_some(usize::from(*room % 16)), policy);
             }
             Step::Wait { ns } => {
@@ -217,14 +221,18 @@ impl World {
         let source = if foreign { IpAddr::from([10, 9, 9, 9]) } else { peer() };
         let meta = meta_between(source, own(), traffic_class);
         let state = self.qp.state();
-        self.qp.handle_packet(self.now, &meta, &packet, &self.host);
+        // Its length decides whether it carries an acknowledgement, and of what: something around what was sent last.
+        let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
+        let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
+        self.qp.handle_packet_carrying(self.now, &meta, &packet, ack, &self.host);
         if foreign && self.qp.config().qp_type != QpType::Ud {
             assert_eq!(self.qp.state(), state, "a stranger changed the state");
         }
     }
 
     fn transmit(&mut self, room: Option<usize>, policy: AckPolicy) -> usize {
-        let mut sink = Collector { packets: Vec::new(), room };
+        let acks = (policy == AckPolicy::Carried).then(Vec::new);
+        let mut sink = Collector { room, acks, ..Collector::default() };
         let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, policy);
         if stopped == Transmit::Idle && policy == AckPolicy::Now {
             assert!(!self.qp.wants_transmit(), "idle, but wants to transmit");
