@@ -222,6 +222,36 @@ fn messages_need_no_network() {
     assert_eq!(after.map(|way| way.1), before.map(|way| way.1), "nothing by the network");
 }
 
+/// Nobody else looks for packets here, so it is certain who acknowledges what, and when.
+#[test]
+fn answers_bring_the_acknowledgements_of_questions() {
+    let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
+    let config = || DeviceConfig { engine: false, ..port.clone().device().expect("a port on the loopback") };
+    let ends = [Node::with(config(), 1 << 20), Node::with(config(), 1 << 20)];
+    let (qa, qb) = rc_pair(&ends[0], &ends[1]);
+    let qps = [&qa, &qb];
+    let pass = |from: usize| {
+        let (to, receiver) = (1 - from, &ends[1 - from]);
+        qps[to].post_recv([receiver.recv(1, 0, 64)]).expect("posted");
+        qps[from].post_send([Ok(ends[from].wr(2, SendOp::Send, 0, 8))]).expect("posted");
+        while receiver.completion().wr_id != 1 {}
+    };
+    wait_until("both take the ring", || {
+        let before = ends.each_ref().map(|end| ways(end).1);
+        (pass(0), pass(1));
+        ends.each_ref().map(|end| ways(end).1) == before
+    });
+    let before = qps.map(|qp| qp.counters().tx_packets);
+    for _ in 0..100 {
+        (pass(0), pass(1));
+    }
+    assert_eq!(qps.map(|qp| qp.counters().tx_packets), before.map(|packets| packets + 100));
+    // Nobody answers the last one: its acknowledgement leaves with the next look.
+    let polls_in_vain = |end: &Node| end.cq.poll(1, &mut |_| ()).expect("healthy") == 0;
+    assert!(polls_in_vain(&ends[1]) && polls_in_vain(&ends[0]));
+    assert_eq!(ends[1].completion().wr_id, 2);
+}
+
 /// The first messages leave before the two processes have met. An unreliable connection takes what is overtaken for lost.
 #[test]
 fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
