@@ -86,7 +86,10 @@ impl Device {
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
         match rx.as_mut() {
-            Some(rx) if acks == AckPolicy::Hold => rx.hold(&mut unit.holders, &self.acks_held),
+            // A device that is closed forgets those who wait, once.
+            Some(rx) if acks == AckPolicy::Hold && !self.is_closed() => {
+                rx.hold(&mut unit.holders, &self.acks_held);
+            }
             _ => unit.let_go(),
         }
         self.flight.give_turns(&mut unit.work);

@@ -247,7 +247,7 @@ impl Device {
             gid_count: self.port.gids().len(),
             pkey_count: 1,
             max_message_bytes: 1 << 31,
-            active: !self.closed.load(Ordering::Acquire),
+            active: !self.is_closed(),
         }
     }
 
@@ -378,14 +378,18 @@ impl Device {
     pub(crate) fn look_at(&self, qp: &Arc<QueuePair>) {
         self.pending.add(qp);
         self.engine.wake_by(Time(0));
-        if self.closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             // It would keep the device for ever.
             self.pending.clear();
         }
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn check_open(&self) -> Result<(), Error> {
-        if self.closed.load(Ordering::Acquire) { Err(Error::NoDevice("closed")) } else { Ok(()) }
+        if self.is_closed() { Err(Error::NoDevice("closed")) } else { Ok(()) }
     }
 }
 

@@ -130,6 +130,8 @@ impl Receiver {
 /// Units that nobody uses just now, and those whose packets the network did not take yet.
 #[derive(Default)]
 pub(crate) struct TxPool {
+    // They come in boxes and leave in them.
+    #[expect(clippy::vec_box)]
     spare: Mutex<Vec<Box<TxUnit>>>,
     blocked: Mutex<Blocked>,
     is_blocked: AtomicBool,

@@ -238,12 +238,14 @@ fn answers_bring_the_acknowledgements_of_questions() {
     };
     wait_until("both take the ring", || {
         let before = ends.each_ref().map(|end| ways(end).1);
-        (pass(0), pass(1));
+        pass(0);
+        pass(1);
         ends.each_ref().map(|end| ways(end).1) == before
     });
     let before = qps.map(|qp| qp.counters().tx_packets);
     for _ in 0..100 {
-        (pass(0), pass(1));
+        pass(0);
+        pass(1);
     }
     assert_eq!(qps.map(|qp| qp.counters().tx_packets), before.map(|packets| packets + 100));
     // Nobody answers the last one: its acknowledgement leaves with the next look.
