@@ -23,10 +23,10 @@ class Peer:
 
 
 def _terrace(interface, path, memory, ops=("get", "put", "message", "atomic")):
-    title = f"Terrace {path}, {interface}, {memory} memory"
+    title = f"Terrace {path}, {'native calls' if interface == 'calls' else interface}, {memory} memory"
     program = "verbs" if interface == "verbs" else "native"
-    return Peer(f"terrace-{path}-{interface}-{memory}", title, program, flavour=path, memory=memory, path=path if program == "verbs" else "",
-                ops=ops, kind="terrace")
+    return Peer(f"terrace-{path}-{interface}-{memory}", title, program, flavour="calls" if interface == "calls" else path, memory=memory,
+                path=path if program == "verbs" else "", ops=ops, kind="terrace")
 
 
 ONE_SIDED = ("get", "put", "atomic")
@@ -34,6 +34,8 @@ ONE_SIDED = ("get", "put", "atomic")
 PEERS = (
     _terrace("verbs", "local", "shared"),
     _terrace("native", "local", "shared"),
+    # The same without work requests; messages have no other way.
+    _terrace("calls", "local", "shared", ONE_SIDED),
     # Messages do not depend on what the region is.
     _terrace("verbs", "local", "private", ONE_SIDED),
     _terrace("native", "local", "private", ONE_SIDED),

@@ -89,6 +89,10 @@ struct Link {
     asked: [c_uint; DEPTH_MAX],
     first: usize,
     count: usize,
+    /// Whether one-sided operations are done by calls, where that is possible.
+    calls: bool,
+    /// Those that calls have done since the last look.
+    done: SmallVec<[c_uint; DEPTH_MAX]>,
     _mr: Arc<Mr>,
 }
 
@@ -112,6 +116,12 @@ fn settings() -> &'static Options {
     unsafe { &options }
 }
 
+/// `local`, `udp`, or `calls`: local, without work requests.
+fn flavour() -> &'static CStr {
+    // SAFETY: a string of the command line, or "".
+    unsafe { CStr::from_ptr(settings().flavour) }
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn peer_lacks(op: c_uint, size: usize) -> *const c_char {
     if op == OP_ATOMIC && size != 8 { c"atomics are of 8 bytes".as_ptr() } else { ptr::null() }
@@ -131,9 +141,7 @@ pub extern "C" fn peer_target_works(op: c_uint) -> bool {
 }
 
 fn open_device() -> Arc<Device> {
-    // SAFETY: a string of the command line, or "".
-    let flavour = unsafe { CStr::from_ptr(settings().flavour) };
-    let path = if flavour == c"local" { PathChoice::Local } else { PathChoice::Udp };
+    let path = if flavour() == c"udp" { PathChoice::Udp } else { PathChoice::Local };
     let port = PortConfig { address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)), path, ..PortConfig::default() };
     Device::open(port.device().expect("a port on the loopback")).expect("a device")
 }
@@ -173,6 +181,8 @@ fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
         asked: [0; DEPTH_MAX],
         first: 0,
         count: 0,
+        calls: flavour() == c"calls",
+        done: SmallVec::new(),
         _mr: mr,
     };
     lane.own = Box::into_raw(Box::new(link)).cast();
@@ -283,6 +293,27 @@ impl Link {
         self.qp.post_send(std::iter::once_with(wr)).expect("posted");
     }
 
+    /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
+    fn call(&mut self, op: c_uint, slot: c_uint, va: u64, size: usize) -> bool {
+        let (data, rkey) = (self.outbox(slot, size), self.other.rkey);
+        // SAFETY: a slot of the lane's buffer, which nobody else uses until it is told that the operation is over.
+        let data = unsafe { std::slice::from_raw_parts_mut(data as *mut u8, size) };
+        let is_done = match op {
+            OP_GET => self.qp.read_now(rkey, va, data),
+            OP_PUT => self.qp.write_now(rkey, va, data),
+            OP_ATOMIC => self
+                .qp
+                .atomic_now(rkey, va, AtomicOp::FetchAdd { add: 1 })
+                .map(|before| before.inspect(|before| data.copy_from_slice(&before.to_ne_bytes())).is_some()),
+            _ => Ok(false),
+        };
+        let is_done = is_done.expect("a queue pair");
+        if is_done {
+            self.done.push(slot);
+        }
+        is_done
+    }
+
     /// Hands each completion to `take`, and says how many there were.
     fn poll(&self, mut take: impl FnMut(&Wc)) -> usize {
         self.cq
@@ -309,6 +340,10 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
     let link = link_of(unsafe { &*lane });
     let (va, rkey) = (link.other.base + offset, link.other.rkey);
     let data = link.outbox(slot, size);
+    // What a call does not do, at first because the processes have yet to meet, a work request does.
+    if link.calls && link.call(op, slot, va, size) {
+        return;
+    }
     match op {
         OP_GET => link.post(slot.into(), SendOp::Read { va, rkey }, data, size),
         OP_PUT => link.post(slot.into(), SendOp::Write { va, rkey }, data, size),
@@ -332,6 +367,13 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
     let slots = unsafe { std::slice::from_raw_parts_mut(slots, DEPTH_MAX) };
     let mut count = 0;
     if op != OP_MESSAGE {
+        for slot in link.done.drain(..) {
+            slots[count] = slot;
+            count += 1;
+        }
+        if count > 0 {
+            return count as c_uint;
+        }
         link.poll(|wc| {
             slots[count] = wc.wr_id as c_uint;
             count += 1;

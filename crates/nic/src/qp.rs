@@ -562,7 +562,7 @@ impl QueuePair {
         self.state.lock()
     }
 
-    fn lock_alive(&self) -> Result<MutexGuard<'_, QpCore>, Error> {
+    pub(crate) fn lock_alive(&self) -> Result<MutexGuard<'_, QpCore>, Error> {
         let core = self.lock();
         if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
     }

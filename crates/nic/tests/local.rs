@@ -1,12 +1,15 @@
 //! Peers on the same host, reached without packets: what they see is what they would see with packets.
 
 mod common;
+#[path = "common/shared.rs"]
+mod shared;
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
+use shared::SharedRegion;
 use terrace_nic::*;
 
 fn direct(qp: &QueuePair) -> u64 {
@@ -186,6 +189,55 @@ fn a_peer_that_has_gone_is_missed_as_with_packets() {
     b.device.close();
     qa.post_send([Ok(a.wr(1, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
     assert_eq!(a.completion().status, WcStatus::RetryExceeded);
+}
+
+#[test]
+fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
+    let (a, b, qa, qb) = joined();
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+    // Longer than one copy, and not where anything is registered.
+    let data = pattern(600_001, 3);
+    assert!(qa.write_now(rkey, va + 3, &data).expect("a queue pair"));
+    let mut back = vec![0; data.len()];
+    assert!(qa.read_now(rkey, va + 3, &mut back).expect("a queue pair"));
+    assert!(back == data && b.memory.bytes(3, data.len()) == data);
+    let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+    assert_eq!(after, (before.0 + 2, before.1, before.2));
+
+    // Atomics need memory that can be mapped. How it is reached has to be found out first.
+    let shared = SharedRegion::new(&b, 1 << 20);
+    let atomic = |op| qa.atomic_now(shared.mr.rkey(), shared.addr, op).expect("a queue pair");
+    wait_until("an atomic needs no packets", || atomic(AtomicOp::FetchAdd { add: 0 }).is_some());
+    assert_eq!(atomic(AtomicOp::FetchAdd { add: 5 }), Some(0));
+    assert_eq!(atomic(AtomicOp::CompareSwap { compare: 5, swap: 99 }), Some(5));
+    assert_eq!(atomic(AtomicOp::CompareSwap { compare: 5, swap: 1 }), Some(99));
+    let mut value = [0; 8];
+    assert!(qa.read_now(shared.mr.rkey(), shared.addr, &mut value).expect("a queue pair"));
+    assert_eq!(u64::from_ne_bytes(value), 99);
+
+    // What is wrong is for a work request to end with.
+    let end = va + b.memory.0.len() as u64;
+    for (rkey, va) in [(rkey ^ 1, va), (rkey, end - 7), (rkey, va - 1), (rkey, u64::MAX)] {
+        assert!(!qa.read_now(rkey, va, &mut [0; 8]).expect("a queue pair"));
+        assert!(!qa.write_now(rkey, va, &[1; 8]).expect("a queue pair"));
+        assert_eq!(qa.atomic_now(rkey, va, AtomicOp::FetchAdd { add: 1 }), Ok(None));
+    }
+    assert_eq!(qa.atomic_now(rkey, va + 1, AtomicOp::FetchAdd { add: 1 }), Ok(None));
+    assert_eq!((qa.state(), qb.state()), (QpState::Rts, QpState::Rts));
+
+    // A message that waits for a receive is not overtaken.
+    qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
+    assert!(!qa.write_now(rkey, va, &[1; 8]).expect("a queue pair"));
+    qb.post_recv([b.recv(2, 4096, 64)]).expect("posted");
+    assert_eq!(b.completion().wr_id, 2);
+    assert_eq!(a.completion().wr_id, 1);
+    assert!(qa.write_now(rkey, va, &[2; 8]).expect("a queue pair"));
+
+    b.mr.dereg().expect("deregistered");
+    assert!(!qa.read_now(rkey, va, &mut [0; 8]).expect("a queue pair"));
+    qa.destroy().expect("destroyed");
+    assert!(qa.read_now(rkey, va, &mut [0; 8]).is_err());
 }
 
 /// What has gone by rings, and by the network.

@@ -228,9 +228,15 @@ impl Qp {
     /// it has one: no event comes of it.
     #[inline]
     pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
-        self.common.counters.direct += 1;
-        self.common.counters.direct_bytes += wr.payload.len();
+        self.count_direct(wr.payload.len());
         requester::completion(&self.common, wr, WcStatus::Success, 0)
+    }
+
+    /// Counts an access of so many bytes that was made without packets.
+    #[inline]
+    pub fn count_direct(&mut self, len: u64) {
+        self.common.counters.direct += 1;
+        self.common.counters.direct_bytes += len;
     }
 
     /// Ends one whose result could not be stored: the queue pair is in error after this, and the events say so.

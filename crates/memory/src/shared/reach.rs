@@ -114,6 +114,26 @@ impl Lead {
         self.copy(Copy::Write, AccessNeed::Write, key, va, from)
     }
 
+    /// Reads from `va` on into memory of the caller's own, which need not be registered.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; part of it may then have been overwritten.
+    #[inline]
+    pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        let range = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
+        self.copy(Copy::Read, AccessNeed::Read, key, va, &[range])
+    }
+
+    /// Writes memory of the caller's own, which need not be registered, to `va` on.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; a part may then have been written.
+    #[inline]
+    pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
+        let range = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
+        self.copy(Copy::Write, AccessNeed::Write, key, va, &[range])
+    }
+
     /// Performs an atomic operation, and returns the value before it.
     ///
     /// # Errors

@@ -98,7 +98,8 @@ impl Mapped {
             Copy::Read => (local.addr, theirs),
             Copy::Write => (theirs, local.addr),
         };
-        // SAFETY: the program registered the local range, and has named it in a work request; the other side is our mapping.
+        // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for this call; the
+        // other side is our mapping.
         unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
     }
 }

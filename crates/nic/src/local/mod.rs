@@ -13,6 +13,7 @@
 //! until then, or when anything is in the way: memory that is absent, a key that is wrong, a region that just changes.
 
 mod message;
+mod now;
 mod post;
 mod rings;
 mod thread;

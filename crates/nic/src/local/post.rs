@@ -13,13 +13,10 @@ impl Device {
     /// Carries a work request out, if the peer's memory can be reached into and everything that was posted before is over. Packets
     /// do the rest.
     pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> Reached {
-        if !self.local.is_on() || !core.qp.is_quiet() || !can_reach(&wr.op) {
+        if !can_reach(&wr.op) {
             return Reached::No;
         }
-        let Some(mut lead) = core.local.lead.take() else { return Reached::No };
-        if lead.reach().is_gone() {
-            return Reached::No;
-        }
+        let Some(mut lead) = self.take_lead(core) else { return Reached::No };
         let is_valid = core.qp.check_sends(std::slice::from_ref(wr)).is_ok();
         let outcome = if is_valid { self.carry_out(qp, core, &mut lead, wr) } else { Outcome::NotHere };
         core.local.lead = Some(lead);
@@ -36,6 +33,15 @@ impl Device {
             }
             Outcome::NotHere => Reached::No,
         }
+    }
+
+    /// What reaches into the peer's memory, if that is possible and the next work request is the only one. To be put back.
+    #[inline]
+    pub(super) fn take_lead(&self, core: &mut QpCore) -> Option<Box<Lead>> {
+        if !self.local.is_on() || !core.qp.is_quiet() {
+            return None;
+        }
+        core.local.lead.take().filter(|lead| !lead.reach().is_gone())
     }
 
     fn carry_out(&self, qp: &QueuePair, core: &mut QpCore, lead: &mut Lead, wr: &SendWr) -> Outcome {
@@ -68,7 +74,6 @@ impl Device {
         }
     }
 
-    /// What could not be copied may be possible once the thread has asked how.
     fn settle_copy(
         &self,
         core: &mut QpCore,
@@ -77,15 +82,20 @@ impl Device {
     ) -> Outcome {
         match copied {
             Ok(Ok(())) => return Outcome::Done,
-            Ok(Err(Refusal::Unknown(version))) if core.local.asked != Some((rkey, version)) => {
-                core.local.asked = Some((rkey, version));
-                if let Some(path) = core.qp.attr().path {
-                    self.local.command(Command::Ask(canonical(path.remote), rkey, version));
-                }
-            }
-            _ => {}
+            Ok(Err(refusal)) => self.note_refusal(core, rkey, refusal),
+            Err(_) => {}
         }
         Outcome::NotHere
+    }
+
+    /// What could not be copied may be possible once the thread has asked how.
+    pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
+        let Refusal::Unknown(version) = refusal else { return };
+        if core.local.asked.replace((rkey, version)) != Some((rkey, version))
+            && let Some(path) = core.qp.attr().path
+        {
+            self.local.command(Command::Ask(canonical(path.remote), rkey, version));
+        }
     }
 
     fn with_sges<R>(

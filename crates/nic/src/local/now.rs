@@ -1,0 +1,68 @@
+//! One-sided accesses without work requests, for callers in this language: to wait for what is done by the time the call returns, they
+//! need no registered buffer, no work request and no completion.
+
+use terrace_memory::AtomicOp;
+use terrace_memory::shared::{Lead, Refusal};
+
+use crate::error::Error;
+use crate::qp::QueuePair;
+
+/// Each of these calls takes effect as a work request would that is posted now and has completed when the call returns; it is counted as
+/// [`QpCounters::direct`](terrace_transport::QpCounters::direct). None of them sends a packet: where the peer is not on this host, its
+/// memory is absent, a key is wrong, or earlier work requests are not over, they do not do it and say so. A work request will do it
+/// then, or end with the status that says what is wrong. What a refused access has to do with the memory of either side is what a
+/// work request that is repeated has: parts may have been copied.
+///
+/// # Errors
+/// EINVAL for a queue pair that was destroyed.
+impl QueuePair {
+    /// READ: copies from the peer's memory at `va`. False if it was not done.
+    #[inline]
+    pub fn read_now(&self, rkey: u32, va: u64, into: &mut [u8]) -> Result<bool, Error> {
+        let len = into.len() as u64;
+        Ok(self.access_now(rkey, len, true, |lead| lead.read_into(rkey, va, into))?.is_some())
+    }
+
+    /// WRITE: copies to the peer's memory at `va`. False if it was not done.
+    #[inline]
+    pub fn write_now(&self, rkey: u32, va: u64, from: &[u8]) -> Result<bool, Error> {
+        let len = from.len() as u64;
+        Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
+    }
+
+    /// An atomic operation on the 8 bytes of the peer's memory at `va`: the value before it, `None` if it was not done.
+    #[inline]
+    pub fn atomic_now(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Option<u64>, Error> {
+        self.access_now(rkey, 8, true, |lead| lead.atomic(rkey, va, op))
+    }
+
+    /// Those that bring something back need a queue pair that may have READs and atomics under way.
+    #[inline]
+    fn access_now<R>(
+        &self,
+        rkey: u32,
+        len: u64,
+        brings: bool,
+        act: impl FnOnce(&mut Lead) -> Result<R, Refusal>,
+    ) -> Result<Option<R>, Error> {
+        let mut core = self.lock_alive()?;
+        let device = self.device();
+        device.meet(self, &mut core);
+        if brings && core.qp.attr().max_rd_atomic == 0 {
+            return Ok(None);
+        }
+        let Some(mut lead) = device.take_lead(&mut core) else { return Ok(None) };
+        let outcome = act(&mut lead);
+        core.local.lead = Some(lead);
+        match outcome {
+            Ok(brought) => {
+                core.qp.count_direct(len);
+                Ok(Some(brought))
+            }
+            Err(refusal) => {
+                device.note_refusal(&mut core, rkey, refusal);
+                Ok(None)
+            }
+        }
+    }
+}
