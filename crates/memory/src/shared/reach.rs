@@ -121,7 +121,7 @@ impl Lead {
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let range = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy(Copy::Read, AccessNeed::Read, key, va, &[range])
+        self.copy_range(Copy::Read, AccessNeed::Read, key, va, range)
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -131,7 +131,7 @@ impl Lead {
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
         let range = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy(Copy::Write, AccessNeed::Write, key, va, &[range])
+        self.copy_range(Copy::Write, AccessNeed::Write, key, va, range)
     }
 
     /// Performs an atomic operation, and returns the value before it.
@@ -162,6 +162,21 @@ impl Lead {
             }
         };
         old.map_err(|fault::Fault| Refusal::NotHere)
+    }
+
+    #[inline]
+    fn copy_range(
+        &mut self,
+        copy: Copy,
+        need: AccessNeed,
+        key: u32,
+        va: u64,
+        local: HostRange,
+    ) -> Result<(), Refusal> {
+        match local.len {
+            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, local.len, local),
+            _ => self.copy(copy, need, key, va, &[local]),
+        }
     }
 
     fn copy(

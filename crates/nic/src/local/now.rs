@@ -51,10 +51,13 @@ impl QueuePair {
         if brings && core.qp.attr().max_rd_atomic == 0 {
             return Ok(None);
         }
-        let Some(mut lead) = device.take_lead(&mut core) else { return Ok(None) };
-        let outcome = act(&mut lead);
-        core.local.lead = Some(lead);
-        match outcome {
+        if !device.may_reach(&core) {
+            return Ok(None);
+        }
+        let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {
+            return Ok(None);
+        };
+        match act(lead) {
             Ok(brought) => {
                 core.qp.count_direct(len);
                 Ok(Some(brought))

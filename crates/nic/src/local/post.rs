@@ -16,7 +16,11 @@ impl Device {
         if !can_reach(&wr.op) {
             return Reached::No;
         }
-        let Some(mut lead) = self.take_lead(core) else { return Reached::No };
+        if !self.may_reach(core) {
+            return Reached::No;
+        }
+        let lead = core.local.lead.take().filter(|lead| !lead.reach().is_gone());
+        let Some(mut lead) = lead else { return Reached::No };
         let is_valid = core.qp.check_sends(std::slice::from_ref(wr)).is_ok();
         let outcome = if is_valid { self.carry_out(qp, core, &mut lead, wr) } else { Outcome::NotHere };
         core.local.lead = Some(lead);
@@ -35,13 +39,10 @@ impl Device {
         }
     }
 
-    /// What reaches into the peer's memory, if that is possible and the next work request is the only one. To be put back.
+    /// Whether a work request that is posted now is the only one, and there is a way to neighbours.
     #[inline]
-    pub(super) fn take_lead(&self, core: &mut QpCore) -> Option<Box<Lead>> {
-        if !self.local.is_on() || !core.qp.is_quiet() {
-            return None;
-        }
-        core.local.lead.take().filter(|lead| !lead.reach().is_gone())
+    pub(super) fn may_reach(&self, core: &QpCore) -> bool {
+        self.local.is_on() && core.qp.is_quiet()
     }
 
     fn carry_out(&self, qp: &QueuePair, core: &mut QpCore, lead: &mut Lead, wr: &SendWr) -> Outcome {
