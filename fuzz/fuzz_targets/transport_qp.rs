@@ -137,11 +137,7 @@ impl World {
                 self.modify(&attr, mask);
             }
             Step::Transmit { room, hold } => {
-                let policy = match (*hold, room & 64 != 0) {
-                    (true, _) => AckPolicy::Hold,
-                    (false, true) => AckPolicy::Carried,
-                    (false, false) => AckPolicy::Now,
-                };
+                let policy = if *hold { AckPolicy::Hold } else { AckPolicy::Now };
                 self.transmit((*room < 128).then_some(usize::from(*room % 16)), policy);
             }
             Step::Wait { ns } => {
@@ -231,7 +227,7 @@ impl World {
     }
 
     fn transmit(&mut self, room: Option<usize>, policy: AckPolicy) -> usize {
-        let acks = (policy == AckPolicy::Carried).then(Vec::new);
+        let acks = room.is_some_and(|room| room & 1 == 1).then(Vec::new);
         let mut sink = Collector { room, acks, ..Collector::default() };
         let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, policy);
         if stopped == Transmit::Idle && policy == AckPolicy::Now {

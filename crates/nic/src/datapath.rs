@@ -274,7 +274,7 @@ impl Device {
         }
     }
 
-    /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. The
+    /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. Over the network the
     /// packets of those that have waited go along.
     pub(crate) fn after_change(
         &self,
@@ -311,10 +311,15 @@ impl Device {
             return;
         }
         let mut unit = self.tx.take();
-        let outcome = self.fill(qp, &mut core, now, acks, &mut unit);
+        let outcome = self.fill_batch(qp, &mut core, now, acks, &mut unit);
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
+        if self.acks_held.load(Ordering::Relaxed)
+            && let Some(mut rx) = self.rx.try_lock()
+        {
+            rx.release(&mut unit.work, &self.acks_held);
+        }
         match outcome {
             Fill::Done => {}
             Fill::BatchFull => unit.work.push_front((qp.clone(), acks)),
@@ -390,10 +395,21 @@ impl Device {
         unit: &mut TxUnit,
     ) -> Fill {
         match self.fill_by_ring(qp, core, now, acks) {
-            Filled::Sent => return Fill::Done,
-            Filled::Full => return Fill::RingFull,
-            Filled::NotHere => {}
+            Filled::Sent => Fill::Done,
+            Filled::Full => Fill::RingFull,
+            Filled::NotHere => self.fill_batch(qp, core, now, acks, unit),
         }
+    }
+
+    /// The same into the batch.
+    fn fill_batch(
+        &self,
+        qp: &Arc<QueuePair>,
+        core: &mut QpCore,
+        now: Time,
+        acks: AckPolicy,
+        unit: &mut TxUnit,
+    ) -> Fill {
         if !qp.token.take() {
             return Fill::Done;
         }

@@ -102,7 +102,7 @@ pub struct Device {
     pub(crate) memory: Registry,
     pub(crate) table: QpTable,
     pub(crate) xrc: XrcTable,
-    /// The right to receive: nobody ever waits for it but `fork`.
+    /// The right to receive: nobody ever waits for it but `fork` and the device's end.
     pub(crate) rx: Arc<Mutex<Receiver>>,
     /// Whether [`Receiver`] knows queue pairs that hold acknowledgements back, for a look without the lock.
     pub(crate) acks_held: AtomicBool,

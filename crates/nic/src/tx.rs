@@ -88,6 +88,9 @@ fn let_go(qp: Arc<QueuePair>) -> (Arc<QueuePair>, AckPolicy) {
     (qp, AckPolicy::Now)
 }
 
+/// From so many queue pairs that hold an acknowledgement back on, those are looked for that do no longer.
+const HELD_MAX: usize = 64;
+
 /// What whoever has the right to receive needs for it.
 pub(crate) struct Receiver {
     pub batch: RxBatch,
@@ -105,6 +108,10 @@ impl Receiver {
     /// Keeps the acknowledgements of these queue pairs until the next look.
     pub fn hold(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>, any: &AtomicBool) {
         if !holders.is_empty() {
+            if self.held.len() >= HELD_MAX {
+                // While the network takes nothing, nobody is let go; but acknowledgements ride in rings.
+                self.held.retain(|qp| qp.holds_ack.load(Ordering::Relaxed));
+            }
             self.held.extend(holders.drain(..));
             // The engine says that it is about to sleep, and then looks here.
             any.store(true, Ordering::SeqCst);

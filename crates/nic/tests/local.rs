@@ -217,13 +217,16 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     assert_eq!(u64::from_ne_bytes(value), 99);
 
     // What is wrong is for a work request to end with.
-    let end = va + b.memory.0.len() as u64;
-    for (rkey, va) in [(rkey ^ 1, va), (rkey, end - 7), (rkey, va - 1), (rkey, u64::MAX)] {
+    let (good, first, end) = (shared.mr.rkey(), shared.addr, shared.addr + (1 << 20));
+    for (rkey, va) in [(good ^ 1, first), (good, end - 7), (good, first - 1), (good, end), (good, u64::MAX)] {
         assert!(!qa.read_now(rkey, va, &mut [0; 8]).expect("a queue pair"));
         assert!(!qa.write_now(rkey, va, &[1; 8]).expect("a queue pair"));
         assert_eq!(qa.atomic_now(rkey, va, AtomicOp::FetchAdd { add: 1 }), Ok(None));
     }
-    assert_eq!(qa.atomic_now(rkey, va + 1, AtomicOp::FetchAdd { add: 1 }), Ok(None));
+    assert_eq!(qa.atomic_now(good, first + 1, AtomicOp::FetchAdd { add: 1 }), Ok(None));
+    assert_eq!(qa.atomic_now(good, first, AtomicOp::Write { value: 1 }), Ok(None));
+    assert_eq!(qa.read_now(good, first, &mut []), Ok(false));
+    assert_eq!(atomic(AtomicOp::FetchAdd { add: 0 }), Some(99), "nothing of that was done");
     assert_eq!((qa.state(), qb.state()), (QpState::Rts, QpState::Rts));
 
     // A message that waits for a receive is not overtaken.

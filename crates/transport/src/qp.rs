@@ -28,11 +28,9 @@ const ECN_CONGESTED: u8 = 3;
 /// What to do with acknowledgements that nothing else presses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Send them, behind requests: then they leave in one system call.
+    /// Send them, behind requests: then they leave in one system call. In a sink that can do so ([`Sink::carry_ack`]), with requests:
+    /// then who waits for the answer to a message hears with it that the message has arrived.
     Now,
-    /// Send them with requests, in a sink that can do so ([`Sink::carry_ack`]): who waits for the answer to a message hears with it
-    /// that the message has arrived. What no request takes along is sent behind them.
-    Carried,
     /// Keep them: the program is about to post something that they can leave with.
     Hold,
 }
@@ -303,6 +301,11 @@ impl Qp {
         if let Some(psn) = ack.filter(|_| info.service.is_reliable()) {
             let verdict = self.requester.handle_ack(now, &mut self.common, psn);
             self.settle(verdict);
+            if self.common.attr.state == QpState::Err {
+                // What came alone after such an acknowledgement would not be looked at.
+                self.common.counters.dropped += 1;
+                return;
+            }
         }
         let verdict = match info.service {
             Service::Cnp => {
@@ -438,16 +441,13 @@ impl Qp {
         sink: &mut impl Sink,
         acks: AckPolicy,
     ) -> Transmit {
-        let sent = match acks {
-            AckPolicy::Carried => {
-                self.emit_requests(now, host, sink) && {
-                    self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
-                    self.emit_owed(host, sink, acks)
-                }
-            }
-            _ => self.emit_requests(now, host, sink) && self.emit_owed(host, sink, acks),
-        };
-        if !sent {
+        if !self.emit_requests(now, host, sink) {
+            return Transmit::SinkFull;
+        }
+        if acks == AckPolicy::Now {
+            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+        }
+        if !self.emit_owed(host, sink, acks) {
             return Transmit::SinkFull;
         }
         self.note_drained();

@@ -90,10 +90,10 @@ pub struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Behind the last record, where that begins, and where in the ring its header is.
+    /// Behind the last record, where that begins, and where in the ring its header is unless it was taken back.
     tail: u64,
     last_start: u64,
-    last_at: u64,
+    last_at: Option<u64>,
     /// How far the reader was when it was last looked at.
     head: u64,
     /// For which of its sleeps the bell was rung last.
@@ -150,7 +150,7 @@ impl Writer<'_> {
         quads[1].store(high, Ordering::Relaxed);
         quads[2].store(low, Ordering::Relaxed);
         self.state.last_start = self.state.tail;
-        self.state.last_at = at;
+        self.state.last_at = Some(at);
         self.state.tail += skipped + record;
         let place = ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
         // SAFETY: within our own mapping, which the reader cannot write to; behind the tail that it may read up to; and nobody else in
@@ -161,14 +161,16 @@ impl Writer<'_> {
     /// Takes the last packet back.
     pub fn cancel(&mut self) {
         self.state.tail = self.state.last_start;
+        self.state.last_at = None;
     }
 
     /// Has the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False if nothing was
-    /// written yet, or it carries one already.
+    /// written yet, or the last one was taken back, or carries one already.
     pub fn carry_ack(&mut self, psn: u32) -> bool {
-        let header = &header(&self.outbox.ring, self.state.last_at)[0];
+        let Some(at) = self.state.last_at.filter(|_| !self.is_empty()) else { return false };
+        let header = &header(&self.outbox.ring, at)[0];
         let numbers = header.load(Ordering::Relaxed);
-        if self.is_empty() || numbers & CARRIES_ACK != 0 {
+        if numbers & CARRIES_ACK != 0 {
             return false;
         }
         let acknowledged = u64::from(psn & PSN_MASK) << ACKNOWLEDGED_SHIFT;
@@ -388,6 +390,11 @@ mod tests {
         assert!(!writer.carry_ack(4));
         writer.publish();
         assert!(!writer.carry_ack(5), "it may have been read");
+        writer.push(&FROM, 24).expect("room").fill(4);
+        writer.push(&FROM, 28).expect("room").fill(5);
+        writer.cancel();
+        assert!(!writer.carry_ack(6), "it is not there any more");
+        writer.publish();
         writer.push(&FROM, 20).expect("room").fill(3);
         writer.publish();
         drop(writer);
@@ -396,7 +403,7 @@ mod tests {
             assert_eq!(*from, FROM);
             all.push((acknowledged, bytes.len()));
         });
-        assert_eq!(all, [(None, 12), (Some(0x00_0203), 16), (None, 20)]);
+        assert_eq!(all, [(None, 12), (Some(0x00_0203), 16), (None, 24), (None, 20)]);
     }
 
     #[test]

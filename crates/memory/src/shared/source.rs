@@ -163,7 +163,7 @@ impl Paged {
     fn transfer(&self, copy: Copy, offset: u64, local: HostRange) -> Result<(), Missing> {
         let file = self.backed.file.as_raw_fd();
         let (parts, count) = pieces(copy, local);
-        // SAFETY: the program registered the local range; the kernel says EFAULT if it is not there.
+        // SAFETY: the local range is registered, or borrowed for this call; the kernel says EFAULT if it is not there.
         let moved = unsafe {
             match copy {
                 Copy::Read => libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
@@ -207,7 +207,7 @@ fn copy_by_kernel(copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(
     }
     let (ours, count) = pieces(copy, local);
     let (theirs, _) = pieces(copy, HostRange { addr: host, len: local.len });
-    // SAFETY: the program registered the local range; the kernel checks both sides.
+    // SAFETY: the local range is registered, or borrowed for this call; the kernel checks both sides.
     let moved = unsafe {
         match copy {
             Copy::Read => libc::process_vm_readv(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),

@@ -119,14 +119,12 @@ impl LocalPath {
         if !self.is_on() {
             return Vec::new();
         }
+        // Before: whoever reads the rings may wait for a queue pair, and who has that for the peers.
+        let received = self.inlets.received();
         let peers = self.peers.read();
         let sent: u64 = peers.values().map(|peer| peer.outlet.sent()).sum();
         let sent = sent + self.sent_before.load(Ordering::Relaxed);
-        vec![
-            ("peers", peers.len() as u64),
-            ("packets_sent", sent),
-            ("packets_received", self.inlets.received()),
-        ]
+        vec![("peers", peers.len() as u64), ("packets_sent", sent), ("packets_received", received)]
     }
 
     /// Forgets a peer that has gone.
@@ -231,7 +229,8 @@ impl Device {
         let peers = self.local.peers.read();
         let Some(neighbour) = peers.get(&canonical(path.remote)) else { return };
         let own = self.gids().get(usize::from(path.source_gid_index)).map(|gid| gid.addr);
-        if let (QpType::Rc, Some(own), None) = (qp.qp_type(), own, &core.local.lead) {
+        let has_lead = core.local.lead.as_ref().is_some_and(|lead| !lead.reach().is_gone());
+        if let (QpType::Rc, Some(own), false) = (qp.qp_type(), own, has_lead) {
             let own = address_bytes((own, 0).into());
             core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn).map(Box::new);
         }
@@ -248,9 +247,8 @@ impl Device {
 
     #[cold]
     fn show_now(&self, qp: &QueuePair, core: &mut QpCore) {
-        let state = core.qp.state();
+        core.local.shown = Some(core.qp.state());
         if qp.qp_type() == QpType::Rc {
-            core.local.shown = Some(state);
             self.memory.set_queue_pair(qp.qpn(), shown(qp, core).as_ref());
         }
     }

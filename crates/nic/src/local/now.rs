@@ -7,10 +7,13 @@ use terrace_memory::shared::{Lead, Refusal};
 use crate::error::Error;
 use crate::qp::QueuePair;
 
+/// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
+const LEN_MAX: u64 = 1 << 31;
+
 /// Each of these calls takes effect as a work request would that is posted now and has completed when the call returns; it is counted as
 /// [`QpCounters::direct`](terrace_transport::QpCounters::direct). None of them sends a packet: where the peer is not on this host, its
-/// memory is absent, a key is wrong, or earlier work requests are not over, they do not do it and say so. A work request will do it
-/// then, or end with the status that says what is wrong. What a refused access has to do with the memory of either side is what a
+/// memory is absent, a key is wrong, there are no bytes or more than 2^31, or earlier work requests are not over, they do not do it and
+/// say so. A work request will do it then, or end with the status that says what is wrong. What a refused access has to do with the memory of either side is what a
 /// work request that is repeated has: parts may have been copied.
 ///
 /// # Errors
@@ -30,9 +33,13 @@ impl QueuePair {
         Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
     }
 
-    /// An atomic operation on the 8 bytes of the peer's memory at `va`: the value before it, `None` if it was not done.
+    /// A compare and swap or fetch and add of the 8 bytes of the peer's memory at `va`: the value before it, `None` if it was not
+    /// done. ATOMIC WRITEs are for work requests.
     #[inline]
     pub fn atomic_now(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Option<u64>, Error> {
+        if matches!(op, AtomicOp::Write { .. }) {
+            return Ok(None);
+        }
         self.access_now(rkey, 8, true, |lead| lead.atomic(rkey, va, op))
     }
 
@@ -48,10 +55,8 @@ impl QueuePair {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        if brings && core.qp.attr().max_rd_atomic == 0 {
-            return Ok(None);
-        }
-        if !device.may_reach(&core) {
+        let may_be_asked = !brings || core.qp.attr().max_rd_atomic > 0;
+        if !may_be_asked || len > LEN_MAX || !device.may_reach(&core) {
             return Ok(None);
         }
         let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {

@@ -130,7 +130,6 @@ impl Device {
         let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return Filled::NotHere };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
         let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
-        let acks = if acks == AckPolicy::Now { AckPolicy::Carried } else { acks };
         let outcome = core.qp.poll_transmit(now, host, &mut sink, acks);
         let is_full = outcome == Transmit::SinkFull;
         let has_sent = !sink.writer.is_empty();
@@ -247,7 +246,7 @@ impl super::LocalPath {
         if asks_network {
             state.looks = 0;
         }
-        // The network is not asked with the rings in hand.
+        // The network is not asked with the rings in hand, but by who finds that it has to be caught up with.
         Mail { waits, asks_network, rings: (waits && !asks_network).then_some(state) }
     }
 

@@ -192,11 +192,7 @@ impl World<'_> {
         let room = narrow.then(|| self.random.below(4) as usize);
         let carries = self.random.percent(self.plan.carried_acks);
         let mut sink = Collector { room, acks: carries.then(Vec::new), ..Collector::default() };
-        let policy = match (hold, carries) {
-            (true, _) => AckPolicy::Hold,
-            (false, true) => AckPolicy::Carried,
-            (false, false) => AckPolicy::Now,
-        };
+        let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
         let stopped = node.qp.poll_transmit(Time(self.now), &node.host, &mut sink, policy);
         if stopped == Transmit::SinkFull || node.qp.holds_ack() {
             node.look_again_at.get_or_insert(self.now + TICK_NS);

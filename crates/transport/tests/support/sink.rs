@@ -11,6 +11,8 @@ pub struct Collector {
     pub room: Option<usize>,
     /// Acknowledgements, with the index of the packet that carries each; `None` if packets carry none.
     pub acks: Option<Vec<(usize, Psn)>>,
+    /// Whether the last packet was taken back: then none carries anything.
+    pub is_cancelled: bool,
 }
 
 impl Sink for Collector {
@@ -18,11 +20,13 @@ impl Sink for Collector {
         if let Some(room) = &mut self.room {
             *room = room.checked_sub(1)?;
         }
+        self.is_cancelled = false;
         self.packets.push((*path, vec![0xee; len]));
         self.packets.last_mut().map(|(_, bytes)| bytes.as_mut_slice())
     }
 
     fn cancel(&mut self) {
+        self.is_cancelled = true;
         self.packets.pop().expect("only a pushed packet is taken back");
         if let Some(room) = &mut self.room {
             *room += 1;
@@ -33,7 +37,7 @@ impl Sink for Collector {
         let (Some(acks), Some(last)) = (&mut self.acks, self.packets.len().checked_sub(1)) else {
             return false;
         };
-        if acks.last().is_some_and(|(carrier, _)| *carrier == last) {
+        if self.is_cancelled || acks.last().is_some_and(|(carrier, _)| *carrier == last) {
             return false;
         }
         acks.push((last, psn));

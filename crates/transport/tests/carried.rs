@@ -1,0 +1,110 @@
+//! Acknowledgements that packets carry where nothing is lost or late: what they do to the queue pair comes first.
+
+mod support;
+
+use support::host::Memory;
+use support::sink::Collector;
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::*;
+use terrace_wire::{Packet, Psn};
+
+const KEY: u32 = 0x101;
+
+fn node(side: u8, has_srq: bool) -> (Qp, Memory) {
+    let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let mut qp = Qp::new(QpConfig {
+        qpn: side.into(),
+        qp_type: QpType::Rc,
+        cap,
+        sq_sig_all: true,
+        has_srq,
+        window_bytes: 1 << 16,
+        rd_atomic_limit: 1,
+        mtu_limit: 4096,
+    });
+    let attr = QpAttr {
+        path_mtu: 1024,
+        dest_qpn: u32::from(3 - side),
+        path: Some(path_to([10, 0, 0, 3 - side].into())),
+        port_num: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rts);
+    let host = Memory::new(4096);
+    host.add_region(KEY, 0, 4096, "lrwag");
+    (qp, host)
+}
+
+fn send(wr_id: u64, lkey: u32) -> SendWr {
+    let payload = Payload::Sges(SgeList::from_slice(&[Sge { addr: 0, length: 8, lkey }]));
+    SendWr { wr_id, op: SendOp::Send, payload, flags: SendFlags::SIGNALED, target: None }
+}
+
+fn receive(wr_id: u64) -> RecvWr {
+    RecvWr { wr_id, sges: SgeList::from_slice(&[Sge { addr: 2048, length: 64, lkey: KEY }]) }
+}
+
+/// What a queue pair sends, with what each packet carries.
+fn sent(qp: &mut Qp, host: &Memory) -> Vec<(Vec<u8>, Option<Psn>)> {
+    let mut sink = Collector { acks: Some(Vec::new()), ..Collector::default() };
+    qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
+    let acks = sink.acks.unwrap_or_default();
+    let carried = |at: usize| acks.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
+    sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, carried(at))).collect()
+}
+
+fn hand(packets: &[(Vec<u8>, Option<Psn>)], to: u8, qp: &mut Qp, host: &Memory) {
+    let meta = meta_between([10, 0, 0, 3 - to].into(), [10, 0, 0, to].into(), 0);
+    for (bytes, ack) in packets {
+        let packet = Packet::parse(bytes).expect("a packet");
+        qp.handle_packet_carrying(Time(2), &meta, &packet, *ack, host);
+    }
+}
+
+fn events(qp: &mut Qp) -> Vec<QpEvent> {
+    std::iter::from_fn(|| qp.poll_event()).collect()
+}
+
+/// The acknowledgement of what came before it completes a work request that cannot be sent: the queue pair is in error by then, and
+/// takes nothing any more.
+#[test]
+fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
+    let ((mut a, ours), (mut b, theirs)) = (node(1, true), node(2, false));
+    ours.shared_receives.borrow_mut().push_back(receive(7));
+    b.post_recv(receive(8)).expect("posted");
+    a.post_send(send(1, KEY)).expect("posted");
+    a.post_send(send(2, KEY ^ 0x100)).expect("posted");
+    let question = sent(&mut a, &ours);
+    assert_eq!(question.len(), 1);
+    hand(&question, 2, &mut b, &theirs);
+    b.post_send(send(3, KEY)).expect("posted");
+    let answer = sent(&mut b, &theirs);
+    assert!(matches!(answer.as_slice(), [(_, Some(_))]), "{answer:?}");
+    hand(&answer, 1, &mut a, &ours);
+    let events = events(&mut a);
+    let statuses = events.iter().filter_map(|event| match event {
+        QpEvent::SendComplete(wc) => Some((wc.wr_id, wc.status)),
+        _ => None,
+    });
+    assert!(statuses.eq([(1, WcStatus::Success), (2, WcStatus::LocalProtection)]), "{events:?}");
+    assert_eq!(events.last(), Some(&QpEvent::LastWqeReached));
+    assert_eq!((a.state(), ours.shared_receives.borrow().len()), (QpState::Err, 1));
+}
+
+/// A packet that is taken back because its memory is not there takes no acknowledgement with it.
+#[test]
+fn what_is_taken_back_carries_nothing() {
+    let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
+    b.post_recv(receive(8)).expect("posted");
+    a.post_send(send(1, KEY)).expect("posted");
+    hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
+    b.post_send(send(3, KEY)).expect("posted");
+    b.post_send(send(4, KEY ^ 0x100)).expect("posted");
+    let answer = sent(&mut b, &theirs);
+    assert_eq!(answer.len(), 2, "an answer, and the acknowledgement alone: {answer:?}");
+    hand(&answer[1..], 1, &mut a, &ours);
+    assert!(matches!(events(&mut a).as_slice(), [QpEvent::SendComplete(wc)] if wc.wr_id == 1));
+}
