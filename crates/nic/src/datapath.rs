@@ -320,10 +320,8 @@ impl Device {
         {
             rx.release(&mut unit.work, &self.acks_held);
         }
-        match outcome {
-            Fill::Done => {}
-            Fill::BatchFull => unit.work.push_front((qp.clone(), acks)),
-            Fill::RingFull => self.look_at(qp),
+        if outcome == Transmit::SinkFull {
+            unit.work.push_front((qp.clone(), acks));
         }
         self.flush(unit, now);
     }
@@ -375,33 +373,24 @@ impl Device {
             if core.dead || (acks == AckPolicy::Hold && !core.touched) {
                 continue;
             }
-            let outcome = self.fill(&qp, &mut core, now, acks, unit);
-            drop(core);
-            match outcome {
-                Fill::Done => {}
-                Fill::BatchFull => return unit.work.push_back((qp, AckPolicy::Now)),
-                Fill::RingFull => self.look_at(&qp),
+            match self.fill_by_ring(&qp, &mut core, now, acks) {
+                Filled::Sent => {}
+                Filled::Full => {
+                    drop(core);
+                    self.look_at(&qp);
+                }
+                Filled::NotHere => {
+                    let outcome = self.fill_batch(&qp, &mut core, now, acks, unit);
+                    drop(core);
+                    if outcome == Transmit::SinkFull {
+                        return unit.work.push_back((qp, AckPolicy::Now));
+                    }
+                }
             }
         }
     }
 
-    /// Takes what a queue pair has to send, as far as it fits, unless somebody else is about to.
-    fn fill(
-        &self,
-        qp: &Arc<QueuePair>,
-        core: &mut QpCore,
-        now: Time,
-        acks: AckPolicy,
-        unit: &mut TxUnit,
-    ) -> Fill {
-        match self.fill_by_ring(qp, core, now, acks) {
-            Filled::Sent => Fill::Done,
-            Filled::Full => Fill::RingFull,
-            Filled::NotHere => self.fill_batch(qp, core, now, acks, unit),
-        }
-    }
-
-    /// The same into the batch.
+    /// Takes what a queue pair has to send into the batch, as far as it fits, unless somebody else is about to.
     fn fill_batch(
         &self,
         qp: &Arc<QueuePair>,
@@ -409,16 +398,13 @@ impl Device {
         now: Time,
         acks: AckPolicy,
         unit: &mut TxUnit,
-    ) -> Fill {
+    ) -> Transmit {
         if !qp.token.take() {
-            return Fill::Done;
+            return Transmit::Idle;
         }
         let before_count = unit.batch.len();
         let host = self.begin_to_fill(qp, core);
-        let outcome = match core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks) {
-            Transmit::Idle => Fill::Done,
-            Transmit::SinkFull => Fill::BatchFull,
-        };
+        let outcome = core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), acks);
         self.end_to_fill(qp, core, acks);
         if unit.batch.len() > before_count {
             unit.owners.push(qp.clone());
@@ -602,17 +588,6 @@ enum Arrival {
     Nowhere,
     /// It is the first to come through a ring, and was not looked at: others may have come over the network before.
     TooEarly,
-}
-
-/// How a queue pair's turn to send went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fill {
-    /// It has nothing more to send.
-    Done,
-    /// The batch is full.
-    BatchFull,
-    /// The ring to its peer is full.
-    RingFull,
 }
 
 /// Puts a queue pair on the work list, once.

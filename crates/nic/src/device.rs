@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
-use terrace_transport::{AckPolicy, Time};
+use terrace_transport::{AckPolicy, MESSAGE_LEN_MAX, Time};
 use terrace_wire::Path;
 
 use crate::address::{self, AddressVector};
@@ -246,7 +246,7 @@ impl Device {
             active_mtu: self.port.mtu_limit(),
             gid_count: self.port.gids().len(),
             pkey_count: 1,
-            max_message_bytes: 1 << 31,
+            max_message_bytes: MESSAGE_LEN_MAX,
             active: !self.is_closed(),
         }
     }

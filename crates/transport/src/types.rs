@@ -29,6 +29,9 @@ pub struct Sge {
     pub lkey: u32,
 }
 
+/// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
+pub const MESSAGE_LEN_MAX: u32 = 1 << 31;
+
 /// A scatter/gather list; most have one or two elements.
 pub type SgeList = SmallVec<[Sge; 2]>;
 

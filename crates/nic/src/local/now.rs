@@ -3,18 +3,15 @@
 
 use terrace_memory::AtomicOp;
 use terrace_memory::shared::{Lead, Refusal};
+use terrace_transport::MESSAGE_LEN_MAX;
 
 use crate::error::Error;
 use crate::qp::QueuePair;
 
-/// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
-const LEN_MAX: u64 = 1 << 31;
-
 /// Each of these calls takes effect as a work request would that is posted now and has completed when the call returns; it is counted as
 /// [`QpCounters::direct`](terrace_transport::QpCounters::direct). None of them sends a packet: where the peer is not on this host, its
-/// memory is absent, a key is wrong, there are no bytes or more than 2^31, or earlier work requests are not over, they do not do it and
-/// say so. A work request will do it then, or end with the status that says what is wrong. What a refused access has to do with the memory of either side is what a
-/// work request that is repeated has: parts may have been copied.
+/// memory is absent, a key is wrong, there are no bytes or more than [`MESSAGE_LEN_MAX`], or earlier work requests are not over, they do
+/// not do it and say so; parts may have been copied by then. A work request will do it, or end with the status that says what is wrong.
 ///
 /// # Errors
 /// EINVAL for a queue pair that was destroyed.
@@ -56,7 +53,7 @@ impl QueuePair {
         let device = self.device();
         device.meet(self, &mut core);
         let may_be_asked = !brings || core.qp.attr().max_rd_atomic > 0;
-        if !may_be_asked || len > LEN_MAX || !device.may_reach(&core) {
+        if !may_be_asked || len > MESSAGE_LEN_MAX.into() || !device.may_reach(&core) {
             return Ok(None);
         }
         let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {

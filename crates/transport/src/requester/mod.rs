@@ -21,15 +21,13 @@ use terrace_wire::{Psn, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target, Time, Wc, WcFlags, WcStatus,
+    MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target, Time, Wc, WcFlags,
+    WcStatus,
 };
 use crate::window::Window;
 use wqe::Wqe;
 
 pub(crate) use emit::Emitted;
-
-/// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
-const MESSAGE_LEN_MAX: u64 = 1 << 31;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -175,7 +173,7 @@ impl Requester {
         if !knows_where {
             return Err(PostError::NoTarget);
         }
-        let limit = if config.qp_type == QpType::Ud { common.mtu() } else { MESSAGE_LEN_MAX };
+        let limit = if config.qp_type == QpType::Ud { common.mtu() } else { MESSAGE_LEN_MAX.into() };
         if wr.payload.len() > limit { Err(PostError::TooLong) } else { Ok(()) }
     }
 

@@ -34,11 +34,8 @@ use terrace_wire::{NakCode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Traile
 use crate::access;
 use crate::common::{Common, Verdict};
 use crate::host::{Host, RemoteAccess, RemoteError};
-use crate::types::{QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
+use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use parked::{Parked, ReadAnswer, Settle};
-
-/// Longest RDMA message in bytes (IBTA volume 1, C9-94).
-const MESSAGE_LEN_MAX: u32 = 1 << 31;
 
 /// A message of several packets that has begun to arrive.
 #[derive(Debug)]

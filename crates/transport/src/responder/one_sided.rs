@@ -4,12 +4,11 @@
 use terrace_wire::{Operation, Packet};
 
 use super::parked::{Parked, ReadAnswer};
-use super::{
-    INVALID_REQUEST, Kept, MESSAGE_LEN_MAX, Owed, Refusal, Remembered, Responder, UNSETTLED, require,
-};
+use super::{INVALID_REQUEST, Kept, Owed, Refusal, Remembered, Responder, UNSETTLED, require};
 use crate::access;
 use crate::common::Common;
 use crate::host::{AtomicOp, Deferred, Host, RemoteError};
+use crate::types::MESSAGE_LEN_MAX;
 
 /// Bits of the FETH's placement field, and the highest of its selectivity's values (IBTA annex A19).
 const FLUSH_TO_GLOBAL: u8 = 1;
