@@ -86,26 +86,32 @@ fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
 #[test]
 fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() {
     model(|| {
-        // A ring of one record.
-        let (tail, head) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let (sleep, record) = (Arc::new(AtomicU64::new(0)), Arc::new(Watched::new()));
+        // A ring of two places, one of which is always kept free: behind each record is a word that says that there is none.
+        let words = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
+        let records = [0; 2].map(|_| Arc::new(Watched::new()));
+        let (head, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let writer = {
-            let (tail, head, record) = (tail.clone(), head.clone(), record.clone());
+            let (words, records, head) = (words.clone(), records.clone(), head.clone());
             thread::spawn(move || {
-                record.set(1);
-                publish(&tail, 1, &sleep);
-                if head.load(Ordering::Acquire) == 1 {
-                    record.set(2);
-                    publish(&tail, 2, &sleep);
+                for position in 0..3 {
+                    if head.load(Ordering::Acquire) != position {
+                        break;
+                    }
+                    let (here, behind) = (position as usize % 2, (position as usize + 1) % 2);
+                    records[here].set(position as u32 + 1);
+                    words[behind].store(0, Ordering::Relaxed);
+                    publish(&words[here], position + 1, &sleep);
                 }
             })
         };
         let mut at = 0;
-        for _ in 0..2 {
-            let end = tail.load(Ordering::Acquire);
-            if end > at {
+        for _ in 0..4 {
+            let place = at as usize % 2;
+            let word = words[place].load(Ordering::Acquire);
+            if word != 0 {
                 at += 1;
-                assert_eq!(u64::from(record.get()), at);
+                assert_eq!(word, at);
+                assert_eq!(u64::from(records[place].get()), at);
                 head.store(at, Ordering::Release);
             }
         }

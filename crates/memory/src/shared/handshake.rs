@@ -3,12 +3,13 @@
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
-/// Shows a ring's reader what lies before `tail`. Whether the reader slept at the time, as a number: odd if it did.
+/// Shows a ring's reader what was written, by the word that it looks at. Whether the reader slept at the time, as a number: odd if it
+/// did.
 #[inline]
-pub(crate) fn publish(tail: &AtomicU64, value: u64, sleep: &AtomicU64) -> u64 {
-    // Release: the records come first.
-    tail.store(value, Ordering::Release);
-    // Between this and the load: either the reader sees the tail before it sleeps, or this sees that it sleeps.
+pub(crate) fn publish(word: &AtomicU64, value: u64, sleep: &AtomicU64) -> u64 {
+    // Release: all else comes first.
+    word.store(value, Ordering::Release);
+    // Between this and the load: either the reader sees the word before it sleeps, or this sees that it sleeps.
     full_fence();
     sleep.load(Ordering::Relaxed)
 }

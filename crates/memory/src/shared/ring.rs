@@ -4,15 +4,17 @@
 //!
 //! ```text
 //!   the writer's                                    the reader's
-//!   tail | record | record | ...                    head | sleep
+//!   record | record | 0 ...                         head | sleep
 //!
-//!   writes records, tail = behind them              reads records up to tail, head = behind them
+//!   writes records, and 0 behind them;              reads records up to the 0, head = behind them
+//!   the first one's first word comes last
 //!   -- full fence --                                sleep = odd
 //!   sleep is odd, and was not at the last bell?     -- full fence --
 //!   rings the bell                                  is there anything? then it does not sleep
 //! ```
-//! Positions count bytes and never wrap; a record lies whole between two multiples of the ring's size. A process that dies leaves
-//! nothing locked: what it had not finished is behind its tail, and nobody has seen it.
+//! There is no tail that the reader would have to fetch from the writer's cache before the record: it looks where the next record is to
+//! be. Positions count bytes and never wrap; a record lies whole between two multiples of the ring's size. A process that dies leaves
+//! nothing locked: what it had not finished is behind a 0, and nobody has seen it.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -27,8 +29,6 @@ use crate::fault;
 
 /// Room for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the largest MTU.
 const RING_BYTES: u64 = 512 << 10;
-const RING_AT: usize = 4096;
-const SEGMENT_BYTES: usize = RING_AT + RING_BYTES as usize;
 /// The reader's segment: a page.
 const DESK_BYTES: usize = 4096;
 /// Where in the reader's segment it says whether it sleeps: on another cache line than the head.
@@ -40,6 +40,8 @@ const HEADER_BYTES: usize = 24;
 const PACKET_BYTES_MAX: usize = 4096 + 512;
 /// In place of a packet's length: the next record is at the ring's start.
 const SKIP: u64 = LEN_MASK;
+/// In place of a record's first word: there is none yet.
+const NOTHING: u64 = 0;
 
 /// The first word of a header: the packet's length, whether it carries an acknowledgement, the port, the traffic class, and the PSN up
 /// to which it acknowledges.
@@ -71,7 +73,7 @@ impl RingFile {
     /// # Errors
     /// When the system has no descriptors left.
     pub fn new() -> io::Result<RingFile> {
-        Segment::create(c"terrace-ring", SEGMENT_BYTES, Others::Read).map(RingFile)
+        Segment::create(c"terrace-ring", RING_BYTES as usize, Others::Read).map(RingFile)
     }
 
     /// To be sent to the reader.
@@ -90,10 +92,13 @@ pub struct Outbox {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Behind the last record, where that begins, and where in the ring its header is unless it was taken back.
+    /// Behind the last record, and where that begins (with what is skipped before it).
     tail: u64,
     last_start: u64,
+    /// Where in the ring the last record's header is, unless it was taken back.
     last_at: Option<u64>,
+    /// The word that shows the reader what was written, once it stands where that begins.
+    opening: u64,
     /// How far the reader was when it was last looked at.
     head: u64,
     /// For which of its sleeps the bell was rung last.
@@ -133,52 +138,71 @@ impl Writer<'_> {
         let record = record_bytes(len)?;
         let at = self.state.tail % RING_BYTES;
         let skipped = if at + record > RING_BYTES { RING_BYTES - at } else { 0 };
-        if !self.has_room(skipped + record) {
+        // Behind it there must be room for nothing.
+        if !self.has_room(skipped + record + RECORD_ALIGNMENT) {
             return None;
         }
         let ring = &self.outbox.ring;
-        if skipped > 0 {
-            header(ring, at)[0].store(SKIP, Ordering::Relaxed);
-        }
-        let at = if skipped > 0 { 0 } else { at };
-        let [high, low] = halves(from.address);
+        let is_first = self.is_empty();
         let numbers = len as u64
             | u64::from(from.port) << PORT_SHIFT
             | u64::from(from.traffic_class) << TRAFFIC_CLASS_SHIFT;
+        if skipped > 0 {
+            self.open(at, SKIP, is_first);
+        }
+        let is_opening = is_first && skipped == 0;
+        let at = if skipped > 0 { 0 } else { at };
+        self.open(at, numbers, is_opening);
+        let [high, low] = halves(from.address);
         let quads = header(ring, at);
-        quads[0].store(numbers, Ordering::Relaxed);
         quads[1].store(high, Ordering::Relaxed);
         quads[2].store(low, Ordering::Relaxed);
+        header(ring, (at + record) % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
         self.state.last_start = self.state.tail;
         self.state.last_at = Some(at);
         self.state.tail += skipped + record;
-        let place = ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
-        // SAFETY: within our own mapping, which the reader cannot write to; behind the tail that it may read up to; and nobody else in
-        // this process writes, or has written and still holds what it got: the borrow is of the only writer.
+        let place = ring.bytes_at(at as usize + HEADER_BYTES, len);
+        // SAFETY: within our own mapping, which the reader cannot write to; behind the word that it reads first, which is not there yet;
+        // and nobody else in this process writes, or has written and still holds what it got: the borrow is of the only writer.
         Some(unsafe { std::slice::from_raw_parts_mut(place as *mut u8, len) })
+    }
+
+    /// Puts down a header's first word, at once if the reader will not see it before the opening one.
+    #[inline]
+    fn open(&mut self, at: u64, word: u64, is_opening: bool) {
+        match is_opening {
+            true => self.state.opening = word,
+            false => header(&self.outbox.ring, at)[0].store(word, Ordering::Relaxed),
+        }
     }
 
     /// Takes the last packet back.
     pub fn cancel(&mut self) {
         self.state.tail = self.state.last_start;
         self.state.last_at = None;
+        header(&self.outbox.ring, self.state.tail % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
     }
 
     /// Has the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False if nothing was
     /// written yet, or the last one was taken back, or carries one already.
+    #[inline]
     pub fn carry_ack(&mut self, psn: u32) -> bool {
         let Some(at) = self.state.last_at.filter(|_| !self.is_empty()) else { return false };
-        let header = &header(&self.outbox.ring, at)[0];
-        let numbers = header.load(Ordering::Relaxed);
+        let is_opening = at == self.start % RING_BYTES;
+        let numbers = match is_opening {
+            true => self.state.opening,
+            false => header(&self.outbox.ring, at)[0].load(Ordering::Relaxed),
+        };
         if numbers & CARRIES_ACK != 0 {
             return false;
         }
         let acknowledged = u64::from(psn & PSN_MASK) << ACKNOWLEDGED_SHIFT;
-        header.store(numbers | CARRIES_ACK | acknowledged, Ordering::Relaxed);
+        self.open(at, numbers | CARRIES_ACK | acknowledged, is_opening);
         true
     }
 
     /// Whether anything was written.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.state.tail == self.start
     }
@@ -189,9 +213,10 @@ impl Writer<'_> {
         if self.is_empty() {
             return false;
         }
+        let first = &header(&self.outbox.ring, self.start % RING_BYTES)[0];
         self.start = self.state.tail;
         let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
-        let sleep = handshake::publish(tail(&self.outbox.ring), self.state.tail, sleep);
+        let sleep = handshake::publish(first, self.state.opening, sleep);
         let is_new = sleep % 2 == 1 && sleep != self.state.rung;
         if is_new {
             self.state.rung = sleep;
@@ -233,7 +258,7 @@ impl Inbox {
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
     pub fn new(ring: OwnedFd) -> io::Result<Inbox> {
-        let ring = Segment::open(ring, SEGMENT_BYTES, false)?;
+        let ring = Segment::open(ring, RING_BYTES as usize, false)?;
         let desk = Segment::create(c"terrace-desk", DESK_BYTES, Others::Read)?;
         Ok(Inbox { ring, desk, head: 0, packet: vec![0; PACKET_BYTES_MAX].into(), broken: false })
     }
@@ -246,7 +271,7 @@ impl Inbox {
     /// Whether nothing waits to be read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.broken || tail(&self.ring).load(Ordering::Acquire) == self.head
+        self.broken || self.first_word() == NOTHING
     }
 
     /// Whether the writer has written what no writer writes. Nothing more is read then.
@@ -258,9 +283,12 @@ impl Inbox {
     #[inline]
     pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
         let mut count = 0;
-        let end = if self.broken { self.head } else { tail(&self.ring).load(Ordering::Acquire) };
-        while self.head != end && count < max {
-            let Some((record, behind)) = self.next(end) else {
+        while count < max && !self.broken {
+            let numbers = self.first_word();
+            if numbers == NOTHING {
+                break;
+            }
+            let Some((record, behind)) = self.next(numbers) else {
                 self.broken = true;
                 break;
             };
@@ -287,26 +315,30 @@ impl Inbox {
         handshake::wake_up(self.sleep());
     }
 
+    /// Of the record at the head.
+    #[inline]
+    fn first_word(&self) -> u64 {
+        // Acquire: what it shows was written before.
+        header(&self.ring, self.head % RING_BYTES)[0].load(Ordering::Acquire)
+    }
+
     fn sleep(&self) -> &AtomicU64 {
         &self.desk.quads(SLEEP_AT, 1)[0]
     }
 
-    /// Copies the packet at the head, unless the record only leads on; and what is behind it. `None` if it makes no sense.
+    /// Copies the packet at the head, whose record has this first word, unless that only leads on; and what is behind it. `None` if it
+    /// makes no sense.
     #[inline]
-    fn next(&mut self, end: u64) -> Option<(Option<Record>, u64)> {
-        let (at, available) = (self.head % RING_BYTES, end.wrapping_sub(self.head));
-        if available > RING_BYTES || !available.is_multiple_of(RECORD_ALIGNMENT) {
-            return None;
-        }
-        let [numbers, high, low] =
-            [0, 1, 2].map(|index| header(&self.ring, at)[index].load(Ordering::Relaxed));
+    fn next(&mut self, numbers: u64) -> Option<(Option<Record>, u64)> {
+        let at = self.head % RING_BYTES;
         if numbers & LEN_MASK == SKIP {
-            let skipped = RING_BYTES - at;
-            return (skipped < available).then_some((None, self.head + skipped));
+            // From the ring's start it would lead to itself.
+            return (at > 0).then_some((None, self.head + (RING_BYTES - at)));
         }
+        let [high, low] = [1, 2].map(|index| header(&self.ring, at)[index].load(Ordering::Relaxed));
         let len = (numbers & LEN_MASK) as usize;
-        let record = record_bytes(len).filter(|&record| record <= available && at + record <= RING_BYTES)?;
-        let place = self.ring.bytes_at(RING_AT + at as usize + HEADER_BYTES, len);
+        let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
+        let place = self.ring.bytes_at(at as usize + HEADER_BYTES, len);
         // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
         // nothing of, so the writer may write meanwhile.
         unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
@@ -338,13 +370,8 @@ fn halves(address: Ipv6Addr) -> [u64; 2] {
 }
 
 #[inline]
-fn tail(ring: &Segment) -> &AtomicU64 {
-    &ring.quads(0, 1)[0]
-}
-
-#[inline]
 fn header(ring: &Segment, at: u64) -> &[AtomicU64] {
-    ring.quads(RING_AT + at as usize, HEADER_BYTES / 8)
+    ring.quads(at as usize, HEADER_BYTES / 8)
 }
 
 #[cfg(test)]
@@ -437,6 +464,8 @@ mod tests {
         let count = (0..).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
         assert_eq!(count as u64, RING_BYTES / (4096 + 64));
         assert_eq!(inbox.read(1, |_, _, _| ()), 1);
+        assert_eq!(send(&outbox, &[1; 4096]), None, "there is no room for the word behind it");
+        assert_eq!(inbox.read(1, |_, _, _| ()), 1);
         assert_eq!(send(&outbox, &[1; 4096]), Some(false));
         assert_eq!(send(&outbox, &[1; 4096]), None);
         assert!(outbox.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
@@ -479,13 +508,44 @@ mod tests {
 
     #[test]
     fn a_writer_that_writes_nonsense_is_not_read_any_more() {
-        let nonsense: [(u64, u64); 5] = [(u64::MAX, 0), (64, LEN_MASK - 1), (63, 12), (64, 100), (64, SKIP)];
-        for (end, numbers) in nonsense {
+        let too_long = PACKET_BYTES_MAX as u64 + 1;
+        for (records_before, numbers) in [(0, LEN_MASK - 1), (0, too_long), (0, SKIP), (125, 4096 + 200)] {
             let (outbox, mut inbox) = pair();
-            header(&outbox.ring, 0)[0].store(numbers, Ordering::Relaxed);
-            tail(&outbox.ring).store(end, Ordering::Release);
+            for _ in 0..records_before {
+                send(&outbox, &[1; 4096]).expect("room");
+            }
+            assert_eq!(inbox.read(usize::MAX, |_, _, _| ()), records_before);
+            header(&outbox.ring, inbox.head)[0].store(numbers, Ordering::Release);
             assert_eq!(inbox.read(10, |_, _, _| ()), 0);
-            assert!(inbox.is_broken() && inbox.is_empty(), "{end} {numbers}");
+            assert!(inbox.is_broken() && inbox.is_empty(), "{records_before} {numbers}");
+        }
+    }
+
+    /// What was in the ring a lap ago is no record, whatever it looks like.
+    #[test]
+    fn what_looks_like_a_record_is_none_until_it_is_written() {
+        let (outbox, mut inbox) = pair();
+        let mut rng = StdRng::seed_from_u64(6);
+        let header = (12u64 | u64::from(FROM.port) << PORT_SHIFT).to_ne_bytes();
+        for _ in 0..20_000 {
+            let packet = header.repeat(rng.random_range(2..60));
+            let mut writer = outbox.write();
+            for _ in 0..rng.random_range(1..4) {
+                writer.push(&FROM, packet.len()).expect("room").copy_from_slice(&packet);
+                if rng.random_ratio(1, 3) {
+                    writer.push(&FROM, packet.len()).expect("room").copy_from_slice(&packet);
+                    writer.cancel();
+                }
+            }
+            if rng.random_ratio(1, 4) {
+                // Never was.
+                drop(writer);
+                assert!(inbox.is_empty());
+                continue;
+            }
+            writer.publish();
+            inbox.read(usize::MAX, |_, _, bytes| assert_eq!(bytes, packet));
+            assert!(inbox.is_empty() && !inbox.is_broken());
         }
     }
 
