@@ -220,7 +220,7 @@ impl World {
         // Its length decides whether it carries an acknowledgement, and of what: something around what was sent last.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
-        self.qp.handle_packet_carrying(self.now, &meta, &packet, ack, &self.host);
+        self.qp.handle_packet_carrying(|| self.now, &meta, &packet, ack, &self.host);
         if foreign && self.qp.config().qp_type != QpType::Ud {
             assert_eq!(self.qp.state(), state, "a stranger changed the state");
         }

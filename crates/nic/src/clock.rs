@@ -1,26 +1,61 @@
 //! Where the time comes from: the only place that asks the system for it.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
+use nix::time::{ClockId, clock_gettime};
 use terrace_transport::Time;
 
 /// A source of time that never runs backwards.
 pub trait Clock: Send + Sync {
     /// Nanoseconds since an epoch of the clock's own.
     fn now(&self) -> Time;
+
+    /// A time that is not before now, and hardly more than 10 ms after: for deadlines that need not be exact, where asking for the
+    /// exact time would be a good part of the work.
+    fn soon(&self) -> Time {
+        self.now()
+    }
 }
+
+/// The time of a look, asked for when it is needed first: most packets need none.
+pub(crate) struct Moment<'a> {
+    clock: &'a dyn Clock,
+    at: Cell<Option<Time>>,
+}
+
+impl Moment<'_> {
+    /// With the time, if it is known.
+    pub fn new(clock: &dyn Clock, at: Option<Time>) -> Moment<'_> {
+        Moment { clock, at: Cell::new(at) }
+    }
+
+    /// The time.
+    pub fn get(&self) -> Time {
+        let at = self.at.get().unwrap_or_else(|| self.clock.now());
+        self.at.set(Some(at));
+        at
+    }
+}
+
+/// How far the kernel's coarse clock is behind at most: a tick of the slowest kernels.
+const COARSE_LAG_NS: u64 = 10_000_000;
 
 /// The machine's monotonic clock.
 #[derive(Debug)]
 pub struct MonotonicClock {
-    epoch: Instant,
+    epoch_ns: u64,
 }
 
 impl MonotonicClock {
     /// A clock whose epoch is now.
     pub fn new() -> MonotonicClock {
-        MonotonicClock { epoch: Instant::now() }
+        MonotonicClock { epoch_ns: read(ClockId::CLOCK_MONOTONIC) }
+    }
+
+    fn since_epoch(&self, ns: u64) -> Time {
+        // 64 bits of nanoseconds last for 584 years.
+        Time(ns.saturating_sub(self.epoch_ns))
     }
 }
 
@@ -32,9 +67,18 @@ impl Default for MonotonicClock {
 
 impl Clock for MonotonicClock {
     fn now(&self) -> Time {
-        // 64 bits of nanoseconds last for 584 years.
-        Time(self.epoch.elapsed().as_nanos() as u64)
+        self.since_epoch(read(ClockId::CLOCK_MONOTONIC))
     }
+
+    fn soon(&self) -> Time {
+        self.since_epoch(read(ClockId::CLOCK_MONOTONIC_COARSE) + COARSE_LAG_NS)
+    }
+}
+
+fn read(clock: ClockId) -> u64 {
+    // By way of the C library: rustix asks the vDSO itself, and dies under valgrind, which hides it. Linux has both clocks.
+    let time = clock_gettime(clock).expect("a clock that every Linux has");
+    time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
 
 /// A clock that stands still until it is set: for simulations.

@@ -13,6 +13,7 @@ use terrace_fabric::RxBatch;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit, Wc};
 use terrace_wire::{Packet, Psn, RxMeta};
 
+use crate::clock::Moment;
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::events::AsyncEvent;
@@ -50,7 +51,7 @@ impl Device {
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
         }
-        let now = now.unwrap_or_else(|| self.clock.now());
+        let now = &Moment::new(&*self.clock, now);
         let own_unit = rx.as_mut().and_then(|rx| rx.unit.take());
         let mut unit = own_unit.unwrap_or_else(|| self.tx.take());
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
@@ -81,7 +82,7 @@ impl Device {
             });
         }
         if due {
-            self.handle_timers(now, &mut unit.work);
+            self.handle_timers(now.get(), &mut unit.work);
         }
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
@@ -97,7 +98,7 @@ impl Device {
             Some(rx) if unit.is_idle() => rx.unit = Some(unit),
             _ => {
                 drop(rx.take());
-                self.flush(unit, now);
+                self.flush(unit, now.get());
             }
         }
         drop(rx);
@@ -140,7 +141,7 @@ impl Device {
         received
     }
 
-    fn handle_burst(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
+    fn handle_burst(&self, now: &Moment<'_>, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
         while let Some(packet) = rx.next() {
             let packet = Arrived { meta: &packet.meta, ack: None, bytes: packet.bytes, way: Way::Network };
             self.handle_packet(now, packet, table, unit);
@@ -150,7 +151,13 @@ impl Device {
     /// A queue pair's packets now come through a ring. What was sent over the network before is looked at first: unreliable
     /// services take what has been overtaken for lost.
     #[cold]
-    fn catch_up_with_network(&self, now: Time, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
+    fn catch_up_with_network(
+        &self,
+        now: &Moment<'_>,
+        rx: &mut RxBatch,
+        table: &TableReader<'_>,
+        unit: &mut TxUnit,
+    ) {
         for _ in 0..LOOKS_TO_CATCH_UP {
             if self.receive(rx) == 0 {
                 return;
@@ -162,7 +169,7 @@ impl Device {
     /// Whatever the bytes say, the worst that comes of them is a counter.
     fn handle_packet(
         &self,
-        now: Time,
+        now: &Moment<'_>,
         arrived: Arrived<'_>,
         table: &TableReader<'_>,
         unit: &mut TxUnit,
@@ -182,7 +189,7 @@ impl Device {
 
     fn handle_passed_on(
         &self,
-        now: Time,
+        now: &Moment<'_>,
         meta: &RxMeta,
         packet: &Packet<'_>,
         table: &TableReader<'_>,
@@ -226,14 +233,14 @@ impl Device {
     /// Gives a packet to its queue pair.
     fn hand_over(
         &self,
-        now: Time,
+        now: &Moment<'_>,
         Arrived { meta, ack, way, .. }: Arrived<'_>,
         packet: &Packet<'_>,
         table: &TableReader<'_>,
         unit: &mut TxUnit,
     ) -> Arrival {
         if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
-            self.management.take(now, self.port.slot(), meta, packet);
+            self.management.take(now.get(), self.port.slot(), meta, packet);
             return Arrival::Done;
         }
         let Some(qp) = table.get(packet.bth.qpn) else { return Arrival::Nowhere };
@@ -244,7 +251,7 @@ impl Device {
                 return Arrival::TooEarly;
             }
             let host = qp.host(&core);
-            core.qp.handle_packet_carrying(now, meta, packet, ack, &host);
+            core.qp.handle_packet_carrying(|| now.get(), meta, packet, ack, &host);
             self.deliver(qp, &mut core);
             if core.qp.wants_only_to_acknowledge() && !core.touched {
                 self.arm(qp, &core);
@@ -435,6 +442,15 @@ impl Device {
         }
         core.has_turn = qp.take_turn();
         qp.host(core)
+    }
+
+    /// What is to be done when one packet was put into a ring, and nothing has happened.
+    #[inline]
+    pub(crate) fn after_ring(&self, qp: &Arc<QueuePair>, core: &QpCore) {
+        self.arm(qp, core);
+        if !core.qp.holds_ack() {
+            qp.holds_ack.store(false, Ordering::Relaxed);
+        }
     }
 
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {

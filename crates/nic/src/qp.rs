@@ -341,17 +341,18 @@ impl QueuePair {
 
     /// Posts a work request. Whether that has left something to do: it may already be over.
     #[inline]
-    fn post_one(&self, core: &mut QpCore, wr: Result<SendWr, Error>) -> Result<bool, Error> {
-        self.device().meet(self, core);
+    fn post_one(self: &Arc<Self>, core: &mut QpCore, wr: Result<SendWr, Error>) -> Result<bool, Error> {
+        let device = self.device();
+        device.meet(self, core);
         // By reference: a work request is large, and moved only if it is to be kept.
         if let Ok(wr) = &wr {
-            let reached = self.device().reach(self, core, wr);
+            let reached = device.reach(self, core, wr);
             if reached != Reached::No {
                 return Ok(reached == Reached::WithEvents);
             }
         }
         core.qp.post_send(wr?)?;
-        Ok(true)
+        Ok(!device.send_at_once(self, core))
     }
 
     /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.

@@ -200,6 +200,22 @@ impl Qp {
         Ok(())
     }
 
+    /// Sends the send work request that was posted just now, if it is one packet and can leave at once; nothing has changed otherwise, and
+    /// [`Qp::poll_transmit`] does the rest. An acknowledgement that is owed goes along if it can. No event comes of it.
+    #[inline]
+    pub fn send_at_once(
+        &mut self,
+        now: impl FnOnce() -> Time,
+        host: &impl Host,
+        sink: &mut impl Sink,
+    ) -> bool {
+        let sent = self.requester.send_at_once(now, &mut self.common, host, sink);
+        if sent {
+            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+        }
+        sent
+    }
+
     /// Whether these work requests can all be queued, one after the other.
     ///
     /// # Errors
@@ -276,36 +292,44 @@ impl Qp {
     /// Takes a packet that was addressed to this queue pair. Whatever it says, the worst that it can do is what the
     /// protocol lets the connected peer do; from anybody else it is dropped.
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
-        self.handle_packet_carrying(now, meta, packet, None, host);
+        self.handle_packet_carrying(|| now, meta, packet, None, host);
     }
 
-    /// The same with an acknowledgement of everything up to a PSN that it may have carried, which takes effect first.
+    /// The same with an acknowledgement of everything up to a PSN that it may have carried, which takes effect first. The time is
+    /// asked for if it is needed.
     pub fn handle_packet_carrying(
         &mut self,
-        now: Time,
+        now: impl Fn() -> Time,
         meta: &RxMeta,
         packet: &Packet<'_>,
         ack: Option<Psn>,
         host: &impl Host,
     ) {
         let info = packet.bth.opcode.info();
-        if !self.accepts(meta, packet) {
+        let is_usual = self.is_usual(meta, packet);
+        if !is_usual && !self.accepts(meta, packet) {
             self.common.counters.dropped += 1;
             return;
         }
         self.common.counters.rx_packets += 1;
         self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
-            self.note_congestion(now, info.operation);
+            self.note_congestion(now(), info.operation);
         }
-        if let Some(psn) = ack.filter(|_| info.service.is_reliable()) {
-            let verdict = self.requester.handle_ack(now, &mut self.common, psn);
+        let common = &mut self.common;
+        if let Some(psn) = ack.filter(|_| info.service.is_reliable())
+            && !self.requester.acknowledge_at_once(common, psn)
+        {
+            let verdict = self.requester.handle_ack(now(), common, psn);
             self.settle(verdict);
             if self.common.attr.state == QpState::Err {
                 // What came alone after such an acknowledgement would not be looked at.
                 self.common.counters.dropped += 1;
                 return;
             }
+        }
+        if is_usual && let Some(verdict) = self.responder.receive_at_once(&mut self.common, packet, host) {
+            return self.settle(verdict);
         }
         let verdict = match info.service {
             Service::Cnp => {
@@ -319,7 +343,7 @@ impl Qp {
                 self.responder.handle_unreliable(&mut self.common, packet, host)
             }
             Service::Rc | Service::Xrc if is_answer(info.operation) => {
-                self.requester.handle_answer(now, &mut self.common, packet, host)
+                self.requester.handle_answer(now(), &mut self.common, packet, host)
             }
             Service::Rc | Service::Xrc => {
                 self.note_established();
@@ -327,6 +351,18 @@ impl Qp {
             }
         };
         self.settle(verdict);
+    }
+
+    /// Whether a packet is a message as connections mostly carry it, from its peer: nothing is to be noted but itself.
+    #[inline]
+    fn is_usual(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+        packet.bth.opcode == Opcode::RcSendOnly
+            && self.common.is(QpType::Rc)
+            && self.common.attr.state == QpState::Rts
+            && self.established
+            && self.common.attr.path.is_some_and(|path| path.remote == meta.source)
+            && packet.bth.pkey == DEFAULT_PKEY
+            && meta.traffic_class & 3 != ECN_CONGESTED
     }
 
     /// A packet met congestion on its way here. The peer is told, at most once in each interval; and since READ data

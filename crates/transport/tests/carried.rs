@@ -60,7 +60,7 @@ fn hand(packets: &[(Vec<u8>, Option<Psn>)], to: u8, qp: &mut Qp, host: &Memory) 
     let meta = meta_between([10, 0, 0, 3 - to].into(), [10, 0, 0, to].into(), 0);
     for (bytes, ack) in packets {
         let packet = Packet::parse(bytes).expect("a packet");
-        qp.handle_packet_carrying(Time(2), &meta, &packet, *ack, host);
+        qp.handle_packet_carrying(|| Time(2), &meta, &packet, *ack, host);
     }
 }
 

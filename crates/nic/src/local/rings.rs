@@ -17,7 +17,7 @@ use terrace_wire::{Path, Psn, RxMeta};
 
 use crate::device::Device;
 use crate::host::QpHost;
-use crate::qp::QpCore;
+use crate::qp::{QpCore, QueuePair};
 
 /// Packets that one look takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
@@ -57,8 +57,11 @@ impl Outlet {
         self.sent.load(Ordering::Relaxed)
     }
 
-    fn count(&self, packets: u64) {
+    /// Notes that it has taken packets.
+    #[inline]
+    fn note_sent(&self, packets: u64) {
         self.sent.store(self.sent() + packets, Ordering::Relaxed);
+        self.full_since.store(0, Ordering::Relaxed);
     }
 
     /// Nobody reads any more.
@@ -83,6 +86,7 @@ impl Outlet {
 /// A ring, as the transport wants to see it.
 struct RingSink<'a> {
     writer: Writer<'a>,
+    outlet: &'a Outlet,
     gids: &'a [Gid],
     port: u16,
     packets: u64,
@@ -93,8 +97,9 @@ impl Sink for RingSink<'_> {
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         let gid = self.gids.get(usize::from(path.source_gid_index))?;
         let origin = Origin { address: gid.raw.into(), port: self.port, traffic_class: path.traffic_class };
+        let room = self.writer.push(&origin, len)?;
         self.packets += 1;
-        self.writer.push(&origin, len)
+        Some(room)
     }
 
     fn cancel(&mut self) {
@@ -102,6 +107,7 @@ impl Sink for RingSink<'_> {
         self.writer.cancel();
     }
 
+    #[inline]
     fn carry_ack(&mut self, psn: Psn) -> bool {
         self.writer.carry_ack(psn.get())
     }
@@ -126,27 +132,58 @@ impl Device {
         now: Time,
         acks: AckPolicy,
     ) -> Filled {
+        let mut outcome = Transmit::Idle;
+        let act = |core: &mut QpCore, sink: &mut RingSink<'_>| {
+            outcome = core.qp.poll_transmit(now, host, sink, acks);
+            outcome == Transmit::Idle || !sink.writer.is_empty() || !sink.outlet.is_stuck(now)
+        };
+        match self.with_ring(core, act) {
+            true if outcome == Transmit::SinkFull => Filled::Full,
+            true => Filled::Sent,
+            false => Filled::NotHere,
+        }
+    }
+
+    /// Puts the work request that was posted just now into the queue pair's ring, if it can leave at once; nothing has changed otherwise.
+    #[inline]
+    pub(crate) fn send_at_once(&self, qp: &Arc<QueuePair>, core: &mut QpCore) -> bool {
+        // Nothing may overtake what is under way over the network.
+        if !core.local.has_outlet() || !qp.token.is_free() {
+            return false;
+        }
+        let host = qp.host(core);
+        let mut has_sent = false;
+        self.with_ring(core, |core, sink| {
+            has_sent = core.qp.send_at_once(|| self.clock.soon(), &host, sink);
+            true
+        });
+        if has_sent {
+            self.after_ring(qp, core);
+        }
+        has_sent
+    }
+
+    /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written. They say whether it still
+    /// is.
+    #[inline]
+    fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>) -> bool) -> bool {
         let is_of_use = |outlet: &Arc<Outlet>| self.local.is_on() && !outlet.is_gone();
-        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return Filled::NotHere };
+        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return false };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
-        let mut sink = RingSink { writer: outlet.outbox.write(), gids, port, packets: 0 };
-        let outcome = core.qp.poll_transmit(now, host, &mut sink, acks);
-        let is_full = outcome == Transmit::SinkFull;
-        let has_sent = !sink.writer.is_empty();
-        // The one that found no room is not among them.
-        outlet.count(sink.packets - u64::from(is_full));
-        if sink.writer.publish() {
-            // It can only have been rung so often that it cannot count it.
-            let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
+        let mut sink = RingSink { writer: outlet.outbox.write(), outlet: &outlet, gids, port, packets: 0 };
+        let stays = act(core, &mut sink);
+        if !sink.writer.is_empty() {
+            outlet.note_sent(sink.packets);
+            if sink.writer.publish() {
+                // It can only have been rung so often that it cannot count it.
+                let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
+            }
         }
         drop(sink);
-        if has_sent {
-            outlet.full_since.store(0, Ordering::Relaxed);
-        } else if is_full && outlet.is_stuck(now) {
-            return Filled::NotHere;
+        if stays {
+            core.local.outlet = Some(outlet);
         }
-        core.local.outlet = Some(outlet);
-        if is_full { Filled::Full } else { Filled::Sent }
+        stays
     }
 }
 

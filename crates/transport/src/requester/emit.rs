@@ -366,7 +366,13 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
     ext
 }
 
-fn gather(host: &impl Host, payload: &Payload, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+#[inline]
+pub(super) fn gather(
+    host: &impl Host,
+    payload: &Payload,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), LocalError> {
     match payload {
         Payload::Sges(_) if out.is_empty() => Ok(()),
         Payload::Sges(sges) => host.gather(sges, offset, out),

@@ -11,6 +11,7 @@
 //! ```
 
 mod answers;
+mod at_once;
 mod emit;
 mod wqe;
 

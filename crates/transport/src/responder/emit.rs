@@ -233,7 +233,8 @@ fn push_data(
     Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
 }
 
-fn is_plain_ack(owed: &Owed) -> bool {
+#[inline]
+pub(super) fn is_plain_ack(owed: &Owed) -> bool {
     matches!(owed, Owed::Ack { syndrome: Syndrome::Ack { .. }, .. })
 }
 

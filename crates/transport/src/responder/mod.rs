@@ -19,6 +19,7 @@
 //!    \- absent --> parked.rs
 //! ```
 
+mod at_once;
 mod duplicates;
 mod emit;
 mod one_sided;

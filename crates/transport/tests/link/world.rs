@@ -250,7 +250,7 @@ impl World<'_> {
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
             let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             let node = &mut self.nodes[to];
-            node.qp.handle_packet_carrying(Time(self.now), &meta, &packet, ack, &node.host);
+            node.qp.handle_packet_carrying(|| Time(self.now), &meta, &packet, ack, &node.host);
             if self.random.percent(30) {
                 return Ok(true);
             }
