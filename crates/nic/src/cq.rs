@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::collections::vec_deque::Drain;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -34,6 +34,8 @@ pub struct Cq {
     queue: Mutex<Queue>,
     /// Entries in the queue, for a look without the lock.
     len: AtomicU32,
+    /// Whether there was no room for one. Changed under the lock.
+    overrun: AtomicBool,
     pub(crate) life: Life,
     pub(crate) async_account: EventAccount,
     pub(crate) completion_account: EventAccount,
@@ -47,7 +49,6 @@ struct Queue {
     armed: Armed,
     /// Of the entries, those that came before the last event.
     announced: usize,
-    overrun: bool,
 }
 
 /// What the next event waits for.
@@ -92,9 +93,9 @@ impl Cq {
                 depth: init.depth,
                 armed: Armed::No,
                 announced: 0,
-                overrun: false,
             }),
             len: AtomicU32::new(0),
+            overrun: AtomicBool::new(false),
             life: Life::default(),
             async_account: EventAccount::default(),
             completion_account: EventAccount::default(),
@@ -164,8 +165,18 @@ impl Cq {
         let polls = self.device.note_poll();
         if self.is_empty() {
             self.device.progress_for(self, polls);
+            if self.is_empty() {
+                // The program will ask again at once.
+                std::hint::spin_loop();
+                return self.nothing();
+            }
         }
         self.take_entries(max, take)
+    }
+
+    /// What a poll of an empty queue brings.
+    fn nothing(&self) -> Result<usize, Error> {
+        if self.overrun.load(Ordering::Acquire) { Err(Error::Overrun) } else { Ok(0) }
     }
 
     #[inline]
@@ -180,10 +191,7 @@ impl Cq {
         take(queue.entries.drain(..count), queue.times.as_mut());
         queue.announced = queue.announced.saturating_sub(count);
         self.publish_len(queue);
-        match count == 0 && queue.overrun {
-            true => Err(Error::Overrun),
-            false => Ok(count),
-        }
+        if count == 0 { self.nothing() } else { Ok(count) }
     }
 
     /// Asks for one event at the next completion, or at the next one that is solicited or an error; at once, if such a one
@@ -260,7 +268,7 @@ impl Cq {
     pub(crate) fn push(&self, wc: Wc) {
         let mut queue = self.queue.lock();
         if queue.entries.len() >= queue.depth as usize {
-            if !std::mem::replace(&mut queue.overrun, true) {
+            if !self.overrun.swap(true, Ordering::AcqRel) {
                 drop(queue);
                 self.device.note_overrun(self.strong());
             }
