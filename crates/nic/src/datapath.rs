@@ -73,11 +73,10 @@ impl Device {
             let table = self.table.read();
             self.local.read(&mut mail, self.gids(), |meta, ack, bytes| {
                 let unit = &mut unit;
-                let packet = Arrived { meta, ack, bytes, way: Way::Ring };
-                if self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
+                let mut packet = Arrived { meta, ack, bytes, way: Way::Ring };
+                while self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
                     self.catch_up_with_network(now, &mut rx.batch, &table, unit);
-                    let packet = Arrived { way: Way::RingAfterNetwork, ..packet };
-                    self.handle_packet(now, packet, &table, unit);
+                    packet.way = Way::RingAfterNetwork;
                 }
             });
         }
@@ -88,10 +87,13 @@ impl Device {
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
         match rx.as_mut() {
             // A device that is closed forgets those who wait, once.
-            Some(rx) if acks == AckPolicy::Hold && !self.is_closed() => {
-                rx.hold(&mut unit.holders, &self.acks_held);
+            Some(rx) if !self.is_closed() => {
+                rx.know(&mut unit.holders);
+                if acks == AckPolicy::Now {
+                    rx.release(&mut unit.work, &self.acks_held);
+                }
             }
-            _ => unit.let_go(),
+            _ => unit.holders.clear(),
         }
         self.flight.give_turns(&mut unit.work);
         match rx.as_mut() {
@@ -126,7 +128,7 @@ impl Device {
 
     /// Whether queue pairs wait to be looked at, be it with an acknowledgement that was held back.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.pending.is_empty() || self.acks_held.load(Ordering::SeqCst)
+        !self.pending.is_empty() || self.acks_held.any()
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -213,7 +215,7 @@ impl Device {
     }
 
     /// The packet, if it is one, and of the partition.
-    #[inline]
+    #[inline(always)] // A packet with all that it could carry is large: it is put where it is looked at.
     fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8]) -> Option<Packet<'a>> {
         let packet = match Packet::parse(bytes) {
             Ok(packet) => packet,
@@ -255,8 +257,9 @@ impl Device {
             self.deliver(qp, &mut core);
             if core.qp.wants_only_to_acknowledge() && !core.touched {
                 self.arm(qp, &core);
-                if !qp.holds_ack.load(Ordering::Relaxed) {
-                    qp.holds_ack.store(true, Ordering::Relaxed);
+                self.acks_held.note(qp);
+                if !qp.is_known_holder.load(Ordering::Relaxed) {
+                    qp.is_known_holder.store(true, Ordering::Relaxed);
                     unit.holders.push(qp.clone());
                 }
             } else if core.qp.wants_transmit() {
@@ -322,8 +325,8 @@ impl Device {
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
-        if self.acks_held.load(Ordering::Relaxed)
-            && let Some(mut rx) = self.rx.try_lock()
+        if self.acks_held.any()
+            && let Some(rx) = self.rx.try_lock()
         {
             rx.release(&mut unit.work, &self.acks_held);
         }
@@ -449,7 +452,7 @@ impl Device {
     pub(crate) fn after_ring(&self, qp: &Arc<QueuePair>, core: &QpCore) {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            qp.holds_ack.store(false, Ordering::Relaxed);
+            self.acks_held.forget(qp);
         }
     }
 
@@ -460,7 +463,7 @@ impl Device {
         }
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            qp.holds_ack.store(false, Ordering::Relaxed);
+            self.acks_held.forget(qp);
         } else if acks == AckPolicy::Hold {
             self.pending.add(qp);
         }

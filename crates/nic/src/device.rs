@@ -30,7 +30,7 @@ use crate::pd::Pd;
 use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
 use crate::timers::Timers;
-use crate::tx::{Pending, Receiver, TxPool};
+use crate::tx::{HeldAcks, Pending, Receiver, TxPool};
 use crate::xrc::XrcTable;
 
 /// What a device is opened with.
@@ -104,8 +104,8 @@ pub struct Device {
     pub(crate) xrc: XrcTable,
     /// The right to receive: nobody ever waits for it but `fork` and the device's end.
     pub(crate) rx: Arc<Mutex<Receiver>>,
-    /// Whether [`Receiver`] knows queue pairs that hold acknowledgements back, for a look without the lock.
-    pub(crate) acks_held: AtomicBool,
+    /// Whether queue pairs hold acknowledgements back; [`Receiver`] knows which.
+    pub(crate) acks_held: HeldAcks,
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
@@ -164,7 +164,7 @@ impl Device {
             table: QpTable::new(config.port.slot(), &mut rng),
             xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(Receiver::new())),
-            acks_held: AtomicBool::new(false),
+            acks_held: HeldAcks::default(),
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
@@ -310,7 +310,7 @@ impl Device {
             let mut unit = self.tx.take();
             self.pending.take_into(&mut unit.work, None);
             // Whoever is receiving just now sends what it finds held back.
-            if let Some(mut rx) = self.rx.try_lock() {
+            if let Some(rx) = self.rx.try_lock() {
                 rx.release(&mut unit.work, &self.acks_held);
             }
             self.flush(unit, self.clock.now());

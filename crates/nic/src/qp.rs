@@ -83,9 +83,10 @@ pub struct QueuePair {
     pub(crate) token: TxToken,
     /// Whether it is on the device's list of those that want to be looked at.
     pub(crate) listed: AtomicBool,
-    /// Whether it is among those that whoever receives next is to look at because they hold an acknowledgement back, and does. Changed
-    /// by whoever has the right to receive; and under the queue pair's lock, to say that it does no longer.
+    /// Whether it holds an acknowledgement back, for whoever receives next to send: changed by [`HeldAcks`](crate::tx::HeldAcks).
     pub(crate) holds_ack: AtomicBool,
+    /// Whether whoever has the right to receive knows that it may. Changed with that right.
+    pub(crate) is_known_holder: AtomicBool,
     /// When its live entry in the timers fires, in nanoseconds.
     pub(crate) timer_at: AtomicU64,
     /// Whether absent memory that it waits for may be there now.
@@ -209,6 +210,7 @@ impl QueuePair {
             token: TxToken::default(),
             listed: AtomicBool::new(false),
             holds_ack: AtomicBool::new(false),
+            is_known_holder: AtomicBool::new(false),
             timer_at: AtomicU64::new(NEVER.0),
             woken: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
@@ -401,7 +403,9 @@ impl QueuePair {
             }
         }
         // Posting to a queue pair in error completes at once; otherwise there is nothing to do.
-        self.device().deliver(self, &mut core);
+        if core.qp.has_events() {
+            self.device().deliver(self, &mut core);
+        }
         drop(core);
         self.device().settle_overruns();
         result
@@ -476,6 +480,12 @@ impl QueuePair {
         self.send_held_ack();
         device.table.remove(self.qpn);
         self.silence();
+        // Whoever receives just now goes on to know it: then it stays in memory until there are too many of them.
+        if self.is_known_holder.load(Ordering::Relaxed)
+            && let Some(mut rx) = device.rx.try_lock()
+        {
+            rx.forget(self);
+        }
         if device.flight.has_turns() {
             device.engine.wake_by(Time(0));
         }
@@ -504,6 +514,7 @@ impl QueuePair {
     pub(crate) fn silence(&self) {
         let mut core = self.lock();
         core.dead = true;
+        self.device().acks_held.forget(self);
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -56,7 +56,7 @@ pub(crate) struct TxUnit {
     pub batch: TxBatch,
     pub owners: SmallVec<[Arc<QueuePair>; 4]>,
     pub work: WorkList,
-    /// Those that have nothing to send but an acknowledgement, which may be held back.
+    /// Those that hold an acknowledgement back, and are not known to whoever receives yet.
     pub holders: SmallVec<[Arc<QueuePair>; 4]>,
 }
 
@@ -71,65 +71,90 @@ impl TxUnit {
         })
     }
 
-    /// Moves those that have only an acknowledgement to send to the work list.
-    pub fn let_go(&mut self) {
-        self.work.extend(self.holders.drain(..).map(let_go));
-    }
-
     /// Whether there is nothing to send and nobody to look at.
     pub fn is_idle(&self) -> bool {
         self.batch.is_empty() && self.work.is_empty() && self.owners.is_empty()
     }
 }
 
-/// From now on it can be held back again.
-fn let_go(qp: Arc<QueuePair>) -> (Arc<QueuePair>, AckPolicy) {
-    qp.holds_ack.store(false, Ordering::Relaxed);
-    (qp, AckPolicy::Now)
-}
-
-/// From so many queue pairs that hold an acknowledgement back on, those are looked for that do no longer.
+/// From so many queue pairs that have held an acknowledgement back on, those are forgotten that hold none.
 const HELD_MAX: usize = 64;
+
+/// How many queue pairs hold an acknowledgement back: who is to go to sleep, or to send something else, looks here.
+#[derive(Default)]
+pub(crate) struct HeldAcks(AtomicU32);
+
+impl HeldAcks {
+    /// Whether there are any.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+
+    /// Notes that a queue pair holds one. Called with its lock and the right to receive.
+    #[inline]
+    pub fn note(&self, qp: &QueuePair) {
+        if !qp.holds_ack.load(Ordering::Relaxed) {
+            qp.holds_ack.store(true, Ordering::Relaxed);
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes that it holds none, or not for this. Called with its lock or with the right to receive. Whether it did.
+    #[inline]
+    pub fn forget(&self, qp: &QueuePair) -> bool {
+        let did = qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed);
+        if did {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+        did
+    }
+}
 
 /// What whoever has the right to receive needs for it.
 pub(crate) struct Receiver {
     pub batch: RxBatch,
     /// Its unit, unless that is under way.
     pub unit: Option<Box<TxUnit>>,
-    /// Queue pairs that hold an acknowledgement back until the next look. Those that have sent it since may still be among them.
-    held: Vec<Arc<QueuePair>>,
+    /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay.
+    holders: Vec<Arc<QueuePair>>,
 }
 
 impl Receiver {
     pub fn new() -> Receiver {
-        Receiver { batch: RxBatch::new(), unit: None, held: Vec::new() }
+        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new() }
     }
 
-    /// Keeps the acknowledgements of these queue pairs until the next look.
-    pub fn hold(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>, any: &AtomicBool) {
-        if !holders.is_empty() {
-            if self.held.len() >= HELD_MAX {
-                // While the network takes nothing, nobody is let go; but acknowledgements ride in rings.
-                self.held.retain(|qp| qp.holds_ack.load(Ordering::Relaxed));
-            }
-            self.held.extend(holders.drain(..));
-            // The engine says that it is about to sleep, and then looks here.
-            any.store(true, Ordering::SeqCst);
+    /// Gets to know these.
+    #[inline]
+    pub fn know(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>) {
+        if holders.is_empty() {
+            return;
         }
+        if self.holders.len() >= HELD_MAX {
+            self.holders.retain(|qp| {
+                let holds = qp.holds_ack.load(Ordering::Relaxed);
+                qp.is_known_holder.store(holds, Ordering::Relaxed);
+                holds
+            });
+        }
+        self.holders.extend(holders.drain(..));
     }
 
-    /// Moves those that have still not sent it to the work list.
-    pub fn release(&mut self, work: &mut WorkList, any: &AtomicBool) {
-        if !self.held.is_empty() {
-            any.store(false, Ordering::Relaxed);
-            let late = self.held.drain(..).filter(|qp| qp.holds_ack.load(Ordering::Relaxed));
-            work.extend(late.map(let_go));
-        }
+    /// Moves those that hold one to the work list. From now on they can hold one again.
+    pub fn release(&self, work: &mut WorkList, held: &HeldAcks) {
+        let late = self.holders.iter().filter(|qp| held.forget(qp));
+        work.extend(late.map(|qp| (qp.clone(), AckPolicy::Now)));
+    }
+
+    /// Forgets one that is destroyed.
+    pub fn forget(&mut self, qp: &Arc<QueuePair>) {
+        self.holders.retain(|other| !Arc::ptr_eq(other, qp));
     }
 
     /// Forgets everything, when the device closes.
     pub fn clear(&mut self) {
-        self.held.clear();
+        self.holders.clear();
         self.unit = None;
     }
 }

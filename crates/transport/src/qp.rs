@@ -534,6 +534,12 @@ impl Qp {
         Transmit::Idle
     }
 
+    /// Whether [`Qp::poll_event`] has something to tell.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.common.events.is_empty()
+    }
+
     /// The next event, oldest first.
     #[inline]
     pub fn poll_event(&mut self) -> Option<QpEvent> {

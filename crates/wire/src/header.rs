@@ -331,6 +331,10 @@ impl Extensions {
     #[inline]
     pub(crate) fn parse(headers: Headers, rest: &mut &[u8]) -> Result<Extensions, ParseError> {
         let mut ext = Extensions::default();
+        // As most packets have it.
+        if headers.is_empty() {
+            return Ok(ext);
+        }
         if headers.contains(Headers::DETH) {
             ext.deth = Some(Deth::parse(rest)?);
         }
@@ -367,6 +371,9 @@ impl Extensions {
     /// Writes the headers that `headers` names, in the order of its bits.
     #[inline]
     pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
+        if headers.is_empty() {
+            return Ok(());
+        }
         if headers.contains(Headers::DETH) {
             self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;
         }

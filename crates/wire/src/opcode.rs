@@ -318,6 +318,7 @@ impl Opcode {
 
     /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, RESYNC,
     /// manufacturer's and reserved ones).
+    #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
         TABLE.get(usize::from(ROW_BY_BYTE[usize::from(byte)])).map(|info| info.opcode)
     }

@@ -52,7 +52,7 @@ pub struct Packet<'a> {
 impl Packet<'_> {
     /// Reads a packet: base transport header to end of padding, the ICRC already removed. Reserved bits are ignored.
     /// Whether the lengths agree with the path MTU and the message is for the transport to say.
-    #[inline]
+    #[inline(always)] // What it returns is large.
     pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
         let mut rest = bytes;
         let bth = Bth::parse(&mut rest)?;

@@ -211,6 +211,8 @@ struct Inlet {
     inbox: Inbox,
     /// Which of our addresses the other side has connected to.
     gid_index: u8,
+    /// Where the last packet came from.
+    last: Option<(Origin, SocketAddr)>,
     /// The other side has gone. What it has sent before is read.
     has_ended: bool,
 }
@@ -219,7 +221,7 @@ impl Inlets {
     /// From now on this one is read as well.
     pub fn add(&self, number: u64, inbox: Inbox, gid_index: u8) {
         let mut state = self.state.lock();
-        state.list.push(Inlet { number, inbox, gid_index, has_ended: false });
+        state.list.push(Inlet { number, inbox, gid_index, last: None, has_ended: false });
         self.any.store(true, Ordering::SeqCst);
     }
 
@@ -295,9 +297,12 @@ impl super::LocalPath {
         for inlet in &mut state.list {
             let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
             let Some(destination) = destination else { continue };
-            let gid_index = inlet.gid_index;
+            let (gid_index, last) = (inlet.gid_index, &mut inlet.last);
             let count = inlet.inbox.read(PACKETS_PER_LOOK, |origin, acknowledged, bytes| {
-                let source = SocketAddr::new(IpAddr::V6(origin.address).to_canonical(), origin.port);
+                let source = match last {
+                    Some((of, source)) if of == origin => *source,
+                    _ => last.insert((*origin, socket_address(origin))).1,
+                };
                 let meta = RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class };
                 each(&meta, acknowledged.map(Psn::new), bytes);
             });
@@ -332,6 +337,10 @@ impl super::LocalPath {
             self.inlets.state.lock().list.iter().for_each(|inlet| inlet.inbox.wake_up());
         }
     }
+}
+
+fn socket_address(origin: &Origin) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(origin.address).to_canonical(), origin.port)
 }
 
 /// Another process of the host: how its memory is reached, and how itself.

@@ -30,7 +30,9 @@ impl Wqe {
         let length = wr.payload.len();
         let packets = match operation(&wr.op) {
             None => 0,
-            Some(Operation::Send | Operation::Write | Operation::ReadRequest) => length.div_ceil(mtu).max(1),
+            Some(Operation::Send | Operation::Write | Operation::ReadRequest) if length > mtu => {
+                length.div_ceil(mtu)
+            }
             Some(_) => 1,
         };
         Wqe { wr, length, packets, first: 0, started: false, executed: false, failed: None }
