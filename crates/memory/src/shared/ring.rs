@@ -36,6 +36,8 @@ const SLEEP_AT: usize = 64;
 /// Records begin at multiples of a cache line.
 const RECORD_ALIGNMENT: u64 = 64;
 const HEADER_BYTES: usize = 24;
+/// How many lines of the next record are asked for beforehand at most.
+const LINES_AHEAD: u64 = 4;
 /// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
 const PACKET_BYTES_MAX: usize = 4096 + 512;
 /// In place of a packet's length: the next record is at the ring's start.
@@ -217,6 +219,12 @@ impl Writer<'_> {
         self.start = self.state.tail;
         let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
         let sleep = handshake::publish(first, self.state.opening, sleep);
+        // The reader has had these lines since the last lap. A store that had to fetch one would hold up the word that shows the record.
+        let last_bytes = self.state.tail - self.state.last_start;
+        for line in 1..=(last_bytes / RECORD_ALIGNMENT).min(LINES_AHEAD) {
+            let at = (self.state.tail + line * RECORD_ALIGNMENT) % RING_BYTES;
+            self.outbox.ring.prefetch_to_write(at as usize);
+        }
         let is_new = sleep % 2 == 1 && sleep != self.state.rung;
         if is_new {
             self.state.rung = sleep;

@@ -120,7 +120,26 @@ impl Segment {
         assert!(offset <= self.len && len <= self.len - offset);
         self.addr + offset as u64
     }
+
+    /// Has the processor bring the cache line at `offset` here, if it lies within the segment, to be written to soon.
+    #[inline]
+    pub(crate) fn prefetch_to_write(&self, offset: usize) {
+        if offset < self.len {
+            prefetch_to_write(self.addr + offset as u64);
+        }
+    }
 }
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn prefetch_to_write(addr: u64) {
+    // By name: the intrinsic asks for a shared line where it may not assume that there is this instruction. 64-bit processors without it
+    // do nothing.
+    // SAFETY: a hint, that reads and writes nothing and cannot fault.
+    unsafe { std::arch::asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags)) }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn prefetch_to_write(_addr: u64) {}
 
 impl Drop for Segment {
     fn drop(&mut self) {
