@@ -23,7 +23,7 @@ use crate::management::is_management;
 use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
-use crate::tx::{BatchSink, TxUnit, WorkList};
+use crate::tx::{BatchSink, Receiver, TxUnit, WorkList};
 
 /// Batches that one look sends at most. A peer that READs gigabytes at once would otherwise be served to the end before the next
 /// packet of anybody else is received, and before the next timer runs out.
@@ -58,7 +58,7 @@ impl Device {
         if self.wants_look() {
             self.pending.take_into(&mut unit.work, None);
             if let Some(rx) = rx.as_mut() {
-                rx.release(&mut unit.work, &self.acks_held);
+                self.release_acks(rx, &mut unit.work);
             }
         }
         let older_count = unit.work.len();
@@ -89,8 +89,12 @@ impl Device {
             // A device that is closed forgets those who wait, once.
             Some(rx) if !self.is_closed() => {
                 rx.know(&mut unit.holders);
-                if acks == AckPolicy::Now {
-                    rx.release(&mut unit.work, &self.acks_held);
+                let has_held = std::mem::take(&mut unit.has_held);
+                match acks {
+                    // The engine says that it is about to sleep, and then looks here.
+                    AckPolicy::Hold if has_held => self.acks_held.store(true, Ordering::SeqCst),
+                    AckPolicy::Now if has_held => rx.release(&mut unit.work),
+                    _ => {}
                 }
             }
             _ => unit.holders.clear(),
@@ -108,6 +112,14 @@ impl Device {
         self.management.deliver();
         self.companions.advance();
         true
+    }
+
+    /// Moves queue pairs whose acknowledgements were held back to the work list.
+    pub(crate) fn release_acks(&self, rx: &Receiver, work: &mut WorkList) {
+        if self.acks_held.load(Ordering::Relaxed) {
+            self.acks_held.store(false, Ordering::Relaxed);
+            rx.release(work);
+        }
     }
 
     /// Everything that can happen at `now`, until there is nothing more to do: for simulations, in which nobody
@@ -128,7 +140,7 @@ impl Device {
 
     /// Whether queue pairs wait to be looked at, be it with an acknowledgement that was held back.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.pending.is_empty() || self.acks_held.any()
+        !self.pending.is_empty() || self.acks_held.load(Ordering::SeqCst)
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -257,7 +269,8 @@ impl Device {
             self.deliver(qp, &mut core);
             if core.qp.wants_only_to_acknowledge() && !core.touched {
                 self.arm(qp, &core);
-                self.acks_held.note(qp);
+                qp.holds_ack.store(true, Ordering::Relaxed);
+                unit.has_held = true;
                 if !qp.is_known_holder.load(Ordering::Relaxed) {
                     qp.is_known_holder.store(true, Ordering::Relaxed);
                     unit.holders.push(qp.clone());
@@ -325,10 +338,10 @@ impl Device {
         // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
-        if self.acks_held.any()
+        if self.acks_held.load(Ordering::SeqCst)
             && let Some(rx) = self.rx.try_lock()
         {
-            rx.release(&mut unit.work, &self.acks_held);
+            self.release_acks(&rx, &mut unit.work);
         }
         if outcome == Transmit::SinkFull {
             unit.work.push_front((qp.clone(), acks));
@@ -452,7 +465,7 @@ impl Device {
     pub(crate) fn after_ring(&self, qp: &Arc<QueuePair>, core: &QpCore) {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            self.acks_held.forget(qp);
+            qp.holds_ack.store(false, Ordering::Relaxed);
         }
     }
 
@@ -463,7 +476,7 @@ impl Device {
         }
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            self.acks_held.forget(qp);
+            qp.holds_ack.store(false, Ordering::Relaxed);
         } else if acks == AckPolicy::Hold {
             self.pending.add(qp);
         }

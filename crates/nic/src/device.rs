@@ -30,7 +30,7 @@ use crate::pd::Pd;
 use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
 use crate::timers::Timers;
-use crate::tx::{HeldAcks, Pending, Receiver, TxPool};
+use crate::tx::{Pending, Receiver, TxPool};
 use crate::xrc::XrcTable;
 
 /// What a device is opened with.
@@ -104,8 +104,9 @@ pub struct Device {
     pub(crate) xrc: XrcTable,
     /// The right to receive: nobody ever waits for it but `fork` and the device's end.
     pub(crate) rx: Arc<Mutex<Receiver>>,
-    /// Whether queue pairs hold acknowledgements back; [`Receiver`] knows which.
-    pub(crate) acks_held: HeldAcks,
+    /// Whether queue pairs held acknowledgements back after the last look; [`Receiver`] knows which may. Changed with the right to
+    /// receive.
+    pub(crate) acks_held: AtomicBool,
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
@@ -164,7 +165,7 @@ impl Device {
             table: QpTable::new(config.port.slot(), &mut rng),
             xrc: XrcTable::default(),
             rx: Arc::new(Mutex::new(Receiver::new())),
-            acks_held: HeldAcks::default(),
+            acks_held: AtomicBool::new(false),
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
@@ -311,7 +312,7 @@ impl Device {
             self.pending.take_into(&mut unit.work, None);
             // Whoever is receiving just now sends what it finds held back.
             if let Some(rx) = self.rx.try_lock() {
-                rx.release(&mut unit.work, &self.acks_held);
+                self.release_acks(&rx, &mut unit.work);
             }
             self.flush(unit, self.clock.now());
         }

@@ -83,7 +83,8 @@ pub struct QueuePair {
     pub(crate) token: TxToken,
     /// Whether it is on the device's list of those that want to be looked at.
     pub(crate) listed: AtomicBool,
-    /// Whether it holds an acknowledgement back, for whoever receives next to send: changed by [`HeldAcks`](crate::tx::HeldAcks).
+    /// Whether it holds an acknowledgement back, which whoever receives next is to send. Set with its lock and the right to receive, and
+    /// taken back with either.
     pub(crate) holds_ack: AtomicBool,
     /// Whether whoever has the right to receive knows that it may. Changed with that right.
     pub(crate) is_known_holder: AtomicBool,
@@ -329,7 +330,12 @@ impl QueuePair {
         let mut result = Ok(());
         let mut changed = false;
         for (index, wr) in wrs.into_iter().enumerate() {
-            match self.post_one(&mut core, wr) {
+            // A work request is large: it is moved as seldom as can be.
+            let posted = match wr {
+                Ok(wr) => self.post_one(&mut core, wr),
+                Err(error) => Err(error),
+            };
+            match posted {
                 Ok(left) => changed |= left,
                 Err(error) => {
                     result = Err((index, error));
@@ -343,17 +349,14 @@ impl QueuePair {
 
     /// Posts a work request. Whether that has left something to do: it may already be over.
     #[inline]
-    fn post_one(self: &Arc<Self>, core: &mut QpCore, wr: Result<SendWr, Error>) -> Result<bool, Error> {
+    fn post_one(self: &Arc<Self>, core: &mut QpCore, wr: SendWr) -> Result<bool, Error> {
         let device = self.device();
         device.meet(self, core);
-        // By reference: a work request is large, and moved only if it is to be kept.
-        if let Ok(wr) = &wr {
-            let reached = device.reach(self, core, wr);
-            if reached != Reached::No {
-                return Ok(reached == Reached::WithEvents);
-            }
+        let reached = device.reach(self, core, &wr);
+        if reached != Reached::No {
+            return Ok(reached == Reached::WithEvents);
         }
-        core.qp.post_send(wr?)?;
+        core.qp.post_send(wr)?;
         Ok(!device.send_at_once(self, core))
     }
 
@@ -363,7 +366,7 @@ impl QueuePair {
         core.qp.check_sends(wrs)?;
         let mut changed = false;
         for wr in wrs.drain(..) {
-            changed |= self.post_one(&mut core, Ok(wr))?;
+            changed |= self.post_one(&mut core, wr)?;
         }
         self.send_posted(core, changed);
         Ok(())
@@ -514,7 +517,6 @@ impl QueuePair {
     pub(crate) fn silence(&self) {
         let mut core = self.lock();
         core.dead = true;
-        self.device().acks_held.forget(self);
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -58,6 +58,8 @@ pub(crate) struct TxUnit {
     pub work: WorkList,
     /// Those that hold an acknowledgement back, and are not known to whoever receives yet.
     pub holders: SmallVec<[Arc<QueuePair>; 4]>,
+    /// Whether anybody holds one back since the look began.
+    pub has_held: bool,
 }
 
 impl TxUnit {
@@ -68,6 +70,7 @@ impl TxUnit {
             owners: SmallVec::new(),
             work: VecDeque::new(),
             holders: SmallVec::new(),
+            has_held: false,
         })
     }
 
@@ -79,37 +82,6 @@ impl TxUnit {
 
 /// From so many queue pairs that have held an acknowledgement back on, those are forgotten that hold none.
 const HELD_MAX: usize = 64;
-
-/// How many queue pairs hold an acknowledgement back: who is to go to sleep, or to send something else, looks here.
-#[derive(Default)]
-pub(crate) struct HeldAcks(AtomicU32);
-
-impl HeldAcks {
-    /// Whether there are any.
-    #[inline]
-    pub fn any(&self) -> bool {
-        self.0.load(Ordering::SeqCst) > 0
-    }
-
-    /// Notes that a queue pair holds one. Called with its lock and the right to receive.
-    #[inline]
-    pub fn note(&self, qp: &QueuePair) {
-        if !qp.holds_ack.load(Ordering::Relaxed) {
-            qp.holds_ack.store(true, Ordering::Relaxed);
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Notes that it holds none, or not for this. Called with its lock or with the right to receive. Whether it did.
-    #[inline]
-    pub fn forget(&self, qp: &QueuePair) -> bool {
-        let did = qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed);
-        if did {
-            self.0.fetch_sub(1, Ordering::SeqCst);
-        }
-        did
-    }
-}
 
 /// What whoever has the right to receive needs for it.
 pub(crate) struct Receiver {
@@ -141,9 +113,12 @@ impl Receiver {
         self.holders.extend(holders.drain(..));
     }
 
-    /// Moves those that hold one to the work list. From now on they can hold one again.
-    pub fn release(&self, work: &mut WorkList, held: &HeldAcks) {
-        let late = self.holders.iter().filter(|qp| held.forget(qp));
+    /// Moves those that still hold one to the work list. From now on they can hold one again.
+    pub fn release(&self, work: &mut WorkList) {
+        let late = self
+            .holders
+            .iter()
+            .filter(|qp| qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed));
         work.extend(late.map(|qp| (qp.clone(), AckPolicy::Now)));
     }
 

@@ -189,7 +189,6 @@ impl Qp {
     ///
     /// # Errors
     /// If the queue is full, or the request does not fit the queue pair.
-    #[inline]
     pub fn post_send(&mut self, wr: SendWr) -> Result<(), PostError> {
         self.check_sends(std::slice::from_ref(&wr))?;
         if self.flushes_sends() {
