@@ -317,7 +317,7 @@ impl Qp {
         }
         let common = &mut self.common;
         if let Some(psn) = ack.filter(|_| info.service.is_reliable())
-            && !self.requester.acknowledge_at_once(common, psn)
+            && !(is_usual && self.requester.acknowledge_at_once(common, psn))
         {
             let verdict = self.requester.handle_ack(now(), common, psn);
             self.settle(verdict);

@@ -21,9 +21,6 @@ impl Requester {
     ) -> Verdict {
         match packet.bth.opcode.info().operation {
             Operation::Acknowledge => match packet.ext.aeth.map(|aeth| aeth.syndrome) {
-                Some(Syndrome::Ack { .. }) if self.acknowledge_at_once(common, packet.bth.psn) => {
-                    Verdict::Fine
-                }
                 Some(Syndrome::Ack { .. }) => self.handle_ack(now, common, packet.bth.psn),
                 Some(Syndrome::RnrNak { timer }) => self.handle_rnr(now, common, packet.bth.psn, timer),
                 Some(Syndrome::Nak(code)) => self.handle_nak(now, common, packet.bth.psn, code),

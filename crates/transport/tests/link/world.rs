@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use terrace_transport::{
     AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, Time, Transmit, WcStatus,
 };
-use terrace_wire::{Packet, Psn};
+use terrace_wire::{Packet, Psn, ROCE_PORT};
 
 use crate::model::{Arrival, KEY, Model, Side};
 use crate::plan::Plan;
@@ -248,7 +248,11 @@ impl World<'_> {
             let InFlight { to, bytes, ack, marked } = entry.remove();
             any = true;
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
-            let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
+            let mut meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
+            if self.random.percent(50) {
+                // As the ordinary case has it.
+                meta.source.set_port(ROCE_PORT);
+            }
             let node = &mut self.nodes[to];
             node.qp.handle_packet_carrying(|| Time(self.now), &meta, &packet, ack, &node.host);
             if self.random.percent(30) {

@@ -1,0 +1,279 @@
+//! The short way of ordinary messages does what the long one does: two connections are driven alike, one of them in such a way that it
+//! can take the short one, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use smallvec::SmallVec;
+use support::host::Memory;
+use support::sink::Collector;
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::*;
+use terrace_wire::{Packet, Psn, ROCE_PORT};
+
+const KEY: u32 = 0x101;
+const MTU: u32 = 1024;
+const CASES: u32 = 1000;
+
+/// What happens to one side of both connections.
+#[derive(Clone, Debug)]
+enum Step {
+    Send {
+        what: What,
+        len: u32,
+        flags: u32,
+        key: u32,
+    },
+    Receive {
+        len: u32,
+        key: u32,
+    },
+    /// Packets under way to this side arrive, but for those whose bit is set.
+    Arrive {
+        lost: u8,
+        again: bool,
+        congested: bool,
+    },
+    /// It sends what it has held back.
+    Look {
+        acks: AckPolicy,
+        room: Option<usize>,
+    },
+    Wait {
+        ns: u64,
+    },
+    Drain,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Send,
+    Inline,
+    SendImm,
+    Write,
+    Read,
+    FetchAdd,
+    Invalidate,
+}
+
+fn step() -> impl Strategy<Value = (bool, Step)> {
+    let what = prop_oneof![
+        12 => Just(What::Send), 2 => Just(What::Inline), 1 => Just(What::SendImm), 1 => Just(What::Write),
+        1 => Just(What::Read), 1 => Just(What::FetchAdd), 1 => Just(What::Invalidate),
+    ];
+    let len = prop_oneof![8 => 0u32..100, 1 => Just(MTU), 1 => MTU + 1..3 * MTU];
+    let key = || prop_oneof![60 => Just(KEY), 1 => Just(KEY ^ 0x100)];
+    let flags = prop_oneof![3 => Just(2u32), 1 => Just(0), 1 => 0u32..8];
+    let lost = prop_oneof![20 => Just(0u8), 1 => any::<u8>()];
+    let acks = prop_oneof![Just(AckPolicy::Now), Just(AckPolicy::Hold)];
+    let room = prop_oneof![6 => Just(None), 1 => (0usize..3).prop_map(Some)];
+    let step = prop_oneof![
+        12 => (what, len, flags, key()).prop_map(|(what, len, flags, key)| Step::Send { what, len, flags, key }),
+        10 => (prop_oneof![9 => Just(4096u32), 1 => 0u32..100], key())
+            .prop_map(|(len, key)| Step::Receive { len, key }),
+        12 => (lost, prop::bool::weighted(0.05), prop::bool::weighted(0.03))
+            .prop_map(|(lost, again, congested)| Step::Arrive { lost, again, congested }),
+        3 => (acks, room).prop_map(|(acks, room)| Step::Look { acks, room }),
+        1 => (1u64..100_000_000).prop_map(|ns| Step::Wait { ns }),
+        1 => Just(Step::Drain),
+    ];
+    (any::<bool>(), step)
+}
+
+struct Side {
+    qp: Qp,
+    host: Memory,
+    /// Packets under way to it, with what they carry.
+    mail: Vec<(Vec<u8>, Option<Psn>)>,
+    events: Vec<QpEvent>,
+}
+
+impl Side {
+    fn new(number: u8, sq_sig_all: bool) -> Side {
+        let cap =
+            QpCap { max_send_wr: 6, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 80 };
+        let mut qp = Qp::new(QpConfig {
+            qpn: number.into(),
+            qp_type: QpType::Rc,
+            cap,
+            sq_sig_all,
+            has_srq: false,
+            window_bytes: 8 << 10,
+            rd_atomic_limit: 1,
+            mtu_limit: 4096,
+        });
+        let attr = QpAttr {
+            path_mtu: MTU,
+            dest_qpn: u32::from(3 - number),
+            path: Some(path_to(address(3 - number))),
+            port_num: 1,
+            access: 0xf,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttr::default()
+        };
+        bring_up(&mut qp, &attr, QpState::Rts);
+        let host = Memory::new(8192);
+        host.add_region(KEY, 0, 8192, "lrwag");
+        Side { qp, host, mail: Vec::new(), events: Vec::new() }
+    }
+
+    /// Sends what there is to send; at first, by the short way, what was posted just now.
+    fn send(&mut self, now: Time, posted: bool, acks: AckPolicy, room: Option<usize>) -> Sent {
+        let mut sink = Collector { room, acks: Some(Vec::new()), ..Collector::default() };
+        let short = posted && self.qp.send_at_once(|| now, &self.host, &mut sink);
+        self.qp.poll_transmit(now, &self.host, &mut sink, acks);
+        self.events.extend(std::iter::from_fn(|| self.qp.poll_event()));
+        let carried = sink.acks.unwrap_or_default();
+        let ack_of = |at: usize| carried.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
+        let packets =
+            sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, ack_of(at))).collect();
+        Sent { packets, short }
+    }
+
+    /// Everything about it that could differ, but for its memory.
+    fn picture(&self) -> String {
+        format!("{:?} {:?} {:?}", self.qp, self.mail, self.events)
+    }
+}
+
+struct Sent {
+    packets: Vec<(Vec<u8>, Option<Psn>)>,
+    short: bool,
+}
+
+fn address(number: u8) -> IpAddr {
+    [10, 0, 0, number].into()
+}
+
+struct Connection {
+    /// Whether it may take the short way.
+    may: bool,
+    sides: [Side; 2],
+    now: u64,
+    wr_id: u64,
+    short_count: usize,
+}
+
+impl Connection {
+    fn new(may: bool, sq_sig_all: bool) -> Connection {
+        let sides = [1, 2].map(|number| Side::new(number, sq_sig_all));
+        Connection { may, sides, now: 1, wr_id: 0, short_count: 0 }
+    }
+
+    fn take(&mut self, at: usize, step: &Step) {
+        self.now += 10;
+        let side = &mut self.sides[at];
+        match *step {
+            Step::Send { what, len, flags, key } => {
+                self.wr_id += 1;
+                let wr = work_request(self.wr_id, what, len, flags, key);
+                if side.qp.post_send(wr).is_ok() {
+                    self.send(at, self.may, AckPolicy::Now, None);
+                }
+            }
+            Step::Receive { len, key } => {
+                self.wr_id += 1;
+                let sges = SgeList::from_slice(&[Sge { addr: 4096, length: len, lkey: key }]);
+                // A full queue takes none, in both.
+                let _ = side.qp.post_recv(RecvWr { wr_id: self.wr_id, sges });
+            }
+            Step::Arrive { lost, again, congested } => {
+                for (index, (bytes, ack)) in std::mem::take(&mut side.mail).iter().enumerate() {
+                    if lost >> (index % 8) & 1 == 0 {
+                        self.hand(at, bytes, *ack, congested);
+                        if again {
+                            self.hand(at, bytes, *ack, false);
+                        }
+                    }
+                }
+                let side = &mut self.sides[at];
+                side.events.extend(std::iter::from_fn(|| side.qp.poll_event()));
+            }
+            Step::Look { acks, room } => self.send(at, false, acks, room),
+            Step::Wait { ns } => {
+                self.now += ns;
+                side.qp.handle_timeout(Time(self.now));
+                self.send(at, false, AckPolicy::Now, None);
+            }
+            Step::Drain => {
+                let state = match side.qp.state() {
+                    QpState::Rts => QpState::Sqd,
+                    QpState::Sqd => QpState::Rts,
+                    _ => return,
+                };
+                let attr = QpAttr { state, ..QpAttr::default() };
+                // RTS is not to be had while it drains, in both.
+                let _ = side.qp.modify(&attr, QpAttrMask::STATE);
+                self.send(at, false, AckPolicy::Now, None);
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize, posted: bool, acks: AckPolicy, room: Option<usize>) {
+        let sent = self.sides[at].send(Time(self.now), posted, acks, room);
+        self.short_count += usize::from(sent.short);
+        self.sides[1 - at].mail.extend(sent.packets);
+    }
+
+    fn hand(&mut self, at: usize, bytes: &[u8], ack: Option<Psn>, congested: bool) {
+        let (own, peer) = (at as u8 + 1, 2 - at as u8);
+        let mut meta = meta_between(address(peer), address(own), if congested { 3 } else { 0 });
+        if self.may {
+            // From any other port it is as good, but not the ordinary case.
+            meta.source = SocketAddr::new(meta.source.ip(), ROCE_PORT);
+        }
+        let packet = Packet::parse(bytes).expect("a packet");
+        let side = &mut self.sides[at];
+        side.qp.handle_packet_carrying(|| Time(self.now), &meta, &packet, ack, &side.host);
+    }
+}
+
+fn work_request(wr_id: u64, what: What, len: u32, flags: u32, lkey: u32) -> SendWr {
+    let eight = Payload::Sges(SgeList::from_slice(&[Sge { addr: 0, length: 8, lkey }]));
+    let sges = Payload::Sges(SgeList::from_slice(&[Sge { addr: 1, length: len, lkey }]));
+    let (va, rkey) = (64, KEY);
+    let (op, payload) = match what {
+        What::Send => (SendOp::Send, sges),
+        What::Inline => (SendOp::Send, Payload::Inline(SmallVec::from_elem(wr_id as u8, len as usize % 90))),
+        What::SendImm => (SendOp::SendImm(7), sges),
+        What::Write => (SendOp::Write { va, rkey }, sges),
+        What::Read => (SendOp::Read { va, rkey }, sges),
+        What::FetchAdd => (SendOp::FetchAdd { va, rkey, add: wr_id }, eight),
+        What::Invalidate => (SendOp::LocalInvalidate(KEY ^ 0x200), Payload::Sges(SgeList::new())),
+    };
+    SendWr { wr_id, op, payload, flags: SendFlags::from_bits_truncate(flags), target: None }
+}
+
+#[test]
+fn the_short_way_does_what_the_long_one_does() {
+    let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]));
+    let short_count = std::cell::Cell::new(0);
+    let outcome = runner.run(&(any::<bool>(), vec(step(), 1..120)), |(sq_sig_all, steps)| {
+        let [mut short, mut long] = [true, false].map(|may| Connection::new(may, sq_sig_all));
+        for (is_second, step) in &steps {
+            for connection in [&mut short, &mut long] {
+                connection.take(usize::from(*is_second), step);
+            }
+            for (one, other) in short.sides.iter().zip(&long.sides) {
+                prop_assert_eq!(one.picture(), other.picture());
+                prop_assert!(one.host.bytes == other.host.bytes, "memory differs");
+            }
+        }
+        short_count.set(short_count.get() + short.short_count);
+        Ok(())
+    });
+    if let Err(error) = outcome {
+        panic!("{error}");
+    }
+    let short_count = short_count.get();
+    assert!(short_count > CASES as usize, "only {short_count} messages left by the short way");
+}
