@@ -13,7 +13,7 @@ use support::host::Memory;
 use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::*;
-use terrace_wire::{Packet, Psn, ROCE_PORT};
+use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, ROCE_PORT, emit_headers};
 
 const KEY: u32 = 0x101;
 const MTU: u32 = 1024;
@@ -47,6 +47,16 @@ enum Step {
         ns: u64,
     },
     Drain,
+    /// A packet arrives that its peer never sent, with the next PSN.
+    Forged {
+        len: u32,
+    },
+    /// What its peer reaches for is absent from now on, or there.
+    Absent {
+        is: bool,
+    },
+    /// The oldest access to absent memory ends.
+    Came,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +78,7 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
     let len = prop_oneof![8 => 0u32..100, 1 => Just(MTU), 1 => MTU + 1..3 * MTU];
     let key = || prop_oneof![60 => Just(KEY), 1 => Just(KEY ^ 0x100)];
     let flags = prop_oneof![3 => Just(2u32), 1 => Just(0), 1 => 0u32..8];
-    let lost = prop_oneof![20 => Just(0u8), 1 => any::<u8>()];
+    let lost = prop_oneof![7 => Just(0u8), 1 => any::<u8>()];
     let acks = prop_oneof![Just(AckPolicy::Now), Just(AckPolicy::Hold)];
     let room = prop_oneof![6 => Just(None), 1 => (0usize..3).prop_map(Some)];
     let step = prop_oneof![
@@ -80,6 +90,9 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
         3 => (acks, room).prop_map(|(acks, room)| Step::Look { acks, room }),
         1 => (1u64..100_000_000).prop_map(|ns| Step::Wait { ns }),
         1 => Just(Step::Drain),
+        1 => prop_oneof![Just(8), Just(MTU + 4)].prop_map(|len| Step::Forged { len }),
+        1 => any::<bool>().prop_map(|is| Step::Absent { is }),
+        2 => Just(Step::Came),
     ];
     (any::<bool>(), step)
 }
@@ -153,6 +166,22 @@ fn address(number: u8) -> IpAddr {
     [10, 0, 0, number].into()
 }
 
+/// The header of a SEND of one packet from nowhere.
+fn forged(qpn: u32, psn: Psn) -> Bth {
+    Bth {
+        opcode: Opcode::RcSendOnly,
+        solicited: false,
+        migrated: true,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn,
+        ack_request: true,
+        psn,
+    }
+}
+
 struct Connection {
     /// Whether it may take the short way.
     may: bool,
@@ -198,6 +227,23 @@ impl Connection {
                 side.events.extend(std::iter::from_fn(|| side.qp.poll_event()));
             }
             Step::Look { acks, room } => self.send(at, false, acks, room),
+            Step::Forged { len } => {
+                let mut bytes = vec![0; 12 + len as usize];
+                let (qpn, psn) = (at as u32 + 1, Psn::new(side.qp.query().rq_psn));
+                emit_headers(&forged(qpn, psn), &Extensions::default(), &mut bytes).expect("room");
+                self.hand(at, &bytes, None, false);
+                self.send(at, false, AckPolicy::Now, None);
+            }
+            Step::Absent { is } => {
+                let absent = if is { vec![0..4096] } else { Vec::new() };
+                *side.host.absent.borrow_mut() = absent;
+            }
+            Step::Came => {
+                if side.host.complete(0, Ok(())) {
+                    side.qp.wake();
+                    self.send(at, false, AckPolicy::Now, None);
+                }
+            }
             Step::Wait { ns } => {
                 self.now += ns;
                 side.qp.handle_timeout(Time(self.now));

@@ -15,10 +15,7 @@ impl Requester {
     /// Whether everything in the queue has left but for the last `waiting`, and nothing of it is to leave again.
     #[inline]
     fn is_caught_up(&self, waiting: usize) -> bool {
-        self.index + waiting == self.queue.len()
-            && self.next == self.assigned
-            && self.next == self.highest
-            && self.quiet_until.is_none()
+        self.index + waiting == self.queue.len() && self.next == self.assigned && self.quiet_until.is_none()
     }
 
     /// Sends the request that was posted just now, if it is a SEND of one packet that nothing keeps from leaving. Nothing has changed
@@ -40,7 +37,6 @@ impl Requester {
             && common.is(QpType::Rc)
             && common.attr.state == QpState::Rts
             && wqe.packets == 1
-            && !wqe.started
             && wqe.failed.is_none()
             && self.window.admits(self.in_flight_bytes, cost)
             && host.admits(self.in_flight_bytes);
@@ -64,7 +60,6 @@ impl Requester {
         self.assigned = self.next;
         self.highest = self.next;
         self.asked_until = self.next;
-        self.held_back = false;
         if self.ack_deadline.is_none() {
             self.restart_ack_timer(now(), common);
         }
@@ -79,8 +74,7 @@ impl Requester {
             && end > self.acknowledged
             && common.attr.state == QpState::Rts
             && self.is_caught_up(0)
-            && self.responses_due.is_empty()
-            && self.cuts.is_empty();
+            && self.responses_due.is_empty();
         if !is_usual {
             return false;
         }

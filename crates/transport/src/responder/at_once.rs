@@ -3,7 +3,6 @@
 
 use terrace_wire::Packet;
 
-use super::emit::is_plain_ack;
 use super::{Responder, receive_completion, require_receive};
 use crate::common::{Common, Verdict};
 use crate::host::Host;
@@ -22,7 +21,7 @@ impl Responder {
         let is_usual = packet.bth.psn == self.expected
             && self.incoming.is_none()
             && self.owed.len() <= 1
-            && self.owed.iter().all(is_plain_ack)
+            && !self.is_unsettled()
             && !common.config.has_srq
             && len <= common.mtu();
         let receive = self.receives.front().filter(|_| is_usual)?;

@@ -233,8 +233,7 @@ fn push_data(
     Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
 }
 
-#[inline]
-pub(super) fn is_plain_ack(owed: &Owed) -> bool {
+fn is_plain_ack(owed: &Owed) -> bool {
     matches!(owed, Owed::Ack { syndrome: Syndrome::Ack { .. }, .. })
 }
 
