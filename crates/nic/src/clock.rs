@@ -11,8 +11,8 @@ pub trait Clock: Send + Sync {
     /// Nanoseconds since an epoch of the clock's own.
     fn now(&self) -> Time;
 
-    /// A time that is not before now, and hardly more than 10 ms after: for deadlines that need not be exact, where asking for the
-    /// exact time would be a good part of the work.
+    /// A time up to 10 ms after now, and before it only where the kernel keeps its coarse clock late (a virtual processor that does not
+    /// run): for deadlines that need not be exact, where asking for the exact time would be a good part of the work.
     fn soon(&self) -> Time {
         self.now()
     }

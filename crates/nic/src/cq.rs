@@ -176,7 +176,8 @@ impl Cq {
 
     /// What a poll of an empty queue brings.
     fn nothing(&self) -> Result<usize, Error> {
-        if self.overrun.load(Ordering::Acquire) { Err(Error::Overrun) } else { Ok(0) }
+        // Entries may have come meanwhile, before it overran.
+        if self.overrun.load(Ordering::Acquire) && self.is_empty() { Err(Error::Overrun) } else { Ok(0) }
     }
 
     #[inline]

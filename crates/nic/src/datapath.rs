@@ -85,19 +85,19 @@ impl Device {
         }
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
-        match rx.as_mut() {
-            // A device that is closed forgets those who wait, once.
-            Some(rx) if !self.is_closed() => {
-                rx.know(&mut unit.holders);
-                let has_held = std::mem::take(&mut unit.has_held);
-                match acks {
-                    // The engine says that it is about to sleep, and then looks here.
-                    AckPolicy::Hold if has_held => self.acks_held.store(true, Ordering::SeqCst),
-                    AckPolicy::Now if has_held => rx.release(&mut unit.work),
-                    _ => {}
-                }
+        if let Some(rx) = rx.as_mut() {
+            rx.know(&mut unit.holders);
+            match (std::mem::take(&mut unit.has_held), acks) {
+                (false, _) => {}
+                // The engine says that it is about to sleep, and then looks here.
+                (true, AckPolicy::Hold) => self.acks_held.store(true, Ordering::SeqCst),
+                (true, AckPolicy::Now) => rx.release(&mut unit.work),
             }
-            _ => unit.holders.clear(),
+            if self.is_closed() {
+                // It forgets those who wait, once; and nobody comes after this.
+                rx.release(&mut unit.work);
+                rx.clear();
+            }
         }
         self.flight.give_turns(&mut unit.work);
         match rx.as_mut() {
@@ -115,7 +115,7 @@ impl Device {
     }
 
     /// Moves queue pairs whose acknowledgements were held back to the work list.
-    pub(crate) fn release_acks(&self, rx: &Receiver, work: &mut WorkList) {
+    pub(crate) fn release_acks(&self, rx: &mut Receiver, work: &mut WorkList) {
         if self.acks_held.load(Ordering::Relaxed) {
             self.acks_held.store(false, Ordering::Relaxed);
             rx.release(work);
@@ -339,9 +339,9 @@ impl Device {
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
         if self.acks_held.load(Ordering::SeqCst)
-            && let Some(rx) = self.rx.try_lock()
+            && let Some(mut rx) = self.rx.try_lock()
         {
-            self.release_acks(&rx, &mut unit.work);
+            self.release_acks(&mut rx, &mut unit.work);
         }
         if outcome == Transmit::SinkFull {
             unit.work.push_front((qp.clone(), acks));

@@ -104,8 +104,8 @@ pub struct Device {
     pub(crate) xrc: XrcTable,
     /// The right to receive: nobody ever waits for it but `fork` and the device's end.
     pub(crate) rx: Arc<Mutex<Receiver>>,
-    /// Whether queue pairs held acknowledgements back after the last look; [`Receiver`] knows which may. Changed with the right to
-    /// receive.
+    /// Whether queue pairs held acknowledgements back after the last look, or were destroyed since; [`Receiver`] knows which may. Taken
+    /// back with the right to receive.
     pub(crate) acks_held: AtomicBool,
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
@@ -311,8 +311,8 @@ impl Device {
             let mut unit = self.tx.take();
             self.pending.take_into(&mut unit.work, None);
             // Whoever is receiving just now sends what it finds held back.
-            if let Some(rx) = self.rx.try_lock() {
-                self.release_acks(&rx, &mut unit.work);
+            if let Some(mut rx) = self.rx.try_lock() {
+                self.release_acks(&mut rx, &mut unit.work);
             }
             self.flush(unit, self.clock.now());
         }

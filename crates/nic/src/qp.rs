@@ -86,7 +86,7 @@ pub struct QueuePair {
     /// Whether it holds an acknowledgement back, which whoever receives next is to send. Set with its lock and the right to receive, and
     /// taken back with either.
     pub(crate) holds_ack: AtomicBool,
-    /// Whether whoever has the right to receive knows that it may. Changed with that right.
+    /// Whether whoever has the right to receive knows that it may. Set with that right, and taken back with it or by its end.
     pub(crate) is_known_holder: AtomicBool,
     /// When its live entry in the timers fires, in nanoseconds.
     pub(crate) timer_at: AtomicU64,
@@ -123,8 +123,8 @@ pub(crate) struct QpCore {
     pub local: QpLocal,
 }
 
-/// Nagle's rule for work requests: one that is posted while this many packets are on their way can wait for the
-/// answer to one of them, ...
+/// Nagle's rule for work requests: one that is posted while this many packets are on their way, and does not leave through a ring at
+/// once, can wait for the answer to one of them, ...
 const BUSY_PACKETS: u32 = 8;
 /// ... unless this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
@@ -483,11 +483,10 @@ impl QueuePair {
         self.send_held_ack();
         device.table.remove(self.qpn);
         self.silence();
-        // Whoever receives just now goes on to know it: then it stays in memory until there are too many of them.
-        if self.is_known_holder.load(Ordering::Relaxed)
-            && let Some(mut rx) = device.rx.try_lock()
-        {
-            rx.forget(self);
+        if self.is_known_holder.swap(false, Ordering::Relaxed) {
+            // The next look forgets it.
+            device.acks_held.store(true, Ordering::SeqCst);
+            device.engine.wake();
         }
         if device.flight.has_turns() {
             device.engine.wake_by(Time(0));

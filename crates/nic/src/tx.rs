@@ -80,15 +80,15 @@ impl TxUnit {
     }
 }
 
-/// From so many queue pairs that have held an acknowledgement back on, those are forgotten that hold none.
-const HELD_MAX: usize = 64;
+/// So many queue pairs stay known to whoever receives although they hold no acknowledgement back just now.
+const HOLDERS_KEPT: usize = 8;
 
 /// What whoever has the right to receive needs for it.
 pub(crate) struct Receiver {
     pub batch: RxBatch,
     /// Its unit, unless that is under way.
     pub unit: Option<Box<TxUnit>>,
-    /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay.
+    /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay for a while.
     holders: Vec<Arc<QueuePair>>,
 }
 
@@ -100,31 +100,26 @@ impl Receiver {
     /// Gets to know these.
     #[inline]
     pub fn know(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>) {
-        if holders.is_empty() {
-            return;
+        if !holders.is_empty() {
+            self.holders.extend(holders.drain(..));
         }
-        if self.holders.len() >= HELD_MAX {
-            self.holders.retain(|qp| {
-                let holds = qp.holds_ack.load(Ordering::Relaxed);
-                qp.is_known_holder.store(holds, Ordering::Relaxed);
-                holds
-            });
-        }
-        self.holders.extend(holders.drain(..));
     }
 
-    /// Moves those that still hold one to the work list. From now on they can hold one again.
-    pub fn release(&self, work: &mut WorkList) {
-        let late = self
-            .holders
-            .iter()
-            .filter(|qp| qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed));
-        work.extend(late.map(|qp| (qp.clone(), AckPolicy::Now)));
-    }
-
-    /// Forgets one that is destroyed.
-    pub fn forget(&mut self, qp: &Arc<QueuePair>) {
-        self.holders.retain(|other| !Arc::ptr_eq(other, qp));
+    /// Moves those that still hold one to the work list, and forgets those that are destroyed, or too many. From now on they can hold
+    /// one again.
+    pub fn release(&mut self, work: &mut WorkList) {
+        let is_long = self.holders.len() > HOLDERS_KEPT;
+        self.holders.retain(|qp| {
+            let held = qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed);
+            if held {
+                work.push_back((qp.clone(), AckPolicy::Now));
+            }
+            let stays = qp.is_known_holder.load(Ordering::Relaxed) && (held || !is_long);
+            if !stays {
+                qp.is_known_holder.store(false, Ordering::Relaxed);
+            }
+            stays
+        });
     }
 
     /// Forgets everything, when the device closes.

@@ -255,6 +255,8 @@ pub struct Inbox {
     ring: Segment,
     desk: Segment,
     head: u64,
+    /// How far the head may get, once the writer has gone.
+    limit: Option<u64>,
     /// Where a packet is copied to before anybody looks at it: the writer could change it meanwhile.
     packet: Box<[u8]>,
     broken: bool,
@@ -268,7 +270,14 @@ impl Inbox {
     pub fn new(ring: OwnedFd) -> io::Result<Inbox> {
         let ring = Segment::open(ring, RING_BYTES as usize, false)?;
         let desk = Segment::create(c"terrace-desk", DESK_BYTES, Others::Read)?;
-        Ok(Inbox { ring, desk, head: 0, packet: vec![0; PACKET_BYTES_MAX].into(), broken: false })
+        Ok(Inbox {
+            ring,
+            desk,
+            head: 0,
+            limit: None,
+            packet: vec![0; PACKET_BYTES_MAX].into(),
+            broken: false,
+        })
     }
 
     /// To be sent to the writer.
@@ -279,7 +288,17 @@ impl Inbox {
     /// Whether nothing waits to be read.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.broken || self.first_word() == NOTHING
+        self.is_over() || self.first_word() == NOTHING
+    }
+
+    /// The writer has gone: what it has written before can be no more than the ring has room for.
+    pub fn end(&mut self) {
+        self.limit.get_or_insert(self.head.saturating_add(RING_BYTES));
+    }
+
+    #[inline]
+    fn is_over(&self) -> bool {
+        self.broken || self.limit.is_some_and(|limit| self.head >= limit)
     }
 
     /// Whether the writer has written what no writer writes. Nothing more is read then.
@@ -291,7 +310,7 @@ impl Inbox {
     #[inline]
     pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
         let mut count = 0;
-        while count < max && !self.broken {
+        while count < max && !self.is_over() {
             let numbers = self.first_word();
             if numbers == NOTHING {
                 break;
@@ -527,6 +546,19 @@ mod tests {
             assert_eq!(inbox.read(10, |_, _, _| ()), 0);
             assert!(inbox.is_broken() && inbox.is_empty(), "{records_before} {numbers}");
         }
+    }
+
+    #[test]
+    fn a_writer_that_has_gone_without_an_end_is_read_for_one_lap() {
+        let (outbox, mut inbox) = pair();
+        for at in (0..RING_BYTES).step_by(RECORD_ALIGNMENT as usize) {
+            header(&outbox.ring, at)[0].store(12, Ordering::Release);
+        }
+        assert_eq!(inbox.read(100, |_, _, _| ()), 100);
+        inbox.end();
+        inbox.end();
+        assert_eq!(inbox.read(usize::MAX, |_, _, _| ()) as u64, RING_BYTES / RECORD_ALIGNMENT);
+        assert!(inbox.is_empty() && !inbox.is_broken());
     }
 
     /// What was in the ring a lap ago is no record, whatever it looks like.

@@ -152,9 +152,12 @@ impl Device {
             return false;
         }
         let host = qp.host(core);
+        // A clock that the kernel keeps late costs a repetition, if there is one.
+        let is_patient = core.qp.attr().retry_cnt > 0;
+        let now = || if is_patient { self.clock.soon() } else { self.clock.now() };
         let mut has_sent = false;
         self.with_ring(core, |core, sink| {
-            has_sent = core.qp.send_at_once(|| self.clock.soon(), &host, sink);
+            has_sent = core.qp.send_at_once(now, &host, sink);
             true
         });
         if has_sent {
@@ -229,7 +232,10 @@ impl Inlets {
     pub fn end(&self, number: u64) {
         let mut state = self.state.lock();
         let ended = state.list.iter_mut().filter(|inlet| inlet.number == number);
-        ended.for_each(|inlet| inlet.has_ended = true);
+        ended.for_each(|inlet| {
+            inlet.has_ended = true;
+            inlet.inbox.end();
+        });
         self.tidy(&mut state);
     }
 

@@ -12,10 +12,11 @@ use crate::types::{QpState, QpType, SendFlags, SendOp, Time, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 
 impl Requester {
-    /// Whether everything in the queue has left but for the last `waiting`, and nothing of it is to leave again.
+    /// Whether everything in the queue has left but for the last `waiting`, and nothing of it is to leave again: whoever goes back for a
+    /// loss, or waits for a receive, begins at the queue's front.
     #[inline]
     fn is_caught_up(&self, waiting: usize) -> bool {
-        self.index + waiting == self.queue.len() && self.next == self.assigned && self.quiet_until.is_none()
+        self.index + waiting == self.queue.len()
     }
 
     /// Sends the request that was posted just now, if it is a SEND of one packet that nothing keeps from leaving. Nothing has changed

@@ -3,7 +3,7 @@
 
 use terrace_wire::Packet;
 
-use super::{Responder, receive_completion, require_receive};
+use super::{Incoming, Refusal, Responder, receive_completion, require_receive};
 use crate::common::{Common, Verdict};
 use crate::host::Host;
 use crate::types::WcOpcode;
@@ -33,13 +33,14 @@ impl Responder {
         if let Err(refusal) = require_receive(common, host) {
             return Some(self.refuse(common, refusal));
         }
-        // What is wrong will be found again, and told.
-        if len > 0 && host.scatter(&receive.sges, 0, packet.payload).is_err() {
-            return None;
-        }
+        let is_there = len == 0 || host.scatter(&receive.sges, 0, packet.payload).is_ok();
         let wr_id = receive.wr_id;
-        self.receives.pop_front();
+        let receive = self.receives.pop_front()?;
         self.nak_out = false;
+        if !is_there {
+            self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
+            return Some(self.refuse(common, Refusal::ReceiveProtection));
+        }
         let info = packet.bth.opcode.info();
         common.complete_receive(receive_completion(common, packet, info, wr_id, len, WcOpcode::Recv));
         self.finish_packet(common, packet, info);

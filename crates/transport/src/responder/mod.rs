@@ -1,7 +1,7 @@
 //! The responder: takes request packets in order, acts on memory and on the receive queue, and owes answers.
 //!
 //! Every NAK of a connected queue pair is decided in this file or in `duplicates.rs`; `emit.rs` only sends what is
-//! owed. A request packet goes through the same gates whatever it asks for:
+//! owed, and `at_once.rs` is a shorter way for ordinary messages. A request packet goes through the same gates whatever it asks for:
 //!
 //! ```text
 //!   PSN ---- ahead ----> NAK sequence error, once
