@@ -262,6 +262,15 @@ pub extern "C" fn peer_open_client(control: c_int) {
     open_end(control, None);
 }
 
+/// A work request that has completed.
+struct Done {
+    id: u64,
+    /// Of what came.
+    byte_len: u32,
+    /// Whether it is something that came.
+    is_receive: bool,
+}
+
 fn link_of(lane: &Lane) -> &'static mut Link {
     // SAFETY: open_link() made it, it is never freed, and a lane belongs to one thread at a time.
     unsafe { &mut *lane.own.cast() }
@@ -324,11 +333,12 @@ impl Link {
             .expect("no overrun")
     }
 
-    /// What has completed, to be answered: which it was, the length of what came, and whether it is something that came.
-    fn poll_messages(&self) -> SmallVec<[(u64, u32, bool); DEPTH_MAX]> {
-        let mut done = SmallVec::new();
-        self.poll(|wc| done.push((wc.wr_id, wc.byte_len, wc.opcode == WcOpcode::Recv)));
-        done
+    /// Notes what has completed, to be answered.
+    #[inline]
+    fn poll_messages(&self, done: &mut SmallVec<[Done; DEPTH_MAX]>) {
+        self.poll(|wc| {
+            done.push(Done { id: wc.wr_id, byte_len: wc.byte_len, is_receive: wc.opcode == WcOpcode::Recv });
+        });
     }
 }
 
@@ -380,7 +390,9 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
         });
         return count as c_uint;
     }
-    for (id, _, is_receive) in link.poll_messages() {
+    let mut done = SmallVec::new();
+    link.poll_messages(&mut done);
+    for &Done { id, is_receive, .. } in &done {
         if is_receive {
             lane.received = link.inbox(id as usize) as *const c_char;
             slots[count] = link.asked[link.first];
@@ -400,9 +412,10 @@ pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
     for index in 0..settings().lanes as usize {
         // SAFETY: opened before; the target has one thread.
         let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
-        let done = link.poll_messages();
+        let mut done = SmallVec::new();
+        link.poll_messages(&mut done);
         worked |= !done.is_empty();
-        for (id, byte_len, is_receive) in done {
+        for &Done { id, byte_len, is_receive } in &done {
             match is_receive {
                 true => link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize),
                 false => link.post_receive(id as usize),
