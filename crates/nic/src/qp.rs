@@ -327,37 +327,43 @@ impl QueuePair {
         wrs: impl IntoIterator<Item = Result<SendWr, Error>>,
     ) -> Result<(), (usize, Error)> {
         let mut core = self.lock_alive().map_err(|error| (0, error))?;
-        let mut result = Ok(());
+        let mut wrs = wrs.into_iter();
         let mut changed = false;
-        for (index, wr) in wrs.into_iter().enumerate() {
-            // A work request is large: it is moved as seldom as can be.
-            let posted = match wr {
-                Ok(wr) => self.post_one(&mut core, wr),
-                Err(error) => Err(error),
+        let mut index = 0;
+        let result = loop {
+            // A work request is large: what is over as it is posted is not moved at all.
+            let next = wrs.next();
+            let posted = match &next {
+                None => break Ok(()),
+                Some(Ok(wr)) => self.reach_one(&mut core, wr),
+                Some(Err(_)) => Reached::No,
             };
-            match posted {
+            let left = match (posted, next) {
+                (Reached::No, Some(wr)) => wr.and_then(|wr| self.queue_one(&mut core, wr)),
+                (reached, _) => Ok(reached == Reached::WithEvents),
+            };
+            match left {
                 Ok(left) => changed |= left,
-                Err(error) => {
-                    result = Err((index, error));
-                    break;
-                }
+                Err(error) => break Err((index, error)),
             }
-        }
+            index += 1;
+        };
         self.send_posted(core, changed);
         result
     }
 
-    /// Posts a work request. Whether that has left something to do: it may already be over.
+    /// Carries a work request out, if the peer's memory can be reached into.
     #[inline]
-    fn post_one(self: &Arc<Self>, core: &mut QpCore, wr: SendWr) -> Result<bool, Error> {
-        let device = self.device();
-        device.meet(self, core);
-        let reached = device.reach(self, core, &wr);
-        if reached != Reached::No {
-            return Ok(reached == Reached::WithEvents);
-        }
+    fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
+        self.device().meet(self, core);
+        self.device().reach(self, core, wr)
+    }
+
+    /// Posts one that is for packets. Whether that has left something to do: it may already be on its way.
+    #[inline]
+    fn queue_one(self: &Arc<Self>, core: &mut QpCore, wr: SendWr) -> Result<bool, Error> {
         core.qp.post_send(wr)?;
-        Ok(!device.send_at_once(self, core))
+        Ok(!self.device().send_at_once(self, core))
     }
 
     /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
@@ -366,7 +372,10 @@ impl QueuePair {
         core.qp.check_sends(wrs)?;
         let mut changed = false;
         for wr in wrs.drain(..) {
-            changed |= self.post_one(&mut core, wr)?;
+            changed |= match self.reach_one(&mut core, &wr) {
+                Reached::No => self.queue_one(&mut core, wr)?,
+                reached => reached == Reached::WithEvents,
+            };
         }
         self.send_posted(core, changed);
         Ok(())
