@@ -493,9 +493,14 @@ impl QueuePair {
         device.table.remove(self.qpn);
         self.silence();
         if self.is_known_holder.swap(false, Ordering::Relaxed) {
-            // The next look forgets it.
-            device.acks_held.store(true, Ordering::SeqCst);
-            device.engine.wake();
+            match device.rx.try_lock() {
+                Some(mut rx) => rx.forget_destroyed(),
+                // The next look does.
+                None => {
+                    device.acks_held.store(true, Ordering::SeqCst);
+                    device.engine.wake();
+                }
+            }
         }
         if device.flight.has_turns() {
             device.engine.wake_by(Time(0));

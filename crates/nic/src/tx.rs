@@ -122,6 +122,11 @@ impl Receiver {
         });
     }
 
+    /// Forgets those that are destroyed.
+    pub fn forget_destroyed(&mut self) {
+        self.holders.retain(|qp| qp.is_known_holder.load(Ordering::Relaxed));
+    }
+
     /// Forgets everything, when the device closes.
     pub fn clear(&mut self) {
         self.holders.clear();
