@@ -460,9 +460,10 @@ impl Device {
         qp.host(core)
     }
 
-    /// What is to be done when one packet was put into a ring, and nothing has happened.
+    /// What is to be done whenever packets of a queue pair were sent, or may have been: its timer, and whether it still holds an
+    /// acknowledgement back.
     #[inline]
-    pub(crate) fn after_ring(&self, qp: &Arc<QueuePair>, core: &QpCore) {
+    pub(crate) fn note_filled(&self, qp: &Arc<QueuePair>, core: &QpCore) {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
             qp.holds_ack.store(false, Ordering::Relaxed);
@@ -474,10 +475,8 @@ impl Device {
         if core.qp.is_held_back() {
             self.flight.wait(qp);
         }
-        self.arm(qp, core);
-        if !core.qp.holds_ack() {
-            qp.holds_ack.store(false, Ordering::Relaxed);
-        } else if acks == AckPolicy::Hold {
+        self.note_filled(qp, core);
+        if acks == AckPolicy::Hold && core.qp.holds_ack() {
             self.pending.add(qp);
         }
     }

@@ -1,5 +1,6 @@
 //! The short way of ordinary messages does what the long one does: two connections are driven alike, one of them in such a way that it
-//! can take the short one, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed.
+//! can take the short one, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed;
+//! `TERRACE_CASES=100000` runs more of them.
 
 mod support;
 
@@ -11,7 +12,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use smallvec::SmallVec;
 use support::host::Memory;
 use support::sink::Collector;
-use support::{bring_up, meta_between, path_to};
+use support::{bring_up, from_env, meta_between, path_to};
 use terrace_transport::*;
 use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, ROCE_PORT, emit_headers};
 
@@ -297,14 +298,10 @@ fn work_request(wr_id: u64, what: What, len: u32, flags: u32, lkey: u32) -> Send
     SendWr { wr_id, op, payload, flags: SendFlags::from_bits_truncate(flags), target: None }
 }
 
-/// `TERRACE_CASES=100000` runs more of them.
-fn cases() -> u32 {
-    std::env::var("TERRACE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(CASES)
-}
-
 #[test]
 fn the_short_way_does_what_the_long_one_does() {
-    let config = Config { cases: cases(), failure_persistence: None, ..Config::default() };
+    let cases = from_env("TERRACE_CASES").map_or(CASES, |cases| cases as u32);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &[9; 32]));
     let short_count = std::cell::Cell::new(0);
     let outcome = runner.run(&(any::<bool>(), vec(step(), 1..120)), |(sq_sig_all, steps)| {

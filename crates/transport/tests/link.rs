@@ -17,12 +17,9 @@ mod world;
 use std::cell::Cell;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
+use support::from_env;
 
 const CASES: u32 = 2000;
-
-fn from_env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 #[test]
 fn all_work_completes_in_order_over_a_bad_link() {

@@ -161,7 +161,7 @@ impl Device {
             true
         });
         if has_sent {
-            self.after_ring(qp, core);
+            self.note_filled(qp, core);
         }
         has_sent
     }

@@ -11,6 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use terrace_transport::{Qp, QpAttr, QpAttrMask, QpState, QpType};
 use terrace_wire::{Path, ROCE_PORT, RxMeta};
 
+/// The number in a variable of the environment, if it is one.
+pub fn from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 /// A way to the peer at this address.
 pub fn path_to(peer: IpAddr) -> Path {
     Path {
