@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -109,6 +109,12 @@ guest="qemu-system-x86 busybox-static perftest rdmacm-utils librdmacm-dev ibverb
 
 case "${1:-}" in
 build) check_rust; install_packages $compiler ;;
+profile)
+    check_rust
+    install_packages $compiler $verbs $plots perftest
+    [ -n "$(find "$(rustc --print sysroot)/lib/rustlib" -name llvm-profdata)" ] || rustup component add llvm-tools ||
+        fail "rustc has no llvm-profdata: run 'rustup component add llvm-tools'"
+    ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
@@ -129,7 +135,7 @@ lint)
     done
     install_cargo_tool cargo-deny 0.20.2
     ;;
-all-but-fuzz) for part in build demo test conformance interop bench lint; do "$0" "$part"; done ;;
+all-but-fuzz) for part in build profile demo test conformance interop bench lint; do "$0" "$part"; done ;;
 all) "$0" all-but-fuzz && "$0" fuzz ;;
-*) fail "usage: $0 build|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all" ;;
 esac

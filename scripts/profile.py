@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Has Terrace note which of its code runs how often, and leaves that in build/profile for every later release build here.
+
+The compiler then lays out, inlines and orders code by what was seen (profile-guided optimization). Three steps: a build that counts, the
+work below with it, and a build by the profile. Takes about eight minutes on two cores.
+
+What no work here does is taken for rare and kept small, so each of what programs do must be done here by something: both paths, one-sided
+operations and messages, every transport service, waiting and polling, regions larger than memory.
+"""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from harness import procs  # noqa: E402
+
+OUT = procs.ROOT / "build/profile"
+WORK = OUT / "work"
+RAW = WORK / "raw"
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or procs.ROOT / "target") / "profile"
+# Programs with Terrace in them, as `make` names them. None that counts may be left behind.
+NATIVE = "build/bench/peers/native"
+BUILT = ("build/bin", "build/lib", NATIVE)
+
+PERFTEST = [
+    ["ib_send_lat"], ["ib_send_lat", "-e"], ["ib_send_lat", "-I", "64"], ["ib_send_lat", "-c", "UC"], ["ib_send_lat", "-c", "UD"],
+    ["ib_send_bw", "-a", "-n", "200"], ["ib_send_bw", "-e"], ["ib_send_bw", "--use-srq"], ["ib_send_bw", "-c", "UD"], ["ib_send_bw", "-c", "XRC"],
+    ["ib_write_lat"], ["ib_write_bw", "-a", "-n", "200"], ["ib_write_bw", "-c", "UC"], ["ib_write_bw", "-q", "4"],
+    ["ib_read_lat"], ["ib_read_bw", "-a", "-n", "200"], ["ib_read_bw", "-e"], ["ib_atomic_lat"], ["ib_atomic_bw"],
+]
+
+
+class Failure(Exception):
+    """What went wrong, in one line."""
+
+
+def main():
+    procs.end_cleanly_when_asked()
+    try:
+        profdata = find_profdata()
+        shutil.rmtree(OUT, ignore_errors=True)
+        RAW.mkdir(parents=True)
+        try:
+            build_counting()
+            work()
+            keep(profdata)
+        finally:
+            remove_counting()
+            shutil.rmtree(WORK, ignore_errors=True)
+        run("building by the profile", ["make", "--no-print-directory", "build"])
+    except Failure as failure:
+        print(f"profile: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def find_profdata():
+    """The tool that reads what this very compiler's programs write."""
+    sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True).stdout.strip()
+    found = sorted(pathlib.Path(sysroot).glob("lib/rustlib/*/bin/llvm-profdata"))
+    if not found:
+        raise Failure("rustc has no llvm-profdata: run 'rustup component add llvm-tools'")
+    return found[0]
+
+
+def build_counting():
+    env = {"RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -Cprofile-generate={RAW}", "CARGO_TARGET_DIR": str(TARGET),
+           # The C compiler links this one, and nothing in it asks for what writes the counts down.
+           "NATIVE_LIBRARIES": "-Wl,--undefined=__llvm_profile_runtime"}
+    remove_counting()
+    run("building what counts", ["make", "--no-print-directory", "build"], env)
+    run("building a native program that counts", ["scripts/release.sh", "--package", "terrace-nic", "--example", "peer_native"], env)
+    run("linking what works", ["make", "--no-print-directory", "build/bench/peers/verbs", NATIVE], env)
+    # What the compiler's own helpers have counted: they were built with it.
+    for left in RAW.iterdir():
+        left.unlink()
+
+
+def remove_counting():
+    for built in BUILT:
+        path = procs.ROOT / built
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(TARGET, ignore_errors=True)
+
+
+def work():
+    peers = ["bench/peers/peers.py", "--only", "terrace", "--rounds", "1", "--milliseconds", "20", "--out", WORK / "peers"]
+    run("one-sided operations, messages and atomics, on both paths", [sys.executable, *peers])
+    for path in ("udp", "local"):
+        run_perftest(path)
+    plans = [procs.ROOT / f"bench/term/table-{kind}-latency.toml" for kind in ("read", "write")]
+    term = [procs.terrace_binary(), "bench", "--short", "--out", WORK / "term"]
+    if os.geteuid() != 0:
+        print("profile: not root, so regions larger than memory are left out, and will be no faster", flush=True)
+        return
+    run("regions larger than memory", [*term, "--mode", "odp,rpc,term", *plans])
+    run("the same without packets", [*term, "--mode", "term", "--path", "local", *plans])
+
+
+def run_perftest(path):
+    started = time.monotonic()
+    for number, (tool, *arguments) in enumerate(PERFTEST):
+        port = procs.free_port()
+        server = procs.under_terrace([tool, "-F", "-p", str(port), *arguments], "--path", path)
+        pair = procs.run_pair(server, [*server, procs.HOST], port, WORK / f"{path}-{number}")
+        if pair.server.status != 0 or pair.client.status != 0:
+            reason = pair.note or f"server {pair.server.verdict}, client {pair.client.verdict}"
+            raise Failure(f"{' '.join([tool, *arguments])} by {path}: {reason}\n{(pair.server.text + pair.client.text).strip()[-600:]}")
+    print(f"profile: perftest by {path}, {time.monotonic() - started:.0f} s", flush=True)
+
+
+def keep(profdata):
+    raw = sorted(RAW.glob("*.profraw"))
+    if not raw:
+        raise Failure("nothing was counted")
+    merged = WORK / "merged"
+    run("putting the counts together", [profdata, "merge", "-o", merged, *raw])
+    name = hashlib.sha256(merged.read_bytes()).hexdigest()[:16]
+    (OUT / "rustc").write_bytes(subprocess.run(["rustc", "--version"], capture_output=True, check=True).stdout)
+    merged.rename(OUT / f"{name}.profdata")
+
+
+def run(what, argv, env=None):
+    """One step, its output shown only when it fails."""
+    started = time.monotonic()
+    outcome = subprocess.run([str(arg) for arg in argv], cwd=procs.ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if outcome.returncode != 0:
+        print(outcome.stdout[-4000:], file=sys.stderr)
+        raise Failure(f"{what}: exit status {outcome.returncode}")
+    print(f"profile: {what}, {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
