@@ -205,8 +205,14 @@ impl Writer<'_> {
 
     /// Whether anything was written.
     #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.state.tail == self.start
+    fn is_empty(&self) -> bool {
+        self.unseen_bytes() == 0
+    }
+
+    /// How much was written since the last [`Writer::publish`], in bytes of the ring.
+    #[inline]
+    pub fn unseen_bytes(&self) -> u64 {
+        self.state.tail - self.start
     }
 
     /// Shows the reader what was written. True if it sleeps and its bell is to be rung.
@@ -440,9 +446,11 @@ mod tests {
         assert!(!writer.carry_ack(1), "there is no packet");
         writer.push(&FROM, 12).expect("room").fill(1);
         writer.push(&FROM, 16).expect("room").fill(2);
+        assert_eq!(writer.unseen_bytes(), 2 * RECORD_ALIGNMENT);
         assert!(writer.carry_ack(0x8100_0203));
         assert!(!writer.carry_ack(4));
         writer.publish();
+        assert_eq!(writer.unseen_bytes(), 0);
         assert!(!writer.carry_ack(5), "it may have been read");
         writer.push(&FROM, 24).expect("room").fill(4);
         writer.push(&FROM, 28).expect("room").fill(5);

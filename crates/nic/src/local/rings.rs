@@ -26,6 +26,8 @@ const PACKETS_PER_LOOK: usize = 64;
 const LOOKS_PER_NETWORK: u32 = 128;
 /// For so many looks without a packet rings still count as busy: some dozens of microseconds.
 const WARM_LOOKS: u32 = 1024;
+/// The reader is shown what was written whenever it has become so much: it copies one part of a long message while the next is written.
+const SHOW_BYTES: u64 = 8 << 10;
 /// A ring that has been full for so long belongs to a process that is stopped: its queue pairs use the network, which loses packets
 /// instead of keeping them.
 const STUCK_NS: u64 = 20_000_000;
@@ -90,11 +92,24 @@ struct RingSink<'a> {
     gids: &'a [Gid],
     port: u16,
     packets: u64,
+    /// Whether the reader sleeps, and is to be woken.
+    sleeps: bool,
+}
+
+impl RingSink<'_> {
+    /// Shows the reader what was written.
+    #[inline]
+    fn publish(&mut self) {
+        self.sleeps |= self.writer.publish();
+    }
 }
 
 impl Sink for RingSink<'_> {
     #[inline]
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
+        if self.writer.unseen_bytes() >= SHOW_BYTES {
+            self.publish();
+        }
         let gid = self.gids.get(usize::from(path.source_gid_index))?;
         let origin = Origin { address: gid.raw.into(), port: self.port, traffic_class: path.traffic_class };
         let room = self.writer.push(&origin, len)?;
@@ -135,7 +150,7 @@ impl Device {
         let mut outcome = Transmit::Idle;
         let act = |core: &mut QpCore, sink: &mut RingSink<'_>| {
             outcome = core.qp.poll_transmit(now, host, sink, acks);
-            outcome == Transmit::Idle || !sink.writer.is_empty() || !sink.outlet.is_stuck(now)
+            outcome == Transmit::Idle || sink.packets > 0 || !sink.outlet.is_stuck(now)
         };
         match self.with_ring(core, act) {
             true if outcome == Transmit::SinkFull => Filled::Full,
@@ -173,11 +188,13 @@ impl Device {
         let is_of_use = |outlet: &Arc<Outlet>| self.local.is_on() && !outlet.is_gone();
         let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return false };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
-        let mut sink = RingSink { writer: outlet.outbox.write(), outlet: &outlet, gids, port, packets: 0 };
+        let writer = outlet.outbox.write();
+        let mut sink = RingSink { writer, outlet: &outlet, gids, port, packets: 0, sleeps: false };
         let stays = act(core, &mut sink);
-        if !sink.writer.is_empty() {
+        if sink.packets > 0 {
             outlet.note_sent(sink.packets);
-            if sink.writer.publish() {
+            sink.publish();
+            if sink.sleeps {
                 // It can only have been rung so often that it cannot count it.
                 let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
             }
