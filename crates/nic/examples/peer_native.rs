@@ -302,6 +302,12 @@ impl Link {
         self.qp.post_send(std::iter::once_with(wr)).expect("posted");
     }
 
+    fn post_copy(&self, slot: c_uint, direction: CopyDirection, va: u64, size: usize) {
+        let local = Sge { addr: self.outbox(slot, size), length: size as u32, lkey: self.lkey };
+        let (wr_id, rkey, flags) = (slot.into(), self.other.rkey, SendFlags::SIGNALED);
+        self.qp.post_copy(&CopyWr { wr_id, direction, va, rkey, local, flags }).expect("posted");
+    }
+
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
     fn call(&mut self, op: c_uint, slot: c_uint, va: u64, size: usize) -> bool {
         let (data, rkey) = (self.outbox(slot, size), self.other.rkey);
@@ -355,8 +361,8 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
         return;
     }
     match op {
-        OP_GET => link.post(slot.into(), SendOp::Read { va, rkey }, data, size),
-        OP_PUT => link.post(slot.into(), SendOp::Write { va, rkey }, data, size),
+        OP_GET => link.post_copy(slot, CopyDirection::Read, va, size),
+        OP_PUT => link.post_copy(slot, CopyDirection::Write, va, size),
         OP_ATOMIC => link.post(slot.into(), SendOp::FetchAdd { va, rkey, add: 1 }, data, size),
         _ => {
             link.asked[(link.first + link.count) % DEPTH_MAX] = slot;

@@ -7,8 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
 use terrace_transport::{
-    AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
+    AckPolicy, BindWindow, CopyWr, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState,
+    QpType, RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -350,6 +350,20 @@ impl QueuePair {
         };
         self.send_posted(core, changed);
         result
+    }
+
+    /// Posts a short send work request, as [`QueuePair::post_send`] would; within a host it takes less time.
+    ///
+    /// # Errors
+    /// ENOMEM when the queue is full, EINVAL for all else.
+    pub fn post_copy(self: &Arc<Self>, wr: &CopyWr) -> Result<(), Error> {
+        let mut core = self.lock_alive()?;
+        let device = self.device();
+        device.meet(self, &mut core);
+        let changed =
+            !device.copy_at_once(self, &mut core, wr) && self.queue_one(&mut core, SendWr::from(*wr))?;
+        self.send_posted(core, changed);
+        Ok(())
     }
 
     /// Carries a work request out, if the peer's memory can be reached into.

@@ -62,6 +62,102 @@ fn reads_and_writes_need_no_packets_and_nothing_of_the_target() {
 }
 
 #[test]
+fn short_work_requests_do_what_long_ones_do() {
+    type Case = fn(&Node, &Node, &Arc<QueuePair>) -> CopyWr;
+    fn read(a: &Node, b: &Node, len: usize) -> CopyWr {
+        let (va, rkey, local) = (b.memory.addr() + 10, b.mr.rkey(), a.sge(500_001, len as u32));
+        CopyWr { wr_id: 5, direction: CopyDirection::Read, va, rkey, local, flags: SendFlags::SIGNALED }
+    }
+    fn write(a: &Node, b: &Node, len: usize) -> CopyWr {
+        CopyWr { direction: CopyDirection::Write, ..read(a, b, len) }
+    }
+    let cases: [(&str, Case, Option<u64>); 11] = [
+        ("a READ", |a, b, _| read(a, b, 8), Some(2)),
+        ("a WRITE", |a, b, _| write(a, b, 5000), Some(2)),
+        (
+            "a READ of which nobody hears",
+            |a, b, _| CopyWr { flags: SendFlags::empty(), ..read(a, b, 100) },
+            Some(2),
+        ),
+        ("a long READ", |a, b, _| read(a, b, 300_000), Some(2)),
+        ("a long WRITE", |a, b, _| write(a, b, 300_000), Some(2)),
+        ("nothing", |a, b, _| read(a, b, 0), None),
+        (
+            "a key that names nothing",
+            |a, b, _| CopyWr { rkey: b.mr.rkey() ^ 0x5500, ..read(a, b, 8) },
+            Some(0),
+        ),
+        (
+            "a range that goes beyond",
+            |a, b, _| CopyWr { va: b.memory.addr() + (1 << 20) - 4, ..write(a, b, 8) },
+            Some(0),
+        ),
+        (
+            "local memory that is not registered",
+            |a, b, _| CopyWr { local: Sge { addr: 64, ..a.sge(0, 8) }, ..write(a, b, 8) },
+            Some(0),
+        ),
+        (
+            "behind a message",
+            |a, b, qa| {
+                qa.post_send([Ok(a.wr(4, SendOp::Send, 0, 64))]).expect("posted");
+                write(a, b, 64)
+            },
+            None,
+        ),
+        (
+            "in the error state",
+            |a, b, qa| {
+                let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                qa.modify(&error, QpAttrMask::STATE).expect("ERR");
+                read(a, b, 8)
+            },
+            Some(0),
+        ),
+    ];
+    for (what, case, direct_count) in cases {
+        let [long, short] = [false, true].map(|is_short| {
+            let (a, b, qa, qb) = joined();
+            a.memory.fill(0, &pattern(1 << 20, 5));
+            b.memory.fill(0, &pattern(1 << 20, 9));
+            qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
+            let before = direct(&qa);
+            let wr = case(&a, &b, &qa);
+            let posted = match is_short {
+                true => qa.post_copy(&wr),
+                false => qa.post_send([Ok(SendWr::from(wr))]).map_err(|(_, error)| error),
+            };
+            let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+            qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
+            let mut done = Vec::new();
+            while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
+                done.push(Wc { qpn: 0, ..a.completion() });
+            }
+            let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
+            ((posted, done, qa.state()), memory, direct(&qa) - before)
+        });
+        assert!(long.0 == short.0, "{what}: {:?} and {:?}", long.0, short.0);
+        assert!(long.1 == short.1, "{what}: other memory");
+        // Where there is no number, it depends on when the peer answers.
+        let counts = [long.2, short.2];
+        assert!(direct_count.is_none_or(|count| counts == [count; 2]), "{what}: {counts:?} without packets");
+    }
+}
+
+#[test]
+fn a_short_work_request_is_refused_as_a_long_one_is() {
+    let (a, b) = (Node::local(), Node::local());
+    let qp = a.qp(QpType::Rc);
+    let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
+    let wr = CopyWr { wr_id: 1, direction: CopyDirection::Read, va, rkey, local, flags: SendFlags::SIGNALED };
+    let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("in RESET");
+    assert_eq!(qp.post_copy(&wr).expect_err("in RESET"), long.1);
+    qp.destroy().expect("destroyed");
+    let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("it is no more");
+    assert_eq!(qp.post_copy(&wr).expect_err("it is no more"), long.1);
+}
+
+#[test]
 fn what_goes_by_packets_and_what_does_not_take_effect_in_order() {
     let (a, b, qa, qb) = joined();
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());

@@ -180,6 +180,38 @@ pub struct SendWr {
     pub target: Option<Target>,
 }
 
+/// A send work request that READs into one piece of local memory, or WRITEs from one: what most of them are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyWr {
+    pub wr_id: u64,
+    pub direction: CopyDirection,
+    /// Where in the peer's memory.
+    pub va: u64,
+    pub rkey: u32,
+    /// Where in this process's, and how many bytes.
+    pub local: Sge,
+    /// `INLINE` has no meaning here.
+    pub flags: SendFlags,
+}
+
+/// What a [`CopyWr`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDirection {
+    Read,
+    Write,
+}
+
+impl From<CopyWr> for SendWr {
+    fn from(wr: CopyWr) -> SendWr {
+        let CopyWr { wr_id, direction, va, rkey, local, flags } = wr;
+        let op = match direction {
+            CopyDirection::Read => SendOp::Read { va, rkey },
+            CopyDirection::Write => SendOp::Write { va, rkey },
+        };
+        SendWr { wr_id, op, payload: Payload::Sges(SgeList::from_slice(&[local])), flags, target: None }
+    }
+}
+
 /// A receive work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecvWr {

@@ -4,7 +4,8 @@
 
 use smallvec::SmallVec;
 use terrace_nic::{
-    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
+    BindWindow, CopyDirection, CopyWr, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr,
+    Sge, SgeList, Target,
 };
 
 use super::PostLimits;
@@ -187,6 +188,31 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
         QpType::Rc | QpType::Uc | QpType::XrcRecv => None,
     };
     Ok(SendWr { wr_id, op, payload, flags, target })
+}
+
+/// The work request in short, if it is a READ or WRITE of one element, and the only one.
+///
+/// # Safety
+/// As for [`send`].
+#[inline]
+pub unsafe fn copy(wr: *const ibv_send_wr) -> Option<CopyWr> {
+    // SAFETY: the caller's.
+    let (next, opcode, flags, list, count) =
+        unsafe { ((*wr).next, (*wr).opcode, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
+    let direction = match opcode {
+        IBV_WR_RDMA_READ => CopyDirection::Read,
+        IBV_WR_RDMA_WRITE => CopyDirection::Write,
+        _ => return None,
+    };
+    let is_plain = flags & (IBV_SEND_INLINE | IBV_SEND_IP_CSUM) == 0;
+    if !next.is_null() || !is_plain || list.is_null() || count != 1 {
+        return None;
+    }
+    // SAFETY: the caller's: a READ or WRITE names the peer's memory, and a list of one has one element.
+    let (wr_id, va, rkey, sge) =
+        unsafe { ((*wr).wr_id, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey, *list) };
+    let local = Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey };
+    Some(CopyWr { wr_id, direction, va, rkey, local, flags: SendFlags::from_bits_truncate(flags) })
 }
 
 /// The flags that this NIC knows; checksum offload, which it has not, is refused.

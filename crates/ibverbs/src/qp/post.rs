@@ -120,8 +120,15 @@ pub unsafe extern "C" fn post_send(
         // SAFETY: the caller's.
         return unsafe { refuse(bad_wr, wr, EINVAL) };
     };
-    let list = SendList { next: wr, qp_type: object.qp.qp_type(), limits: object.limits };
-    let posted = object.qp.post_send(list);
+    // SAFETY: the caller's.
+    let short = if wr.is_null() { None } else { unsafe { convert::copy(wr) } };
+    let posted = match short {
+        // Only connections have no more to say.
+        Some(short) if object.qp.qp_type() == QpType::Rc => {
+            object.qp.post_copy(&short).map_err(|error| (0, error))
+        }
+        _ => object.qp.post_send(SendList { next: wr, qp_type: object.qp.qp_type(), limits: object.limits }),
+    };
     // SAFETY: the caller's; only elements of the list are asked for the next one.
     unsafe { report(posted, wr, bad_wr, |wr| (*wr).next) }
 }

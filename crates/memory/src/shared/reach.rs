@@ -120,8 +120,7 @@ impl Lead {
     /// See [`Refusal`]; part of it may then have been overwritten.
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
-        let range = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy_range(Copy::Read, AccessNeed::Read, key, va, range)
+        self.read_to(key, va, HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 })
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -130,8 +129,25 @@ impl Lead {
     /// See [`Refusal`]; a part may then have been written.
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
-        let range = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy_range(Copy::Write, AccessNeed::Write, key, va, range)
+        self.write_of(key, va, HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 })
+    }
+
+    /// The same as [`Lead::read`] into one range.
+    ///
+    /// # Errors
+    /// The same.
+    #[inline]
+    pub fn read_to(&mut self, key: u32, va: u64, into: HostRange) -> Result<(), Refusal> {
+        self.copy_range(Copy::Read, AccessNeed::Read, key, va, into)
+    }
+
+    /// The same as [`Lead::write`] of one range.
+    ///
+    /// # Errors
+    /// The same.
+    #[inline]
+    pub fn write_of(&mut self, key: u32, va: u64, from: HostRange) -> Result<(), Refusal> {
+        self.copy_range(Copy::Write, AccessNeed::Write, key, va, from)
     }
 
     /// Performs an atomic operation, and returns the value before it.

@@ -134,13 +134,7 @@ impl Registry {
         pieces: impl Iterator<Item = LocalPiece>,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
-        let pin = |piece: LocalPiece| {
-            // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
-            let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
-            let entry = slot.entry.try_pin().ok_or(AccessError::NotReady)?;
-            let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
-            Ok((entry, HostRange { addr, len: piece.len }))
-        };
+        let pin = |piece| self.pin_piece(who, need, memo, piece);
         let mut pieces = pieces.filter(|piece| piece.len > 0);
         let Some(first) = pieces.next() else { return Ok(act(&[])) };
         let (first_pin, first_range) = pin(first)?;
@@ -154,6 +148,40 @@ impl Registry {
             pins.push(entry);
         }
         Ok(act(&ranges))
+    }
+}
+
+impl Registry {
+    /// The same as [`Registry::with_local`] for one piece, which is not empty.
+    ///
+    /// # Errors
+    /// The same.
+    #[inline]
+    pub fn with_piece<R>(
+        &self,
+        who: Accessor,
+        need: AccessNeed,
+        memo: &KeyMemo,
+        piece: LocalPiece,
+        act: impl FnOnce(HostRange) -> R,
+    ) -> Result<R, AccessError> {
+        let (_pin, range) = self.pin_piece(who, need, memo, piece)?;
+        Ok(act(range))
+    }
+
+    #[inline]
+    fn pin_piece(
+        &self,
+        who: Accessor,
+        need: AccessNeed,
+        memo: &KeyMemo,
+        piece: LocalPiece,
+    ) -> Result<(Pinned<'_, Entry>, HostRange), AccessError> {
+        // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
+        let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
+        let entry = slot.entry.try_pin().ok_or(AccessError::NotReady)?;
+        let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
+        Ok((entry, HostRange { addr, len: piece.len }))
     }
 }
 

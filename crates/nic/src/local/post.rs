@@ -2,7 +2,7 @@
 
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
-use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList};
+use terrace_transport::{CopyDirection, CopyWr, Payload, SendOp, SendWr, Sge, SgeList};
 
 use super::{Command, canonical};
 use crate::device::Device;
@@ -37,6 +37,36 @@ impl Device {
             }
             Outcome::NotHere => Reached::No,
         }
+    }
+
+    /// Carries a short work request out in the same way. False if it is for packets.
+    #[inline]
+    pub(crate) fn copy_at_once(&self, qp: &QueuePair, core: &mut QpCore, wr: &CopyWr) -> bool {
+        if !self.local.is_on() || !core.qp.is_quiet_for(wr) {
+            return false;
+        }
+        let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {
+            return false;
+        };
+        let who = Accessor::local(qp.pd().handle(), qp.qpn());
+        let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
+        let copied = match wr.direction {
+            CopyDirection::Read => {
+                self.memory.with_piece(who, AccessNeed::Write, &qp.keys.sent, piece, |into| {
+                    lead.read_to(wr.rkey, wr.va, into)
+                })
+            }
+            CopyDirection::Write => {
+                self.memory.with_piece(who, AccessNeed::Read, &qp.keys.sent, piece, |from| {
+                    lead.write_of(wr.rkey, wr.va, from)
+                })
+            }
+        };
+        let is_done = matches!(self.settle_copy(core, wr.rkey, copied), Outcome::Done);
+        if is_done && let Some(wc) = core.qp.complete_copy(wr) {
+            self.complete_send(qp, core, wc);
+        }
+        is_done
     }
 
     /// Whether a work request that is posted now is the only one, and there is a way to neighbours.

@@ -22,8 +22,8 @@ use terrace_wire::{Psn, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target, Time, Wc, WcFlags,
-    WcStatus,
+    CopyDirection, CopyWr, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target,
+    Time, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use crate::window::Window;
 use wqe::Wqe;
@@ -297,19 +297,38 @@ pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendo
 /// The completion of a request, if it has one.
 #[inline]
 pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -> Option<Wc> {
-    let signaled = common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED);
-    if status == WcStatus::Success && !signaled {
+    if status == WcStatus::Success && !is_signaled(common, wr.flags) {
         return None;
     }
     let byte_len = match wr.op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
         _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
     };
-    Some(Wc {
-        wr_id: wr.wr_id,
-        status,
-        opcode: wqe::completion_opcode(&wr.op),
-        vendor_err,
+    let entry = send_entry(common, wr.wr_id, wqe::completion_opcode(&wr.op), byte_len);
+    Some(Wc { status, vendor_err, solicited: status != WcStatus::Success, ..entry })
+}
+
+/// The completion of a short request that was carried out, if it has one.
+#[inline]
+pub(crate) fn copy_completion(common: &Common, wr: &CopyWr) -> Option<Wc> {
+    let opcode = match wr.direction {
+        CopyDirection::Read => WcOpcode::RdmaRead,
+        CopyDirection::Write => WcOpcode::RdmaWrite,
+    };
+    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, opcode, wr.local.length))
+}
+
+fn is_signaled(common: &Common, flags: SendFlags) -> bool {
+    common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
+}
+
+#[inline]
+fn send_entry(common: &Common, wr_id: u64, opcode: WcOpcode, byte_len: u32) -> Wc {
+    Wc {
+        wr_id,
+        status: WcStatus::Success,
+        opcode,
+        vendor_err: 0,
         byte_len,
         imm: 0,
         qpn: common.config.qpn,
@@ -317,6 +336,6 @@ pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_
         srqn: 0,
         flags: WcFlags::empty(),
         sl: 0,
-        solicited: status != WcStatus::Success,
-    })
+        solicited: false,
+    }
 }
