@@ -52,6 +52,19 @@ static inline void clock_calibrate(void)
     ns_per_tick = (double)(now_ns - start_ns) / (double)(ticks_end() - start);
 }
 
+/* How long a turn of a loop takes now that waits for nothing but room in the processor: about twice as long when somebody else uses
+   the other half of its core, as neighbours of a virtual machine may. */
+static inline double loop_ns(void)
+{
+    enum { TURNS = 50000 };
+    uint64_t a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, start = ticks_begin();
+    for (int i = 0; i < TURNS; i++) {
+        a++, b++, c++, d++, e++, f++;
+        __asm__ volatile("" : "+r"(a), "+r"(b), "+r"(c), "+r"(d), "+r"(e), "+r"(f));
+    }
+    return ticks_to_ns(ticks_end() - start) / TURNS;
+}
+
 /* What an operation that does nothing seems to take. */
 static inline double clock_overhead_ns(void)
 {

@@ -338,6 +338,7 @@ struct run {
     struct lane *lane;
     uint64_t duration_ns;
     uint64_t ops, elapsed_ns;
+    double loop_ns;        /* around it: see clock.h */
     uint32_t *samples;     /* ticks of the clock each; the last SAMPLES_MAX of them */
     uint64_t timed_count;
 };
@@ -395,9 +396,11 @@ static void *run_thread(void *argument)
 {
     struct run *run = argument;
     uint64_t places = peer_places(run->point->size);
+    double before_ns = loop_ns();
     if (run->point->depth == 1 && run->point->threads == 1)
         run_alone(run, places);
     run_deep(run, places);
+    run->loop_ns = (before_ns + loop_ns()) / 2;
     return NULL;
 }
 
@@ -423,6 +426,7 @@ static void print_point(const struct point *point, const struct run runs[], doub
         qsort(samples, count, sizeof samples[0], compare_samples);
         printf("\"p50_ns\": %.1f, \"p99_ns\": %.1f, ", ticks_to_ns(samples[last / 2]), ticks_to_ns(samples[last * 99 / 100]));
     }
+    printf("\"loop_ns\": %.3f, ", runs[0].loop_ns);
     printf("\"client_cpu_s\": %.6f, \"target_cpu_s\": %.9f, \"target_ticks\": %lu}\n", client_cpu, after.seconds - before.seconds,
            after.ticks - before.ticks);
     fflush(stdout);

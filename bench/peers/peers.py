@@ -28,7 +28,7 @@ import results  # noqa: E402
 from harness import procs  # noqa: E402
 
 PROGRAMS = procs.ROOT / "build/bench/peers"
-ROW_COLUMNS = ("round", *results.KEY, "ops", "rate", "p50_ns", "p99_ns", "client_cpu_ns", "target_cpu_ns", "target_ticks", "clock_ns")
+ROW_COLUMNS = ("round", *results.KEY, "ops", "rate", "p50_ns", "p99_ns", "client_cpu_ns", "target_cpu_ns", "target_ticks", "clock_ns", "loop_ns")
 POINT_COLUMNS = (*results.KEY, "rounds", *(f"{metric}{what}" for metric in results.METRICS for what in ("", "_spread", "_best")), "p50_ns_ratio",
                  "p99_ns_ratio", "rate_ratio", "target_ticks")
 
@@ -49,6 +49,7 @@ def main():
     document = {
         "command": " ".join(["bench/peers/peers.py", *sys.argv[1:]]), "machine": bench.machine(), "load_before": load_before,
         "seconds": time.monotonic() - started, "rounds": options.rounds, "milliseconds": options.milliseconds, "versions": versions(),
+        "profiled": bool(list((procs.ROOT / "build/profile").glob("*.profdata"))), "loop_ns": results.extent([row["loop_ns"] for row in rows if "loop_ns" in row]),
         "missing": sorted({f"{names[1]}: {reason}" for names, reason in missing.items()}), "promises": results.promises(summary),
         "not_ahead": [{"peer": entry["peer"], "op": entry["op"], "size": entry["size"], "depth": entry["depth"], "threads": entry["threads"],
                        "metric": metric, "ratio": ratio} for entry, metric, ratio in results.not_ahead(summary, peers)],
@@ -199,7 +200,8 @@ def page(document, peers, missing, views=results.VIEWS):
     machine = document["machine"]
     lines = [f"`{document['command']}`: {document['rounds']} rounds, {document['milliseconds']} ms for each point, {machine['cpu']}, "
              f"{machine['cores']} cores, Linux {machine['kernel']}, load before {document['load_before']:.1f}, "
-             f"{document['seconds']:.0f} s. {', '.join(document['versions'])}.", "",
+             f"{document['seconds']:.0f} s. {', '.join(document['versions'])}. Terrace is built {'by a profile' if document['profiled'] else 'without a profile'} "
+             f"(`make profile`). {loops(document['loop_ns'])}", "",
              "Values are medians of the rounds, ± half of the way from the smallest to the largest; in brackets, how many times better "
              "Terrace (local, verbs, shared memory) is: above 1 it is ahead.", "",
              "## What must be shown", ""]
@@ -221,6 +223,14 @@ def page(document, peers, missing, views=results.VIEWS):
         if text:
             lines += ["", f"## Random places in {title}", text]
     return "\n".join([*lines, ""])
+
+
+def loops(extent):
+    """What the processors were worth meanwhile."""
+    if extent is None:
+        return ""
+    least, median, most = extent
+    return f"A loop that needs nothing but a processor took {least:.2f} to {most:.2f} ns a turn around the points, {median:.2f} in the median."
 
 
 def behind(not_ahead, peers):

@@ -32,6 +32,11 @@ def summarise(rows):
     return summary
 
 
+def extent(values):
+    """The smallest, the median, and the largest; None without any."""
+    return [min(values), statistics.median(values), max(values)] if values else None
+
+
 def spread(values):
     if not values or not (middle := statistics.median(values)):
         return None
