@@ -360,10 +360,12 @@ impl QueuePair {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        let changed =
-            !device.copy_at_once(self, &mut core, wr) && self.queue_one(&mut core, SendWr::from(*wr))?;
-        self.send_posted(core, changed);
-        Ok(())
+        let left = match device.copy_at_once(self, &mut core, wr) {
+            true => Ok(false),
+            false => self.queue_one(&mut core, SendWr::from(*wr)),
+        };
+        self.send_posted(core, matches!(left, Ok(true)));
+        left.map(|_| ())
     }
 
     /// Carries a work request out, if the peer's memory can be reached into.

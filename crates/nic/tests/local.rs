@@ -71,12 +71,17 @@ fn short_work_requests_do_what_long_ones_do() {
     fn write(a: &Node, b: &Node, len: usize) -> CopyWr {
         CopyWr { direction: CopyDirection::Write, ..read(a, b, len) }
     }
-    let cases: [(&str, Case, Option<u64>); 11] = [
+    let cases: [(&str, Case, Option<u64>); 12] = [
         ("a READ", |a, b, _| read(a, b, 8), Some(2)),
         ("a WRITE", |a, b, _| write(a, b, 5000), Some(2)),
         (
             "a READ of which nobody hears",
             |a, b, _| CopyWr { flags: SendFlags::empty(), ..read(a, b, 100) },
+            Some(2),
+        ),
+        (
+            "a WRITE behind a fence",
+            |a, b, _| CopyWr { flags: SendFlags::FENCE | SendFlags::SIGNALED, ..write(a, b, 100) },
             Some(2),
         ),
         ("a long READ", |a, b, _| read(a, b, 300_000), Some(2)),

@@ -83,7 +83,7 @@ pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
 /// What a queue pair has of it.
 #[derive(Default)]
 pub(crate) struct QpLocal {
-    /// In a box, because each work request takes it out and puts it back.
+    /// In a box, because a work request that is not short takes it out and puts it back.
     lead: Option<Box<Lead>>,
     outlet: Option<Arc<Outlet>>,
     /// The generation of peers in which it last looked for its own.
@@ -99,6 +99,13 @@ impl QpLocal {
     #[inline]
     pub fn has_outlet(&self) -> bool {
         self.outlet.is_some()
+    }
+
+    /// The way into the peer's memory. One into a process that has gone is given up: it would keep that one's memory.
+    #[inline]
+    fn lead(&mut self) -> Option<&mut Lead> {
+        self.lead.take_if(|lead| lead.reach().is_gone());
+        self.lead.as_deref_mut()
     }
 }
 

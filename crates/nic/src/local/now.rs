@@ -56,9 +56,7 @@ impl QueuePair {
         if !may_be_asked || len > MESSAGE_LEN_MAX.into() || !device.may_reach(&core) {
             return Ok(None);
         }
-        let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {
-            return Ok(None);
-        };
+        let Some(lead) = core.local.lead() else { return Ok(None) };
         match act(lead) {
             Ok(brought) => {
                 core.qp.count_direct(len);

@@ -45,9 +45,7 @@ impl Device {
         if !self.local.is_on() || !core.qp.is_quiet_for(wr) {
             return false;
         }
-        let Some(lead) = core.local.lead.as_mut().filter(|lead| !lead.reach().is_gone()) else {
-            return false;
-        };
+        let Some(lead) = core.local.lead() else { return false };
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
         let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
         let copied = match wr.direction {
