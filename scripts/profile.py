@@ -22,10 +22,13 @@ from harness import procs  # noqa: E402
 OUT = procs.ROOT / "build/profile"
 WORK = OUT / "work"
 RAW = WORK / "raw"
+# While this is there, what is in BUILT counts, and is not what users want (scripts/release.sh looks).
+MARK = OUT / "counting"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or procs.ROOT / "target") / "profile"
 # Programs with Terrace in them, as `make` names them. None that counts may be left behind.
 NATIVE = "build/bench/peers/native"
 BUILT = ("build/bin", "build/lib", NATIVE)
+STEP_LIMIT_S = 1800
 
 PERFTEST = [
     ["ib_send_lat"], ["ib_send_lat", "-e"], ["ib_send_lat", "-I", "64"], ["ib_send_lat", "-c", "UC"], ["ib_send_lat", "-c", "UD"],
@@ -43,7 +46,7 @@ def main():
     procs.end_cleanly_when_asked()
     try:
         profdata = find_profdata()
-        shutil.rmtree(OUT, ignore_errors=True)
+        shutil.rmtree(WORK, ignore_errors=True)
         RAW.mkdir(parents=True)
         try:
             build_counting()
@@ -51,11 +54,13 @@ def main():
             keep(profdata)
         finally:
             remove_counting()
-            shutil.rmtree(WORK, ignore_errors=True)
         run("building by the profile", ["make", "--no-print-directory", "build"])
     except Failure as failure:
         print(f"profile: {failure}", file=sys.stderr)
+        print("profile: nothing has changed but that 'make build' has to build again", file=sys.stderr)
         return 1
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)
     return 0
 
 
@@ -69,10 +74,11 @@ def find_profdata():
 
 
 def build_counting():
-    env = {"RUSTFLAGS": f"{os.environ.get('RUSTFLAGS', '')} -Cprofile-generate={RAW}", "CARGO_TARGET_DIR": str(TARGET),
+    env = {"TERRACE_PROFILE_INTO": str(RAW), "CARGO_TARGET_DIR": str(TARGET),
            # The C compiler links this one, and nothing in it asks for what writes the counts down.
            "NATIVE_LIBRARIES": "-Wl,--undefined=__llvm_profile_runtime"}
     remove_counting()
+    MARK.touch()
     run("building what counts", ["make", "--no-print-directory", "build"], env)
     run("building a native program that counts", ["scripts/release.sh", "--package", "terrace-nic", "--example", "peer_native"], env)
     run("linking what works", ["make", "--no-print-directory", "build/bench/peers/verbs", NATIVE], env)
@@ -84,8 +90,9 @@ def build_counting():
 def remove_counting():
     for built in BUILT:
         path = procs.ROOT / built
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.rmtree(TARGET, ignore_errors=True)
+    MARK.unlink(missing_ok=True)
 
 
 def work():
@@ -120,19 +127,30 @@ def keep(profdata):
         raise Failure("nothing was counted")
     merged = WORK / "merged"
     run("putting the counts together", [profdata, "merge", "-o", merged, *raw])
-    name = hashlib.sha256(merged.read_bytes()).hexdigest()[:16]
-    (OUT / "rustc").write_bytes(subprocess.run(["rustc", "--version"], capture_output=True, check=True).stdout)
-    merged.rename(OUT / f"{name}.profdata")
+    version = subprocess.run(["rustc", "--version"], capture_output=True, check=True).stdout
+    for older in OUT.glob("*.profdata"):
+        older.unlink()
+    (OUT / "rustc").write_bytes(version)
+    merged.rename(OUT / f"{hashlib.sha256(merged.read_bytes()).hexdigest()[:16]}.profdata")
 
 
 def run(what, argv, env=None):
     """One step, its output shown only when it fails."""
     started = time.monotonic()
-    outcome = subprocess.run([str(arg) for arg in argv], cwd=procs.ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if outcome.returncode != 0:
-        print(outcome.stdout[-4000:], file=sys.stderr)
-        raise Failure(f"{what}: exit status {outcome.returncode}")
+    # What was given to the make that called this is in the environment as well; in these two it would count for more than `env`.
+    for name in ("MAKEFLAGS", "MAKEOVERRIDES", "TERRACE"):
+        os.environ.pop(name, None)
+    program = procs.Program(argv, WORK, "step", env)
+    status = None
+    try:
+        status = program.wait(STEP_LIMIT_S)
+    finally:
+        if status is None:
+            program.stop()
+    if status != 0:
+        outcome = program.outcome(stopped=status is None)
+        print(outcome.text[-4000:], file=sys.stderr)
+        raise Failure(f"{what}: {outcome.verdict}")
     print(f"profile: {what}, {time.monotonic() - started:.0f} s", flush=True)
 
 

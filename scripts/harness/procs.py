@@ -93,7 +93,7 @@ def _stop_all():
 
 
 def end_cleanly_when_asked():
-    """Makes SIGTERM end this process as an exit does, so that what it started is stopped."""
+    """Makes SIGTERM, and the end of the terminal, end this process as an exit does, so that what it started is stopped."""
 
     def end(number, _frame):
         # Asked twice (a whole process group is, when timeout(1) ends it), it must not leave off stopping the others.
@@ -101,6 +101,9 @@ def end_cleanly_when_asked():
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+    # nohup(1) has it ignored.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)
 
 
 class Program:
