@@ -200,8 +200,8 @@ def page(document, peers, missing, views=results.VIEWS):
     machine = document["machine"]
     lines = [f"`{document['command']}`: {document['rounds']} rounds, {document['milliseconds']} ms for each point, {machine['cpu']}, "
              f"{machine['cores']} cores, Linux {machine['kernel']}, load before {document['load_before']:.1f}, "
-             f"{document['seconds']:.0f} s. {', '.join(document['versions'])}. Terrace is built {'by a profile' if document['profiled'] else 'without a profile'} "
-             f"(`make profile`). {loops(document['loop_ns'])}", "",
+             f"{document['seconds']:.0f} s. {', '.join(document['versions'])}. Terrace {'after' if document['profiled'] else 'without'} `make profile`."
+             f" {loops(document['loop_ns'])}", "",
              "Values are medians of the rounds, ± half of the way from the smallest to the largest; in brackets, how many times better "
              "Terrace (local, verbs, shared memory) is: above 1 it is ahead.", "",
              "## What must be shown", ""]
