@@ -34,7 +34,7 @@ build: ## Build build/bin/terrace and build/lib/terrace/
 	crates/ibverbs/link.sh build/lib/terrace
 	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
 
-profile: ## Profile Terrace at work, and build by what was seen, now and later: a small operation within a host takes up to a third less; nine minutes
+profile: ## Profile Terrace at work, and build by what was seen, now and later: a small operation within a host takes up to a third less; eight minutes
 	@scripts/setup.sh profile
 	$(PYTHON) scripts/profile.py
 

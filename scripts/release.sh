@@ -22,14 +22,12 @@ else
     fi
 fi
 # Beside whatever flags the user has, of which cargo takes but one kind.
-if [ -z "$flag" ]; then
-    set -- build --release --locked "$@"
-elif [ -n "${CARGO_ENCODED_RUSTFLAGS:-}${RUSTFLAGS:-}" ]; then
+set -- build --release --locked "$@"
+if [ -n "$flag" ] && [ -n "${CARGO_ENCODED_RUSTFLAGS:-}${RUSTFLAGS:-}" ]; then
     separator=$(printf '\037')
     flags=${CARGO_ENCODED_RUSTFLAGS:-$(echo "${RUSTFLAGS:-}" | tr -s ' ' '\037' | tr -d '\n')}
     export CARGO_ENCODED_RUSTFLAGS="$flags$separator$flag"
-    set -- build --release --locked "$@"
-else
-    set -- --config "build.rustflags=['$flag']" build --release --locked "$@"
+elif [ -n "$flag" ]; then
+    set -- --config "build.rustflags=['$flag']" "$@"
 fi
 exec cargo "$@"

@@ -40,9 +40,14 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&
     Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
+/// C's element as ours.
+fn element(sge: &ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }
+}
+
 /// C's list as ours.
 pub fn sge_list(elements: &[ibv_sge]) -> SgeList {
-    elements.iter().map(|sge| Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }).collect()
+    elements.iter().map(element).collect()
 }
 
 /// Copies inline data; `parts` are addresses and lengths in the program's memory.
@@ -204,15 +209,14 @@ pub unsafe fn copy(wr: *const ibv_send_wr) -> Option<CopyWr> {
         IBV_WR_RDMA_WRITE => CopyDirection::Write,
         _ => return None,
     };
-    let is_plain = flags & (IBV_SEND_INLINE | IBV_SEND_IP_CSUM) == 0;
-    if !next.is_null() || !is_plain || list.is_null() || count != 1 {
+    let flags = check_flags(flags).ok().filter(|flags| !flags.contains(SendFlags::INLINE))?;
+    if !next.is_null() || list.is_null() || count != 1 {
         return None;
     }
     // SAFETY: the caller's: a READ or WRITE names the peer's memory, and a list of one has one element.
-    let (wr_id, va, rkey, sge) =
-        unsafe { ((*wr).wr_id, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey, *list) };
-    let local = Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey };
-    Some(CopyWr { wr_id, direction, va, rkey, local, flags: SendFlags::from_bits_truncate(flags) })
+    let (wr_id, va, rkey, local) =
+        unsafe { ((*wr).wr_id, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey, element(&*list)) };
+    Some(CopyWr { wr_id, direction, va, rkey, local, flags })
 }
 
 /// The flags that this NIC knows; checksum offload, which it has not, is refused.
