@@ -88,7 +88,7 @@ class Case:
             return self._judge_unsupported(outcomes)
         for end, outcome in outcomes.items():
             if outcome.status != 0:
-                return FAILED, note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+                return FAILED, note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
         complaint = self.check(outcomes) if self.check else None
         return (FAILED, complaint) if complaint else (PASSED, "")
 
@@ -101,7 +101,7 @@ class Case:
             return FAILED, f"{self.unsupported} is unsupported, but the program {first.verdict}"
         if not first.text.strip():
             return FAILED, f"{self.unsupported} is unsupported, but the program did not say anything"
-        return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_line(first)}"
+        return SKIPPED, f"{self.unsupported} is not supported; the program says: {last_words(first)}"
 
     def _execute(self, log_dir):
         port = self.fixed_port or procs.free_port()
@@ -117,12 +117,12 @@ class Case:
         return {"server": pair.server, "client": pair.client}, pair.note
 
 
-def last_line(outcome):
-    """The line that most likely says why: the last one on standard error, or else on standard output."""
-    for text in (outcome.err, outcome.out):
+def last_words(outcome):
+    """What most likely says why: the last lines on standard error, or else the last one on standard output."""
+    for text, count in ((outcome.err, 3), (outcome.out, 1)):
         lines = [line.strip() for line in text.splitlines() if line.strip(" -\t\r")]
         if lines:
-            return lines[-1][:200]
+            return "; ".join(lines[-count:])[-300:]
     return "(no output)"
 
 
@@ -163,7 +163,7 @@ def prints_none(*needles):
         for end, outcome in outcomes.items():
             for needle in needles:
                 if needle in outcome.text:
-                    return f"the {end} printed {needle!r}: {last_line(outcome)}"
+                    return f"the {end} printed {needle!r}: {last_words(outcome)}"
         return None
 
     return check

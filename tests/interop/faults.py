@@ -4,7 +4,7 @@ import json
 import re
 import time
 
-from cases import last_line
+from cases import last_words
 from harness import procs
 
 RESILIENT_SEND = procs.ROOT / "build/examples/resilient_send"
@@ -54,7 +54,7 @@ def one_kind(kind):
         last_answer_lost = pair.server.status == 0 and RETRY_EXCEEDED in pair.client.text
         for end, outcome in (("server", pair.server), ("client", pair.client)):
             if outcome.status != 0 and not (end == "client" and last_answer_lost):
-                return pair.note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+                return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
         if "invalid data" in pair.client.text + pair.server.text:
             return "invalid data"
         counts = injected(pair.server.err)
@@ -68,12 +68,12 @@ def resilient(log_dir):
     pair = _resilient(log_dir, TROUBLE_PLAN)
     for end, outcome in (("server", pair.server), ("client", pair.client)):
         if outcome.status != 0:
-            return pair.note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+            return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
     for said in (RNR_EXCEEDED, RETRY_EXCEEDED):
         if said not in pair.client.out:
             return f"the client was never told: {said}"
     if "5000 messages, each once and in order" not in pair.server.out:
-        return f"the server said: {last_line(pair.server)}"
+        return f"the server said: {last_words(pair.server)}"
     counts = injected(pair.server.err) or {}
     if counts.get("rnr_naks") != 8 or not counts.get("packets_blackholed"):
         return f"the server told of {counts}"
@@ -84,8 +84,8 @@ def fragile(log_dir):
     """The same program without its handling of errors ends with the first of them: the plan finds the mistake."""
     pair = _resilient(log_dir, TROUBLE_PLAN, "--fragile")
     if pair.client.status != 1 or "not all messages could be sent" not in pair.client.out:
-        return f"the client: {pair.client.verdict}: {last_line(pair.client)}"
-    return None if RNR_EXCEEDED in pair.client.out else f"the client was not told of a lack of receives: {last_line(pair.client)}"
+        return f"the client: {pair.client.verdict}: {last_words(pair.client)}"
+    return None if RNR_EXCEEDED in pair.client.out else f"the client was not told of a lack of receives: {last_words(pair.client)}"
 
 
 def _resilient(log_dir, plan, *options):
@@ -103,7 +103,7 @@ def statistics(log_dir):
     server = procs.Program(procs.under_terrace(program), log_dir, "server")
     while not procs.is_listening(port):
         if server.wait(0.02) is not None:
-            return f"the server did not start: {last_line(server.outcome())}"
+            return f"the server did not start: {last_words(server.outcome())}"
     client = procs.Program(procs.under_terrace([*program, procs.HOST], "--fault-plan", str(plan)), log_dir, "client")
     command = [str(procs.terrace_binary()), "stat", str(client.process.pid)]
     try:
@@ -114,7 +114,7 @@ def statistics(log_dir):
                 text = procs.run_one(command, log_dir, "stat-text", timeout_s=10).out
                 return None if "injected by the fault plan" in text else "`terrace stat PID` does not show it"
             time.sleep(0.1)
-        return f"`terrace stat --json` never showed it: {last_line(shown)}"
+        return f"`terrace stat --json` never showed it: {last_words(shown)}"
     finally:
         for program in (client, server):
             program.wait(10)
@@ -140,7 +140,7 @@ def storage(kind, keys, complain):
 
 def _came_late(pair, counts, arrived):
     if pair.client.status != 0 or not arrived:
-        return f"the client: {pair.client.verdict}: {last_line(pair.client)}"
+        return f"the client: {pair.client.verdict}: {last_words(pair.client)}"
     if pair.client.seconds < 0.3:
         return f"it took {pair.client.seconds:.2f} s only"
     return None if counts.get("storage_slowed") else f"the server told of {counts}"
@@ -148,9 +148,9 @@ def _came_late(pair, counts, arrived):
 
 def _was_told(pair, counts, arrived):
     if pair.client.status == 0 or arrived or "remote operation error" not in pair.client.text:
-        return f"the client was not told: {pair.client.verdict}: {last_line(pair.client)}"
+        return f"the client was not told: {pair.client.verdict}: {last_words(pair.client)}"
     if pair.server.status not in (0, 1):
-        return f"the server: {pair.server.verdict}: {last_line(pair.server)}"
+        return f"the server: {pair.server.verdict}: {last_words(pair.server)}"
     return None if counts.get("storage_failed") else f"the server told of {counts}"
 
 

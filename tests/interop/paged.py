@@ -8,7 +8,7 @@ import random
 import subprocess
 import time
 
-from cases import last_line
+from cases import last_words
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
 
@@ -46,7 +46,7 @@ class Served:
         deadline = time.monotonic() + timeout_s
         while not procs.is_listening(self.port):
             if self.server.wait(0.05) is not None or time.monotonic() > deadline:
-                return f"the server did not start: {last_line(self.server.outcome())}"
+                return f"the server did not start: {last_words(self.server.outcome())}"
         self.client = procs.Program(self.client_argv, self.log_dir, "client")
         try:
             while self.client.wait(0.2) is None:
@@ -57,7 +57,7 @@ class Served:
             self.client.stop()
         for name, program in (("client", self.client), ("server", self.server)):
             if program.wait(20) != 0:
-                return f"{name}: {program.outcome().verdict}: {last_line(program.outcome())}"
+                return f"{name}: {program.outcome().verdict}: {last_words(program.outcome())}"
         return self._complaint_about_memory(group)
 
     def _look(self):

@@ -6,7 +6,7 @@ import random
 import socket
 import time
 
-from cases import last_line
+from cases import last_words
 from harness import procs
 
 MIB = 1 << 20
@@ -55,7 +55,7 @@ class Machine:
                 self._socket.connect(str(self.path))
                 break
             if self.program.wait(0.05) is not None or time.monotonic() > deadline:
-                raise Failed(f"QEMU did not start: {last_line(self.program.outcome())}")
+                raise Failed(f"QEMU did not start: {last_words(self.program.outcome())}")
         self._lines = self._socket.makefile("rw")
         self._lines.readline()  # its greeting
 
@@ -66,7 +66,7 @@ class Machine:
             line = self._lines.readline()
             if not line:
                 self.program.wait(5)
-                raise Failed(f"QEMU {self.program.outcome().verdict}: {last_line(self.program.outcome())}")
+                raise Failed(f"QEMU {self.program.outcome().verdict}: {last_words(self.program.outcome())}")
             answer = json.loads(line)
             if "error" in answer:
                 raise Failed(f"QEMU refuses {command}: {answer['error']['desc']}")
@@ -77,7 +77,7 @@ class Machine:
         deadline = time.monotonic() + LIMIT_S
         while (state := self.ask("query-migrate")).get("status") != "completed":
             if state.get("status") in ("failed", "cancelled") or time.monotonic() > deadline:
-                raise Failed(f"migration: {state.get('status')}: {state.get('error-desc')}: {last_line(self.program.outcome())}")
+                raise Failed(f"migration: {state.get('status')}: {state.get('error-desc')}: {last_words(self.program.outcome())}")
             time.sleep(0.1)
         return state
 
@@ -160,7 +160,7 @@ def fio(verb):
                               timeout_s=LIMIT_S)
         for end, outcome in (("server", pair.server), ("client", pair.client)):
             if outcome.status != 0:
-                return pair.note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+                return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
         job = json.loads(pair.client.out[pair.client.out.index("{"):])["jobs"][0]
         moved = job["write"]["io_bytes"]
         return None if moved == 64 * MIB and job["error"] == 0 else f"{moved} bytes, error {job['error']}"

@@ -10,7 +10,7 @@ import time
 import faults
 import paged
 import services
-from cases import FAILED, PASSED, Result, last_line
+from cases import FAILED, PASSED, Result, last_words
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
 
@@ -90,7 +90,7 @@ def idle(log_dir):
         deadline = time.monotonic() + 20
         while not procs.is_listening(port):
             if server.wait(0.05) is not None or time.monotonic() > deadline:
-                return f"the server did not start: {last_line(server.outcome())}"
+                return f"the server did not start: {last_words(server.outcome())}"
         time.sleep(0.5)
         before = procs.cpu_seconds(server.process.pid)
         time.sleep(2)
@@ -109,7 +109,7 @@ def neighbours(log_dir):
         server = procs.Program(procs.under_terrace(program), log_dir, f"server-{index}")
         while not procs.is_listening(port):
             if server.wait(0.02) is not None:
-                return f"server {index}: {last_line(server.outcome())}"
+                return f"server {index}: {last_words(server.outcome())}"
         pairs.append((server, [*program, procs.HOST]))
     clients = [procs.Program(procs.under_terrace(command), log_dir, f"client-{index}")
                for index, (_, command) in enumerate(pairs)]
@@ -122,7 +122,7 @@ def neighbours(log_dir):
     bad = [program.outcome() for program in programs if program.process.returncode != 0]
     bad_tables = [client for client in clients if len(perftest.parse_table(client.outcome().out)) != 1]
     if bad:
-        return f"{bad[0].argv[-1]}: {last_line(bad[0])}"
+        return f"{bad[0].argv[-1]}: {last_words(bad[0])}"
     return "a client printed no result" if bad_tables else None
 
 
@@ -133,7 +133,7 @@ def statistics(log_dir):
     server = procs.Program(procs.under_terrace(program), log_dir, "server")
     while not procs.is_listening(port):
         if server.wait(0.02) is not None:
-            return f"the server did not start: {last_line(server.outcome())}"
+            return f"the server did not start: {last_words(server.outcome())}"
     client = procs.Program(procs.under_terrace([*program, procs.HOST]), log_dir, "client")
     pid = str(client.process.pid)
     try:
@@ -142,15 +142,15 @@ def statistics(log_dir):
         while True:
             listing = procs.run_one([str(procs.terrace_binary()), "stat"], log_dir, "stat-list", timeout_s=10)
             if listing.status != 0:
-                return f"`terrace stat`: {last_line(listing)}"
+                return f"`terrace stat`: {last_words(listing)}"
             if any(line.split()[0] == pid for line in listing.out.splitlines()):
                 break
             if time.monotonic() > deadline:
-                return f"`terrace stat` does not list process {pid}: {last_line(listing)}"
+                return f"`terrace stat` does not list process {pid}: {last_words(listing)}"
             time.sleep(0.1)
         one = procs.run_one([str(procs.terrace_binary()), "stat", pid, "--json"], log_dir, "stat-one", timeout_s=10)
         if one.status != 0 or "tx_packets" not in json.loads(one.out)[0]["port"]:
-            return f"`terrace stat {pid} --json`: {last_line(one)}"
+            return f"`terrace stat {pid} --json`: {last_words(one)}"
         return None
     finally:
         client.wait(20)
@@ -162,7 +162,7 @@ def statistics(log_dir):
 def _complaint(pair):
     for end, outcome in (("server", pair.server), ("client", pair.client)):
         if outcome.status != 0:
-            return pair.note or f"{end}: {outcome.verdict}: {last_line(outcome)}"
+            return pair.note or f"{end}: {outcome.verdict}: {last_words(outcome)}"
     return None
 
 

@@ -265,24 +265,26 @@ impl Cq {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Adds an entry. When there is no room, the queue has overrun, and the device is told.
-    pub(crate) fn push(&self, wc: Wc) {
+    /// Adds an entry, and returns whether that made an event. When there is no room, the queue has overrun, and the device is told.
+    pub(crate) fn push(&self, wc: Wc) -> bool {
         let mut queue = self.queue.lock();
         if queue.entries.len() >= queue.depth as usize {
             if !self.overrun.swap(true, Ordering::AcqRel) {
                 drop(queue);
                 self.device.note_overrun(self.strong());
             }
-            return;
+            return false;
         }
         queue.entries.push_back(wc);
         if let Some(times) = &mut queue.times {
             times.push_back(self.device.now());
         }
         self.publish_len(&queue);
-        if queue.armed.wants(&wc) {
+        let is_awaited = queue.armed.wants(&wc);
+        if is_awaited {
             self.announce(&mut queue);
         }
+        is_awaited
     }
 
     /// One event for all that wait.

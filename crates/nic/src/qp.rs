@@ -113,6 +113,8 @@ pub(crate) struct QpCore {
     pub touched: bool,
     /// Whether it was destroyed.
     pub dead: bool,
+    /// Whether a message has woken its receiver and may not have been acknowledged since.
+    pub has_woken: bool,
     /// How the last packet came.
     pub last_way: Way,
     /// What the device counts as in flight of it.
@@ -203,6 +205,7 @@ impl QueuePair {
                 tap: None,
                 touched: false,
                 dead: false,
+                has_woken: false,
                 last_way: Way::Network,
                 booked_bytes: 0,
                 has_turn: false,
@@ -619,15 +622,11 @@ impl QueuePair {
     }
 
     /// Completes a receive: with XRC, to the queue that the shared receive queue has. One that is destroyed takes its completions
-    /// along.
-    pub(crate) fn complete_receive(&self, wc: Wc) {
+    /// along. Returns whether that made an event.
+    pub(crate) fn complete_receive(&self, wc: Wc) -> bool {
         match &self.xrcd {
             None => self.init.recv_cq.push(wc),
-            Some(xrcd) => {
-                if let Some(srq) = xrcd.srq(wc.srqn) {
-                    srq.complete(wc);
-                }
-            }
+            Some(xrcd) => xrcd.srq(wc.srqn).is_some_and(|srq| srq.complete(wc)),
         }
     }
 

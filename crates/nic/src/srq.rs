@@ -146,11 +146,9 @@ impl Srq {
         self.extended.as_ref().is_some_and(|extended| Arc::ptr_eq(&extended.cq, cq))
     }
 
-    /// Completes one of its receives that a target has taken.
-    pub(crate) fn complete(&self, wc: Wc) {
-        if let Some(extended) = &self.extended {
-            extended.cq.push(wc);
-        }
+    /// Completes one of its receives that a target has taken, and returns whether that made an event.
+    pub(crate) fn complete(&self, wc: Wc) -> bool {
+        self.extended.as_ref().is_some_and(|extended| extended.cq.push(wc))
     }
 
     /// The protection domain.

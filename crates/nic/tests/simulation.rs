@@ -119,3 +119,43 @@ fn everything_arrives_through_a_bad_network() {
 fn a_seed_replays() {
     assert_eq!(run(7, bad_weather()), run(7, bad_weather()));
 }
+
+/// Perftest up to 4.5-0.17 sleeps on one channel for both of its queues, and takes the first event for its own message's.
+#[test]
+fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
+    let world = world(5, SimConfig::default());
+    let [a, b] = &world.nodes;
+    let listening = |node: &Node, cookies: [u64; 2]| {
+        let channel = node.device.create_channel().expect("a channel");
+        let queues = cookies.map(|cookie| {
+            let init = CqInit { depth: 8, channel: Some(channel.clone()), cookie };
+            let cq = node.device.create_cq(init).expect("a queue");
+            cq.request_notify(false).expect("armed");
+            cq
+        });
+        let [send_cq, recv_cq] = queues.clone();
+        let init = QpInit { send_cq, recv_cq, ..node.init(QpType::Rc) };
+        (channel, queues, node.pd.create_qp(init).expect("a queue pair"))
+    };
+    let (channel, [a_send_cq, a_recv_cq], qa) = listening(a, [1, 2]);
+    let (_, [_, b_recv_cq], qb) = listening(b, [3, 4]);
+    connect(&qa, b, qb.qpn(), &Tuning::default());
+    connect(&qb, a, qa.qpn(), &Tuning::default());
+    qa.post_recv([a.recv(1, 0, 64)]).expect("posted");
+    qb.post_recv([b.recv(1, 0, 64)]).expect("posted");
+    qa.post_send([Ok(a.wr(2, SendOp::Send, 0, 8))]).expect("posted");
+    // Whoever polls it holds the acknowledgement back, for an answer that is posted at once.
+    let mut arrived = 0;
+    while arrived == 0 {
+        world.net.advance_to(world.net.next_delivery().expect("the message is on its way"));
+        arrived = b_recv_cq.poll(1, &mut |_| {}).expect("healthy");
+    }
+    assert_eq!(world.net.next_delivery(), None, "the acknowledgement is held back");
+    qb.post_send([Ok(b.wr(2, SendOp::Send, 0, 8))]).expect("posted");
+    world.run_until(|| !a_send_cq.is_empty() && !a_recv_cq.is_empty());
+    let order = [0; 2].map(|_| channel.get_event().expect("an event").cookie());
+    assert_eq!(order, [1, 2], "the sending, then the answer");
+    for cq in [a_send_cq, a_recv_cq] {
+        cq.ack_events(1);
+    }
+}

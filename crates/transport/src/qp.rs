@@ -31,6 +31,9 @@ pub enum AckPolicy {
     /// Send them, behind requests: then they leave in one system call. In a sink that can do so ([`Sink::carry_ack`]), with requests:
     /// then who waits for the answer to a message hears with it that the message has arrived.
     Now,
+    /// Send them, ahead of requests, as an RNIC does that acknowledges a message before its program knows of it: then the peer hears
+    /// that its message has arrived before it gets the answer to it.
+    First,
     /// Keep them: the program is about to post something that they can leave with.
     Hold,
 }
@@ -496,6 +499,9 @@ impl Qp {
         sink: &mut impl Sink,
         acks: AckPolicy,
     ) -> Transmit {
+        if acks == AckPolicy::First && self.holds_ack() && !self.emit_owed(host, sink, acks) {
+            return Transmit::SinkFull;
+        }
         if !self.emit_requests(now, host, sink) {
             return Transmit::SinkFull;
         }

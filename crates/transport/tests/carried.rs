@@ -1,4 +1,5 @@
-//! Acknowledgements that packets carry where nothing is lost or late: what they do to the queue pair comes first.
+//! Acknowledgements and what leaves beside them. Where nothing is lost or late, packets carry them: what they do to the queue pair
+//! comes first.
 
 mod support;
 
@@ -6,7 +7,7 @@ use support::host::Memory;
 use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::*;
-use terrace_wire::{Packet, Psn};
+use terrace_wire::{Opcode, Packet, Psn};
 
 const KEY: u32 = 0x101;
 
@@ -30,6 +31,9 @@ fn node(side: u8, has_srq: bool) -> (Qp, Memory) {
         timeout: 14,
         retry_cnt: 7,
         rnr_retry: 7,
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        access: access::REMOTE_READ,
         ..QpAttr::default()
     };
     bring_up(&mut qp, &attr, QpState::Rts);
@@ -107,4 +111,28 @@ fn what_is_taken_back_carries_nothing() {
     assert_eq!(answer.len(), 2, "an answer, and the acknowledgement alone: {answer:?}");
     hand(&answer[1..], 1, &mut a, &ours);
     assert!(matches!(events(&mut a).as_slice(), [QpEvent::SendComplete(wc)] if wc.wr_id == 1));
+}
+
+/// An acknowledgement that is to leave first does so, unless it stands behind what a READ is owed, which requests do not wait for.
+#[test]
+fn acknowledgements_leave_ahead_of_requests_if_asked() {
+    for (acks, has_read, expected) in [
+        (AckPolicy::Now, false, [Opcode::RcSendOnly, Opcode::RcAcknowledge].as_slice()),
+        (AckPolicy::First, false, &[Opcode::RcAcknowledge, Opcode::RcSendOnly]),
+        (AckPolicy::First, true, &[Opcode::RcSendOnly, Opcode::RcReadResponseOnly, Opcode::RcAcknowledge]),
+    ] {
+        let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
+        b.post_recv(receive(8)).expect("posted");
+        if has_read {
+            a.post_send(SendWr { op: SendOp::Read { va: 0, rkey: KEY }, ..send(1, KEY) }).expect("posted");
+        }
+        a.post_send(send(2, KEY)).expect("posted");
+        hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
+        b.post_send(send(3, KEY)).expect("posted");
+        let mut sink = Collector::default();
+        assert_eq!(b.poll_transmit(Time(3), &theirs, &mut sink, acks), Transmit::Idle);
+        let opcodes =
+            sink.packets.iter().map(|(_, bytes)| Packet::parse(bytes).expect("a packet").bth.opcode);
+        assert!(opcodes.eq(expected.iter().copied()), "{acks:?}, READ {has_read}: {:?}", sink.packets);
+    }
 }

@@ -9,7 +9,7 @@ import os
 import signal
 
 import guest as machine
-from cases import all_of, last_line, prints, prints_none, table_rows
+from cases import all_of, last_words, prints, prints_none, table_rows
 from connecting import ALONE, BEHIND, PLACES, RXE, TERRACE, Connecting, fresh_port
 from harness import procs
 from peers import FAMILIES, guest_address
@@ -63,7 +63,7 @@ class Programs(Connecting):
             with self.address(place, family) as address:
                 outcomes = self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
             for end, outcome in outcomes.items():
-                self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
+                self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
             self.assertIsNone(check(outcomes))
 
     def commands(self, both, server_words, client_words, server, address, port):
@@ -145,7 +145,7 @@ class Succession(Connecting):
     def ping(self, address, port):
         with self.in_guest([*RPING, "-c", "-a", address, "-p", port]) as session:
             outcome = self.guest_outcome(session)
-        self.assertEqual(outcome.status, 0, last_line(outcome))
+        self.assertEqual(outcome.status, 0, last_words(outcome))
         self.assertIsNone(RPING_OK({"client": outcome}))
 
     @staticmethod

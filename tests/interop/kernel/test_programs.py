@@ -5,7 +5,7 @@ import itertools
 
 import guest as machine
 import peers
-from cases import all_of, last_line, prints, prints_none, table_rows
+from cases import all_of, last_words, prints, prints_none, table_rows
 from harness import procs
 from peers import FAMILIES, KernelPeer
 
@@ -65,7 +65,7 @@ class Programs(KernelPeer):
                     if not self.was_left_alone(server, outcomes):
                         break
                 for end, outcome in outcomes.items():
-                    self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_line(outcome)}")
+                    self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
                 self.assertIsNone(check(outcomes))
 
     @staticmethod
