@@ -302,10 +302,10 @@ impl Link {
         self.qp.post_send(std::iter::once_with(wr)).expect("posted");
     }
 
-    fn post_copy(&self, slot: c_uint, direction: CopyDirection, va: u64, size: usize) {
+    fn post_short(&self, slot: c_uint, op: ShortOp, va: u64, size: usize) {
         let local = Sge { addr: self.outbox(slot, size), length: size as u32, lkey: self.lkey };
         let (wr_id, rkey, flags) = (slot.into(), self.other.rkey, SendFlags::SIGNALED);
-        self.qp.post_copy(&CopyWr { wr_id, direction, va, rkey, local, flags }).expect("posted");
+        self.qp.post_short(&ShortWr { wr_id, op, va, rkey, local, flags }).expect("posted");
     }
 
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
@@ -354,16 +354,16 @@ impl Link {
 pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, offset: u64, size: usize) {
     // SAFETY: as promised.
     let link = link_of(unsafe { &*lane });
-    let (va, rkey) = (link.other.base + offset, link.other.rkey);
+    let va = link.other.base + offset;
     let data = link.outbox(slot, size);
     // What a call does not do, at first because the processes have yet to meet, a work request does.
     if link.calls && link.call(op, slot, va, size) {
         return;
     }
     match op {
-        OP_GET => link.post_copy(slot, CopyDirection::Read, va, size),
-        OP_PUT => link.post_copy(slot, CopyDirection::Write, va, size),
-        OP_ATOMIC => link.post(slot.into(), SendOp::FetchAdd { va, rkey, add: 1 }, data, size),
+        OP_GET => link.post_short(slot, ShortOp::Read, va, size),
+        OP_PUT => link.post_short(slot, ShortOp::Write, va, size),
+        OP_ATOMIC => link.post_short(slot, ShortOp::FetchAdd { add: 1 }, va, size),
         _ => {
             link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
             link.count += 1;

@@ -7,8 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
 use terrace_transport::{
-    AckPolicy, BindWindow, CopyWr, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState,
-    QpType, RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
+    AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
+    RecvWr, SendFlags, SendOp, SendWr, SgeList, ShortWr, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -359,13 +359,13 @@ impl QueuePair {
     ///
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else.
-    pub fn post_copy(self: &Arc<Self>, wr: &CopyWr) -> Result<(), Error> {
+    pub fn post_short(self: &Arc<Self>, wr: &ShortWr) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        let left = match device.copy_at_once(self, &mut core, wr) {
-            true => Ok(false),
-            false => self.queue_one(&mut core, SendWr::from(*wr)),
+        let left = match device.reach_short(self, &mut core, wr) {
+            Reached::No => self.queue_one(&mut core, SendWr::from(*wr)),
+            reached => Ok(reached == Reached::WithEvents),
         };
         self.send_posted(core, matches!(left, Ok(true)));
         left.map(|_| ())

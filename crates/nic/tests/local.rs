@@ -63,25 +63,25 @@ fn reads_and_writes_need_no_packets_and_nothing_of_the_target() {
 
 #[test]
 fn short_work_requests_do_what_long_ones_do() {
-    type Case = fn(&Node, &Node, &Arc<QueuePair>) -> CopyWr;
-    fn read(a: &Node, b: &Node, len: usize) -> CopyWr {
+    type Case = fn(&Node, &Node, &Arc<QueuePair>) -> ShortWr;
+    fn read(a: &Node, b: &Node, len: usize) -> ShortWr {
         let (va, rkey, local) = (b.memory.addr() + 10, b.mr.rkey(), a.sge(500_001, len as u32));
-        CopyWr { wr_id: 5, direction: CopyDirection::Read, va, rkey, local, flags: SendFlags::SIGNALED }
+        ShortWr { wr_id: 5, op: ShortOp::Read, va, rkey, local, flags: SendFlags::SIGNALED }
     }
-    fn write(a: &Node, b: &Node, len: usize) -> CopyWr {
-        CopyWr { direction: CopyDirection::Write, ..read(a, b, len) }
+    fn write(a: &Node, b: &Node, len: usize) -> ShortWr {
+        ShortWr { op: ShortOp::Write, ..read(a, b, len) }
     }
     let cases: [(&str, Case, Option<u64>); 12] = [
         ("a READ", |a, b, _| read(a, b, 8), Some(2)),
         ("a WRITE", |a, b, _| write(a, b, 5000), Some(2)),
         (
             "a READ of which nobody hears",
-            |a, b, _| CopyWr { flags: SendFlags::empty(), ..read(a, b, 100) },
+            |a, b, _| ShortWr { flags: SendFlags::empty(), ..read(a, b, 100) },
             Some(2),
         ),
         (
             "a WRITE behind a fence",
-            |a, b, _| CopyWr { flags: SendFlags::FENCE | SendFlags::SIGNALED, ..write(a, b, 100) },
+            |a, b, _| ShortWr { flags: SendFlags::FENCE | SendFlags::SIGNALED, ..write(a, b, 100) },
             Some(2),
         ),
         ("a long READ", |a, b, _| read(a, b, 300_000), Some(2)),
@@ -89,17 +89,17 @@ fn short_work_requests_do_what_long_ones_do() {
         ("nothing", |a, b, _| read(a, b, 0), None),
         (
             "a key that names nothing",
-            |a, b, _| CopyWr { rkey: b.mr.rkey() ^ 0x5500, ..read(a, b, 8) },
+            |a, b, _| ShortWr { rkey: b.mr.rkey() ^ 0x5500, ..read(a, b, 8) },
             Some(0),
         ),
         (
             "a range that goes beyond",
-            |a, b, _| CopyWr { va: b.memory.addr() + (1 << 20) - 4, ..write(a, b, 8) },
+            |a, b, _| ShortWr { va: b.memory.addr() + (1 << 20) - 4, ..write(a, b, 8) },
             Some(0),
         ),
         (
             "local memory that is not registered",
-            |a, b, _| CopyWr { local: Sge { addr: 64, ..a.sge(0, 8) }, ..write(a, b, 8) },
+            |a, b, _| ShortWr { local: Sge { addr: 64, ..a.sge(0, 8) }, ..write(a, b, 8) },
             Some(0),
         ),
         (
@@ -128,10 +128,7 @@ fn short_work_requests_do_what_long_ones_do() {
             qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
             let before = direct(&qa);
             let wr = case(&a, &b, &qa);
-            let posted = match is_short {
-                true => qa.post_copy(&wr),
-                false => qa.post_send([Ok(SendWr::from(wr))]).map_err(|(_, error)| error),
-            };
+            let posted = post(&qa, wr, is_short);
             let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
             qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
             let mut done = Vec::new();
@@ -154,12 +151,76 @@ fn a_short_work_request_is_refused_as_a_long_one_is() {
     let (a, b) = (Node::local(), Node::local());
     let qp = a.qp(QpType::Rc);
     let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
-    let wr = CopyWr { wr_id: 1, direction: CopyDirection::Read, va, rkey, local, flags: SendFlags::SIGNALED };
+    let wr = ShortWr { wr_id: 1, op: ShortOp::Read, va, rkey, local, flags: SendFlags::SIGNALED };
     let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("in RESET");
-    assert_eq!(qp.post_copy(&wr).expect_err("in RESET"), long.1);
+    assert_eq!(qp.post_short(&wr).expect_err("in RESET"), long.1);
     qp.destroy().expect("destroyed");
     let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("it is no more");
-    assert_eq!(qp.post_copy(&wr).expect_err("it is no more"), long.1);
+    assert_eq!(qp.post_short(&wr).expect_err("it is no more"), long.1);
+}
+
+/// Posts one in either form.
+fn post(qp: &Arc<QueuePair>, wr: ShortWr, is_short: bool) -> Result<(), Error> {
+    match is_short {
+        true => qp.post_short(&wr),
+        false => qp.post_send([Ok(SendWr::from(wr))]).map_err(|(_, error)| error),
+    }
+}
+
+#[test]
+fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
+    for is_short in [false, true] {
+        let (a, b) = (Node::local(), Node::local());
+        let (qa, qb) = rc_pair(&a, &b);
+        let shared = SharedRegion::new(&b, 1 << 16);
+        let (va, rkey) = (shared.addr + 8, shared.mr.rkey());
+        let wr = |op, local| ShortWr { wr_id: 3, op, va, rkey, local, flags: SendFlags::SIGNALED };
+        let done = |wr| {
+            post(&qa, wr, is_short).expect("posted");
+            a.completion()
+        };
+        // They find the way without a READ's help.
+        wait_until("an atomic needs no packets", || {
+            assert_eq!(done(wr(ShortOp::FetchAdd { add: 0 }, a.sge(0, 8))).status, WcStatus::Success);
+            direct(&qa) > 0
+        });
+        let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+        let operations = [
+            (ShortOp::FetchAdd { add: 5 }, 0, WcOpcode::FetchAdd),
+            (ShortOp::CompareSwap { compare: 4, swap: 1 }, 5, WcOpcode::CompSwap),
+            (ShortOp::CompareSwap { compare: 5, swap: u64::MAX - 1 }, 5, WcOpcode::CompSwap),
+            (ShortOp::FetchAdd { add: 3 }, u64::MAX - 1, WcOpcode::FetchAdd),
+            (ShortOp::FetchAdd { add: 0 }, 1, WcOpcode::FetchAdd),
+        ];
+        for (op, found, opcode) in operations {
+            // The result need not be aligned, and is no longer than 8 bytes.
+            a.memory.fill(0, &[7; 32]);
+            let wc = done(wr(op, a.sge(3, 16)));
+            assert_eq!((wc.status, wc.opcode, wc.byte_len, wc.wr_id), (WcStatus::Success, opcode, 8, 3));
+            let memory = [vec![7; 3], u64::to_ne_bytes(found).to_vec(), vec![7; 21]].concat();
+            assert_eq!(a.memory.bytes(0, 32), memory, "{op:?}");
+        }
+        let quiet = ShortWr { flags: SendFlags::empty(), ..wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 8)) };
+        post(&qa, quiet, is_short).expect("posted");
+        let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+        assert_eq!(after, (before.0 + operations.len() as u64 + 1, before.1, before.2));
+
+        let short_result = wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 7));
+        assert!(
+            matches!(post(&qa, short_result, is_short), Err(Error::Invalid(_))),
+            "no room for the result"
+        );
+        let nowhere = wr(ShortOp::FetchAdd { add: 1 }, Sge { addr: 64, ..a.sge(0, 8) });
+        assert_eq!(done(nowhere).status, WcStatus::LocalProtection);
+        let (qa, _qb) = rc_pair(&a, &b);
+        let misaligned = ShortWr { va: va + 1, ..wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 8)) };
+        post(&qa, misaligned, is_short).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::RemoteInvalidRequest);
+        let (qa, _qb) = rc_pair(&a, &b);
+        post(&qa, wr(ShortOp::Read, a.sge(0, 8)), is_short).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Success);
+        assert_eq!(a.memory.u64_at(0), 3, "that without a place for its result was done, as over a network");
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::requester::{self, Emitted, Requester};
 use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
-    CopyDirection, CopyWr, MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters,
-    QpEvent, QpState, QpType, RecvWr, SendWr, Time, Wc, WcStatus,
+    MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState,
+    QpType, RecvWr, SendWr, ShortOp, ShortWr, Time, Wc, WcStatus,
 };
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).
@@ -242,22 +242,22 @@ impl Qp {
 
     /// Whether this one would be taken if it were posted now, and is the only one: see [`Qp::is_quiet`].
     #[inline]
-    pub fn is_quiet_for(&self, wr: &CopyWr) -> bool {
+    pub fn is_quiet_for(&self, wr: &ShortWr) -> bool {
         let Common { config, attr, .. } = &self.common;
-        let may_be_asked = wr.direction == CopyDirection::Write || attr.max_rd_atomic > 0;
+        let may_be_asked = wr.op == ShortOp::Write || attr.max_rd_atomic > 0;
         self.is_quiet()
             && config.qp_type == QpType::Rc
             && may_be_asked
-            && (1..=MESSAGE_LEN_MAX).contains(&wr.local.length)
+            && (requester::short_len_min(wr.op)..=MESSAGE_LEN_MAX).contains(&wr.local.length)
             && config.cap.max_send_sge > 0
             && config.cap.max_send_wr > 0
     }
 
     /// The same as [`Qp::complete_direct`] for a short work request.
     #[inline]
-    pub fn complete_copy(&mut self, wr: &CopyWr) -> Option<Wc> {
+    pub fn complete_short(&mut self, wr: &ShortWr) -> Option<Wc> {
         self.count_direct(wr.local.length.into());
-        requester::copy_completion(&self.common, wr)
+        requester::short_completion(&self.common, wr)
     }
 
     /// Counts a send work request that somebody has carried out without packets while the queue pair was quiet. Its completion, if

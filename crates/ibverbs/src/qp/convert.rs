@@ -4,8 +4,8 @@
 
 use smallvec::SmallVec;
 use terrace_nic::{
-    BindWindow, CopyDirection, CopyWr, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr,
-    Sge, SgeList, Target,
+    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortOp,
+    ShortWr, Target,
 };
 
 use super::PostLimits;
@@ -195,28 +195,37 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
     Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The work request in short, if it is a READ or WRITE of one element, and the only one.
+/// The work request in short, if it can be said so, and is the only one.
 ///
 /// # Safety
 /// As for [`send`].
 #[inline]
-pub unsafe fn copy(wr: *const ibv_send_wr) -> Option<CopyWr> {
+pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     // SAFETY: the caller's.
-    let (next, opcode, flags, list, count) =
-        unsafe { ((*wr).next, (*wr).opcode, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
-    let direction = match opcode {
-        IBV_WR_RDMA_READ => CopyDirection::Read,
-        IBV_WR_RDMA_WRITE => CopyDirection::Write,
-        _ => return None,
+    let (wr_id, next, opcode, flags, list, count) =
+        unsafe { ((*wr).wr_id, (*wr).next, (*wr).opcode, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
+    // SAFETY: the caller's; each arm reads what its opcode defines.
+    let (op, va, rkey) = unsafe {
+        let rdma = |op| (op, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+        let atomic = |op| (op, (*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
+        let compare_add = || (*wr).wr.atomic.compare_add;
+        match opcode {
+            IBV_WR_RDMA_READ => rdma(ShortOp::Read),
+            IBV_WR_RDMA_WRITE => rdma(ShortOp::Write),
+            IBV_WR_ATOMIC_CMP_AND_SWP => {
+                atomic(ShortOp::CompareSwap { compare: compare_add(), swap: (*wr).wr.atomic.swap })
+            }
+            IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(ShortOp::FetchAdd { add: compare_add() }),
+            _ => return None,
+        }
     };
     let flags = check_flags(flags).ok().filter(|flags| !flags.contains(SendFlags::INLINE))?;
     if !next.is_null() || list.is_null() || count != 1 {
         return None;
     }
-    // SAFETY: the caller's: a READ or WRITE names the peer's memory, and a list of one has one element.
-    let (wr_id, va, rkey, local) =
-        unsafe { ((*wr).wr_id, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey, element(&*list)) };
-    Some(CopyWr { wr_id, direction, va, rkey, local, flags })
+    // SAFETY: the caller's: a list of one has one element.
+    let local = unsafe { element(&*list) };
+    Some(ShortWr { wr_id, op, va, rkey, local, flags })
 }
 
 /// The flags that this NIC knows; checksum offload, which it has not, is refused.

@@ -121,11 +121,11 @@ pub unsafe extern "C" fn post_send(
         return unsafe { refuse(bad_wr, wr, EINVAL) };
     };
     // SAFETY: the caller's.
-    let short = if wr.is_null() { None } else { unsafe { convert::copy(wr) } };
+    let short = if wr.is_null() { None } else { unsafe { convert::short(wr) } };
     let posted = match short {
         // Only connections have no more to say.
         Some(short) if object.qp.qp_type() == QpType::Rc => {
-            object.qp.post_copy(&short).map_err(|error| (0, error))
+            object.qp.post_short(&short).map_err(|error| (0, error))
         }
         _ => object.qp.post_send(SendList { next: wr, qp_type: object.qp.qp_type(), limits: object.limits }),
     };

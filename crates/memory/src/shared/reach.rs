@@ -180,6 +180,32 @@ impl Lead {
         old.map_err(|fault::Fault| Refusal::NotHere)
     }
 
+    /// The same, and stores the value before it at the start of `into`, as the host stores integers.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has happened then. The inner one: it was done, but the memory for the value went away meanwhile.
+    pub fn atomic_into(
+        &mut self,
+        key: u32,
+        va: u64,
+        op: AtomicOp,
+        into: HostRange,
+    ) -> Result<Result<(), fault::Fault>, Refusal> {
+        let mut before = [0; 8];
+        if into.len < before.len() as u64 {
+            return Err(Refusal::NotHere);
+        }
+        // Nothing may be done whose result would be lost.
+        // SAFETY: memory that the caller has found registered for the device to write.
+        let is_there = unsafe {
+            fault::copy_from(into.addr, &mut before).and_then(|()| fault::copy_to(into.addr, &before))
+        };
+        is_there.map_err(|fault::Fault| Refusal::NotHere)?;
+        let before = self.atomic(key, va, op)?;
+        // SAFETY: the same.
+        Ok(unsafe { fault::copy_to(into.addr, &before.to_ne_bytes()) })
+    }
+
     #[inline]
     fn copy_range(
         &mut self,

@@ -22,11 +22,11 @@ use terrace_wire::{Psn, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    CopyDirection, CopyWr, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, Target,
-    Time, Wc, WcFlags, WcOpcode, WcStatus,
+    MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortOp, ShortWr, Target, Time,
+    Wc, WcFlags, WcOpcode, WcStatus,
 };
 use crate::window::Window;
-use wqe::Wqe;
+use wqe::{ATOMIC_LEN, Wqe};
 
 pub(crate) use emit::Emitted;
 
@@ -301,21 +301,32 @@ pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_
         return None;
     }
     let byte_len = match wr.op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 8,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ATOMIC_LEN,
         _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
     };
     let entry = send_entry(common, wr.wr_id, wqe::completion_opcode(&wr.op), byte_len);
     Some(Wc { status, vendor_err, solicited: status != WcStatus::Success, ..entry })
 }
 
+/// Bytes that a short request's local piece has at least.
+#[inline]
+pub(crate) fn short_len_min(op: ShortOp) -> u32 {
+    match op {
+        ShortOp::Read | ShortOp::Write => 1,
+        ShortOp::CompareSwap { .. } | ShortOp::FetchAdd { .. } => ATOMIC_LEN,
+    }
+}
+
 /// The completion of a short request that was carried out, if it has one.
 #[inline]
-pub(crate) fn copy_completion(common: &Common, wr: &CopyWr) -> Option<Wc> {
-    let opcode = match wr.direction {
-        CopyDirection::Read => WcOpcode::RdmaRead,
-        CopyDirection::Write => WcOpcode::RdmaWrite,
+pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
+    let (opcode, byte_len) = match wr.op {
+        ShortOp::Read => (WcOpcode::RdmaRead, wr.local.length),
+        ShortOp::Write => (WcOpcode::RdmaWrite, wr.local.length),
+        ShortOp::CompareSwap { .. } => (WcOpcode::CompSwap, ATOMIC_LEN),
+        ShortOp::FetchAdd { .. } => (WcOpcode::FetchAdd, ATOMIC_LEN),
     };
-    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, opcode, wr.local.length))
+    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, opcode, byte_len))
 }
 
 fn is_signaled(common: &Common, flags: SendFlags) -> bool {

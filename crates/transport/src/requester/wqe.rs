@@ -6,7 +6,7 @@ use crate::types::{Payload, QpType, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 
 /// Bytes that an atomic operation works on.
-const ATOMIC_LEN: u64 = 8;
+pub(crate) const ATOMIC_LEN: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Wqe {
@@ -125,8 +125,10 @@ pub(crate) fn payload_fits(wr: &SendWr) -> bool {
     let can_receive = matches!(wr.payload, Payload::Sges(_));
     match wr.op {
         SendOp::Read { .. } => can_receive,
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => can_receive && wr.payload.len() >= ATOMIC_LEN,
-        SendOp::AtomicWrite { .. } => wr.payload.len() == ATOMIC_LEN,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+            can_receive && wr.payload.len() >= ATOMIC_LEN.into()
+        }
+        SendOp::AtomicWrite { .. } => wr.payload.len() == u64::from(ATOMIC_LEN),
         _ => true,
     }
 }
