@@ -113,7 +113,7 @@ pub(crate) struct QpCore {
     pub touched: bool,
     /// Whether it was destroyed.
     pub dead: bool,
-    /// Whether a message has woken its receiver and may not have been acknowledged since.
+    /// Whether a message has made an event since the queue pair last held no acknowledgement back.
     pub has_woken: bool,
     /// How the last packet came.
     pub last_way: Way,

@@ -84,7 +84,7 @@ fn work(node: &Node, qp: &Arc<QueuePair>, peer: &End, rng: &mut StdRng, mut is_o
 
 fn begin(node: &Node, qp: &Arc<QueuePair>, peer: &End) {
     // A peer that is gone is given up soon.
-    connect(qp, node, peer.qpn, &Tuning { mtu: 4096, timeout: 10, retry_cnt: 1, rnr_retry: 7 });
+    connect(qp, node, peer.qpn, &Tuning { mtu: 4096, timeout: 10, retry_cnt: 1, ..Tuning::default() });
     qp.post_recv((0..RECEIVES).map(|_| node.recv(2, 0, 4096))).expect("posted");
 }
 

@@ -5,8 +5,8 @@ mod common;
 mod shared;
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::*;
 use shared::SharedRegion;
@@ -30,6 +30,13 @@ fn joined() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
     let (a, b) = (Node::local(), Node::local());
     let (qa, qb) = rc_pair(&a, &b);
     find_way(&a, &qa, b.memory.addr(), b.mr.rkey());
+    (a, b, qa, qb)
+}
+
+/// Two that reach each other by UDP only.
+fn apart() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
+    let (a, b) = (Node::udp(), Node::udp());
+    let (qa, qb) = rc_pair(&a, &b);
     (a, b, qa, qb)
 }
 
@@ -71,7 +78,7 @@ fn short_work_requests_do_what_long_ones_do() {
     fn write(a: &Node, b: &Node, len: usize) -> ShortWr {
         ShortWr { op: ShortOp::Write, ..read(a, b, len) }
     }
-    let cases: [(&str, Case, Option<u64>); 12] = [
+    let cases: [(&str, Case, Option<u64>); 13] = [
         ("a READ", |a, b, _| read(a, b, 8), Some(2)),
         ("a WRITE", |a, b, _| write(a, b, 5000), Some(2)),
         (
@@ -103,6 +110,16 @@ fn short_work_requests_do_what_long_ones_do() {
             Some(0),
         ),
         (
+            "local memory that may not be written",
+            |a, b, _| {
+                let (addr, length) = (a.memory.addr(), 4096);
+                let request = MrRequest { addr, length, iova: addr, access: 0, paging: None };
+                let mr = a.pd.reg_mr(request).expect("a region");
+                ShortWr { local: Sge { addr, length: 8, lkey: mr.lkey() }, ..read(a, b, 8) }
+            },
+            Some(0),
+        ),
+        (
             "behind a message",
             |a, b, qa| {
                 qa.post_send([Ok(a.wr(4, SendOp::Send, 0, 64))]).expect("posted");
@@ -121,29 +138,75 @@ fn short_work_requests_do_what_long_ones_do() {
         ),
     ];
     for (what, case, direct_count) in cases {
-        let [long, short] = [false, true].map(|is_short| {
-            let (a, b, qa, qb) = joined();
-            a.memory.fill(0, &pattern(1 << 20, 5));
-            b.memory.fill(0, &pattern(1 << 20, 9));
-            qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
-            let before = direct(&qa);
-            let wr = case(&a, &b, &qa);
-            let posted = post(&qa, wr, is_short);
-            let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
-            qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
-            let mut done = Vec::new();
-            while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
-                done.push(Wc { qpn: 0, ..a.completion() });
-            }
-            let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
-            ((posted, done, qa.state()), memory, direct(&qa) - before)
-        });
-        assert!(long.0 == short.0, "{what}: {:?} and {:?}", long.0, short.0);
-        assert!(long.1 == short.1, "{what}: other memory");
+        // By packets, as what could be a short one is carried out as such anyway.
+        let [remote, long, short] =
+            [(false, false), (true, false), (true, true)].map(|(is_local, is_short)| {
+                let (a, b, qa, qb) = if is_local { joined() } else { apart() };
+                a.memory.fill(0, &pattern(1 << 20, 5));
+                b.memory.fill(0, &pattern(1 << 20, 9));
+                qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
+                let before = qa.counters();
+                let wr = case(&a, &b, &qa);
+                let posted = post(&qa, wr, is_short);
+                let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+                qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
+                let mut done = Vec::new();
+                while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
+                    done.push(Wc { qpn: 0, ..a.completion() });
+                }
+                let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
+                let after = qa.counters();
+                let direct = (after.direct - before.direct, after.direct_bytes - before.direct_bytes);
+                ((posted, done, qa.state()), memory, direct)
+            });
+        for other in [&long, &short] {
+            assert!(remote.0 == other.0, "{what}: {:?} and {:?}", remote.0, other.0);
+            assert!(remote.1 == other.1, "{what}: other memory");
+        }
         // Where there is no number, it depends on when the peer answers.
         let counts = [long.2, short.2];
-        assert!(direct_count.is_none_or(|count| counts == [count; 2]), "{what}: {counts:?} without packets");
+        let is_so = |count| counts[0] == counts[1] && counts[0].0 == count;
+        assert!(direct_count.is_none_or(is_so), "{what}: {counts:?} without packets");
     }
+}
+
+#[test]
+fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
+    struct Taken(Mutex<Vec<u64>>);
+    impl Tap for Taken {
+        fn completed(&self, wc: Wc) {
+            self.0.lock().expect("nobody panics").push(wc.wr_id);
+        }
+    }
+    let (a, b) = (Node::local(), Node::local());
+    let qa = a.pd.create_qp(QpInit { sq_sig_all: true, ..a.init(QpType::Rc) }).expect("a queue pair");
+    let qb = b.qp(QpType::Rc);
+    connect(&qa, &b, qb.qpn(), &Tuning::default());
+    connect(&qb, &a, qa.qpn(), &Tuning::default());
+    let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
+    let wr = |wr_id, op| ShortWr { wr_id, op, va, rkey, local, flags: SendFlags::empty() };
+    find_way(&a, &qa, va, rkey);
+    let before = direct(&qa);
+    qa.post_short(&wr(1, ShortOp::Read)).expect("posted");
+    assert_eq!(a.completion().wr_id, 1, "all of them are signaled");
+    let taken = Arc::new(Taken(Mutex::default()));
+    qa.set_tap(Some(taken.clone()));
+    qa.post_short(&wr(2, ShortOp::Write)).expect("posted");
+    assert_eq!((a.cq.is_empty(), &*taken.0.lock().expect("nobody panics")), (true, &vec![2]));
+    assert_eq!(direct(&qa), before + 2);
+
+    let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    connect(&qa, &b, qb.qpn(), &Tuning { max_rd_atomic: 0, ..Tuning::default() });
+    connect(&qb, &a, qa.qpn(), &Tuning::default());
+    wait_until("a WRITE needs no packets", || {
+        let signaled = ShortWr { flags: SendFlags::SIGNALED, ..wr(3, ShortOp::Write) };
+        qa.post_short(&signaled).expect("posted");
+        assert_eq!(a.completion().status, WcStatus::Success);
+        direct(&qa) > 0
+    });
+    let before = direct(&qa);
+    qa.post_short(&wr(4, ShortOp::Read)).expect("posted");
+    assert_eq!((a.completion().status, direct(&qa)), (WcStatus::LocalQpOperation, before));
 }
 
 #[test]
@@ -210,7 +273,16 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
             matches!(post(&qa, short_result, is_short), Err(Error::Invalid(_))),
             "no room for the result"
         );
-        let nowhere = wr(ShortOp::FetchAdd { add: 1 }, Sge { addr: 64, ..a.sge(0, 8) });
+        let (addr, length) = (a.memory.addr() + 64, 8);
+        let narrow = [LOCAL_WRITE, 0].map(|access| {
+            let request = MrRequest { addr, length, iova: addr, access, paging: None };
+            a.pd.reg_mr(request).expect("a region")
+        });
+        let before = direct(&qa);
+        let into = |mr: &Mr| Sge { addr, length: 16, lkey: mr.lkey() };
+        let wc = done(wr(ShortOp::FetchAdd { add: 0 }, into(&narrow[0])));
+        assert_eq!((wc.status, a.memory.u64_at(64), direct(&qa)), (WcStatus::Success, 2, before + 1));
+        let nowhere = wr(ShortOp::FetchAdd { add: 1 }, into(&narrow[1]));
         assert_eq!(done(nowhere).status, WcStatus::LocalProtection);
         let (qa, _qb) = rc_pair(&a, &b);
         let misaligned = ShortWr { va: va + 1, ..wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 8)) };

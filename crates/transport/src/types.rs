@@ -31,6 +31,8 @@ pub struct Sge {
 
 /// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
 pub const MESSAGE_LEN_MAX: u32 = 1 << 31;
+/// Bytes that an atomic operation works on.
+pub const ATOMIC_LEN: u32 = 8;
 
 /// A scatter/gather list; most have one or two elements.
 pub type SgeList = SmallVec<[Sge; 2]>;

@@ -83,8 +83,7 @@ pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
 /// What a queue pair has of it.
 #[derive(Default)]
 pub(crate) struct QpLocal {
-    /// In a box, because a work request that is not short takes it out and puts it back.
-    lead: Option<Box<Lead>>,
+    lead: Option<Lead>,
     outlet: Option<Arc<Outlet>>,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
@@ -105,7 +104,7 @@ impl QpLocal {
     #[inline]
     fn lead(&mut self) -> Option<&mut Lead> {
         self.lead.take_if(|lead| lead.reach().is_gone());
-        self.lead.as_deref_mut()
+        self.lead.as_mut()
     }
 }
 
@@ -239,7 +238,7 @@ impl Device {
         let has_lead = core.local.lead.as_ref().is_some_and(|lead| !lead.reach().is_gone());
         if let (QpType::Rc, Some(own), false) = (qp.qp_type(), own, has_lead) {
             let own = address_bytes((own, 0).into());
-            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn).map(Box::new);
+            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn);
         }
         core.local.outlet = Some(neighbour.outlet.clone());
     }

@@ -3,7 +3,7 @@
 use terrace_memory::fault::Fault;
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
-use terrace_transport::{Payload, SendOp, SendWr, Sge, SgeList, ShortOp, ShortWr};
+use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge, SgeList, ShortOp, ShortWr};
 
 use super::{Command, canonical};
 use crate::device::Device;
@@ -17,12 +17,14 @@ impl Device {
         if let Some(short) = ShortWr::of(wr) {
             return self.reach_short(qp, core, &short);
         }
-        let is_copy = matches!(wr.op, SendOp::Read { .. } | SendOp::Write { .. });
-        if !is_copy || !self.may_reach(core) || core.qp.check_sends(std::slice::from_ref(wr)).is_err() {
+        if !matches!(wr.op, SendOp::Read { .. } | SendOp::Write { .. }) || !self.may_reach(core) {
+            return Reached::No;
+        }
+        let Some(lead) = core.local.lead() else { return Reached::No };
+        if core.qp.check_sends(std::slice::from_ref(wr)).is_err() {
             return Reached::No;
         }
         let may_read = core.qp.attr().max_rd_atomic > 0;
-        let Some(lead) = core.local.lead() else { return Reached::No };
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
         let (rkey, copied) = match (&wr.op, &wr.payload) {
             (&SendOp::Read { va, rkey }, Payload::Sges(sges)) if may_read => {
@@ -60,8 +62,9 @@ impl Device {
         let piece = LocalPiece { lkey: local.lkey, addr: local.addr, len: local.length.into() };
         let keys = &qp.keys.sent;
         let atomic = |lead: &mut Lead, op| {
+            let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
             self.memory
-                .with_piece(who, AccessNeed::Write, keys, piece, |into| lead.atomic_into(rkey, va, op, into))
+                .with_piece(who, AccessNeed::Write, keys, result, |into| lead.atomic_into(rkey, va, op, into))
         };
         let reached = match op {
             ShortOp::Read => self

@@ -184,11 +184,12 @@ pub struct Tuning {
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
+    pub max_rd_atomic: u8,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning { mtu: 1024, timeout: 14, retry_cnt: 7, rnr_retry: 7 }
+        Tuning { mtu: 1024, timeout: 14, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 16 }
     }
 }
 
@@ -221,7 +222,7 @@ pub fn connect(qp: &Arc<QueuePair>, node: &Node, peer_qpn: u32, tuning: &Tuning)
     attr.timeout = tuning.timeout;
     attr.retry_cnt = tuning.retry_cnt;
     attr.rnr_retry = tuning.rnr_retry;
-    attr.max_rd_atomic = 16;
+    attr.max_rd_atomic = tuning.max_rd_atomic;
     let requester =
         QpAttrMask::TIMEOUT | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY | QpAttrMask::MAX_QP_RD_ATOMIC;
     let target = if answers { QpAttrMask::TIMEOUT } else { QpAttrMask::empty() };

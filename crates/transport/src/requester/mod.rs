@@ -22,11 +22,11 @@ use terrace_wire::{Psn, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortOp, ShortWr, Target, Time,
-    Wc, WcFlags, WcOpcode, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortOp, ShortWr,
+    Target, Time, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use crate::window::Window;
-use wqe::{ATOMIC_LEN, Wqe};
+use wqe::Wqe;
 
 pub(crate) use emit::Emitted;
 

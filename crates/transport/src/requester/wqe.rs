@@ -2,11 +2,8 @@
 
 use terrace_wire::{Operation, Trailer};
 
-use crate::types::{Payload, QpType, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::types::{ATOMIC_LEN, Payload, QpType, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::window::PACKET_OVERHEAD;
-
-/// Bytes that an atomic operation works on.
-pub(crate) const ATOMIC_LEN: u32 = 8;
 
 #[derive(Debug)]
 pub(crate) struct Wqe {
