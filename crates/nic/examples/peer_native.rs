@@ -302,10 +302,10 @@ impl Link {
         self.qp.post_send(std::iter::once_with(wr)).expect("posted");
     }
 
-    fn post_short(&self, slot: c_uint, op: ShortOp, va: u64, size: usize) {
+    fn post_short(&self, slot: c_uint, op: SendOp, size: usize) {
         let local = Sge { addr: self.outbox(slot, size), length: size as u32, lkey: self.lkey };
-        let (wr_id, rkey, flags) = (slot.into(), self.other.rkey, SendFlags::SIGNALED);
-        self.qp.post_short(&ShortWr { wr_id, op, va, rkey, local, flags }).expect("posted");
+        let (wr_id, flags) = (slot.into(), SendFlags::SIGNALED);
+        self.qp.post_short(&ShortWr { wr_id, op, local, flags }).expect("posted");
     }
 
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
@@ -354,16 +354,16 @@ impl Link {
 pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, offset: u64, size: usize) {
     // SAFETY: as promised.
     let link = link_of(unsafe { &*lane });
-    let va = link.other.base + offset;
+    let (va, rkey) = (link.other.base + offset, link.other.rkey);
     let data = link.outbox(slot, size);
     // What a call does not do, at first because the processes have yet to meet, a work request does.
     if link.calls && link.call(op, slot, va, size) {
         return;
     }
     match op {
-        OP_GET => link.post_short(slot, ShortOp::Read, va, size),
-        OP_PUT => link.post_short(slot, ShortOp::Write, va, size),
-        OP_ATOMIC => link.post_short(slot, ShortOp::FetchAdd { add: 1 }, va, size),
+        OP_GET => link.post_short(slot, SendOp::Read { va, rkey }, size),
+        OP_PUT => link.post_short(slot, SendOp::Write { va, rkey }, size),
+        OP_ATOMIC => link.post_short(slot, SendOp::FetchAdd { va, rkey, add: 1 }, size),
         _ => {
             link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
             link.count += 1;

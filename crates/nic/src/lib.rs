@@ -80,7 +80,7 @@ pub use terrace_memory::shared::BackedBy;
 pub use terrace_memory::{Absence, AtomicOp, HostRange, RegionPolicy};
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
-    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortOp, ShortWr, Target,
-    Time, Wc, WcFlags, WcOpcode, WcStatus,
+    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortWr, Target, Time, Wc,
+    WcFlags, WcOpcode, WcStatus,
 };
 pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};

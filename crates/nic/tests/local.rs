@@ -73,10 +73,11 @@ fn short_work_requests_do_what_long_ones_do() {
     type Case = fn(&Node, &Node, &Arc<QueuePair>) -> ShortWr;
     fn read(a: &Node, b: &Node, len: usize) -> ShortWr {
         let (va, rkey, local) = (b.memory.addr() + 10, b.mr.rkey(), a.sge(500_001, len as u32));
-        ShortWr { wr_id: 5, op: ShortOp::Read, va, rkey, local, flags: SendFlags::SIGNALED }
+        ShortWr { wr_id: 5, op: SendOp::Read { va, rkey }, local, flags: SendFlags::SIGNALED }
     }
     fn write(a: &Node, b: &Node, len: usize) -> ShortWr {
-        ShortWr { op: ShortOp::Write, ..read(a, b, len) }
+        let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey());
+        ShortWr { op: SendOp::Write { va, rkey }, ..read(a, b, len) }
     }
     let cases: [(&str, Case, Option<u64>); 13] = [
         ("a READ", |a, b, _| read(a, b, 8), Some(2)),
@@ -96,12 +97,18 @@ fn short_work_requests_do_what_long_ones_do() {
         ("nothing", |a, b, _| read(a, b, 0), None),
         (
             "a key that names nothing",
-            |a, b, _| ShortWr { rkey: b.mr.rkey() ^ 0x5500, ..read(a, b, 8) },
+            |a, b, _| {
+                let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey() ^ 0x5500);
+                ShortWr { op: SendOp::Read { va, rkey }, ..read(a, b, 8) }
+            },
             Some(0),
         ),
         (
             "a range that goes beyond",
-            |a, b, _| ShortWr { va: b.memory.addr() + (1 << 20) - 4, ..write(a, b, 8) },
+            |a, b, _| {
+                let (va, rkey) = (b.memory.addr() + (1 << 20) - 4, b.mr.rkey());
+                ShortWr { op: SendOp::Write { va, rkey }, ..write(a, b, 8) }
+            },
             Some(0),
         ),
         (
@@ -184,14 +191,15 @@ fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     connect(&qa, &b, qb.qpn(), &Tuning::default());
     connect(&qb, &a, qa.qpn(), &Tuning::default());
     let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
-    let wr = |wr_id, op| ShortWr { wr_id, op, va, rkey, local, flags: SendFlags::empty() };
+    let wr = |wr_id, op| ShortWr { wr_id, op, local, flags: SendFlags::empty() };
+    let (read, write) = (SendOp::Read { va, rkey }, SendOp::Write { va, rkey });
     find_way(&a, &qa, va, rkey);
     let before = direct(&qa);
-    qa.post_short(&wr(1, ShortOp::Read)).expect("posted");
+    qa.post_short(&wr(1, read)).expect("posted");
     assert_eq!(a.completion().wr_id, 1, "all of them are signaled");
     let taken = Arc::new(Taken(Mutex::default()));
     qa.set_tap(Some(taken.clone()));
-    qa.post_short(&wr(2, ShortOp::Write)).expect("posted");
+    qa.post_short(&wr(2, write)).expect("posted");
     assert_eq!((a.cq.is_empty(), &*taken.0.lock().expect("nobody panics")), (true, &vec![2]));
     assert_eq!(direct(&qa), before + 2);
 
@@ -199,13 +207,13 @@ fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     connect(&qa, &b, qb.qpn(), &Tuning { max_rd_atomic: 0, ..Tuning::default() });
     connect(&qb, &a, qa.qpn(), &Tuning::default());
     wait_until("a WRITE needs no packets", || {
-        let signaled = ShortWr { flags: SendFlags::SIGNALED, ..wr(3, ShortOp::Write) };
+        let signaled = ShortWr { flags: SendFlags::SIGNALED, ..wr(3, write) };
         qa.post_short(&signaled).expect("posted");
         assert_eq!(a.completion().status, WcStatus::Success);
         direct(&qa) > 0
     });
     let before = direct(&qa);
-    qa.post_short(&wr(4, ShortOp::Read)).expect("posted");
+    qa.post_short(&wr(4, read)).expect("posted");
     assert_eq!((a.completion().status, direct(&qa)), (WcStatus::LocalQpOperation, before));
 }
 
@@ -214,7 +222,7 @@ fn a_short_work_request_is_refused_as_a_long_one_is() {
     let (a, b) = (Node::local(), Node::local());
     let qp = a.qp(QpType::Rc);
     let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
-    let wr = ShortWr { wr_id: 1, op: ShortOp::Read, va, rkey, local, flags: SendFlags::SIGNALED };
+    let wr = ShortWr { wr_id: 1, op: SendOp::Read { va, rkey }, local, flags: SendFlags::SIGNALED };
     let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("in RESET");
     assert_eq!(qp.post_short(&wr).expect_err("in RESET"), long.1);
     qp.destroy().expect("destroyed");
@@ -237,23 +245,25 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
         let (qa, qb) = rc_pair(&a, &b);
         let shared = SharedRegion::new(&b, 1 << 16);
         let (va, rkey) = (shared.addr + 8, shared.mr.rkey());
-        let wr = |op, local| ShortWr { wr_id: 3, op, va, rkey, local, flags: SendFlags::SIGNALED };
+        let wr = |op, local| ShortWr { wr_id: 3, op, local, flags: SendFlags::SIGNALED };
+        let add = |add| SendOp::FetchAdd { va, rkey, add };
+        let swap = |compare, swap| SendOp::CompareSwap { va, rkey, compare, swap };
         let done = |wr| {
             post(&qa, wr, is_short).expect("posted");
             a.completion()
         };
         // They find the way without a READ's help.
         wait_until("an atomic needs no packets", || {
-            assert_eq!(done(wr(ShortOp::FetchAdd { add: 0 }, a.sge(0, 8))).status, WcStatus::Success);
+            assert_eq!(done(wr(add(0), a.sge(0, 8))).status, WcStatus::Success);
             direct(&qa) > 0
         });
         let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
         let operations = [
-            (ShortOp::FetchAdd { add: 5 }, 0, WcOpcode::FetchAdd),
-            (ShortOp::CompareSwap { compare: 4, swap: 1 }, 5, WcOpcode::CompSwap),
-            (ShortOp::CompareSwap { compare: 5, swap: u64::MAX - 1 }, 5, WcOpcode::CompSwap),
-            (ShortOp::FetchAdd { add: 3 }, u64::MAX - 1, WcOpcode::FetchAdd),
-            (ShortOp::FetchAdd { add: 0 }, 1, WcOpcode::FetchAdd),
+            (add(5), 0, WcOpcode::FetchAdd),
+            (swap(4, 1), 5, WcOpcode::CompSwap),
+            (swap(5, u64::MAX - 1), 5, WcOpcode::CompSwap),
+            (add(3), u64::MAX - 1, WcOpcode::FetchAdd),
+            (add(0), 1, WcOpcode::FetchAdd),
         ];
         for (op, found, opcode) in operations {
             // The result need not be aligned, and is no longer than 8 bytes.
@@ -263,12 +273,12 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
             let memory = [vec![7; 3], u64::to_ne_bytes(found).to_vec(), vec![7; 21]].concat();
             assert_eq!(a.memory.bytes(0, 32), memory, "{op:?}");
         }
-        let quiet = ShortWr { flags: SendFlags::empty(), ..wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 8)) };
+        let quiet = ShortWr { flags: SendFlags::empty(), ..wr(add(1), a.sge(0, 8)) };
         post(&qa, quiet, is_short).expect("posted");
         let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
         assert_eq!(after, (before.0 + operations.len() as u64 + 1, before.1, before.2));
 
-        let short_result = wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 7));
+        let short_result = wr(add(1), a.sge(0, 7));
         assert!(
             matches!(post(&qa, short_result, is_short), Err(Error::Invalid(_))),
             "no room for the result"
@@ -280,16 +290,16 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
         });
         let before = direct(&qa);
         let into = |mr: &Mr| Sge { addr, length: 16, lkey: mr.lkey() };
-        let wc = done(wr(ShortOp::FetchAdd { add: 0 }, into(&narrow[0])));
+        let wc = done(wr(add(0), into(&narrow[0])));
         assert_eq!((wc.status, a.memory.u64_at(64), direct(&qa)), (WcStatus::Success, 2, before + 1));
-        let nowhere = wr(ShortOp::FetchAdd { add: 1 }, into(&narrow[1]));
+        let nowhere = wr(add(1), into(&narrow[1]));
         assert_eq!(done(nowhere).status, WcStatus::LocalProtection);
         let (qa, _qb) = rc_pair(&a, &b);
-        let misaligned = ShortWr { va: va + 1, ..wr(ShortOp::FetchAdd { add: 1 }, a.sge(0, 8)) };
+        let misaligned = wr(SendOp::FetchAdd { va: va + 1, rkey, add: 1 }, a.sge(0, 8));
         post(&qa, misaligned, is_short).expect("posted");
         assert_eq!(a.completion().status, WcStatus::RemoteInvalidRequest);
         let (qa, _qb) = rc_pair(&a, &b);
-        post(&qa, wr(ShortOp::Read, a.sge(0, 8)), is_short).expect("posted");
+        post(&qa, wr(SendOp::Read { va, rkey }, a.sge(0, 8)), is_short).expect("posted");
         assert_eq!(a.completion().status, WcStatus::Success);
         assert_eq!(a.memory.u64_at(0), 3, "that without a place for its result was done, as over a network");
     }

@@ -12,8 +12,8 @@ use crate::requester::{self, Emitted, Requester};
 use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
-    MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState,
-    QpType, RecvWr, SendWr, ShortOp, ShortWr, Time, Wc, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent,
+    QpState, QpType, RecvWr, SendOp, SendWr, ShortWr, Time, Wc, WcStatus,
 };
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).
@@ -240,15 +240,21 @@ impl Qp {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
-    /// Whether this one would be taken if it were posted now, and is the only one: see [`Qp::is_quiet`].
+    /// Whether this one would be taken if it were posted now, and is the only one, see [`Qp::is_quiet`]; and may be carried out in that
+    /// other way: it is a READ, a WRITE or an atomic, of RC.
     #[inline]
     pub fn is_quiet_for(&self, wr: &ShortWr) -> bool {
         let Common { config, attr, .. } = &self.common;
-        let may_be_asked = wr.op == ShortOp::Write || attr.max_rd_atomic > 0;
+        let (may_be_asked, len_min) = match wr.op {
+            SendOp::Write { .. } => (true, 1),
+            SendOp::Read { .. } => (attr.max_rd_atomic > 0, 1),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (attr.max_rd_atomic > 0, ATOMIC_LEN),
+            _ => return false,
+        };
         self.is_quiet()
             && config.qp_type == QpType::Rc
             && may_be_asked
-            && (requester::short_len_min(wr.op)..=MESSAGE_LEN_MAX).contains(&wr.local.length)
+            && (len_min..=MESSAGE_LEN_MAX).contains(&wr.local.length)
             && config.cap.max_send_sge > 0
             && config.cap.max_send_wr > 0
     }

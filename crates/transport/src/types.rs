@@ -182,57 +182,30 @@ pub struct SendWr {
     pub target: Option<Target>,
 }
 
-/// A send work request that has one piece of local memory and accesses the peer's: what most of them are.
+/// A send work request that has one piece of local memory, and no more to say than most of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortWr {
     pub wr_id: u64,
-    pub op: ShortOp,
-    /// Where in the peer's memory.
-    pub va: u64,
-    pub rkey: u32,
-    /// Where in this process's, and how many bytes.
+    pub op: SendOp,
+    /// Where in this process's memory, and how many bytes. What an atomic finds goes to the first 8 of them.
     pub local: Sge,
     /// `INLINE` has no meaning here.
     pub flags: SendFlags,
-}
-
-/// What a [`ShortWr`] does. What an atomic finds in the peer's memory goes to the first 8 bytes of the local piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShortOp {
-    Read,
-    Write,
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
 }
 
 impl ShortWr {
     /// What a work request says, if it can be said so.
     #[inline]
     pub fn of(wr: &SendWr) -> Option<ShortWr> {
-        let (op, va, rkey) = match wr.op {
-            SendOp::Read { va, rkey } => (ShortOp::Read, va, rkey),
-            SendOp::Write { va, rkey } => (ShortOp::Write, va, rkey),
-            SendOp::CompareSwap { va, rkey, compare, swap } => {
-                (ShortOp::CompareSwap { compare, swap }, va, rkey)
-            }
-            SendOp::FetchAdd { va, rkey, add } => (ShortOp::FetchAdd { add }, va, rkey),
-            _ => return None,
-        };
         let (Payload::Sges(sges), None) = (&wr.payload, wr.target) else { return None };
         let &[local] = sges.as_slice() else { return None };
-        Some(ShortWr { wr_id: wr.wr_id, op, va, rkey, local, flags: wr.flags })
+        Some(ShortWr { wr_id: wr.wr_id, op: wr.op, local, flags: wr.flags })
     }
 }
 
 impl From<ShortWr> for SendWr {
     fn from(wr: ShortWr) -> SendWr {
-        let ShortWr { wr_id, op, va, rkey, local, flags } = wr;
-        let op = match op {
-            ShortOp::Read => SendOp::Read { va, rkey },
-            ShortOp::Write => SendOp::Write { va, rkey },
-            ShortOp::CompareSwap { compare, swap } => SendOp::CompareSwap { va, rkey, compare, swap },
-            ShortOp::FetchAdd { add } => SendOp::FetchAdd { va, rkey, add },
-        };
+        let ShortWr { wr_id, op, local, flags } = wr;
         SendWr { wr_id, op, payload: Payload::Sges(SgeList::from_slice(&[local])), flags, target: None }
     }
 }

@@ -4,8 +4,8 @@
 
 use smallvec::SmallVec;
 use terrace_nic::{
-    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortOp,
-    ShortWr, Target,
+    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortWr,
+    Target,
 };
 
 use super::PostLimits;
@@ -107,26 +107,20 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     }))
 }
 
+/// The operation, if it is one that may be carried out as it is posted.
+///
 /// # Safety
 /// The fields that the opcode uses are filled in.
-unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
+#[inline]
+unsafe fn access(wr: *const ibv_send_wr) -> Option<SendOp> {
     // SAFETY: the caller's; each arm reads what its opcode defines.
     unsafe {
         let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
         let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
-        let imm = || (*wr).__bindgen_anon_1.imm_data;
-        let invalidate = || (*wr).__bindgen_anon_1.invalidate_rkey;
-        Ok(match (*wr).opcode {
-            IBV_WR_SEND => SendOp::Send,
-            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
-            IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
+        Some(match (*wr).opcode {
             IBV_WR_RDMA_WRITE => {
                 let (va, rkey) = rdma();
                 SendOp::Write { va, rkey }
-            }
-            IBV_WR_RDMA_WRITE_WITH_IMM => {
-                let (va, rkey) = rdma();
-                SendOp::WriteImm { va, rkey, imm: imm() }
             }
             IBV_WR_RDMA_READ => {
                 let (va, rkey) = rdma();
@@ -140,6 +134,31 @@ unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
             IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let (va, rkey) = atomic();
                 SendOp::FetchAdd { va, rkey, add: (*wr).wr.atomic.compare_add }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// # Safety
+/// The fields that the opcode uses are filled in.
+unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
+    // SAFETY: the caller's.
+    if let Some(access) = unsafe { access(wr) } {
+        return Ok(access);
+    }
+    // SAFETY: the caller's; each arm reads what its opcode defines.
+    unsafe {
+        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
+        let imm = || (*wr).__bindgen_anon_1.imm_data;
+        let invalidate = || (*wr).__bindgen_anon_1.invalidate_rkey;
+        Ok(match (*wr).opcode {
+            IBV_WR_SEND => SendOp::Send,
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
+            IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
+            IBV_WR_RDMA_WRITE_WITH_IMM => {
+                let (va, rkey) = rdma();
+                SendOp::WriteImm { va, rkey, imm: imm() }
             }
             IBV_WR_ATOMIC_WRITE => {
                 let (va, rkey) = rdma();
@@ -195,37 +214,24 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
     Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The work request in short, if it can be said so, and is the only one.
+/// The work request in short, if it may be carried out as it is posted, and is the only one.
 ///
 /// # Safety
 /// As for [`send`].
 #[inline]
 pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     // SAFETY: the caller's.
-    let (wr_id, next, opcode, flags, list, count) =
-        unsafe { ((*wr).wr_id, (*wr).next, (*wr).opcode, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
-    // SAFETY: the caller's; each arm reads what its opcode defines.
-    let (op, va, rkey) = unsafe {
-        let rdma = |op| (op, (*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
-        let atomic = |op| (op, (*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
-        let compare_add = || (*wr).wr.atomic.compare_add;
-        match opcode {
-            IBV_WR_RDMA_READ => rdma(ShortOp::Read),
-            IBV_WR_RDMA_WRITE => rdma(ShortOp::Write),
-            IBV_WR_ATOMIC_CMP_AND_SWP => {
-                atomic(ShortOp::CompareSwap { compare: compare_add(), swap: (*wr).wr.atomic.swap })
-            }
-            IBV_WR_ATOMIC_FETCH_AND_ADD => atomic(ShortOp::FetchAdd { add: compare_add() }),
-            _ => return None,
-        }
-    };
+    let op = unsafe { access(wr)? };
+    // SAFETY: the caller's.
+    let (wr_id, next, flags, list, count) =
+        unsafe { ((*wr).wr_id, (*wr).next, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
     let flags = check_flags(flags).ok().filter(|flags| !flags.contains(SendFlags::INLINE))?;
     if !next.is_null() || list.is_null() || count != 1 {
         return None;
     }
     // SAFETY: the caller's: a list of one has one element.
     let local = unsafe { element(&*list) };
-    Some(ShortWr { wr_id, op, va, rkey, local, flags })
+    Some(ShortWr { wr_id, op, local, flags })
 }
 
 /// The flags that this NIC knows; checksum offload, which it has not, is refused.

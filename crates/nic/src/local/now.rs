@@ -3,7 +3,7 @@
 
 use terrace_memory::AtomicOp;
 use terrace_memory::shared::{Lead, Refusal};
-use terrace_transport::MESSAGE_LEN_MAX;
+use terrace_transport::{ATOMIC_LEN, MESSAGE_LEN_MAX};
 
 use crate::error::Error;
 use crate::qp::QueuePair;
@@ -37,7 +37,7 @@ impl QueuePair {
         if matches!(op, AtomicOp::Write { .. }) {
             return Ok(None);
         }
-        self.access_now(rkey, 8, true, |lead| lead.atomic(rkey, va, op))
+        self.access_now(rkey, ATOMIC_LEN.into(), true, |lead| lead.atomic(rkey, va, op))
     }
 
     /// Those that bring something back need a queue pair that may have READs and atomics under way.

@@ -3,7 +3,7 @@
 use terrace_memory::fault::Fault;
 use terrace_memory::shared::{Lead, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
-use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge, SgeList, ShortOp, ShortWr};
+use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge, SgeList, ShortWr};
 
 use super::{Command, canonical};
 use crate::device::Device;
@@ -57,24 +57,28 @@ impl Device {
             return Reached::No;
         }
         let Some(lead) = core.local.lead() else { return Reached::No };
-        let &ShortWr { op, va, rkey, local, .. } = wr;
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
-        let piece = LocalPiece { lkey: local.lkey, addr: local.addr, len: local.length.into() };
+        let local = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
         let keys = &qp.keys.sent;
-        let atomic = |lead: &mut Lead, op| {
-            let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
-            self.memory
-                .with_piece(who, AccessNeed::Write, keys, result, |into| lead.atomic_into(rkey, va, op, into))
+        let atomic = |lead: &mut Lead, rkey, va, op| {
+            let result = LocalPiece { len: ATOMIC_LEN.into(), ..local };
+            let act = |into| lead.atomic_into(rkey, va, op, into);
+            (rkey, self.memory.with_piece(who, AccessNeed::Write, keys, result, act))
         };
-        let reached = match op {
-            ShortOp::Read => self
-                .memory
-                .with_piece(who, AccessNeed::Write, keys, piece, |into| lead.read_to(rkey, va, into).map(Ok)),
-            ShortOp::Write => self
-                .memory
-                .with_piece(who, AccessNeed::Read, keys, piece, |from| lead.write_of(rkey, va, from).map(Ok)),
-            ShortOp::CompareSwap { compare, swap } => atomic(lead, AtomicOp::CompareSwap { compare, swap }),
-            ShortOp::FetchAdd { add } => atomic(lead, AtomicOp::FetchAdd { add }),
+        let (rkey, reached) = match wr.op {
+            SendOp::Read { va, rkey } => {
+                let read = |into| lead.read_to(rkey, va, into).map(Ok);
+                (rkey, self.memory.with_piece(who, AccessNeed::Write, keys, local, read))
+            }
+            SendOp::Write { va, rkey } => {
+                let write = |from| lead.write_of(rkey, va, from).map(Ok);
+                (rkey, self.memory.with_piece(who, AccessNeed::Read, keys, local, write))
+            }
+            SendOp::CompareSwap { va, rkey, compare, swap } => {
+                atomic(lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
+            }
+            SendOp::FetchAdd { va, rkey, add } => atomic(lead, rkey, va, AtomicOp::FetchAdd { add }),
+            _ => return Reached::No,
         };
         match self.settle(core, rkey, reached) {
             Some(Ok(())) => {

@@ -22,8 +22,8 @@ use terrace_wire::{Psn, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortOp, ShortWr,
-    Target, Time, Wc, WcFlags, WcOpcode, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortWr, Target,
+    Time, Wc, WcFlags, WcStatus,
 };
 use crate::window::Window;
 use wqe::Wqe;
@@ -300,45 +300,32 @@ pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_
     if status == WcStatus::Success && !is_signaled(common, wr.flags) {
         return None;
     }
-    let byte_len = match wr.op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ATOMIC_LEN,
-        _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
-    };
-    let entry = send_entry(common, wr.wr_id, wqe::completion_opcode(&wr.op), byte_len);
+    let local_len = wr.payload.len().min(u64::from(u32::MAX)) as u32;
+    let entry = send_entry(common, wr.wr_id, &wr.op, local_len);
     Some(Wc { status, vendor_err, solicited: status != WcStatus::Success, ..entry })
-}
-
-/// Bytes that a short request's local piece has at least.
-#[inline]
-pub(crate) fn short_len_min(op: ShortOp) -> u32 {
-    match op {
-        ShortOp::Read | ShortOp::Write => 1,
-        ShortOp::CompareSwap { .. } | ShortOp::FetchAdd { .. } => ATOMIC_LEN,
-    }
 }
 
 /// The completion of a short request that was carried out, if it has one.
 #[inline]
 pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
-    let (opcode, byte_len) = match wr.op {
-        ShortOp::Read => (WcOpcode::RdmaRead, wr.local.length),
-        ShortOp::Write => (WcOpcode::RdmaWrite, wr.local.length),
-        ShortOp::CompareSwap { .. } => (WcOpcode::CompSwap, ATOMIC_LEN),
-        ShortOp::FetchAdd { .. } => (WcOpcode::FetchAdd, ATOMIC_LEN),
-    };
-    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, opcode, byte_len))
+    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, &wr.op, wr.local.length))
 }
 
 fn is_signaled(common: &Common, flags: SendFlags) -> bool {
     common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
 }
 
+/// The entry of a request with so many bytes of local memory, if all went well.
 #[inline]
-fn send_entry(common: &Common, wr_id: u64, opcode: WcOpcode, byte_len: u32) -> Wc {
+fn send_entry(common: &Common, wr_id: u64, op: &SendOp, local_len: u32) -> Wc {
+    let byte_len = match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ATOMIC_LEN,
+        _ => local_len,
+    };
     Wc {
         wr_id,
         status: WcStatus::Success,
-        opcode,
+        opcode: wqe::completion_opcode(op),
         vendor_err: 0,
         byte_len,
         imm: 0,

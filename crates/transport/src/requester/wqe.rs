@@ -130,6 +130,7 @@ pub(crate) fn payload_fits(wr: &SendWr) -> bool {
     }
 }
 
+#[inline]
 pub(crate) fn completion_opcode(op: &SendOp) -> WcOpcode {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => WcOpcode::Send,
