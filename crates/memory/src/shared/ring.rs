@@ -38,6 +38,9 @@ const RECORD_ALIGNMENT: u64 = 64;
 const HEADER_BYTES: usize = 24;
 /// How many lines of the next record are asked for beforehand at most.
 const LINES_AHEAD: u64 = 4;
+/// The first of several records, if it is so short, is written when it is shown and not before: its reader looks at the line that it
+/// begins on, again and again, and would fetch it from under a writer who has anything else to do meanwhile.
+const STAGE_BYTES: usize = 256;
 /// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
 const PACKET_BYTES_MAX: usize = 4096 + 512;
 /// In place of a packet's length: the next record is at the ring's start.
@@ -92,6 +95,19 @@ pub struct Outbox {
     state: Mutex<State>,
 }
 
+#[derive(Debug)]
+struct Stage {
+    bytes: [u8; STAGE_BYTES],
+    /// Length of the packet, if there is one.
+    len: Option<usize>,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage { bytes: [0; STAGE_BYTES], len: None }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Behind the last record, and where that begins (with what is skipped before it).
@@ -105,6 +121,8 @@ struct State {
     head: u64,
     /// For which of its sleeps the bell was rung last.
     rung: u64,
+    /// The first record, as long as it is not in the ring: without its first word, which is `opening`.
+    stage: Stage,
 }
 
 impl Outbox {
@@ -144,7 +162,7 @@ impl Writer<'_> {
         if !self.has_room(skipped + record + RECORD_ALIGNMENT) {
             return None;
         }
-        let ring = &self.outbox.ring;
+        self.write_stage();
         let is_first = self.is_empty();
         let numbers = len as u64
             | u64::from(from.port) << PORT_SHIFT
@@ -155,18 +173,44 @@ impl Writer<'_> {
         let is_opening = is_first && skipped == 0;
         let at = if skipped > 0 { 0 } else { at };
         self.open(at, numbers, is_opening);
-        let [high, low] = halves(from.address);
-        let quads = header(ring, at);
-        quads[1].store(high, Ordering::Relaxed);
-        quads[2].store(low, Ordering::Relaxed);
-        header(ring, (at + record) % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
         self.state.last_start = self.state.tail;
         self.state.last_at = Some(at);
         self.state.tail += skipped + record;
-        let place = ring.bytes_at(at as usize + HEADER_BYTES, len);
-        // SAFETY: within our own mapping, which the reader cannot write to; behind the word that it reads first, which is not there yet;
-        // and nobody else in this process writes, or has written and still holds what it got: the borrow is of the only writer.
-        Some(unsafe { std::slice::from_raw_parts_mut(place as *mut u8, len) })
+        if is_opening && HEADER_BYTES + len <= STAGE_BYTES {
+            // It will need all of these lines, the one that the reader looks at among them, when it is shown: one fetch after the other
+            // if they are not on their way by then.
+            for line in (0..=record / RECORD_ALIGNMENT).rev() {
+                self.outbox.ring.prefetch_to_write((at + line * RECORD_ALIGNMENT) as usize);
+            }
+            let stage = &mut self.state.stage;
+            stage.len = Some(len);
+            stage.bytes[8..HEADER_BYTES].copy_from_slice(&from.address.octets());
+            return Some(&mut stage.bytes[HEADER_BYTES..HEADER_BYTES + len]);
+        }
+        self.end_at(at + record);
+        // SAFETY: within our own mapping, which the reader cannot write to, and where it looks at the word that is not there yet first;
+        // the borrow is of the only writer, so nobody in this process writes either, or still holds what it got.
+        let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
+        let (address, packet) = rest.split_at_mut(HEADER_BYTES - 8);
+        address.copy_from_slice(&from.address.octets());
+        Some(packet)
+    }
+
+    /// Says that there is no record there.
+    #[inline]
+    fn end_at(&self, at: u64) {
+        header(&self.outbox.ring, at % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
+    }
+
+    /// Brings the first record into the ring, if it is not there yet.
+    #[inline]
+    fn write_stage(&mut self) {
+        let Some(len) = self.state.stage.len.take() else { return };
+        self.end_at(self.state.tail);
+        let at = self.start % RING_BYTES;
+        // SAFETY: as in `push`.
+        let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
+        rest.copy_from_slice(&self.state.stage.bytes[8..HEADER_BYTES + len]);
     }
 
     /// Puts down a header's first word, at once if the reader will not see it before the opening one.
@@ -182,7 +226,9 @@ impl Writer<'_> {
     pub fn cancel(&mut self) {
         self.state.tail = self.state.last_start;
         self.state.last_at = None;
-        header(&self.outbox.ring, self.state.tail % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
+        if self.state.stage.len.take().is_none() {
+            self.end_at(self.state.tail);
+        }
     }
 
     /// Has the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False if nothing was
@@ -221,6 +267,7 @@ impl Writer<'_> {
         if self.is_empty() {
             return false;
         }
+        self.write_stage();
         let first = &header(&self.outbox.ring, self.start % RING_BYTES)[0];
         self.start = self.state.tail;
         let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
@@ -252,6 +299,7 @@ impl Writer<'_> {
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         self.state.tail = self.start;
+        self.state.stage.len = None;
     }
 }
 
@@ -263,7 +311,7 @@ pub struct Inbox {
     head: u64,
     /// How far the head may get, once the writer has gone.
     limit: Option<u64>,
-    /// Where a packet is copied to before anybody looks at it: the writer could change it meanwhile.
+    /// Where a record, but for its first word, is copied to before anybody looks at it: the writer could change it meanwhile.
     packet: Box<[u8]>,
     broken: bool,
 }
@@ -281,7 +329,7 @@ impl Inbox {
             desk,
             head: 0,
             limit: None,
-            packet: vec![0; PACKET_BYTES_MAX].into(),
+            packet: vec![0; HEADER_BYTES - 8 + PACKET_BYTES_MAX].into(),
             broken: false,
         })
     }
@@ -295,6 +343,14 @@ impl Inbox {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.is_over() || self.first_word() == NOTHING
+    }
+
+    /// Whether something waits to be read. The second line of a record that comes just now is asked for together with its first, not
+    /// after it.
+    #[inline]
+    pub fn has_mail(&self) -> bool {
+        self.ring.prefetch(((self.head + RECORD_ALIGNMENT) % RING_BYTES) as usize);
+        !self.is_empty()
     }
 
     /// The writer has gone: what it has written before can be no more than the ring has room for.
@@ -326,7 +382,7 @@ impl Inbox {
                 break;
             };
             if let Some(Record { from, acknowledged, len }) = record {
-                each(&from, acknowledged, &self.packet[..len]);
+                each(&from, acknowledged, &self.packet[HEADER_BYTES - 8..HEADER_BYTES - 8 + len]);
                 count += 1;
             }
             self.head = behind;
@@ -368,14 +424,15 @@ impl Inbox {
             // From the ring's start it would lead to itself.
             return (at > 0).then_some((None, self.head + (RING_BYTES - at)));
         }
-        let [high, low] = [1, 2].map(|index| header(&self.ring, at)[index].load(Ordering::Relaxed));
         let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
-        let place = self.ring.bytes_at(at as usize + HEADER_BYTES, len);
+        let rest = HEADER_BYTES - 8 + len;
+        let place = self.ring.bytes_at(at as usize + 8, rest);
         // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
         // nothing of, so the writer may write meanwhile.
-        unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
-        let address = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
+        unsafe { fault::copy_from(place, &mut self.packet[..rest]) }.ok()?;
+        let (address, _) = self.packet.split_first_chunk::<16>()?;
+        let address = Ipv6Addr::from(*address);
         let (port, traffic_class) = ((numbers >> PORT_SHIFT) as u16, (numbers >> TRAFFIC_CLASS_SHIFT) as u8);
         let acknowledged = (numbers & CARRIES_ACK != 0).then_some((numbers >> ACKNOWLEDGED_SHIFT) as u32);
         let from = Origin { address, port, traffic_class };
@@ -397,9 +454,11 @@ fn record_bytes(len: usize) -> Option<u64> {
     (len <= PACKET_BYTES_MAX).then(|| record.next_multiple_of(RECORD_ALIGNMENT))
 }
 
-fn halves(address: Ipv6Addr) -> [u64; 2] {
-    let address = u128::from(address);
-    [(address >> 64) as u64, address as u64]
+/// Where all of a record but its first word is, which the writer alone may write to, and nobody else reads before that word is there.
+#[inline]
+fn rest_of_record(ring: &Segment, at: u64, len: usize) -> *mut [u8] {
+    let len = HEADER_BYTES - 8 + len;
+    std::ptr::slice_from_raw_parts_mut(ring.bytes_at(at as usize + 8, len) as *mut u8, len)
 }
 
 #[inline]

@@ -128,7 +128,25 @@ impl Segment {
             prefetch_to_write(self.addr + offset as u64);
         }
     }
+
+    /// Has the processor bring the cache line at `offset` here, if it lies within the segment, to be read soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            prefetch(self.addr + offset as u64);
+        }
+    }
 }
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+fn prefetch(addr: u64) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: a hint, that reads and writes nothing and cannot fault.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn prefetch(_addr: u64) {}
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 fn prefetch_to_write(addr: u64) {
