@@ -24,7 +24,7 @@ use terrace_wire::{Headers, Packet, Psn, Service, emit_headers};
 use input::{MEMORY_LEN, Setup, Step};
 use support::host::Memory;
 use support::sink::Collector;
-use support::{bring_up, meta_between};
+use support::{bring_up, hand, meta_between};
 
 /// Steps of a case that are played; more would only be slow.
 const STEPS_MAX: usize = 200;
@@ -220,7 +220,8 @@ impl World {
         // Its length decides whether it carries an acknowledgement, and of what: something around what was sent last.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
-        self.qp.handle_packet_carrying(|| self.now, &meta, &packet, ack, &self.host);
+        let events = hand(&mut self.qp, self.now, &meta, &packet, ack, &self.host);
+        self.note_events(events);
         if foreign && self.qp.config().qp_type != QpType::Ud {
             assert_eq!(self.qp.state(), state, "a stranger changed the state");
         }
@@ -263,8 +264,13 @@ impl World {
 
     /// What completes was posted, and nothing that was posted before it is still open.
     fn take_events(&mut self) {
+        let events = std::iter::from_fn(|| self.qp.poll_event()).collect();
+        self.note_events(events);
+    }
+
+    fn note_events(&mut self, events: Vec<QpEvent>) {
         let signal_all = self.qp.config().sq_sig_all;
-        while let Some(event) = self.qp.poll_event() {
+        for event in events {
             match event {
                 QpEvent::SendComplete(wc) => loop {
                     let id = self.sends.pop_front().expect("a completion of something posted");

@@ -293,19 +293,8 @@ impl Link {
     }
 
     fn post(&self, wr_id: u64, op: SendOp, addr: u64, size: usize) {
-        let wr = || {
-            let sge = Sge { addr, length: size as u32, lkey: self.lkey };
-            let payload = Payload::Sges(SgeList::from_slice(&[sge]));
-            Ok(SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None })
-        };
-        // Made where it is posted, which saves two copies of it.
-        self.qp.post_send(std::iter::once_with(wr)).expect("posted");
-    }
-
-    fn post_short(&self, slot: c_uint, op: SendOp, size: usize) {
-        let local = Sge { addr: self.outbox(slot, size), length: size as u32, lkey: self.lkey };
-        let (wr_id, flags) = (slot.into(), SendFlags::SIGNALED);
-        self.qp.post_short(&ShortWr { wr_id, op, local, flags }).expect("posted");
+        let local = Sge { addr, length: size as u32, lkey: self.lkey };
+        self.qp.post_short(&ShortWr { wr_id, op, local, flags: SendFlags::SIGNALED }).expect("posted");
     }
 
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
@@ -361,9 +350,9 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
         return;
     }
     match op {
-        OP_GET => link.post_short(slot, SendOp::Read { va, rkey }, size),
-        OP_PUT => link.post_short(slot, SendOp::Write { va, rkey }, size),
-        OP_ATOMIC => link.post_short(slot, SendOp::FetchAdd { va, rkey, add: 1 }, size),
+        OP_GET => link.post(slot.into(), SendOp::Read { va, rkey }, data, size),
+        OP_PUT => link.post(slot.into(), SendOp::Write { va, rkey }, data, size),
+        OP_ATOMIC => link.post(slot.into(), SendOp::FetchAdd { va, rkey, add: 1 }, data, size),
         _ => {
             link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
             link.count += 1;

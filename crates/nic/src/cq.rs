@@ -1,11 +1,13 @@
 //! Completion queues.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::collections::vec_deque::Drain;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
@@ -128,17 +130,25 @@ impl Cq {
     /// Hands up to `max` entries to `take`, which must not call verbs, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     pub fn poll(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
-        self.poll_entries(max, |entries, times| {
-            if let Some(times) = times {
-                times.drain(..entries.len());
-            }
-            entries.for_each(&mut *take);
-        })
+        let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
+        let has_entries = self.look(Some(&catch));
+        let caught = catch.wcs.into_inner();
+        let count = caught.len();
+        if count == 0 {
+            return if has_entries { self.take(max, take) } else { self.nothing_yet() };
+        }
+        caught.into_iter().for_each(&mut *take);
+        // What keeps the rest from being taken keeps the next poll from it as well.
+        let rest = if has_entries && max > count { self.take(max - count, take).unwrap_or(0) } else { 0 };
+        Ok(count + rest)
     }
 
     /// The same with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
     pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(Wc, Time)) -> Result<usize, Error> {
-        self.poll_entries(max, |entries, times| match times {
+        if !self.look(None) {
+            return self.nothing_yet();
+        }
+        self.take_entries(max, |entries, times| match times {
             Some(times) => {
                 let times = times.drain(..entries.len());
                 entries.zip(times).for_each(|(wc, time)| take(wc, time));
@@ -157,21 +167,20 @@ impl Cq {
         })
     }
 
-    fn poll_entries(
-        &self,
-        max: usize,
-        take: impl FnOnce(Drain<'_, Wc>, Option<&mut VecDeque<Time>>),
-    ) -> Result<usize, Error> {
+    /// Makes progress if no entries wait. Whether some do then.
+    #[inline]
+    fn look(&self, catch: Option<&Catch<'_>>) -> bool {
         let polls = self.device.note_poll();
         if self.is_empty() {
-            self.device.progress_for(self, polls);
-            if self.is_empty() {
-                // The program will ask again at once.
-                std::hint::spin_loop();
-                return self.nothing();
-            }
+            self.device.progress_for(self, polls, catch);
         }
-        self.take_entries(max, take)
+        !self.is_empty()
+    }
+
+    fn nothing_yet(&self) -> Result<usize, Error> {
+        // The program will ask again at once.
+        std::hint::spin_loop();
+        self.nothing()
     }
 
     /// What a poll of an empty queue brings.
@@ -217,6 +226,10 @@ impl Cq {
             return Ok(());
         }
         queue.armed = wish;
+        if before == Armed::No {
+            // Under the lock: the count is never less than there are.
+            self.device.count_armed();
+        }
         drop(queue);
         if before == Armed::No {
             self.device.note_armed();
@@ -331,6 +344,38 @@ impl Cq {
 
     fn strong(&self) -> Arc<Cq> {
         self.me.upgrade().expect("a method is running, so somebody holds the queue")
+    }
+}
+
+/// An answer, and the completion that it brings.
+const CAUGHT_MAX: usize = 2;
+
+/// Somebody who polls an empty queue: the first completions that come may go to them without going through the queue.
+pub(crate) struct Catch<'a> {
+    cq: &'a Cq,
+    room: usize,
+    wcs: RefCell<SmallVec<[Wc; CAUGHT_MAX]>>,
+}
+
+impl Catch<'_> {
+    /// Takes a completion of that queue, if it may be the next: none waits in the queue, and nobody is to be told of it by an event.
+    #[inline]
+    pub fn take(&self, cq: &Cq, wc: Wc) -> bool {
+        let mut wcs = self.wcs.borrow_mut();
+        let may = std::ptr::eq(cq, self.cq)
+            && wcs.len() < self.room
+            && cq.is_empty()
+            && !cq.overrun.load(Ordering::Acquire)
+            && !cq.device.engine.has_armed_cqs();
+        if may {
+            wcs.push(wc);
+        }
+        may
+    }
+
+    /// Whether it has any.
+    pub fn has_caught(&self) -> bool {
+        !self.wcs.borrow().is_empty()
     }
 }
 

@@ -5,6 +5,7 @@
 //! have to send, all into one batch. Locks are taken in the order queue pair, shared receive queue, completion
 //! queue, channel, and none is held while the network is called, except for the right to receive.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,16 +15,16 @@ use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, T
 use terrace_wire::{Packet, Psn, RxMeta};
 
 use crate::clock::Moment;
-use crate::cq::Cq;
+use crate::cq::{Catch, Cq};
 use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::host::QpHost;
 use crate::local::{Filled, Mail};
 use crate::management::is_management;
 use crate::passing::{Unpacked, is_passed_on};
-use crate::qp::{QpCore, QueuePair};
+use crate::qp::{QpCore, QueuePair, Tap};
 use crate::table::TableReader;
-use crate::tx::{BatchSink, Receiver, TxUnit, WorkList};
+use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
 
 /// Batches that one look sends at most. A peer that READs gigabytes at once would otherwise be served to the end before the next
 /// packet of anybody else is received, and before the next timer runs out.
@@ -39,13 +40,20 @@ impl Device {
     /// One look at everything: packets that have arrived, timers that have run out, queue pairs that wait to be
     /// looked at. Without a time the timers are left to the next look, and a look that finds nothing does not ask
     /// the clock. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
-    pub(crate) fn advance(&self, now: Option<Time>, acks: impl FnOnce() -> AckPolicy) -> bool {
+    pub(crate) fn advance(
+        &self,
+        now: Option<Time>,
+        catch: Option<&Catch<'_>>,
+        acks: impl FnOnce() -> AckPolicy,
+    ) -> bool {
         let attended = self.companions.advance();
         if self.tx.is_blocked() {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
         let mut rx = self.rx.try_lock();
-        let mut mail = rx.as_ref().map_or(Mail::NONE, |_| self.local.look());
+        let mail = rx
+            .as_mut()
+            .map_or(Mail { waits: false, asks_network: false }, |rx| rx.inlets.look(catch.is_none()));
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
@@ -62,23 +70,21 @@ impl Device {
             }
         }
         let older_count = unit.work.len();
-        if received > 0
-            && let Some(rx) = rx.as_mut()
-        {
-            self.handle_burst(now, &mut rx.batch, &self.table.read(), &mut unit);
-        }
-        if mail.waits
-            && let Some(rx) = rx.as_mut()
-        {
-            let table = self.table.read();
-            self.local.read(&mut mail, self.gids(), |meta, ack, bytes| {
-                let unit = &mut unit;
-                let mut packet = Arrived { meta, ack, bytes, way: Way::Ring };
-                while self.handle_packet(now, packet, &table, unit) == Arrival::TooEarly {
-                    self.catch_up_with_network(now, &mut rx.batch, &table, unit);
-                    packet.way = Way::RingAfterNetwork;
-                }
-            });
+        if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits) {
+            let Receiver { batch, holders, inlets, .. } = &mut **rx;
+            let mut look = Look { now, holders, table: OnceCell::new(), unit: &mut unit, catch };
+            if received > 0 {
+                self.handle_burst(batch, &mut look);
+            }
+            if mail.waits {
+                self.read_inlets(inlets, |meta, ack, bytes| {
+                    let mut packet = Arrived { meta, ack, bytes, way: Way::Ring };
+                    while self.handle_packet(packet, &mut look) == Arrival::TooEarly {
+                        self.catch_up_with_network(batch, &mut look);
+                        packet.way = Way::RingAfterNetwork;
+                    }
+                });
+            }
         }
         if due {
             self.handle_timers(now.get(), &mut unit.work);
@@ -126,7 +132,7 @@ impl Device {
     /// else makes progress. Returns whether there was anything to do.
     pub fn step(&self, now: Time) -> bool {
         let mut active = false;
-        while self.advance(Some(now), || AckPolicy::Now) {
+        while self.advance(Some(now), None, || AckPolicy::Now) {
             active = true;
         }
         active
@@ -155,65 +161,46 @@ impl Device {
         received
     }
 
-    fn handle_burst(&self, now: &Moment<'_>, rx: &mut RxBatch, table: &TableReader<'_>, unit: &mut TxUnit) {
+    fn handle_burst<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         while let Some(packet) = rx.next() {
             let packet = Arrived { meta: &packet.meta, ack: None, bytes: packet.bytes, way: Way::Network };
-            self.handle_packet(now, packet, table, unit);
+            self.handle_packet(packet, look);
         }
     }
 
     /// A queue pair's packets now come through a ring. What was sent over the network before is looked at first: unreliable
     /// services take what has been overtaken for lost.
     #[cold]
-    fn catch_up_with_network(
-        &self,
-        now: &Moment<'_>,
-        rx: &mut RxBatch,
-        table: &TableReader<'_>,
-        unit: &mut TxUnit,
-    ) {
+    fn catch_up_with_network<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         for _ in 0..LOOKS_TO_CATCH_UP {
             if self.receive(rx) == 0 {
                 return;
             }
-            self.handle_burst(now, rx, table, unit);
+            self.handle_burst(rx, look);
         }
     }
 
     /// Whatever the bytes say, the worst that comes of them is a counter.
-    fn handle_packet(
-        &self,
-        now: &Moment<'_>,
-        arrived: Arrived<'_>,
-        table: &TableReader<'_>,
-        unit: &mut TxUnit,
-    ) -> Arrival {
+    fn handle_packet<'a>(&'a self, arrived: Arrived<'_>, look: &mut Look<'a, '_>) -> Arrival {
         let Arrived { meta, bytes, .. } = arrived;
         let Some(packet) = self.read(meta, bytes) else { return Arrival::Done };
         if is_passed_on(packet.bth.qpn) {
-            self.handle_passed_on(now, meta, &packet, table, unit);
+            self.handle_passed_on(meta, &packet, look);
             return Arrival::Done;
         }
-        let arrival = self.hand_over(now, arrived, &packet, table, unit);
-        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut unit.batch) {
+        let arrival = self.hand_over(arrived, &packet, look);
+        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut look.unit.batch) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
         arrival
     }
 
-    fn handle_passed_on(
-        &self,
-        now: &Moment<'_>,
-        meta: &RxMeta,
-        packet: &Packet<'_>,
-        table: &TableReader<'_>,
-        unit: &mut TxUnit,
-    ) {
+    fn handle_passed_on<'a>(&'a self, meta: &RxMeta, packet: &Packet<'_>, look: &mut Look<'a, '_>) {
         let arrival = match self.unpack(meta, packet) {
             Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
                 Some(packet) => {
                     let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
-                    self.hand_over(now, arrived, &packet, table, unit)
+                    self.hand_over(arrived, &packet, look)
                 }
                 // It is counted.
                 None => Arrival::Done,
@@ -245,41 +232,63 @@ impl Device {
     }
 
     /// Gives a packet to its queue pair.
-    fn hand_over(
-        &self,
-        now: &Moment<'_>,
+    fn hand_over<'a>(
+        &'a self,
         Arrived { meta, ack, way, .. }: Arrived<'_>,
         packet: &Packet<'_>,
-        table: &TableReader<'_>,
-        unit: &mut TxUnit,
+        look: &mut Look<'a, '_>,
     ) -> Arrival {
         if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
-            self.management.take(now.get(), self.port.slot(), meta, packet);
+            self.management.take(look.now.get(), self.port.slot(), meta, packet);
             return Arrival::Done;
         }
-        let Some(qp) = table.get(packet.bth.qpn) else { return Arrival::Nowhere };
+        // One that is destroyed is not known any more, and another may have its number.
+        let is_it =
+            |qp: &&Arc<QueuePair>| qp.qpn() == packet.bth.qpn && qp.is_known_holder.load(Ordering::Relaxed);
+        let known = look.holders.iter().take(HOLDERS_KEPT).find(is_it);
+        let found = known.or_else(|| look.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
+        let Some(qp) = found else { return Arrival::Nowhere };
         let mut core = qp.lock();
-        if !core.dead {
-            let before = std::mem::replace(&mut core.last_way, way);
-            if (before, way) == (Way::Network, Way::Ring) {
-                return Arrival::TooEarly;
+        if core.dead {
+            return Arrival::Nowhere;
+        }
+        let unit = &mut *look.unit;
+        let before = std::mem::replace(&mut core.last_way, way);
+        if (before, way) == (Way::Network, Way::Ring) {
+            return Arrival::TooEarly;
+        }
+        let host = qp.host(&core);
+        let QpCore { qp: transport, tap, .. } = &mut *core;
+        let caught = |cq: &Cq, wc| look.catch.is_some_and(|catch| catch.take(cq, wc));
+        let tell = |wc| {
+            if tap.is_some() || !caught(qp.send_cq(), wc) {
+                self.complete_send(qp, tap.as_ref(), wc);
             }
-            let host = qp.host(&core);
-            core.qp.handle_packet_carrying(|| now.get(), meta, packet, ack, &host);
-            self.deliver(qp, &mut core);
-            if core.qp.wants_only_to_acknowledge() && !core.touched {
-                self.arm(qp, &core);
-                qp.holds_ack.store(true, Ordering::Relaxed);
-                unit.has_held = true;
-                if !qp.is_known_holder.load(Ordering::Relaxed) {
-                    qp.is_known_holder.store(true, Ordering::Relaxed);
-                    unit.holders.push(qp.clone());
+        };
+        match transport.take_message(meta, packet, ack, &host, tell) {
+            Some(wc) => {
+                if ack.is_some() {
+                    self.book(&mut core);
                 }
-            } else if core.qp.wants_transmit() {
-                touch(qp, &mut core, &mut unit.work);
-            } else {
+                if !caught(qp.recv_cq(), wc) {
+                    core.has_woken |= qp.complete_receive(wc);
+                }
+            }
+            None => {
+                core.qp.handle_packet_carrying(|| look.now.get(), meta, packet, ack, &host);
+                self.deliver(qp, &mut core);
                 self.arm(qp, &core);
             }
+        }
+        if core.qp.wants_only_to_acknowledge() && !core.touched {
+            qp.holds_ack.store(true, Ordering::Relaxed);
+            unit.has_held = true;
+            if !qp.is_known_holder.load(Ordering::Relaxed) {
+                qp.is_known_holder.store(true, Ordering::Relaxed);
+                unit.holders.push(qp.clone());
+            }
+        } else if core.qp.wants_transmit() {
+            touch(qp, &mut core, &mut unit.work);
         }
         Arrival::Done
     }
@@ -515,7 +524,7 @@ impl Device {
         self.show(qp, core, false);
         while let Some(event) = core.qp.poll_event() {
             match event {
-                QpEvent::SendComplete(wc) => self.complete_send(qp, core, wc),
+                QpEvent::SendComplete(wc) => self.complete_send(qp, core.tap.as_ref(), wc),
                 QpEvent::RecvComplete(wc) => core.has_woken |= qp.complete_receive(wc),
                 event => self.raise(qp, event),
             }
@@ -537,8 +546,8 @@ impl Device {
 
     /// Brings a completion of a send work request to whoever gets it.
     #[inline]
-    pub(crate) fn complete_send(&self, qp: &QueuePair, core: &QpCore, wc: Wc) {
-        match &core.tap {
+    pub(crate) fn complete_send(&self, qp: &QueuePair, tap: Option<&Arc<dyn Tap>>, wc: Wc) {
+        match tap {
             None => {
                 qp.send_cq().push(wc);
             }
@@ -605,6 +614,17 @@ pub(crate) enum Way {
     Ring,
     /// The same, and what had come over the network by then was looked at before.
     RingAfterNetwork,
+}
+
+/// What a look at packets has at hand.
+struct Look<'a, 'b> {
+    now: &'b Moment<'b>,
+    /// Queue pairs that most packets are for.
+    holders: &'b [Arc<QueuePair>],
+    /// All others, once somebody has asked for one.
+    table: OnceCell<TableReader<'a>>,
+    unit: &'b mut TxUnit,
+    catch: Option<&'b Catch<'b>>,
 }
 
 /// A packet that came in.

@@ -17,7 +17,7 @@ use crate::address::{self, AddressVector};
 use crate::channel::CompChannel;
 use crate::clock::{Clock, ManualClock, MonotonicClock};
 use crate::companion::{Companion, Companions};
-use crate::cq::{Cq, CqInit};
+use crate::cq::{Catch, Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
@@ -301,7 +301,7 @@ impl Device {
 
     /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
     pub fn progress(&self) -> bool {
-        self.advance(Some(self.clock.now()), || AckPolicy::Now)
+        self.advance(Some(self.clock.now()), None, || AckPolicy::Now)
     }
 
     /// Sends what was held back, and receives nothing: for a process that ends. In a forked child that has not used
@@ -325,14 +325,11 @@ impl Device {
 
     /// Makes progress for a program that polls a completion queue and has found it empty. When that brings
     /// something, the program is likely to post next, and acknowledgements wait for that to travel along.
-    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32) {
+    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, catch: Option<&Catch<'_>>) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
-        let active = self.advance(now, || {
-            if cq.is_empty() || !self.engine.looks_after_held_acks() {
-                AckPolicy::Now
-            } else {
-                AckPolicy::Hold
-            }
+        let active = self.advance(now, catch, || {
+            let is_in_vain = cq.is_empty() && !catch.is_some_and(Catch::has_caught);
+            if is_in_vain || !self.engine.looks_after_held_acks() { AckPolicy::Now } else { AckPolicy::Hold }
         });
         // The engine may have stopped looking after them just then.
         if active && !self.engine.looks_after_held_acks() && self.has_waiting() {

@@ -6,20 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-use terrace_faults::Faults;
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, KeyMemo,
-    Registry, Transfer, Waker, WindowBind,
+    Transfer, WindowBind,
 };
 use terrace_transport::{
     AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
 };
 
-use crate::companion::Companions;
-use crate::flight::Flight;
-use crate::pace::Pace;
+use crate::device::Device;
+use crate::qp::QueuePair;
 use crate::srq::Srq;
-use crate::xrc::Xrcd;
 
 /// The regions of which a queue pair's peer gets patterns in place of absent memory.
 #[derive(Debug, Default)]
@@ -74,20 +71,11 @@ pub(crate) struct LastKeys {
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
-    pub memory: &'a Registry,
+    pub qp: &'a QueuePair,
+    pub device: &'a Device,
     pub pd: u32,
-    pub qpn: u32,
-    pub keys: &'a LastKeys,
-    pub magic: &'a MagicKeys,
-    pub waker: &'a Waker,
-    pub companions: &'a Companions,
     pub receives: Receives<'a>,
-    /// For a target of XRC: which shared receive queues its requests may name.
-    pub xrcd: Option<&'a Arc<Xrcd>>,
-    pub pace: &'a Pace,
-    pub faults: Option<&'a Faults>,
-    pub flight: &'a Flight,
-    /// What of the queue pair is booked in there.
+    /// What of the queue pair is booked as in flight.
     pub booked_bytes: u64,
     /// Whether it is its turn to send although others wait.
     pub has_turn: bool,
@@ -97,12 +85,12 @@ pub(crate) struct QpHost<'a> {
 
 impl QpHost<'_> {
     fn local(&self) -> Accessor {
-        Accessor::local(self.pd, self.qpn)
+        Accessor::local(self.pd, self.qp.qpn())
     }
 
     fn remote(&self, rkey: u32) -> Accessor {
-        let absence = if self.magic.contains(rkey) { Absence::Magic } else { Absence::Wait };
-        Accessor::remote(self.pd, self.qpn).with_absence(absence)
+        let absence = if self.qp.magic.contains(rkey) { Absence::Magic } else { Absence::Wait };
+        Accessor::remote(self.pd, self.qp.qpn()).with_absence(absence)
     }
 
     /// What a pager carries out, as the transport wants to see it. The pager's device has something to do now.
@@ -110,7 +98,7 @@ impl QpHost<'_> {
         &self,
         transfer: Result<Arc<dyn Transfer>, AccessError>,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.companions.ask();
+        self.device.companions.ask();
         match transfer {
             Ok(transfer) => Ok(Box::new(Carried(transfer))),
             Err(error) => Err(remote_error(error)),
@@ -123,7 +111,8 @@ impl Host for QpHost<'_> {
         let mut done = 0;
         for piece in Pieces::new(sges, offset, out.len()) {
             let part = &mut out[done..done + piece.len];
-            let read = self.memory.read_again(self.local(), piece.lkey, &self.keys.sent, piece.addr, part);
+            let read =
+                self.device.memory.read_again(self.local(), piece.lkey, &self.qp.keys.sent, piece.addr, part);
             read.map_err(local_error)?;
             done += piece.len;
         }
@@ -134,8 +123,9 @@ impl Host for QpHost<'_> {
         let mut done = 0;
         for piece in Pieces::new(sges, offset, data.len()) {
             let part = &data[done..done + piece.len];
-            let keys = self.keys;
-            let written = self.memory.write_again(self.local(), piece.lkey, &keys.received, piece.addr, part);
+            let keys = &self.qp.keys;
+            let written =
+                self.device.memory.write_again(self.local(), piece.lkey, &keys.received, piece.addr, part);
             written.map_err(local_error)?;
             done += piece.len;
         }
@@ -150,19 +140,19 @@ impl Host for QpHost<'_> {
             // The flush itself checks what its placement needs; a range that is covered is covered for both.
             RemoteAccess::Flush => return Ok(()),
         };
-        self.memory.announce(self.remote(rkey), rkey, va, len, need).map_err(remote_error)
+        self.device.memory.announce(self.remote(rkey), rkey, va, len, need).map_err(remote_error)
     }
 
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
-        self.memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
+        self.device.memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
     }
 
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
-        self.memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
+        self.device.memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
-        self.memory.atomic(self.remote(rkey), rkey, va, memory_atomic(op)).map_err(remote_error)
+        self.device.memory.atomic(self.remote(rkey), rkey, va, memory_atomic(op)).map_err(remote_error)
     }
 
     fn remote_flush(
@@ -174,19 +164,25 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<(), RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.memory.flush(self.remote(rkey), rkey, va, len, placement, scope).map_err(remote_error)
+        self.device.memory.flush(self.remote(rkey), rkey, va, len, placement, scope).map_err(remote_error)
     }
 
     fn fetch(&self, rkey: u32, va: u64, len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.fetch(self.remote(rkey), rkey, va, len, self.waker))
+        self.deferred(self.device.memory.fetch(self.remote(rkey), rkey, va, len, &self.qp.waker))
     }
 
     fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.put(self.remote(rkey), rkey, va, data, self.waker))
+        self.deferred(self.device.memory.put(self.remote(rkey), rkey, va, data, &self.qp.waker))
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.memory.put_atomic(self.remote(rkey), rkey, va, memory_atomic(op), self.waker))
+        self.deferred(self.device.memory.put_atomic(
+            self.remote(rkey),
+            rkey,
+            va,
+            memory_atomic(op),
+            &self.qp.waker,
+        ))
     }
 
     fn flush(
@@ -198,15 +194,23 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.deferred(self.memory.flush_paged(self.remote(rkey), rkey, va, len, placement, scope, self.waker))
+        self.deferred(self.device.memory.flush_paged(
+            self.remote(rkey),
+            rkey,
+            va,
+            len,
+            placement,
+            scope,
+            &self.qp.waker,
+        ))
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
-        self.memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
+        self.device.memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
     }
 
     fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError> {
-        self.memory.invalidate(self.local(), rkey).map_err(local_error)
+        self.device.memory.invalidate(self.local(), rkey).map_err(local_error)
     }
 
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError> {
@@ -219,16 +223,16 @@ impl Host for QpHost<'_> {
             len: bind.length,
             access,
             pd: self.pd,
-            qpn: self.qpn,
+            qpn: self.qp.qpn(),
         };
-        self.memory.bind_window(&bind).map_err(|error| {
-            tracing::debug!(%error, qpn = self.qpn, "memory window bind refused");
+        self.device.memory.bind_window(&bind).map_err(|error| {
+            tracing::debug!(%error, qpn = self.qp.qpn(), "memory window bind refused");
             LocalError::Protection
         })
     }
 
     fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Self) -> T) -> Option<T> {
-        let srq = self.xrcd?.srq(srqn)?;
+        let srq = self.qp.xrcd()?.srq(srqn)?;
         Some(act(&QpHost { pd: srq.pd().handle(), receives: Receives::Named(srq), ..*self }))
     }
 
@@ -241,17 +245,21 @@ impl Host for QpHost<'_> {
     }
 
     fn withholds_receive(&self, peer: IpAddr) -> bool {
-        self.faults.is_some_and(|faults| faults.withholds_receive(peer))
+        self.device.faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer))
+    }
+
+    fn may_withhold_receives(&self) -> bool {
+        self.device.faults.as_ref().is_some_and(|faults| faults.plan().withholds_receives())
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {
-        self.pace.book(now, len)
+        self.device.pace.book(now, len)
     }
 
     fn admits(&self, in_flight_bytes: u64) -> bool {
         self.has_ring
             || (self.has_turn && in_flight_bytes == 0)
-            || self.flight.admits(self.booked_bytes, in_flight_bytes)
+            || self.device.flight.admits(self.booked_bytes, in_flight_bytes)
     }
 }
 
@@ -292,6 +300,7 @@ struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
+    #[inline]
     fn new(sges: &'a [Sge], offset: u64, len: usize) -> Pieces<'a> {
         Pieces { sges: sges.iter(), skip: offset, left: len }
     }
@@ -300,6 +309,7 @@ impl<'a> Pieces<'a> {
 impl Iterator for Pieces<'_> {
     type Item = Piece;
 
+    #[inline]
     fn next(&mut self) -> Option<Piece> {
         while self.left > 0 {
             let sge = self.sges.next()?;

@@ -8,7 +8,7 @@ use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendWr, SgeList, ShortWr, Time, Wc,
+    RecvWr, SendFlags, SendOp, SendRequest, SendWr, SgeList, ShortWr, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -96,9 +96,9 @@ pub struct QueuePair {
     waiting: AtomicBool,
     turn: AtomicBool,
     /// Notes that, and has the queue pair looked at.
-    waker: Waker,
+    pub(crate) waker: Waker,
     /// Of which regions the peer gets patterns in place of absent memory.
-    magic: MagicKeys,
+    pub(crate) magic: MagicKeys,
     pub(crate) keys: LastKeys,
     pub(crate) async_account: EventAccount,
     life: Life,
@@ -363,8 +363,12 @@ impl QueuePair {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        let left = match device.reach_short(self, &mut core, wr) {
-            Reached::No => self.queue_one(&mut core, SendWr::from(*wr)),
+        let reached = match wr.op {
+            SendOp::Send => Reached::No,
+            _ => device.reach_short(self, &mut core, wr),
+        };
+        let left = match reached {
+            Reached::No => self.queue_one(&mut core, *wr),
             reached => Ok(reached == Reached::WithEvents),
         };
         self.send_posted(core, matches!(left, Ok(true)));
@@ -375,14 +379,26 @@ impl QueuePair {
     #[inline]
     fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
         self.device().meet(self, core);
-        self.device().reach(self, core, wr)
+        match wr.op {
+            SendOp::Send => Reached::No,
+            _ => self.device().reach(self, core, wr),
+        }
     }
 
     /// Posts one that is for packets. Whether that has left something to do: it may already be on its way.
     #[inline]
-    fn queue_one(self: &Arc<Self>, core: &mut QpCore, wr: SendWr) -> Result<bool, Error> {
-        core.qp.post_send(wr)?;
-        Ok(!self.device().send_at_once(self, core))
+    fn queue_one(self: &Arc<Self>, core: &mut QpCore, wr: impl SendRequest) -> Result<bool, Error> {
+        let device = self.device();
+        match device.send_at_once(self, core, wr) {
+            Ok(()) => {
+                device.note_filled(self, core);
+                Ok(false)
+            }
+            Err(wr) => {
+                core.qp.post_send(wr.into())?;
+                Ok(true)
+            }
+        }
     }
 
     /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
@@ -586,18 +602,10 @@ impl QueuePair {
 
     pub(crate) fn host(&self, core: &QpCore) -> QpHost<'_> {
         QpHost {
-            memory: &self.device().memory,
+            qp: self,
+            device: self.device(),
             pd: self.pd.handle(),
-            qpn: self.qpn,
-            keys: &self.keys,
-            magic: &self.magic,
-            waker: &self.waker,
-            companions: &self.device().companions,
             receives: self.init.srq.as_deref().map_or(Receives::Own, Receives::Shared),
-            xrcd: self.xrcd.as_ref(),
-            pace: &self.device().pace,
-            faults: self.device().faults.as_deref(),
-            flight: &self.device().flight,
             booked_bytes: core.booked_bytes,
             has_turn: core.has_turn,
             has_ring: core.local.has_outlet(),

@@ -62,7 +62,7 @@ impl QpTable {
         Ok(qp)
     }
 
-    /// Removes a queue pair. No packet is being handled for it once this returns.
+    /// Removes a queue pair. Packets may still be handled for it, until whoever has its lock marks it as dead.
     pub fn remove(&self, qpn: u32) {
         let mut entries = self.entries.write();
         if entries.slot_of(qpn & (INDEX_COUNT - 1)).take().is_some() {

@@ -10,6 +10,7 @@ use terrace_fabric::{RxBatch, TxBatch};
 use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 
+use crate::local::Inlets;
 use crate::qp::QueuePair;
 
 /// Room of one batch: two full GSO sends.
@@ -81,7 +82,7 @@ impl TxUnit {
 }
 
 /// So many queue pairs stay known to whoever receives although they hold no acknowledgement back just now.
-const HOLDERS_KEPT: usize = 8;
+pub(crate) const HOLDERS_KEPT: usize = 8;
 
 /// What whoever has the right to receive needs for it.
 pub(crate) struct Receiver {
@@ -89,12 +90,13 @@ pub(crate) struct Receiver {
     /// Its unit, unless that is under way.
     pub unit: Option<Box<TxUnit>>,
     /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay for a while.
-    holders: Vec<Arc<QueuePair>>,
+    pub holders: Vec<Arc<QueuePair>>,
+    pub inlets: Inlets,
 }
 
 impl Receiver {
     pub fn new() -> Receiver {
-        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new() }
+        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new(), inlets: Inlets::default() }
     }
 
     /// Gets to know these.
@@ -130,6 +132,7 @@ impl Receiver {
     /// Forgets everything, when the device closes.
     pub fn clear(&mut self) {
         self.holders.clear();
+        self.inlets.clear();
         self.unit = None;
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use terrace_wire::{Path, Psn};
 
-use crate::types::{BindWindow, RecvWr, Sge, Time};
+use crate::types::{BindWindow, Payload, QpCap, RecvWr, SendFlags, SendOp, SendWr, Sge, ShortWr, Time};
 
 /// Why a local scatter or gather failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -140,6 +140,10 @@ pub trait Host {
     fn withholds_receive(&self, _peer: IpAddr) -> bool {
         false
     }
+    /// Whether [`Host::withholds_receive`] is ever to be asked: where it says no, the short way of messages does not ask.
+    fn may_withhold_receives(&self) -> bool {
+        false
+    }
     /// Books a packet of `len` bytes of an unreliable service, and returns until when the queue pair shall rest if the
     /// port has got too far ahead. Nobody acknowledges these packets, so no window holds their sender back.
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
@@ -161,11 +165,108 @@ pub trait Sink {
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;
     /// Takes the last pushed packet back.
     fn cancel(&mut self);
-    /// Has the last pushed packet carry an acknowledgement of everything up to `psn`, for [`Qp::handle_packet_carrying`] at the other
-    /// end; false where there is no such packet, or packets cannot carry anything.
+    /// Has the last pushed packet carry an acknowledgement of everything up to `psn`, for [`Qp::take_message`] or
+    /// [`Qp::handle_packet_carrying`] at the other end; false where there is no such packet, or packets cannot carry anything.
     ///
+    /// [`Qp::take_message`]: crate::Qp::take_message
     /// [`Qp::handle_packet_carrying`]: crate::Qp::handle_packet_carrying
     fn carry_ack(&mut self, _psn: Psn) -> bool {
         false
+    }
+}
+
+/// A send work request in either of its forms.
+pub trait SendRequest: Into<SendWr> {
+    fn op(&self) -> &SendOp;
+    fn flags(&self) -> SendFlags;
+    /// Bytes of local memory, or inline.
+    fn length(&self) -> u64;
+    /// Whether a queue with these limits takes as many elements, or as much inline.
+    fn fits(&self, cap: &QpCap) -> bool;
+    /// Copies all that it carries.
+    ///
+    /// # Errors
+    /// As for [`Host::gather`].
+    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError>;
+}
+
+impl SendRequest for SendWr {
+    #[inline]
+    fn op(&self) -> &SendOp {
+        &self.op
+    }
+
+    #[inline]
+    fn flags(&self) -> SendFlags {
+        self.flags
+    }
+
+    #[inline]
+    fn length(&self) -> u64 {
+        self.payload.len()
+    }
+
+    #[inline]
+    fn fits(&self, cap: &QpCap) -> bool {
+        match &self.payload {
+            Payload::Sges(sges) => sges.len() <= cap.max_send_sge as usize,
+            Payload::Inline(bytes) => bytes.len() <= cap.max_inline_data as usize,
+            Payload::Provided(_) => true,
+        }
+    }
+
+    #[inline]
+    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError> {
+        self.payload.gather(host, 0, out)
+    }
+}
+
+impl SendRequest for ShortWr {
+    #[inline]
+    fn op(&self) -> &SendOp {
+        &self.op
+    }
+
+    #[inline]
+    fn flags(&self) -> SendFlags {
+        self.flags
+    }
+
+    #[inline]
+    fn length(&self) -> u64 {
+        self.local.length.into()
+    }
+
+    #[inline]
+    fn fits(&self, cap: &QpCap) -> bool {
+        cap.max_send_sge > 0
+    }
+
+    #[inline]
+    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError> {
+        if out.is_empty() { Ok(()) } else { host.gather(std::slice::from_ref(&self.local), 0, out) }
+    }
+}
+
+impl Payload {
+    /// Copies `out.len()` bytes from `offset` on. Nothing is looked at where nothing is asked for.
+    ///
+    /// # Errors
+    /// As for [`Host::gather`].
+    #[inline]
+    pub(crate) fn gather(&self, host: &impl Host, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        match self {
+            Payload::Sges(_) if out.is_empty() => Ok(()),
+            Payload::Sges(sges) => host.gather(sges, offset, out),
+            Payload::Inline(bytes) => {
+                let start = offset as usize;
+                out.copy_from_slice(&bytes[start..start + out.len()]);
+                Ok(())
+            }
+            Payload::Provided(provided) => match provided.source.copy(provided.offset + offset, out) {
+                true => Ok(()),
+                false => Err(LocalError::Protection),
+            },
+        }
     }
 }

@@ -17,7 +17,7 @@ mod timers;
 mod types;
 mod window;
 
-pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
+pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, SendRequest, Sink};
 pub use qp::{AckPolicy, Qp, Transmit};
 pub use state::{required_attributes, transition_exists};
 pub use timers::{ack_timeout_ns, rnr_timer_ns};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service};
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
-use crate::host::{Host, Sink};
+use crate::host::{Host, SendRequest, Sink};
 use crate::requester::{self, Emitted, Requester};
 use crate::responder::{Answered, Responder};
 use crate::state;
@@ -202,20 +202,22 @@ impl Qp {
         Ok(())
     }
 
-    /// Sends the send work request that was posted just now, if it is one packet and can leave at once; nothing has changed otherwise, and
-    /// [`Qp::poll_transmit`] does the rest. An acknowledgement that is owed goes along if it can. No event comes of it.
+    /// Sends a work request that was not posted yet, if it is a SEND of one packet that can be posted and leave at once; nothing has
+    /// changed otherwise, and [`Qp::post_send`] and [`Qp::poll_transmit`] do the rest. An acknowledgement that is owed goes along if it
+    /// can. Once it has left it is to be posted by [`Qp::note_sent`], before anything else.
     #[inline]
-    pub fn send_at_once(
-        &mut self,
-        now: impl FnOnce() -> Time,
-        host: &impl Host,
-        sink: &mut impl Sink,
-    ) -> bool {
-        let sent = self.requester.send_at_once(now, &mut self.common, host, sink);
+    pub fn send_at_once(&mut self, host: &impl Host, sink: &mut impl Sink, wr: &impl SendRequest) -> bool {
+        let sent = self.requester.send_at_once(&self.common, host, sink, wr);
         if sent {
             self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
         }
         sent
+    }
+
+    /// Posts what [`Qp::send_at_once`] has sent. No event comes of it.
+    #[inline]
+    pub fn note_sent(&mut self, now: impl FnOnce() -> Time, wr: SendWr) {
+        self.requester.note_sent(now, &mut self.common, wr);
     }
 
     /// Whether these work requests can all be queued, one after the other.
@@ -317,6 +319,39 @@ impl Qp {
         Ok(())
     }
 
+    /// Takes a packet, if it is a message as connections mostly carry it, for a receive that is there, and what it carries acknowledges
+    /// all that has left, if it carries anything; nothing has changed otherwise, and [`Qp::handle_packet_carrying`] takes it. Tells of
+    /// the work requests that are complete by what it carries, and returns the message's own completion, which comes behind them. No
+    /// event comes of it.
+    #[inline]
+    pub fn take_message(
+        &mut self,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        ack: Option<Psn>,
+        host: &impl Host,
+        tell: impl FnMut(Wc),
+    ) -> Option<Wc> {
+        let is_usual = self.is_usual(meta, packet)
+            && ack.is_none_or(|psn| self.requester.is_usual_ack(&self.common, psn));
+        if !is_usual {
+            return None;
+        }
+        let wc = self.responder.receive_at_once(&mut self.common, packet, host)?;
+        if ack.is_some() {
+            self.requester.acknowledge_at_once(&self.common, tell);
+        }
+        self.count_received(packet);
+        Some(wc)
+    }
+
+    #[inline]
+    fn count_received(&mut self, packet: &Packet<'_>) {
+        let counters = &mut self.common.counters;
+        counters.rx_packets += 1;
+        counters.rx_bytes += (packet.bth.opcode.info().header_len + packet.payload.len()) as u64;
+    }
+
     /// Takes a packet that was addressed to this queue pair. Whatever it says, the worst that it can do is what the
     /// protocol lets the connected peer do; from anybody else it is dropped.
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
@@ -334,30 +369,22 @@ impl Qp {
         host: &impl Host,
     ) {
         let info = packet.bth.opcode.info();
-        let is_usual = self.is_usual(meta, packet);
-        if !is_usual && !self.accepts(meta, packet) {
+        if !self.accepts(meta, packet) {
             self.common.counters.dropped += 1;
             return;
         }
-        self.common.counters.rx_packets += 1;
-        self.common.counters.rx_bytes += (info.header_len + packet.payload.len()) as u64;
+        self.count_received(packet);
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
             self.note_congestion(now(), info.operation);
         }
-        let common = &mut self.common;
-        if let Some(psn) = ack.filter(|_| info.service.is_reliable())
-            && !(is_usual && self.requester.acknowledge_at_once(common, psn))
-        {
-            let verdict = self.requester.handle_ack(now(), common, psn);
+        if let Some(psn) = ack.filter(|_| info.service.is_reliable()) {
+            let verdict = self.requester.handle_ack(now(), &mut self.common, psn);
             self.settle(verdict);
             if self.common.attr.state == QpState::Err {
                 // What came alone after such an acknowledgement would not be looked at.
                 self.common.counters.dropped += 1;
                 return;
             }
-        }
-        if is_usual && let Some(verdict) = self.responder.receive_at_once(&mut self.common, packet, host) {
-            return self.settle(verdict);
         }
         let verdict = match info.service {
             Service::Cnp => {

@@ -214,14 +214,16 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
     Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The work request in short, if it may be carried out as it is posted, and is the only one.
+/// The work request in short, if it may be carried out, or sent, as it is posted, and is the only one.
 ///
 /// # Safety
 /// As for [`send`].
 #[inline]
 pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     // SAFETY: the caller's.
-    let op = unsafe { access(wr)? };
+    let is_send = unsafe { (*wr).opcode } == IBV_WR_SEND;
+    // SAFETY: the caller's.
+    let op = if is_send { SendOp::Send } else { unsafe { access(wr)? } };
     // SAFETY: the caller's.
     let (wr_id, next, flags, list, count) =
         unsafe { ((*wr).wr_id, (*wr).next, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };

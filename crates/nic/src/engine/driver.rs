@@ -94,7 +94,7 @@ impl Driver<'_> {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // Whoever adds work after these looks sees that the engine sleeps, and rings.
-        let has_mail = self.device.local.fall_asleep();
+        let has_mail = self.device.fall_asleep_at_rings();
         let wanted = has_mail || self.device.wants_look() || self.device.companions.are_asked();
         let awaited = self.device.timers.next() == deadline && !wanted;
         let timeout = match awaited {
@@ -107,7 +107,7 @@ impl Driver<'_> {
             companions.iter().filter_map(|companion| companion.descriptor()).collect();
         self.sleep(&descriptors, &others, timeout);
         self.engine.sleeps_until.store(0, Ordering::SeqCst);
-        self.device.local.wake_up();
+        self.device.wake_up_at_rings();
         if self.program_polls() {
             return Mode::Standby;
         }
@@ -137,7 +137,7 @@ impl Driver<'_> {
     /// it finds there. Its answer and the acknowledgement then leave together, which is what keeps two such programs
     /// in the state in which each of them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
-        if !self.device.advance(Some(self.now()), || AckPolicy::Hold) {
+        if !self.device.advance(Some(self.now()), None, || AckPolicy::Hold) {
             return Mode::Armed;
         }
         self.sleep(&[], &[], Some(timespec(ANSWER_NS)));
@@ -153,7 +153,7 @@ impl Driver<'_> {
         let mut budget_ns = self.budget.take();
         loop {
             let now = self.now();
-            if self.device.advance(Some(now), || AckPolicy::Now) {
+            if self.device.advance(Some(now), None, || AckPolicy::Now) {
                 if quiet_since.take().is_some() {
                     self.budget.note(true);
                     budget_ns = self.budget.take();

@@ -78,6 +78,10 @@ impl ForkPause {
         if let Some(held) = self.local.take() {
             self.device.local.forget(held);
         }
+        if let Some(receiver) = &mut self.receiving {
+            // The rings are the parent's.
+            std::mem::forget(std::mem::take(&mut receiver.inlets));
+        }
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         if let Some(thread) = engine.thread.lock().take() {

@@ -122,6 +122,12 @@ impl Engine {
         !self.wanted || self.mode.load(Ordering::SeqCst) == Mode::Standby as u8
     }
 
+    /// Whether any completion queue's next completion makes an event.
+    #[inline]
+    pub fn has_armed_cqs(&self) -> bool {
+        self.armed_cqs.load(Ordering::Relaxed) > 0
+    }
+
     /// Whether this process is a forked child that has not used the device.
     pub fn is_missing(&self) -> bool {
         self.missing.load(Ordering::Relaxed)
@@ -171,7 +177,7 @@ impl Engine {
     #[cold]
     fn ask_to_stand_by(&self) {
         let armed = self.mode.load(Ordering::Relaxed) == Mode::Armed as u8;
-        if armed && self.armed_cqs.load(Ordering::Relaxed) <= 0 {
+        if armed && !self.has_armed_cqs() {
             self.wake();
         }
     }
@@ -210,11 +216,15 @@ impl Device {
         }
     }
 
+    /// Counts a completion queue that wants an event; then comes [`Device::note_armed`].
+    pub(crate) fn count_armed(&self) {
+        self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Notes that a completion queue wants an event: the program is about to sleep, so what it has held back must
     /// go, and the engine must take over.
     pub(crate) fn note_armed(self: &Arc<Self>) {
         self.ensure_engine();
-        self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
         if self.has_waiting() {
             self.progress();
         }

@@ -34,8 +34,8 @@ use crate::qp::{QpCore, QueuePair};
 use crate::semaphore::Bell;
 
 pub(crate) use post::Reached;
-pub(crate) use rings::{Filled, Mail};
-use rings::{Inlets, Neighbour, Outlet};
+pub(crate) use rings::{Filled, Inlets, Mail};
+use rings::{Neighbour, Outlet};
 
 /// Knows the files behind the program's memory.
 pub trait Backings: Send + Sync {
@@ -64,7 +64,10 @@ pub(crate) struct LocalPath {
     sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, Neighbour>>,
-    inlets: Inlets,
+    /// Whether there are ways in, for those who would have to wait for the right to receive.
+    has_inlets: AtomicBool,
+    /// Packets that have come in. Changed by whoever has the right to receive.
+    received: AtomicU64,
     /// Packets that went by rings to peers that have gone.
     sent_before: AtomicU64,
     /// Moves on when there is a new peer, so that queue pairs look again.
@@ -125,8 +128,7 @@ impl LocalPath {
         if !self.is_on() {
             return Vec::new();
         }
-        // Before: whoever reads the rings may wait for a queue pair, and who has that for the peers.
-        let received = self.inlets.received();
+        let received = self.received.load(Ordering::Relaxed);
         let peers = self.peers.read();
         let sent: u64 = peers.values().map(|peer| peer.outlet.sent()).sum();
         let sent = sent + self.sent_before.load(Ordering::Relaxed);
@@ -161,7 +163,6 @@ impl LocalPath {
         let _ = thread.join();
         *self.sockets.lock() = None;
         self.peers.write().clear();
-        self.inlets.clear();
     }
 
     /// Keeps the thread from its work while the process forks.
@@ -172,7 +173,7 @@ impl LocalPath {
     /// In a forked child: the thread, the words and the board are the parent's. Everything goes by the network.
     pub fn forget(&self, mut held: Held) {
         self.on.store(false, Ordering::SeqCst);
-        self.inlets.forget();
+        self.has_inlets.store(false, Ordering::SeqCst);
         if let Some(sockets) = held.take() {
             sockets.close_in_child();
         }

@@ -45,7 +45,7 @@ impl Device {
             return Reached::No;
         }
         if let Some(wc) = core.qp.complete_direct(wr) {
-            self.complete_send(qp, core, wc);
+            self.complete_send(qp, core.tap.as_ref(), wc);
         }
         Reached::Whole
     }
@@ -83,7 +83,7 @@ impl Device {
         match self.settle(core, rkey, reached) {
             Some(Ok(())) => {
                 if let Some(wc) = core.qp.complete_short(wr) {
-                    self.complete_send(qp, core, wc);
+                    self.complete_send(qp, core.tap.as_ref(), wc);
                 }
                 Reached::Whole
             }

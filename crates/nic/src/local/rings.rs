@@ -9,10 +9,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Gid;
 use terrace_memory::shared::{Inbox, Origin, Outbox, Reach, Writer};
-use terrace_transport::{AckPolicy, Sink, Time, Transmit};
+use terrace_transport::{AckPolicy, SendRequest, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 
 use crate::device::Device;
@@ -159,26 +158,32 @@ impl Device {
         }
     }
 
-    /// Puts the work request that was posted just now into the queue pair's ring, if it can leave at once; nothing has changed otherwise.
+    /// Puts a work request that was not posted yet into the queue pair's ring, if it can leave at once, and posts it then; it is given
+    /// back otherwise. What the peer need not wait for is done when it has left.
     #[inline]
-    pub(crate) fn send_at_once(&self, qp: &Arc<QueuePair>, core: &mut QpCore) -> bool {
+    pub(crate) fn send_at_once<W: SendRequest>(
+        &self,
+        qp: &QueuePair,
+        core: &mut QpCore,
+        wr: W,
+    ) -> Result<(), W> {
         // Nothing may overtake what is under way over the network.
         if !core.local.has_outlet() || !qp.token.is_free() {
-            return false;
+            return Err(wr);
         }
         let host = qp.host(core);
-        // A clock that the kernel keeps late costs a repetition, if there is one.
-        let is_patient = core.qp.attr().retry_cnt > 0;
-        let now = || if is_patient { self.clock.soon() } else { self.clock.now() };
         let mut has_sent = false;
         self.with_ring(core, |core, sink| {
-            has_sent = core.qp.send_at_once(now, &host, sink);
+            has_sent = core.qp.send_at_once(&host, sink, &wr);
             true
         });
-        if has_sent {
-            self.note_filled(qp, core);
+        if !has_sent {
+            return Err(wr);
         }
-        has_sent
+        // A clock that the kernel keeps late costs a repetition, if there is one.
+        let is_patient = core.qp.attr().retry_cnt > 0;
+        core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr.into());
+        Ok(())
     }
 
     /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written. They say whether it still
@@ -207,23 +212,14 @@ impl Device {
     }
 }
 
-/// The ways in.
+/// The ways in. Whoever has the right to receive has them.
 #[derive(Default)]
-pub(super) struct Inlets {
-    state: Mutex<State>,
-    /// Whether there are any, for a look without the lock.
-    any: AtomicBool,
-}
-
-#[derive(Default)]
-struct State {
+pub(crate) struct Inlets {
     list: Vec<Inlet>,
     /// Looks and packets since the network was asked last.
     looks: u32,
     /// Looks for which rings still count as busy.
     warm: u32,
-    /// Packets so far.
-    received: u64,
 }
 
 struct Inlet {
@@ -233,95 +229,57 @@ struct Inlet {
     gid_index: u8,
     /// Where the last packet came from.
     last: Option<(Origin, SocketAddr)>,
+    /// Whether a packet waited at the last look.
+    had_mail: bool,
+    /// Whether packets come faster than they are looked for, or nobody waits for one. Behind a message that somebody waits for there is
+    /// most likely nothing, and to see that takes as long as to fetch the message.
+    streams: bool,
     /// The other side has gone. What it has sent before is read.
     has_ended: bool,
 }
 
-impl Inlets {
-    /// From now on this one is read as well.
-    pub fn add(&self, number: u64, inbox: Inbox, gid_index: u8) {
-        let mut state = self.state.lock();
-        state.list.push(Inlet { number, inbox, gid_index, last: None, has_ended: false });
-        self.any.store(true, Ordering::SeqCst);
-    }
-
-    /// The other side of one has gone.
-    pub fn end(&self, number: u64) {
-        let mut state = self.state.lock();
-        let ended = state.list.iter_mut().filter(|inlet| inlet.number == number);
-        ended.for_each(|inlet| {
-            inlet.has_ended = true;
-            inlet.inbox.end();
-        });
-        self.tidy(&mut state);
-    }
-
-    /// Packets that have come so far.
-    pub fn received(&self) -> u64 {
-        self.state.lock().received
-    }
-
-    /// None is read any more.
-    pub fn clear(&self) {
-        self.state.lock().list.clear();
-        self.any.store(false, Ordering::SeqCst);
-    }
-
-    /// In a forked child, whose locks may be held by threads that it does not have.
-    pub fn forget(&self) {
-        self.any.store(false, Ordering::SeqCst);
-    }
-
-    fn tidy(&self, state: &mut State) {
-        state.list.retain(|inlet| !inlet.has_ended || !inlet.inbox.is_empty());
-        self.any.store(!state.list.is_empty(), Ordering::SeqCst);
-    }
-}
-
 /// What a look at the rings says.
-pub(crate) struct Mail<'a> {
+#[derive(Clone, Copy)]
+pub(crate) struct Mail {
     /// Something has come.
     pub waits: bool,
     /// The network is to be asked as well.
     pub asks_network: bool,
-    /// The rings, if they are to be read at once.
-    rings: Option<MutexGuard<'a, State>>,
 }
 
-impl Mail<'_> {
-    /// For those who have no right to look.
-    pub const NONE: Mail<'static> = Mail { waits: false, asks_network: false, rings: None };
-}
-
-impl super::LocalPath {
-    /// Whether packets wait in rings. Called by whoever has the right to receive.
+impl Inlets {
+    /// Whether packets wait: for somebody who polls for one, or for all of them.
     #[inline]
-    pub fn look(&self) -> Mail<'_> {
-        if !self.inlets.any.load(Ordering::Relaxed) {
-            return Mail { asks_network: true, ..Mail::NONE };
+    pub fn look(&mut self, for_all: bool) -> Mail {
+        if self.list.is_empty() {
+            return Mail { waits: false, asks_network: true };
         }
-        let mut state = self.inlets.state.lock();
-        let waits = state.list.iter().any(|inlet| !inlet.inbox.is_empty());
-        state.warm = if waits { WARM_LOOKS } else { state.warm.saturating_sub(1) };
-        state.looks += 1;
-        let asks_network = state.warm == 0 || state.looks >= LOOKS_PER_NETWORK;
+        let mut waits = false;
+        for inlet in &mut self.list {
+            let has_mail = inlet.inbox.has_mail();
+            inlet.streams |= has_mail && (for_all || inlet.had_mail);
+            inlet.had_mail = has_mail;
+            waits |= has_mail;
+        }
+        self.warm = if waits { WARM_LOOKS } else { self.warm.saturating_sub(1) };
+        self.looks += 1;
+        let asks_network = self.warm == 0 || self.looks >= LOOKS_PER_NETWORK;
         if asks_network {
-            state.looks = 0;
+            self.looks = 0;
         }
-        // The network is not asked with the rings in hand, but by who finds that it has to be caught up with.
-        Mail { waits, asks_network, rings: (waits && !asks_network).then_some(state) }
+        Mail { waits, asks_network }
     }
 
-    /// Hands the packets that wait in rings to `each`. Called by whoever has the right to receive.
-    pub fn read(&self, mail: &mut Mail<'_>, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
-        let mut guard = mail.rings.take().unwrap_or_else(|| self.inlets.state.lock());
-        let state = &mut *guard;
-        let mut is_over = false;
-        for inlet in &mut state.list {
+    /// Hands the packets that were found to wait to `each`.
+    #[inline]
+    fn read(&mut self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) -> Read {
+        let mut read = Read { count: 0, is_over: false };
+        for inlet in &mut self.list {
             let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
             let Some(destination) = destination else { continue };
             let (gid_index, last) = (inlet.gid_index, &mut inlet.last);
-            let count = inlet.inbox.read(PACKETS_PER_LOOK, |origin, acknowledged, bytes| {
+            let max = if inlet.streams { PACKETS_PER_LOOK } else { usize::from(inlet.had_mail) };
+            let count = inlet.inbox.read(max, |origin, acknowledged, bytes| {
                 let source = match last {
                     Some((of, source)) if of == origin => *source,
                     _ => last.insert((*origin, socket_address(origin))).1,
@@ -329,35 +287,84 @@ impl super::LocalPath {
                 let meta = RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class };
                 each(&meta, acknowledged.map(Psn::new), bytes);
             });
-            state.received += count as u64;
-            state.looks = state.looks.saturating_add(count as u32);
+            inlet.streams &= count > 1;
+            read.count += count as u64;
             if inlet.inbox.is_broken() && !inlet.has_ended {
                 tracing::warn!(
                     "a process of this host has written nonsense into its ring; it is not read any more"
                 );
                 inlet.has_ended = true;
             }
-            is_over |= inlet.has_ended && inlet.inbox.is_empty();
+            read.is_over |= inlet.has_ended && inlet.inbox.is_empty();
         }
-        if is_over {
-            self.inlets.tidy(state);
+        self.looks = self.looks.saturating_add(read.count as u32);
+        read
+    }
+
+    /// Forgets those that have ended, and returns whether any are left.
+    fn tidy(&mut self) -> bool {
+        self.list.retain(|inlet| !inlet.has_ended || !inlet.inbox.is_empty());
+        !self.list.is_empty()
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.list.clear();
+    }
+}
+
+/// What a look has read.
+struct Read {
+    count: u64,
+    /// Whether a ring is at its end.
+    is_over: bool,
+}
+
+impl Device {
+    /// From now on this one is read as well.
+    pub(super) fn add_inlet(&self, number: u64, inbox: Inbox, gid_index: u8) {
+        let (last, had_mail, streams, has_ended) = (None, false, false, false);
+        let inlet = Inlet { number, inbox, gid_index, last, had_mail, streams, has_ended };
+        self.rx.lock().inlets.list.push(inlet);
+        self.local.has_inlets.store(true, Ordering::SeqCst);
+    }
+
+    /// The other side of one has gone.
+    pub(super) fn end_inlet(&self, number: u64) {
+        let mut rx = self.rx.lock();
+        let ended = rx.inlets.list.iter_mut().filter(|inlet| inlet.number == number);
+        ended.for_each(|inlet| {
+            inlet.has_ended = true;
+            inlet.inbox.end();
+        });
+        self.local.has_inlets.store(rx.inlets.tidy(), Ordering::SeqCst);
+    }
+
+    /// Hands the packets that wait in rings to `each`.
+    #[inline]
+    pub(crate) fn read_inlets(&self, inlets: &mut Inlets, each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
+        let read = inlets.read(self.gids(), each);
+        let received = &self.local.received;
+        received.store(received.load(Ordering::Relaxed) + read.count, Ordering::Relaxed);
+        if read.is_over {
+            self.local.has_inlets.store(inlets.tidy(), Ordering::SeqCst);
         }
     }
 
     /// Has writers ring the bell from now on. True if something waits already.
-    pub fn fall_asleep(&self) -> bool {
-        if !self.inlets.any.load(Ordering::SeqCst) {
+    pub(crate) fn fall_asleep_at_rings(&self) -> bool {
+        if !self.local.has_inlets.load(Ordering::SeqCst) {
             return false;
         }
-        let list = &self.inlets.state.lock().list;
+        let list = &self.rx.lock().inlets.list;
         list.iter().for_each(|inlet| inlet.inbox.fall_asleep());
         list.iter().any(|inlet| !inlet.inbox.is_empty())
     }
 
     /// Has writers not ring the bell.
-    pub fn wake_up(&self) {
-        if self.inlets.any.load(Ordering::Relaxed) {
-            self.inlets.state.lock().list.iter().for_each(|inlet| inlet.inbox.wake_up());
+    pub(crate) fn wake_up_at_rings(&self) {
+        if self.local.has_inlets.load(Ordering::Relaxed) {
+            self.rx.lock().inlets.list.iter().for_each(|inlet| inlet.inbox.wake_up());
         }
     }
 }

@@ -241,7 +241,7 @@ impl Sockets {
             if heard.is_none() {
                 let guest = self.visitors.remove(index);
                 unwatch(&self.waits, guest.socket.as_fd());
-                return device.local.inlets.end(guest.number);
+                return device.end_inlet(guest.number);
             }
         }
     }
@@ -259,7 +259,7 @@ impl Guest {
                     device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
                 device.show_all();
                 let desk = inbox.desk().try_clone_to_owned().ok()?;
-                device.local.inlets.add(self.number, inbox, self.gid_index);
+                device.add_inlet(self.number, inbox, self.gid_index);
                 let bell = device.engine.bell();
                 // The engine may be about to sleep without having said so there.
                 bell.ring();

@@ -1,61 +1,68 @@
-//! The shortest way for what connections mostly do: a message that fits into one packet leaves as it is posted, and all that has left is
-//! acknowledged at once. What is done here is what is done elsewhere in the requester; where anything is out of the ordinary,
+//! The shortest way for what connections mostly do: a message that fits into one packet leaves before it is posted, and all that has
+//! left is acknowledged at once. What is done here is what is done elsewhere in the requester; where anything is out of the ordinary,
 //! nothing is done here.
 
 use terrace_wire::{Bth, Extensions, Opcode, Psn};
 
-use super::emit::gather;
-use super::{Requester, complete};
+use super::wqe::Wqe;
+use super::{Requester, completion};
 use crate::common::{Common, push_packet};
-use crate::host::{Host, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, Time, WcStatus};
+use crate::host::{Host, SendRequest, Sink};
+use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Time, Wc, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 
 impl Requester {
-    /// Whether everything in the queue has left but for the last `waiting`, and nothing of it is to leave again: whoever goes back for a
-    /// loss, or waits for a receive, begins at the queue's front.
+    /// Whether everything in the queue has left, and nothing of it is to leave again: whoever goes back for a loss, or waits for a
+    /// receive, begins at the queue's front.
     #[inline]
-    fn is_caught_up(&self, waiting: usize) -> bool {
-        self.index + waiting == self.queue.len()
+    fn is_caught_up(&self) -> bool {
+        self.index == self.queue.len() && self.responses_due.is_empty()
     }
 
-    /// Sends the request that was posted just now, if it is a SEND of one packet that nothing keeps from leaving. Nothing has changed
-    /// otherwise.
+    /// Sends a request that was not posted yet, if it is a SEND of one packet that nothing keeps from being posted and from leaving:
+    /// then comes [`Requester::note_sent`]. Nothing has changed until then.
     #[inline]
     pub(crate) fn send_at_once(
-        &mut self,
-        now: impl FnOnce() -> Time,
-        common: &mut Common,
+        &self,
+        common: &Common,
         host: &impl Host,
         sink: &mut impl Sink,
+        wr: &impl SendRequest,
     ) -> bool {
-        let is_caught_up = self.is_caught_up(1) && self.responses_due.is_empty();
-        let psn = self.psn(self.next);
-        let Some(wqe) = self.queue.back_mut().filter(|_| is_caught_up) else { return false };
         let Some(path) = &common.attr.path else { return false };
-        let cost = wqe.length + PACKET_OVERHEAD;
-        let is_usual = wqe.wr.op == SendOp::Send
+        let length = wr.length();
+        let cap = &common.config.cap;
+        let is_usual = *wr.op() == SendOp::Send
             && common.is(QpType::Rc)
             && common.attr.state == QpState::Rts
-            && wqe.packets == 1
-            && wqe.failed.is_none()
-            && self.window.admits(self.in_flight_bytes, cost)
+            && length <= common.mtu()
+            && wr.fits(cap)
+            && self.is_caught_up()
+            && self.queue.len() < cap.max_send_wr as usize
+            && self.window.admits(self.in_flight_bytes, length + PACKET_OVERHEAD)
             && host.admits(self.in_flight_bytes);
         if !is_usual {
             return false;
         }
-        let solicited = wqe.wr.flags.contains(SendFlags::SOLICITED);
-        let bth = Bth { solicited, ack_request: true, ..common.bth(Opcode::RcSendOnly, psn) };
-        let pushed = push_packet(sink, path, bth, &Extensions::default(), wqe.length as usize, |out| {
-            gather(host, &wqe.wr.payload, 0, out)
-        });
+        let solicited = wr.flags().contains(SendFlags::SOLICITED);
+        let bth = Bth { solicited, ack_request: true, ..common.bth(Opcode::RcSendOnly, self.psn(self.next)) };
+        let pushed =
+            push_packet(sink, path, bth, &Extensions::default(), length as usize, |out| wr.gather(host, out));
         // What is wrong will be found again, and told.
-        let Ok(Some(len)) = pushed else { return false };
+        matches!(pushed, Ok(Some(_)))
+    }
+
+    /// Posts a request that has left. The time is asked for if it is needed.
+    #[inline]
+    pub(crate) fn note_sent(&mut self, now: impl FnOnce() -> Time, common: &mut Common, wr: SendWr) {
+        let mut wqe = Wqe::new(wr, common.mtu());
         common.counters.tx_packets += 1;
-        common.counters.tx_bytes += len as u64;
+        common.counters.tx_bytes +=
+            Opcode::RcSendOnly.info().header_len as u64 + wqe.length.next_multiple_of(4);
+        self.in_flight_bytes += wqe.length + PACKET_OVERHEAD;
         wqe.started = true;
         wqe.first = self.next;
-        self.in_flight_bytes += cost;
+        self.queue.push_back(wqe);
         self.next += 1;
         self.index += 1;
         self.assigned = self.next;
@@ -64,32 +71,30 @@ impl Requester {
         if self.ack_deadline.is_none() {
             self.restart_ack_timer(now(), common);
         }
-        true
     }
 
-    /// Takes the acknowledgement of everything that has left, if none of it is to be answered with data.
+    /// Whether this acknowledges everything that has left, and none of it is to be answered with data.
     #[inline]
-    pub(crate) fn acknowledge_at_once(&mut self, common: &mut Common, psn: Psn) -> bool {
+    pub(crate) fn is_usual_ack(&self, common: &Common, psn: Psn) -> bool {
         let end = self.next;
-        let is_usual = psn.next() == self.psn(end)
+        psn.next() == self.psn(end)
             && end > self.acknowledged
             && common.attr.state == QpState::Rts
-            && self.is_caught_up(0)
-            && self.responses_due.is_empty();
-        if !is_usual {
-            return false;
-        }
+            && self.is_caught_up()
+    }
+
+    /// Takes such an acknowledgement.
+    #[inline]
+    pub(crate) fn acknowledge_at_once(&mut self, common: &Common, tell: impl FnMut(Wc)) {
         self.window.on_acknowledged(self.in_flight_bytes, common.mtu());
         self.in_flight_bytes = 0;
-        self.acknowledged = end;
+        self.acknowledged = self.next;
         self.gap_repaired_at = None;
         self.ack_deadline = None;
         self.reset_retries(common);
-        for wqe in &self.queue {
-            complete(common, &wqe.wr, WcStatus::Success, 0);
-        }
+        let completions = self.queue.iter().map(|wqe| completion(common, &wqe.wr, WcStatus::Success, 0));
+        completions.flatten().for_each(tell);
         self.queue.clear();
         self.index = 0;
-        true
     }
 }

@@ -6,7 +6,7 @@ use super::wqe::{self, Wqe};
 use super::{Requester, complete};
 use crate::common::{Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
-use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, Target, Time, WcStatus};
+use crate::types::{QpState, QpType, SendFlags, SendOp, Target, Time, WcStatus};
 
 /// A packet of a long message asks for an ACK this often, so that the window moves while it is being sent.
 const ACK_EVERY_PACKETS: u64 = 16;
@@ -278,7 +278,7 @@ impl Requester {
         bth.ack_request = service.is_reliable() && asks;
         let ext = extensions(common, wqe, position, offset, room * mtu);
         push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
-            gather(host, &wqe.wr.payload, offset, out)
+            wqe.wr.payload.gather(host, offset, out)
         })
     }
 
@@ -364,26 +364,4 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
         _ => {}
     }
     ext
-}
-
-#[inline]
-pub(super) fn gather(
-    host: &impl Host,
-    payload: &Payload,
-    offset: u64,
-    out: &mut [u8],
-) -> Result<(), LocalError> {
-    match payload {
-        Payload::Sges(_) if out.is_empty() => Ok(()),
-        Payload::Sges(sges) => host.gather(sges, offset, out),
-        Payload::Inline(bytes) => {
-            let start = offset as usize;
-            out.copy_from_slice(&bytes[start..start + out.len()]);
-            Ok(())
-        }
-        Payload::Provided(provided) => match provided.source.copy(provided.offset + offset, out) {
-            true => Ok(()),
-            false => Err(LocalError::Protection),
-        },
-    }
 }

@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::support::host::Memory;
 use crate::support::sink::Collector;
-use crate::support::{bring_up, meta_between, path_to};
+use crate::support::{bring_up, hand, meta_between, path_to};
 
 /// Receives that are posted to a queue pair at a time.
 const RECEIVES_MAX: u32 = 6;
@@ -227,8 +227,14 @@ impl World<'_> {
     }
 
     fn take_events(&mut self, side: usize) -> Result<(), String> {
+        let qp = &mut self.nodes[side].qp;
+        let events = std::iter::from_fn(|| qp.poll_event()).collect();
+        self.note_events(side, events)
+    }
+
+    fn note_events(&mut self, side: usize, events: Vec<QpEvent>) -> Result<(), String> {
         let node = &mut self.nodes[side];
-        while let Some(event) = node.qp.poll_event() {
+        for event in events {
             match event {
                 QpEvent::SendComplete(wc) if wc.status == WcStatus::Success => node.done.push(wc.wr_id),
                 QpEvent::RecvComplete(wc) if wc.status == WcStatus::Success => {
@@ -254,7 +260,8 @@ impl World<'_> {
                 meta.source.set_port(ROCE_PORT);
             }
             let node = &mut self.nodes[to];
-            node.qp.handle_packet_carrying(|| Time(self.now), &meta, &packet, ack, &node.host);
+            let events = hand(&mut node.qp, Time(self.now), &meta, &packet, ack, &node.host);
+            self.note_events(to, events)?;
             if self.random.percent(30) {
                 return Ok(true);
             }

@@ -8,8 +8,8 @@ pub mod sink;
 
 use std::net::{IpAddr, SocketAddr};
 
-use terrace_transport::{Qp, QpAttr, QpAttrMask, QpState, QpType};
-use terrace_wire::{Path, ROCE_PORT, RxMeta};
+use terrace_transport::{Host, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, Time};
+use terrace_wire::{Packet, Path, Psn, ROCE_PORT, RxMeta};
 
 /// The number in a variable of the environment, if it is one.
 pub fn from_env(name: &str) -> Option<u64> {
@@ -54,4 +54,22 @@ pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
 /// The attributes that a step on the usual way up needs.
 pub fn required(qp_type: QpType, from: QpState, to: QpState) -> QpAttrMask {
     terrace_transport::required_attributes(qp_type, from, to).expect("the transition exists")
+}
+
+/// Hands a packet to a queue pair as the NIC does, and returns what comes of it.
+pub fn hand(
+    qp: &mut Qp,
+    now: Time,
+    meta: &RxMeta,
+    packet: &Packet<'_>,
+    ack: Option<Psn>,
+    host: &impl Host,
+) -> Vec<QpEvent> {
+    let mut events = Vec::new();
+    match qp.take_message(meta, packet, ack, host, |wc| events.push(QpEvent::SendComplete(wc))) {
+        Some(wc) => events.push(QpEvent::RecvComplete(wc)),
+        None => qp.handle_packet_carrying(|| now, meta, packet, ack, host),
+    }
+    events.extend(std::iter::from_fn(|| qp.poll_event()));
+    events
 }
