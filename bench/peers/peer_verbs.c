@@ -222,7 +222,7 @@ bool peer_target_works(enum op op)
     return op == OP_MESSAGE;
 }
 
-/* Sends back what came, from where it came to; the receive is posted again when the answer has left. */
+/* Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first. */
 bool peer_turn(enum op op, size_t size)
 {
     bool worked = false;
@@ -234,10 +234,11 @@ bool peer_turn(enum op op, size_t size)
             check(&wcs[j]);
             if (wcs[j].opcode == IBV_WC_RECV)
                 send_from(&links[i], wcs[j].wr_id, inbox(&lanes[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
-            else
-                post_receive(&lanes[i], (unsigned)wcs[j].wr_id);
             worked = true;
         }
+        for (int j = 0; j < polled; j++)
+            if (wcs[j].opcode != IBV_WC_RECV)
+                post_receive(&lanes[i], (unsigned)wcs[j].wr_id);
     }
     return worked;
 }

@@ -403,7 +403,7 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
     count as c_uint
 }
 
-/// Sends back what came, from where it came to; the receive is posted again when the answer has left.
+/// Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first.
 #[unsafe(no_mangle)]
 pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
     let mut worked = false;
@@ -413,12 +413,10 @@ pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
         let mut done = SmallVec::new();
         link.poll_messages(&mut done);
         worked |= !done.is_empty();
-        for &Done { id, byte_len, is_receive } in &done {
-            match is_receive {
-                true => link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize),
-                false => link.post_receive(id as usize),
-            }
+        for &Done { id, byte_len, .. } in done.iter().filter(|done| done.is_receive) {
+            link.post(id, SendOp::Send, link.inbox(id as usize), byte_len as usize);
         }
+        done.iter().filter(|done| !done.is_receive).for_each(|done| link.post_receive(done.id as usize));
     }
     worked
 }
