@@ -227,8 +227,8 @@ struct Inlet {
     inbox: Inbox,
     /// Which of our addresses the other side has connected to.
     gid_index: u8,
-    /// Where the last packet came from.
-    last: Option<(Origin, SocketAddr)>,
+    /// Where the last packet came from, as a ring says it and as the network would.
+    last: Option<(Origin, RxMeta)>,
     /// Whether a packet waited at the last look.
     had_mail: bool,
     /// Whether packets come faster than they are looked for, or nobody waits for one. Behind a message that somebody waits for there is
@@ -280,12 +280,15 @@ impl Inlets {
             let (gid_index, last) = (inlet.gid_index, &mut inlet.last);
             let max = if inlet.streams { PACKETS_PER_LOOK } else { usize::from(inlet.had_mail) };
             let count = inlet.inbox.read(max, |origin, acknowledged, bytes| {
-                let source = match last {
-                    Some((of, source)) if of == origin => *source,
-                    _ => last.insert((*origin, socket_address(origin))).1,
+                let meta = match last {
+                    Some((of, meta)) if of == origin => meta,
+                    _ => {
+                        let (source, traffic_class) = (socket_address(origin), origin.traffic_class);
+                        let meta = RxMeta { source, destination, gid_index, traffic_class };
+                        &mut last.insert((*origin, meta)).1
+                    }
                 };
-                let meta = RxMeta { source, destination, gid_index, traffic_class: origin.traffic_class };
-                each(&meta, acknowledged.map(Psn::new), bytes);
+                each(meta, acknowledged.map(Psn::new), bytes);
             });
             inlet.streams &= count > 1;
             read.count += count as u64;
