@@ -190,25 +190,49 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Asks every device of a running process for its counters. An empty answer means that the process has no device.
+/// How often a device is asked that does not answer.
+const ASKED_MAX: u32 = 3;
+
+/// Asks every device of a running process for its counters; one that is closed meanwhile is passed over. An empty answer means that the
+/// process has no device.
 ///
 /// # Errors
 /// When the process does not answer in time, or belongs to another user.
 pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
     let mut snapshots = Vec::new();
     for number in open_sockets(pid)? {
-        let addr = SocketAddr::from_abstract_name(socket_name(pid, number))?;
-        let mut stream = UnixStream::connect_addr(&addr)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        let mut text = Vec::new();
-        stream.read_to_end(&mut text)?;
-        if text.is_empty() {
-            let why = "the process answers only its own user and root";
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-        }
-        snapshots.push(serde_json::from_slice(&text)?);
+        snapshots.extend(fetch_one(pid, number)?);
     }
     Ok(snapshots)
+}
+
+/// Nothing, if it is closed meanwhile.
+fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
+    let mut answer = Ok(Vec::new());
+    // What did not answer may have been closed, and another may be there by now.
+    for _ in 0..ASKED_MAX {
+        answer = ask(pid, number);
+        match &answer {
+            Ok(text) if !text.is_empty() => return Ok(Some(serde_json::from_slice(text)?)),
+            // It is there, and takes too long.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
+            _ => {}
+        }
+    }
+    answer?;
+    let why = "the process answers only its own user and root";
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// What a device says of itself, if it says anything.
+fn ask(pid: u32, number: u32) -> io::Result<Vec<u8>> {
+    let addr = SocketAddr::from_abstract_name(socket_name(pid, number))?;
+    let mut stream = UnixStream::connect_addr(&addr)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Processes that have a device, in the order of their numbers.

@@ -144,6 +144,19 @@ fn hostile_datagrams_are_counted_and_nothing_else() {
 }
 
 #[test]
+fn the_status_of_a_process_can_be_had_while_devices_come_and_go() {
+    let a = Node::udp();
+    let slot = a.device.snapshot().slot;
+    std::thread::scope(|scope| {
+        let comes_and_goes = scope.spawn(|| (0..60).for_each(|_| Node::udp().device.close()));
+        while !comes_and_goes.is_finished() {
+            let snapshots = stat::fetch(std::process::id()).expect("an answer");
+            assert!(snapshots.iter().any(|snapshot| snapshot.slot == slot));
+        }
+    });
+}
+
+#[test]
 fn a_fork_pause_stops_the_engine_and_lets_it_go_on() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, _qb) = rc_pair(&a, &b);
