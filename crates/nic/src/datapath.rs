@@ -51,9 +51,7 @@ impl Device {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
         let mut rx = self.rx.try_lock();
-        let mail = rx
-            .as_mut()
-            .map_or(Mail { waits: false, asks_network: false }, |rx| rx.inlets.look(catch.is_none()));
+        let mail = rx.as_mut().map_or_else(Mail::default, |rx| rx.inlets.look(catch.is_none()));
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
         let due = now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {

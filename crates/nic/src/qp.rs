@@ -363,11 +363,7 @@ impl QueuePair {
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        let reached = match wr.op {
-            SendOp::Send => Reached::No,
-            _ => device.reach_short(self, &mut core, wr),
-        };
-        let left = match reached {
+        let left = match device.reach_short(self, &mut core, wr) {
             Reached::No => self.queue_one(&mut core, *wr),
             reached => Ok(reached == Reached::WithEvents),
         };
@@ -379,10 +375,7 @@ impl QueuePair {
     #[inline]
     fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
         self.device().meet(self, core);
-        match wr.op {
-            SendOp::Send => Reached::No,
-            _ => self.device().reach(self, core, wr),
-        }
+        self.device().reach(self, core, wr)
     }
 
     /// Posts one that is for packets. Whether that has left something to do: it may already be on its way.

@@ -36,6 +36,9 @@ const SLEEP_AT: usize = 64;
 /// Records begin at multiples of a cache line.
 const RECORD_ALIGNMENT: u64 = 64;
 const HEADER_BYTES: usize = 24;
+/// A header's first word comes by itself; behind it is the address.
+const WORD_BYTES: usize = 8;
+const ADDRESS_BYTES: usize = HEADER_BYTES - WORD_BYTES;
 /// How many lines of the next record are asked for beforehand at most.
 const LINES_AHEAD: u64 = 4;
 /// The first of several records, if it is so short, is written when it is shown and not before: its reader looks at the line that it
@@ -184,14 +187,14 @@ impl Writer<'_> {
             }
             let stage = &mut self.state.stage;
             stage.len = Some(len);
-            stage.bytes[8..HEADER_BYTES].copy_from_slice(&from.address.octets());
+            stage.bytes[WORD_BYTES..HEADER_BYTES].copy_from_slice(&from.address.octets());
             return Some(&mut stage.bytes[HEADER_BYTES..HEADER_BYTES + len]);
         }
         self.end_at(at + record);
         // SAFETY: within our own mapping, which the reader cannot write to, and where it looks at the word that is not there yet first;
         // the borrow is of the only writer, so nobody in this process writes either, or still holds what it got.
         let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
-        let (address, packet) = rest.split_at_mut(HEADER_BYTES - 8);
+        let (address, packet) = rest.split_at_mut(ADDRESS_BYTES);
         address.copy_from_slice(&from.address.octets());
         Some(packet)
     }
@@ -210,7 +213,7 @@ impl Writer<'_> {
         let at = self.start % RING_BYTES;
         // SAFETY: as in `push`.
         let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
-        rest.copy_from_slice(&self.state.stage.bytes[8..HEADER_BYTES + len]);
+        rest.copy_from_slice(&self.state.stage.bytes[WORD_BYTES..HEADER_BYTES + len]);
     }
 
     /// Puts down a header's first word, at once if the reader will not see it before the opening one.
@@ -329,7 +332,7 @@ impl Inbox {
             desk,
             head: 0,
             limit: None,
-            packet: vec![0; HEADER_BYTES - 8 + PACKET_BYTES_MAX].into(),
+            packet: vec![0; ADDRESS_BYTES + PACKET_BYTES_MAX].into(),
             broken: false,
         })
     }
@@ -382,7 +385,7 @@ impl Inbox {
                 break;
             };
             if let Some(Record { from, acknowledged, len }) = record {
-                each(&from, acknowledged, &self.packet[HEADER_BYTES - 8..HEADER_BYTES - 8 + len]);
+                each(&from, acknowledged, &self.packet[ADDRESS_BYTES..ADDRESS_BYTES + len]);
                 count += 1;
             }
             self.head = behind;
@@ -426,12 +429,12 @@ impl Inbox {
         }
         let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
-        let rest = HEADER_BYTES - 8 + len;
-        let place = self.ring.bytes_at(at as usize + 8, rest);
+        let rest = ADDRESS_BYTES + len;
+        let place = self.ring.bytes_at(at as usize + WORD_BYTES, rest);
         // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
         // nothing of, so the writer may write meanwhile.
         unsafe { fault::copy_from(place, &mut self.packet[..rest]) }.ok()?;
-        let (address, _) = self.packet.split_first_chunk::<16>()?;
+        let (address, _) = self.packet.split_first_chunk::<ADDRESS_BYTES>()?;
         let address = Ipv6Addr::from(*address);
         let (port, traffic_class) = ((numbers >> PORT_SHIFT) as u16, (numbers >> TRAFFIC_CLASS_SHIFT) as u8);
         let acknowledged = (numbers & CARRIES_ACK != 0).then_some((numbers >> ACKNOWLEDGED_SHIFT) as u32);
@@ -457,13 +460,13 @@ fn record_bytes(len: usize) -> Option<u64> {
 /// Where all of a record but its first word is, which the writer alone may write to, and nobody else reads before that word is there.
 #[inline]
 fn rest_of_record(ring: &Segment, at: u64, len: usize) -> *mut [u8] {
-    let len = HEADER_BYTES - 8 + len;
-    std::ptr::slice_from_raw_parts_mut(ring.bytes_at(at as usize + 8, len) as *mut u8, len)
+    let len = ADDRESS_BYTES + len;
+    std::ptr::slice_from_raw_parts_mut(ring.bytes_at(at as usize + WORD_BYTES, len) as *mut u8, len)
 }
 
 #[inline]
 fn header(ring: &Segment, at: u64) -> &[AtomicU64] {
-    ring.quads(at as usize, HEADER_BYTES / 8)
+    ring.quads(at as usize, HEADER_BYTES / WORD_BYTES)
 }
 
 #[cfg(test)]

@@ -239,7 +239,7 @@ struct Inlet {
 }
 
 /// What a look at the rings says.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Mail {
     /// Something has come.
     pub waits: bool,
