@@ -39,8 +39,6 @@ const HEADER_BYTES: usize = 24;
 /// A header's first word comes by itself; behind it is the address.
 const WORD_BYTES: usize = 8;
 const ADDRESS_BYTES: usize = HEADER_BYTES - WORD_BYTES;
-/// How many lines of the next record are asked for beforehand at most.
-const LINES_AHEAD: u64 = 4;
 /// The first of several records, if it is so short, is written when it is shown and not before: its reader looks at the line that it
 /// begins on, again and again, and would fetch it from under a writer who has anything else to do meanwhile.
 const STAGE_BYTES: usize = 256;
@@ -180,8 +178,8 @@ impl Writer<'_> {
         self.state.last_at = Some(at);
         self.state.tail += skipped + record;
         if is_opening && HEADER_BYTES + len <= STAGE_BYTES {
-            // It will need all of these lines, the one that the reader looks at among them, when it is shown: one fetch after the other
-            // if they are not on their way by then.
+            // It will need all of these lines when it is shown. The reader has had them since the last lap, and looks at the first: they
+            // would be fetched one after the other, if they were not on their way by then.
             for line in (0..=record / RECORD_ALIGNMENT).rev() {
                 self.outbox.ring.prefetch_to_write((at + line * RECORD_ALIGNMENT) as usize);
             }
@@ -275,12 +273,6 @@ impl Writer<'_> {
         self.start = self.state.tail;
         let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
         let sleep = handshake::publish(first, self.state.opening, sleep);
-        // The reader has had these lines since the last lap. A store that had to fetch one would hold up the word that shows the record.
-        let last_bytes = self.state.tail - self.state.last_start;
-        for line in 1..=(last_bytes / RECORD_ALIGNMENT).min(LINES_AHEAD) {
-            let at = (self.state.tail + line * RECORD_ALIGNMENT) % RING_BYTES;
-            self.outbox.ring.prefetch_to_write(at as usize);
-        }
         let is_new = sleep % 2 == 1 && sleep != self.state.rung;
         if is_new {
             self.state.rung = sleep;
