@@ -17,6 +17,9 @@ fn copies() -> Vec<(&'static str, Copy)> {
         if std::arch::is_x86_feature_detected!("avx") {
             all.push(("avx", super::x86_64::copy_avx));
         }
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            all.push(("avx512", super::x86_64::copy_avx512));
+        }
     }
     all
 }

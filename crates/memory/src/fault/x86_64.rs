@@ -17,6 +17,7 @@ struct Outcome {
 unsafe extern "sysv64" {
     fn terrace_fault_copy_sse(to: u64, from: u64, len: usize, anchor: u64) -> u64;
     fn terrace_fault_copy_avx(to: u64, from: u64, len: usize, anchor: u64) -> u64;
+    fn terrace_fault_copy_avx512(to: u64, from: u64, len: usize, anchor: u64) -> u64;
     fn terrace_fault_compare_swap(addr: u64, compare: u64, swap: u64) -> Outcome;
     fn terrace_fault_fetch_add(addr: u64, add: u64) -> Outcome;
     fn terrace_fault_swap(addr: u64, value: u64) -> Outcome;
@@ -25,6 +26,8 @@ unsafe extern "sysv64" {
     static terrace_fault_copy_sse_failed: u8;
     static terrace_fault_copy_avx_end: u8;
     static terrace_fault_copy_avx_failed: u8;
+    static terrace_fault_copy_avx512_end: u8;
+    static terrace_fault_copy_avx512_failed: u8;
     static terrace_fault_atomic_start: u8;
     static terrace_fault_atomic_end: u8;
     static terrace_fault_atomic_failed: u8;
@@ -200,6 +203,7 @@ macro_rules! copy_routine {
 
 copy_routine!("terrace_fault_copy_sse", "movdqu", "xmm", "16", "");
 copy_routine!("terrace_fault_copy_avx", "vmovdqu", "ymm", "32", "vzeroupper");
+copy_routine!("terrace_fault_copy_avx512", "vmovdqu64", "zmm", "64", "vzeroupper");
 
 // compare_swap(addr = rdi, compare = rsi, swap = rdx), fetch_add(addr = rdi, add = rsi), swap(addr = rdi, value = rsi):
 // the old value in rax, 0 or 1 in rdx.
@@ -249,6 +253,11 @@ global_asm!(
 fn recovery_of(instruction: u64) -> Option<u64> {
     let recoveries = [
         (
+            terrace_fault_copy_avx512 as *const () as u64,
+            &raw const terrace_fault_copy_avx512_end,
+            &raw const terrace_fault_copy_avx512_failed,
+        ),
+        (
             terrace_fault_copy_avx as *const () as u64,
             &raw const terrace_fault_copy_avx_end,
             &raw const terrace_fault_copy_avx_failed,
@@ -289,9 +298,11 @@ pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
 /// Both ranges may be accessed so, or are no memory at all.
 #[inline]
 pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
-    // SAFETY: as the caller promises; the AVX routine runs only where AVX exists.
+    // SAFETY: as the caller promises; the AVX routines run only where AVX exists.
     unsafe {
-        if is_x86_feature_detected!("avx") {
+        if is_x86_feature_detected!("avx512f") {
+            copy_avx512(to, from, len, anchor)
+        } else if is_x86_feature_detected!("avx") {
             copy_avx(to, from, len, anchor)
         } else {
             copy_sse(to, from, len, anchor)
@@ -313,6 +324,14 @@ pub(super) unsafe fn copy_sse(to: u64, from: u64, len: usize, anchor: u64) -> Re
 pub(super) unsafe fn copy_avx(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
     // SAFETY: the routine accesses nothing but the two ranges.
     if unsafe { terrace_fault_copy_avx(to, from, len, anchor) } == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// # Safety
+/// As for [`copy`], and the processor has AVX-512F.
+#[inline]
+pub(super) unsafe fn copy_avx512(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
+    // SAFETY: the routine accesses nothing but the two ranges.
+    if unsafe { terrace_fault_copy_avx512(to, from, len, anchor) } == 0 { Ok(()) } else { Err(Fault) }
 }
 
 fn old_value(outcome: Outcome) -> Result<u64, Fault> {
