@@ -37,6 +37,8 @@ struct command {
     bool begins;
     enum op op;
     size_t size;
+    /* As many as the point has threads: the target looks at no others. */
+    unsigned lane_count;
 };
 
 noreturn void die(const char *format, ...)
@@ -69,9 +71,9 @@ __attribute__((weak)) bool peer_target_works(enum op op)
     return false;
 }
 
-__attribute__((weak)) bool peer_turn(enum op op, size_t size)
+__attribute__((weak)) bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
-    (void)op, (void)size;
+    (void)op, (void)size, (void)lane_count;
     return false;
 }
 
@@ -447,7 +449,7 @@ static void run_threads(struct run runs[], const struct point *point, uint64_t d
 
 static void tell_target(int control, bool begins, const struct point *point)
 {
-    struct command command = {.begins = begins, .op = point->op, .size = point->size};
+    struct command command = {.begins = begins, .op = point->op, .size = point->size, .lane_count = point->threads};
     if (control < 0)
         return;
     say(control, &command, sizeof command);
@@ -483,7 +485,7 @@ static bool serve_point(int control, struct command *command)
     ssize_t size = -1;
     bool works = peer_target_works(command->op);
     while (size < 0) {
-        idle = works && peer_turn(command->op, command->size) ? 0 : idle + 1;
+        idle = works && peer_turn(command->op, command->size, command->lane_count) ? 0 : idle + 1;
         if (!works || idle % IDLE_TURNS == IDLE_TURNS - 1)
             size = recv(control, command, sizeof *command, works ? MSG_DONTWAIT : 0);
         if (idle % IDLE_TURNS == IDLE_TURNS - 1)

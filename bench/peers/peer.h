@@ -90,10 +90,10 @@ void peer_open_target(int control);
 void peer_open_client(int control);
 /* Before the client first uses a size; by default nothing. */
 void peer_prepare(size_t size);
-/* Whether the target's program has to do something for this operation; then peer_turn() is called over and over. By default it
- * has not. */
+/* Whether the target's program has to do something for this operation; then peer_turn() is called over and over, for the
+ * first so many lanes. By default it has not. */
 bool peer_target_works(enum op op);
-bool peer_turn(enum op op, size_t size);
+bool peer_turn(enum op op, size_t size, unsigned lane_count);
 /* Begins an operation. It may be complete when this returns, but is reported by peer_reap() all the same. */
 void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size);
 /* Which operations have completed since, DEPTH_MAX at most. For messages: the answers that came. Does not wait. */

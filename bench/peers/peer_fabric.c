@@ -289,11 +289,11 @@ bool peer_target_works(enum op op)
     return true;
 }
 
-bool peer_turn(enum op op, size_t size)
+bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;
     (void)op;
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < lane_count; i++) {
         struct link *link = &links[i];
         worked |= progress(link);
         while (link->came_count > 0) {

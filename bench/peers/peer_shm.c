@@ -105,11 +105,11 @@ bool peer_target_works(enum op op)
 }
 
 /* No more messages are under way than there are slots, so the answer's slot is free. */
-bool peer_turn(enum op op, size_t size)
+bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;
     (void)op;
-    for (unsigned i = 0; i < options.lanes; i++)
+    for (unsigned i = 0; i < lane_count; i++)
         for (const char *data; (data = message(&links[i].ways[0], received[i])) != NULL; received[i]++, worked = true)
             put_message(&links[i].ways[1], received[i], data, size);
     return worked;

@@ -326,11 +326,11 @@ static void answer(struct lane *lane, unsigned index, size_t size)
         link->left[link->left_count++] = index;
 }
 
-bool peer_turn(enum op op, size_t size)
+bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;
     (void)op;
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < lane_count; i++) {
         struct link *link = &links[i];
         worked |= ucp_worker_progress(link->worker) != 0;
         while (link->came_count > 0) {

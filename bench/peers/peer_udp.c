@@ -77,11 +77,11 @@ bool peer_target_works(enum op op)
     return op == OP_MESSAGE;
 }
 
-bool peer_turn(enum op op, size_t size)
+bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;
     (void)op, (void)size;
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < lane_count; i++) {
         ssize_t got = recv(sockets[i], inbox(&lanes[i], 0), BYTES_MAX, 0);
         if (got > 0 && send(sockets[i], inbox(&lanes[i], 0), (size_t)got, 0) != got)
             die("cannot answer %zd bytes", got);

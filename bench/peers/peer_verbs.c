@@ -223,11 +223,11 @@ bool peer_target_works(enum op op)
 }
 
 /* Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first. */
-bool peer_turn(enum op op, size_t size)
+bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;
     (void)op, (void)size;
-    for (unsigned i = 0; i < options.lanes; i++) {
+    for (unsigned i = 0; i < lane_count; i++) {
         struct ibv_wc wcs[DEPTH_MAX];
         int polled = ibv_poll_cq(links[i].cq, DEPTH_MAX, wcs);
         for (int j = 0; j < polled; j++) {

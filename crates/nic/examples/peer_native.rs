@@ -405,9 +405,9 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
 
 /// Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first.
 #[unsafe(no_mangle)]
-pub extern "C" fn peer_turn(_op: c_uint, _size: usize) -> bool {
+pub extern "C" fn peer_turn(_op: c_uint, _size: usize, lane_count: c_uint) -> bool {
     let mut worked = false;
-    for index in 0..settings().lanes as usize {
+    for index in 0..lane_count as usize {
         // SAFETY: opened before; the target has one thread.
         let link = link_of(unsafe { &*(&raw const lanes).cast::<Lane>().add(index) });
         let mut done = SmallVec::new();
