@@ -213,7 +213,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
     }
     let polled = object.cq.poll(wanted, &mut |entry| {
         // SAFETY: the caller's; the NIC gives `wanted` at most.
-        unsafe { wc.add(got).write(convert(&entry)) };
+        unsafe { wc.add(got).write(convert(entry)) };
         got += 1;
     });
     match polled {

@@ -97,7 +97,7 @@ fn advance(object: &CqObject, poll: &ExtendedPoll, fresh: bool) -> Result<()> {
         let mut entries = [Entry::default(); BATCH];
         let mut count = 0;
         let polled = object.cq().poll_timed(BATCH, &mut |wc, time| {
-            entries[count] = (wc, time);
+            entries[count] = (*wc, time);
             count += 1;
         });
         *ahead = Ahead { entries, next: 0, end: count, drained: count < BATCH };

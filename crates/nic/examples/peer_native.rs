@@ -323,7 +323,7 @@ impl Link {
         self.cq
             .poll(DEPTH_MAX, &mut |wc| {
                 assert_eq!(wc.status, WcStatus::Success);
-                take(&wc);
+                take(wc);
             })
             .expect("no overrun")
     }

@@ -228,7 +228,7 @@ fn alone() {
         sending.post_short(&short_send(sender, LEN)).expect("posted");
         let mut received = false;
         while !received {
-            let mut take = |wc: Wc| {
+            let mut take = |wc: &Wc| {
                 assert_eq!(wc.status, WcStatus::Success, "{:?}", wc);
                 received |= wc.opcode == WcOpcode::Recv;
             };

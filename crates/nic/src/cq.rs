@@ -2,16 +2,16 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::collections::vec_deque::Drain;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
 use crate::device::Device;
+use crate::entries::Entries;
 use crate::error::Error;
 use crate::events::EventAccount;
 use crate::limits::Life;
@@ -44,7 +44,7 @@ pub struct Cq {
 }
 
 struct Queue {
-    entries: VecDeque<Wc>,
+    entries: Entries,
     /// When each entry came, if anybody wants to know.
     times: Option<VecDeque<Time>>,
     depth: u32,
@@ -90,7 +90,7 @@ impl Cq {
             channel: init.channel,
             cookie: init.cookie,
             queue: Mutex::new(Queue {
-                entries: VecDeque::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
+                entries: Entries::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
                 times: None,
                 depth: init.depth,
                 armed: Armed::No,
@@ -129,7 +129,7 @@ impl Cq {
 
     /// Hands up to `max` entries to `take`, which must not call verbs, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
-    pub fn poll(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
+    pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
         let has_entries = self.look(Some(&catch));
         let caught = catch.wcs.into_inner();
@@ -137,33 +137,33 @@ impl Cq {
         if count == 0 {
             return if has_entries { self.take(max, take) } else { self.nothing_yet() };
         }
-        caught.into_iter().for_each(&mut *take);
+        caught.iter().for_each(&mut *take);
         // What keeps the rest from being taken keeps the next poll from it as well.
         let rest = if has_entries && max > count { self.take(max - count, take).unwrap_or(0) } else { 0 };
         Ok(count + rest)
     }
 
     /// The same with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
-    pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(Wc, Time)) -> Result<usize, Error> {
+    pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(&Wc, Time)) -> Result<usize, Error> {
         if !self.look(None) {
             return self.nothing_yet();
         }
         self.take_entries(max, |entries, times| match times {
             Some(times) => {
                 let times = times.drain(..entries.len());
-                entries.zip(times).for_each(|(wc, time)| take(wc, time));
+                entries.iter().zip(times).for_each(|(wc, time)| take(wc, time));
             }
-            None => entries.for_each(|wc| take(wc, Time::default())),
+            None => entries.iter().for_each(|wc| take(wc, Time::default())),
         })
     }
 
     /// The same as [`Cq::poll`] without making progress: for a program that makes it in another way.
-    pub fn take(&self, max: usize, take: &mut impl FnMut(Wc)) -> Result<usize, Error> {
+    pub fn take(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         self.take_entries(max, |entries, times| {
             if let Some(times) = times {
                 times.drain(..entries.len());
             }
-            entries.for_each(&mut *take);
+            entries.iter().for_each(&mut *take);
         })
     }
 
@@ -193,12 +193,13 @@ impl Cq {
     fn take_entries(
         &self,
         max: usize,
-        take: impl FnOnce(Drain<'_, Wc>, Option<&mut VecDeque<Time>>),
+        take: impl FnOnce(&[Wc], Option<&mut VecDeque<Time>>),
     ) -> Result<usize, Error> {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         let count = queue.entries.len().min(max);
-        take(queue.entries.drain(..count), queue.times.as_mut());
+        take(&queue.entries.as_slice()[..count], queue.times.as_mut());
+        queue.entries.forget_first(count);
         queue.announced = queue.announced.saturating_sub(count);
         self.publish_len(queue);
         if count == 0 { self.nothing() } else { Ok(count) }
@@ -221,7 +222,7 @@ impl Cq {
             true => Armed::Solicited,
             false => Armed::Any,
         };
-        if queue.entries.range(queue.announced..).any(|wc| wish.wants(wc)) {
+        if queue.entries.as_slice()[queue.announced..].iter().any(|wc| wish.wants(wc)) {
             self.announce(&mut queue);
             return Ok(());
         }
@@ -279,16 +280,14 @@ impl Cq {
     }
 
     /// Adds an entry, and returns whether that made an event. When there is no room, the queue has overrun, and the device is told.
+    #[inline(always)]
     pub(crate) fn push(&self, wc: Wc) -> bool {
         let mut queue = self.queue.lock();
         if queue.entries.len() >= queue.depth as usize {
-            if !self.overrun.swap(true, Ordering::AcqRel) {
-                drop(queue);
-                self.device.note_overrun(self.strong());
-            }
+            self.note_overrun(queue);
             return false;
         }
-        queue.entries.push_back(wc);
+        queue.entries.push(wc);
         if let Some(times) = &mut queue.times {
             times.push_back(self.device.now());
         }
@@ -300,7 +299,18 @@ impl Cq {
         is_awaited
     }
 
+    #[cold]
+    #[inline(never)]
+    fn note_overrun(&self, queue: MutexGuard<'_, Queue>) {
+        let is_first = !self.overrun.swap(true, Ordering::AcqRel);
+        drop(queue);
+        if is_first {
+            self.device.note_overrun(self.strong());
+        }
+    }
+
     /// One event for all that wait.
+    #[inline(never)]
     fn announce(&self, queue: &mut Queue) {
         self.disarm(queue);
         queue.announced = queue.entries.len();
@@ -324,10 +334,11 @@ impl Cq {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         if let Some(times) = &mut queue.times {
-            let mut entries = queue.entries.iter();
+            let mut entries = queue.entries.as_slice().iter();
             times.retain(|_| entries.next().is_some_and(&stays));
         }
-        queue.announced = queue.entries.range(..queue.announced).filter(|wc| stays(wc)).count();
+        let announced = &queue.entries.as_slice()[..queue.announced];
+        queue.announced = announced.iter().filter(|wc| stays(wc)).count();
         queue.entries.retain(stays);
         self.publish_len(queue);
     }

@@ -32,6 +32,7 @@ mod cq;
 mod datapath;
 mod device;
 mod engine;
+mod entries;
 mod error;
 mod events;
 mod flight;

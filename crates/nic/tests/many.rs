@@ -58,7 +58,7 @@ impl Many {
             let now = Time(self.net.now());
             a.device.step(now);
             b.device.step(now);
-            let succeeded = |wc: Wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            let succeeded = |wc: &Wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
             done += a.cq.poll(4096, &mut { succeeded }).expect("healthy");
             if done == count {
                 return;

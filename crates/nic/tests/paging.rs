@@ -224,7 +224,7 @@ fn atomics_and_flushes_are_carried_out_by_the_pager_after_the_writes_before_them
     let done = std::cell::RefCell::new(Vec::new());
     wait_until("everything is complete", || {
         paged.pager.complete_one(Ok(()));
-        a.cq.poll(8, &mut |wc| done.borrow_mut().push(wc)).expect("a healthy queue");
+        a.cq.poll(8, &mut |wc| done.borrow_mut().push(*wc)).expect("a healthy queue");
         done.borrow().len() == 5
     });
     ok(&done.borrow(), 1..=5);
@@ -316,7 +316,7 @@ fn a_pager_without_room_is_asked_again_when_it_has_some() {
     let done = std::cell::RefCell::new(Vec::new());
     wait_until("everything is complete", || {
         paged.pager.complete_one(Ok(()));
-        a.cq.poll(16, &mut |wc| done.borrow_mut().push(wc)).expect("a healthy queue");
+        a.cq.poll(16, &mut |wc| done.borrow_mut().push(*wc)).expect("a healthy queue");
         done.borrow().len() == 16
     });
     ok(&done.borrow(), 0..16);
@@ -409,7 +409,7 @@ fn a_companion_serves_misses_in_a_simulation() {
         for node in [&a, &b] {
             node.device.step(Time(net.now()));
         }
-        a.cq.take(2, &mut |wc| done.push(wc)).expect("a healthy queue");
+        a.cq.take(2, &mut |wc| done.push(*wc)).expect("a healthy queue");
         let deadlines = [&a, &b].into_iter().filter_map(|node| node.device.next_deadline().map(|at| at.0));
         let next = deadlines.chain(net.next_delivery()).min().expect("something happens");
         assert!(net.now() < 1_000_000_000, "too late");
@@ -534,7 +534,7 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
     assert_eq!(qb.counters().tx_packets, 1 + 17, "it sleeps through a wake");
     step();
     let mut done = Vec::new();
-    a.cq.take(4, &mut |wc| done.push(wc)).expect("a healthy queue");
+    a.cq.take(4, &mut |wc| done.push(*wc)).expect("a healthy queue");
     ok(&done, [1]);
 }
 

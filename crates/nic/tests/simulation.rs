@@ -82,7 +82,7 @@ fn run(seed: u64, config: SimConfig) -> Vec<DeviceSnapshot> {
     }
     let done = std::cell::RefCell::new(Vec::new());
     world.run_until(|| {
-        a.cq.poll(64, &mut |wc| done.borrow_mut().push(wc)).expect("healthy");
+        a.cq.poll(64, &mut |wc| done.borrow_mut().push(*wc)).expect("healthy");
         done.borrow().len() as u64 == total
     });
     let done = done.into_inner();

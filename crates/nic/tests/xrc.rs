@@ -283,9 +283,9 @@ fn run(seed: u64) -> Vec<DeviceSnapshot> {
         for node in [&a, &b] {
             node.device.step(now);
         }
-        a.cq.poll(64, &mut |wc| sent.push(wc)).expect("healthy");
+        a.cq.poll(64, &mut |wc| sent.push(*wc)).expect("healthy");
         for (service, received) in services.iter().zip(&mut received) {
-            service.cq.poll(64, &mut |wc| received.push(wc)).expect("healthy");
+            service.cq.poll(64, &mut |wc| received.push(*wc)).expect("healthy");
         }
         if sent.len() == REQUESTS && received.iter().map(Vec::len).sum::<usize>() == messages {
             break;

@@ -271,7 +271,7 @@ impl Agent {
         loop {
             let mut completions = std::mem::take(&mut state.completions);
             // A queue that has overrun has lost completions; its queue pairs are in error, and say so by themselves.
-            let _ = self.cq.take(COMPLETIONS_PER_ROUND, &mut |wc| completions.push(wc));
+            let _ = self.cq.take(COMPLETIONS_PER_ROUND, &mut |wc| completions.push(*wc));
             let count = completions.len();
             completions.drain(..).for_each(|wc| self.handle_completion(device, state, &wc));
             state.completions = completions;

@@ -262,7 +262,7 @@ impl Qp {
     }
 
     /// The same as [`Qp::complete_direct`] for a short work request.
-    #[inline]
+    #[inline(always)]
     pub fn complete_short(&mut self, wr: &ShortWr) -> Option<Wc> {
         self.count_direct(wr.local.length.into());
         requester::short_completion(&self.common, wr)

@@ -419,6 +419,6 @@ impl World {
 
 fn poll(cq: &Cq, count: usize) -> Result<Vec<Wc>, Error> {
     let mut completions = Vec::new();
-    cq.poll(count, &mut |wc| completions.push(wc))?;
+    cq.poll(count, &mut |wc| completions.push(*wc))?;
     Ok(completions)
 }

@@ -231,8 +231,14 @@ pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     if !next.is_null() || list.is_null() || count != 1 {
         return None;
     }
+    // The program has just stored the fields one by one, and the processor can only forward them so: read as a whole, which is what a
+    // compiler makes of three fields that lie in the same order in another structure, they are waited for until they are in the cache.
     // SAFETY: the caller's: a list of one has one element.
-    let local = unsafe { element(&*list) };
+    let local = unsafe {
+        let (addr, length) =
+            ((&raw const (*list).addr).read_volatile(), (&raw const (*list).length).read_volatile());
+        Sge { addr, length, lkey: (&raw const (*list).lkey).read_volatile() }
+    };
     Some(ShortWr { wr_id, op, local, flags })
 }
 

@@ -82,13 +82,26 @@ impl Device {
         };
         match self.settle(core, rkey, reached) {
             Some(Ok(())) => {
-                if let Some(wc) = core.qp.complete_short(wr) {
-                    self.complete_send(qp, core.tap.as_ref(), wc);
+                // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
+                match &core.tap {
+                    None => {
+                        if let Some(wc) = core.qp.complete_short(wr) {
+                            qp.send_cq().push(wc);
+                        }
+                    }
+                    Some(_) => self.complete_short_to_tap(qp, core, wr),
                 }
                 Reached::Whole
             }
             Some(Err(Fault)) => lose_result(core, wr),
             None => Reached::No,
+        }
+    }
+
+    #[cold]
+    fn complete_short_to_tap(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) {
+        if let Some(wc) = core.qp.complete_short(wr) {
+            self.complete_send(qp, core.tap.as_ref(), wc);
         }
     }
 

@@ -164,7 +164,7 @@ pub fn poll_for(cq: &Cq, count: usize) -> Vec<Wc> {
     let deadline = Instant::now() + PATIENCE;
     while done.len() < count {
         let wanted = count - done.len();
-        cq.poll(wanted, &mut |wc| done.push(wc)).expect("a healthy queue");
+        cq.poll(wanted, &mut |wc| done.push(*wc)).expect("a healthy queue");
         assert!(Instant::now() < deadline, "{} of {count} completions: {done:?}", done.len());
     }
     done

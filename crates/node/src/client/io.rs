@@ -120,7 +120,7 @@ impl Io {
     pub fn advance(&mut self, device: &Device, agent: &Agent) -> Result<(), Error> {
         let (now, memory) = (device.now(), Memory(self.qp.pd().clone()));
         let arrived = &mut self.arrived;
-        let taken = self.cq.take(COMPLETIONS_MAX, &mut |wc| arrived.push(wc));
+        let taken = self.cq.take(COMPLETIONS_MAX, &mut |wc| arrived.push(*wc));
         for wc in self.arrived.drain(..) {
             self.session.handle_completion(&wc, &memory);
         }

@@ -306,7 +306,7 @@ pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_
 }
 
 /// The completion of a short request that was carried out, if it has one.
-#[inline]
+#[inline(always)]
 pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
     is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, &wr.op, wr.local.length))
 }
@@ -316,7 +316,7 @@ fn is_signaled(common: &Common, flags: SendFlags) -> bool {
 }
 
 /// The entry of a request with so many bytes of local memory, if all went well.
-#[inline]
+#[inline(always)]
 fn send_entry(common: &Common, wr_id: u64, op: &SendOp, local_len: u32) -> Wc {
     let byte_len = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ATOMIC_LEN,

@@ -1,0 +1,138 @@
+//! The entries of a completion queue.
+
+use terrace_transport::Wc;
+
+/// Entries in the order in which they came. A `VecDeque` would do, but its `push_back` is a call to which the entry is handed in memory
+/// and moved from there in wide pieces, just after it was written in narrow ones: the processor cannot forward those, and waits until
+/// all it has stored before is in the cache. After a WRITE of a page, that is the page.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    all: Vec<Wc>,
+    /// How many of them were taken.
+    taken: usize,
+}
+
+impl Entries {
+    /// None, and room for so many.
+    pub fn with_capacity(capacity: usize) -> Entries {
+        Entries { all: Vec::with_capacity(capacity), taken: 0 }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.all.len() - self.taken
+    }
+
+    /// Adds one at the end.
+    #[inline(always)]
+    pub fn push(&mut self, wc: Wc) {
+        if self.all.len() == self.all.capacity() {
+            self.make_room();
+        }
+        self.all.push(wc);
+    }
+
+    /// The places of entries that were taken are used again before there are more. Entries are moved only if they are no more than
+    /// what was taken: each is moved once, at most, for one that was taken.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self) {
+        if self.taken >= self.len() {
+            self.all.drain(..self.taken);
+            self.taken = 0;
+        } else {
+            self.all.reserve(1);
+        }
+    }
+
+    /// All, the oldest first.
+    #[inline]
+    pub fn as_slice(&self) -> &[Wc] {
+        &self.all[self.taken..]
+    }
+
+    /// Forgets so many of the oldest; there are as many.
+    #[inline]
+    pub fn forget_first(&mut self, count: usize) {
+        self.taken += count;
+        if self.taken == self.all.len() {
+            self.all.clear();
+            self.taken = 0;
+        }
+    }
+
+    /// Forgets all but those that stay.
+    pub fn retain(&mut self, stays: impl Fn(&Wc) -> bool) {
+        self.all.drain(..self.taken);
+        self.taken = 0;
+        self.all.retain(stays);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(usize),
+        Forget(usize),
+        Retain(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (1..40usize).prop_map(Step::Push),
+            (1..40usize).prop_map(Step::Forget),
+            (2..5u64).prop_map(Step::Retain),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    fn ids(entries: &Entries) -> Vec<u64> {
+        entries.as_slice().iter().map(|wc| wc.wr_id).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_a_queue(steps in steps()) {
+            let (mut entries, mut model, mut next) = (Entries::with_capacity(4), VecDeque::new(), 0);
+            for step in steps {
+                match step {
+                    Step::Push(count) => (0..count).for_each(|_| {
+                        entries.push(Wc { wr_id: next, ..Wc::default() });
+                        model.push_back(next);
+                        next += 1;
+                    }),
+                    Step::Forget(count) => {
+                        let count = count.min(model.len());
+                        entries.forget_first(count);
+                        model.drain(..count);
+                    }
+                    Step::Retain(divisor) => {
+                        entries.retain(|wc| wc.wr_id % divisor != 0);
+                        model.retain(|id| id % divisor != 0);
+                    }
+                }
+                prop_assert_eq!(ids(&entries), Vec::from(model.clone()));
+                prop_assert_eq!(entries.len(), model.len());
+            }
+        }
+    }
+
+    #[test]
+    fn who_never_takes_the_last_one_needs_no_more_room_for_that() {
+        let mut entries = Entries::with_capacity(8);
+        entries.push(Wc::default());
+        for _ in 0..10_000 {
+            entries.push(Wc::default());
+            entries.forget_first(1);
+        }
+        assert_eq!((entries.len(), entries.all.capacity()), (1, 8));
+    }
+}
