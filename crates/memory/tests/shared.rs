@@ -123,6 +123,32 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
 }
 
 #[test]
+fn an_outlook_is_of_the_region_that_was_reached_last() {
+    let both = Both::new();
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(1 << 16).expect("room");
+    let memory = vec![1u8; 1 << 16];
+    let base = memory.as_ptr() as u64;
+    let (mapped, other) = (both.register(&memory, REMOTE), both.register(&memory, REMOTE));
+    let backed = BackedBy { file: file.into(), offset: 0, range: HostRange { addr: base, len: 1 << 16 } };
+    both.learn(mapped, Source::Mapped(Mapped::new(&backed).expect("mapped")));
+    both.learn(other, Source::Process);
+    let (mut lead, outlook) = (both.lead(), Outlook::default());
+    lead.tell(&outlook);
+    assert_eq!(outlook.place(mapped, base), None, "nothing was reached");
+    let mut byte = [0u8];
+    lead.read_into(mapped, base + 4096, &mut byte).expect("read");
+    lead.tell(&outlook);
+    let first = outlook.place(mapped, base).expect("known");
+    assert!(first != base && first.is_multiple_of(4096), "another mapping, from its start");
+    assert_eq!(outlook.place(mapped, base + 100), Some(first + 100));
+    assert_eq!(outlook.place(other, base), None, "another key");
+    lead.read_into(other, base, &mut byte).expect("read");
+    lead.tell(&outlook);
+    assert_eq!((outlook.place(mapped, base), outlook.place(other, base)), (None, None), "it is not mapped");
+}
+
+#[test]
 fn a_region_that_was_deregistered_is_not_reached_any_more() {
     let both = Both::new();
     // Its owner uses it for something else as soon as it is not registered.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Port;
+use terrace_memory::shared::Outlook;
 use terrace_memory::{Absence, Waker};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
@@ -100,6 +101,8 @@ pub struct QueuePair {
     /// Of which regions the peer gets patterns in place of absent memory.
     pub(crate) magic: MagicKeys,
     pub(crate) keys: LastKeys,
+    /// Of accesses to a peer on this host.
+    pub(crate) outlook: Outlook,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
@@ -222,6 +225,7 @@ impl QueuePair {
             waker: waker_of(me.clone()),
             magic: MagicKeys::default(),
             keys: LastKeys::default(),
+            outlook: Outlook::default(),
             async_account: EventAccount::default(),
             life: Life::default(),
         }
@@ -360,6 +364,7 @@ impl QueuePair {
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else.
     pub fn post_short(self: &Arc<Self>, wr: &ShortWr) -> Result<(), Error> {
+        self.foresee(&wr.op);
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
@@ -371,9 +376,22 @@ impl QueuePair {
         left.map(|_| ())
     }
 
+    /// For the processor to begin with what a work request is going to wait for, if the peer is on this host.
+    #[inline]
+    fn foresee(&self, op: &SendOp) {
+        match *op {
+            SendOp::Read { va, rkey } => self.outlook.foresee(rkey, va, false),
+            SendOp::Write { va, rkey }
+            | SendOp::CompareSwap { va, rkey, .. }
+            | SendOp::FetchAdd { va, rkey, .. } => self.outlook.foresee(rkey, va, true),
+            _ => {}
+        }
+    }
+
     /// Carries a work request out, if the peer's memory can be reached into.
     #[inline]
     fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
+        self.foresee(&wr.op);
         self.device().meet(self, core);
         self.device().reach(self, core, wr)
     }

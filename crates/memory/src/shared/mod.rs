@@ -11,6 +11,7 @@
 mod board;
 mod hands;
 mod handshake;
+mod outlook;
 mod reach;
 mod record;
 mod ring;
@@ -22,6 +23,7 @@ pub use board::ShownQueuePair;
 pub(crate) use board::{Board, ShownRegion};
 pub use hands::{Hand, Hands, Visitor};
 pub(crate) use hands::{forget_visitors, wait_for_visitors};
+pub use outlook::Outlook;
 pub use reach::{Lead, Reach, Refusal};
 pub use record::Version;
 pub use ring::{Inbox, Origin, Outbox, RingFile, Writer};

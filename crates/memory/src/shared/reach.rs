@@ -10,6 +10,7 @@ use parking_lot::RwLock;
 
 use super::board::{BoardView, Seen, ShownRegion, halves};
 use super::hands::{Hand, Hands};
+use super::outlook::Outlook;
 use super::record::Version;
 use super::source::{Copy, Missing, Source};
 use crate::access::{Access, AccessNeed, Side};
@@ -68,8 +69,8 @@ impl Reach {
     /// A connection from a queue pair of this process to one of the other.
     pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
         let hand = self.hands.take()?;
-        let (own, seen) = (halves(own), Seen::default());
-        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, seen, last: None })
+        let (own, seen, last) = (halves(own), Seen::default(), Last::default());
+        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, seen, last })
     }
 
     fn source(&self, key: u32, version: Version) -> Result<Arc<Source>, Refusal> {
@@ -88,11 +89,28 @@ pub struct Lead {
     own_qpn: u32,
     qpn: u32,
     seen: Seen,
-    /// The region that was reached last.
-    last: Option<(u32, Version, Arc<Source>)>,
+    last: Last,
+}
+
+/// The region that was reached last.
+#[derive(Debug, Default)]
+struct Last {
+    region: Option<(u32, Version, Arc<Source>)>,
+    /// From the other process's addresses of it to ours.
+    shift: Option<u64>,
+    /// Whether [`Lead::tell`] has yet to say so.
+    is_news: bool,
 }
 
 impl Lead {
+    /// Tells of the region that was reached last, if it is another one than the last time.
+    #[inline]
+    pub fn tell(&mut self, outlook: &Outlook) {
+        if self.last.is_news {
+            self.last.tell(outlook);
+        }
+    }
+
     /// The other process.
     pub fn reach(&self) -> &Arc<Reach> {
         &self.reach
@@ -162,7 +180,7 @@ impl Lead {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let _reaching = hand.reach();
         let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, 8)?;
-        let Source::Mapped(mapped) = &**known(reach, last, key, version)? else {
+        let Source::Mapped(mapped) = last.source(reach, key, version, va, host)? else {
             return Err(Refusal::NotHere);
         };
         let addr = mapped.place(host, 8).map_err(|Missing| Refusal::NotHere)?;
@@ -259,23 +277,48 @@ impl Lead {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let _reaching = hand.reach();
         let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, whole)?;
-        let source = known(reach, last, key, version)?;
+        let source = last.source(reach, key, version, va, host)?;
         source.copy(copy, reach.pid, host, part).map_err(|Missing| Refusal::NotHere)
     }
 }
 
-/// The source of a region, from where it was last found if that is still right.
-#[inline]
-fn known<'a>(
-    reach: &Reach,
-    last: &'a mut Option<(u32, Version, Arc<Source>)>,
-    key: u32,
-    version: Version,
-) -> Result<&'a Arc<Source>, Refusal> {
-    if !matches!(last, Some((last_key, last_version, _)) if *last_key == key && *last_version == version) {
-        *last = Some((key, version, reach.source(key, version)?));
+impl Last {
+    /// The source of a region in which the other process has `va` at `host`: from where it was last found, if that is still right.
+    #[inline]
+    fn source(
+        &mut self,
+        reach: &Reach,
+        key: u32,
+        version: Version,
+        va: u64,
+        host: u64,
+    ) -> Result<&Source, Refusal> {
+        let is_last = matches!(&self.region, Some((last, known, _)) if (*last, *known) == (key, version));
+        if !is_last {
+            self.find(reach, key, version, va, host)?;
+        }
+        self.region.as_ref().map(|(.., source)| &**source).ok_or(Refusal::NotHere)
     }
-    last.as_ref().map(|(.., source)| source).ok_or(Refusal::NotHere)
+
+    #[cold]
+    fn find(&mut self, reach: &Reach, key: u32, version: Version, va: u64, host: u64) -> Result<(), Refusal> {
+        let source = reach.source(key, version)?;
+        self.shift = match &*source {
+            Source::Mapped(mapped) => mapped.place(host, 0).ok().map(|addr| addr.wrapping_sub(va)),
+            _ => None,
+        };
+        self.region = Some((key, version, source));
+        self.is_news = true;
+        Ok(())
+    }
+
+    #[cold]
+    fn tell(&mut self, outlook: &Outlook) {
+        if let Some((key, ..)) = self.region {
+            outlook.note(key, self.shift);
+        }
+        self.is_news = false;
+    }
 }
 
 impl Reach {

@@ -138,18 +138,22 @@ impl Segment {
     }
 }
 
+/// Has the processor bring the cache line at an address here, to be read soon. There need be nothing at that address.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn prefetch(addr: u64) {
+#[inline]
+pub(super) fn prefetch(addr: u64) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: a hint, that reads and writes nothing and cannot fault.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) }
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn prefetch(_addr: u64) {}
+pub(super) fn prefetch(_addr: u64) {}
 
+/// The same, to be written to soon.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-fn prefetch_to_write(addr: u64) {
+#[inline]
+pub(super) fn prefetch_to_write(addr: u64) {
     // By name: the intrinsic asks for a shared line where it may not assume that there is this instruction. 64-bit processors without it
     // do nothing.
     // SAFETY: a hint, that reads and writes nothing and cannot fault.
@@ -157,7 +161,7 @@ fn prefetch_to_write(addr: u64) {
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-fn prefetch_to_write(_addr: u64) {}
+pub(super) fn prefetch_to_write(_addr: u64) {}
 
 impl Drop for Segment {
     fn drop(&mut self) {

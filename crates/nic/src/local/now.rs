@@ -20,6 +20,7 @@ impl QueuePair {
     #[inline]
     pub fn read_now(&self, rkey: u32, va: u64, into: &mut [u8]) -> Result<bool, Error> {
         let len = into.len() as u64;
+        self.outlook.foresee(rkey, va, false);
         Ok(self.access_now(rkey, len, true, |lead| lead.read_into(rkey, va, into))?.is_some())
     }
 
@@ -27,6 +28,7 @@ impl QueuePair {
     #[inline]
     pub fn write_now(&self, rkey: u32, va: u64, from: &[u8]) -> Result<bool, Error> {
         let len = from.len() as u64;
+        self.outlook.foresee(rkey, va, true);
         Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
     }
 
@@ -37,6 +39,7 @@ impl QueuePair {
         if matches!(op, AtomicOp::Write { .. }) {
             return Ok(None);
         }
+        self.outlook.foresee(rkey, va, true);
         self.access_now(rkey, ATOMIC_LEN.into(), true, |lead| lead.atomic(rkey, va, op))
     }
 
@@ -57,7 +60,9 @@ impl QueuePair {
             return Ok(None);
         }
         let Some(lead) = core.local.lead() else { return Ok(None) };
-        match act(lead) {
+        let acted = act(lead);
+        lead.tell(&self.outlook);
+        match acted {
             Ok(brought) => {
                 core.qp.count_direct(len);
                 Ok(Some(brought))

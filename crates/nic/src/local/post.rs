@@ -41,6 +41,7 @@ impl Device {
             }
             _ => return Reached::No,
         };
+        lead.tell(&qp.outlook);
         if self.settle(core, rkey, copied).is_none() {
             return Reached::No;
         }
@@ -75,11 +76,12 @@ impl Device {
                 (rkey, self.memory.with_piece(who, AccessNeed::Read, keys, local, write))
             }
             SendOp::CompareSwap { va, rkey, compare, swap } => {
-                atomic(lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
+                atomic(&mut *lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
             }
-            SendOp::FetchAdd { va, rkey, add } => atomic(lead, rkey, va, AtomicOp::FetchAdd { add }),
+            SendOp::FetchAdd { va, rkey, add } => atomic(&mut *lead, rkey, va, AtomicOp::FetchAdd { add }),
             _ => return Reached::No,
         };
+        lead.tell(&qp.outlook);
         match self.settle(core, rkey, reached) {
             Some(Ok(())) => {
                 // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
