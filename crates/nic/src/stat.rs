@@ -190,8 +190,9 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// How often a device is asked that does not answer.
-const ASKED_MAX: u32 = 3;
+/// How often a device is asked that does not answer. Where devices are opened and closed all the time, one that has just been closed may
+/// have had the same number as the one before it, and as the next.
+const ASKED_MAX: u32 = 32;
 
 /// Asks every device of a running process for its counters; one that is closed meanwhile is passed over. An empty answer means that the
 /// process has no device.
