@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -132,7 +132,8 @@ impl Cq {
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
         let has_entries = self.look(Some(&catch));
-        let caught = catch.wcs.into_inner();
+        // Not moved: they were written just now.
+        let caught = catch.wcs.borrow();
         let count = caught.len();
         if count == 0 {
             return if has_entries { self.take(max, take) } else { self.nothing_yet() };
@@ -369,19 +370,17 @@ pub(crate) struct Catch<'a> {
 }
 
 impl Catch<'_> {
-    /// Takes a completion of that queue, if it may be the next: none waits in the queue, and nobody is to be told of it by an event.
+    /// Where the next completion of that queue goes, if it may go here: none waits in the queue, and nobody is to be told of it by an
+    /// event.
     #[inline]
-    pub fn take(&self, cq: &Cq, wc: Wc) -> bool {
-        let mut wcs = self.wcs.borrow_mut();
+    pub fn room(&self, cq: &Cq) -> Option<RefMut<'_, SmallVec<[Wc; CAUGHT_MAX]>>> {
+        let wcs = self.wcs.borrow_mut();
         let may = std::ptr::eq(cq, self.cq)
             && wcs.len() < self.room
             && cq.is_empty()
             && !cq.overrun.load(Ordering::Acquire)
             && !cq.device.engine.has_armed_cqs();
-        if may {
-            wcs.push(wc);
-        }
-        may
+        may.then_some(wcs)
     }
 
     /// Whether it has any.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 use terrace_fabric::RxBatch;
-use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Time, Transmit, Wc};
+use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Sent, Time, Transmit, Wc};
 use terrace_wire::{Packet, Psn, RxMeta};
 
 use crate::clock::Moment;
@@ -181,7 +181,10 @@ impl Device {
     /// Whatever the bytes say, the worst that comes of them is a counter.
     fn handle_packet<'a>(&'a self, arrived: Arrived<'_>, look: &mut Look<'a, '_>) -> Arrival {
         let Arrived { meta, bytes, .. } = arrived;
-        let Some(packet) = self.read(meta, bytes) else { return Arrival::Done };
+        let mut packet = Packet::default();
+        if !self.read(meta, bytes, &mut packet) {
+            return Arrival::Done;
+        }
         if is_passed_on(packet.bth.qpn) {
             self.handle_passed_on(meta, &packet, look);
             return Arrival::Done;
@@ -195,14 +198,17 @@ impl Device {
 
     fn handle_passed_on<'a>(&'a self, meta: &RxMeta, packet: &Packet<'_>, look: &mut Look<'a, '_>) {
         let arrival = match self.unpack(meta, packet) {
-            Unpacked::Packet(meta, inner) => match self.read(&meta, inner) {
-                Some(packet) => {
-                    let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
-                    self.hand_over(arrived, &packet, look)
+            Unpacked::Packet(meta, inner) => {
+                let mut packet = Packet::default();
+                match self.read(&meta, inner, &mut packet) {
+                    true => {
+                        let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
+                        self.hand_over(arrived, &packet, look)
+                    }
+                    // It is counted.
+                    false => Arrival::Done,
                 }
-                // It is counted.
-                None => Arrival::Done,
-            },
+            }
             Unpacked::Done => Arrival::Done,
             Unpacked::NotBelieved => Arrival::Nowhere,
         };
@@ -211,22 +217,19 @@ impl Device {
         }
     }
 
-    /// The packet, if it is one, and of the partition.
-    #[inline(always)] // A packet with all that it could carry is large: it is put where it is looked at.
-    fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8]) -> Option<Packet<'a>> {
-        let packet = match Packet::parse(bytes) {
-            Ok(packet) => packet,
-            Err(error) => {
-                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
-                tracing::trace!(%error, source = %meta.source, "malformed packet dropped");
-                return None;
-            }
-        };
-        if packet.bth.pkey & DEFAULT_PARTITION != DEFAULT_PARTITION {
-            self.counters.wrong_partition.fetch_add(1, Ordering::Relaxed);
-            return None;
+    /// Reads a packet. Whether it is one, and of the partition.
+    #[inline]
+    fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8], packet: &mut Packet<'a>) -> bool {
+        if let Err(error) = packet.read(bytes) {
+            self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            tracing::trace!(%error, source = %meta.source, "malformed packet dropped");
+            return false;
         }
-        Some(packet)
+        let is_ours = packet.bth.pkey & DEFAULT_PARTITION == DEFAULT_PARTITION;
+        if !is_ours {
+            self.counters.wrong_partition.fetch_add(1, Ordering::Relaxed);
+        }
+        is_ours
     }
 
     /// Gives a packet to its queue pair.
@@ -257,19 +260,20 @@ impl Device {
         }
         let host = qp.host(&core);
         let QpCore { qp: transport, tap, .. } = &mut *core;
-        let caught = |cq: &Cq, wc| look.catch.is_some_and(|catch| catch.take(cq, wc));
-        let tell = |wc| {
-            if tap.is_some() || !caught(qp.send_cq(), wc) {
-                self.complete_send(qp, tap.as_ref(), wc);
-            }
+        let catch = look.catch.filter(|_| tap.is_none());
+        // Each way makes its own completion: see `Entries`.
+        let tell = |sent: Sent<'_>| match catch.and_then(|catch| catch.room(qp.send_cq())) {
+            Some(mut room) => room.push(sent.completion()),
+            None => self.complete_send(qp, tap.as_ref(), sent.completion()),
         };
         match transport.take_message(meta, packet, ack, &host, tell) {
-            Some(wc) => {
+            Some(taken) => {
                 if ack.is_some() {
                     self.book(&mut core);
                 }
-                if !caught(qp.recv_cq(), wc) {
-                    core.has_woken |= qp.complete_receive(wc);
+                match look.catch.and_then(|catch| catch.room(qp.recv_cq())) {
+                    Some(mut room) => room.push(core.qp.completion_of(packet, &taken)),
+                    None => core.has_woken |= qp.complete_receive(core.qp.completion_of(packet, &taken)),
                 }
             }
             None => {

@@ -369,7 +369,7 @@ impl QueuePair {
         let device = self.device();
         device.meet(self, &mut core);
         let left = match device.reach_short(self, &mut core, wr) {
-            Reached::No => self.queue_one(&mut core, *wr),
+            Reached::No => self.queue_one(&mut core, wr),
             reached => Ok(reached == Reached::WithEvents),
         };
         self.send_posted(core, matches!(left, Ok(true)));

@@ -223,10 +223,10 @@ fn a_short_work_request_is_refused_as_a_long_one_is() {
     let qp = a.qp(QpType::Rc);
     let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
     let wr = ShortWr { wr_id: 1, op: SendOp::Read { va, rkey }, local, flags: SendFlags::SIGNALED };
-    let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("in RESET");
+    let long = qp.post_send([Ok(SendWr::from(&wr))]).expect_err("in RESET");
     assert_eq!(qp.post_short(&wr).expect_err("in RESET"), long.1);
     qp.destroy().expect("destroyed");
-    let long = qp.post_send([Ok(SendWr::from(wr))]).expect_err("it is no more");
+    let long = qp.post_send([Ok(SendWr::from(&wr))]).expect_err("it is no more");
     assert_eq!(qp.post_short(&wr).expect_err("it is no more"), long.1);
 }
 
@@ -234,7 +234,7 @@ fn a_short_work_request_is_refused_as_a_long_one_is() {
 fn post(qp: &Arc<QueuePair>, wr: ShortWr, is_short: bool) -> Result<(), Error> {
     match is_short {
         true => qp.post_short(&wr),
-        false => qp.post_send([Ok(SendWr::from(wr))]).map_err(|(_, error)| error),
+        false => qp.post_send([Ok(SendWr::from(&wr))]).map_err(|(_, error)| error),
     }
 }
 

@@ -82,6 +82,7 @@ impl Common {
 
 /// Pushes a packet: headers, then `payload_len` bytes that `fill` writes, then the pad. Returns `Ok(None)` when
 /// the sink is full, and takes the packet back when `fill` fails.
+#[inline(always)] // As for `emit_headers`.
 pub(crate) fn push_packet<E>(
     sink: &mut impl Sink,
     path: &Path,

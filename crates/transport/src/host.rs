@@ -221,7 +221,7 @@ impl SendRequest for SendWr {
     }
 }
 
-impl SendRequest for ShortWr {
+impl SendRequest for &ShortWr {
     #[inline]
     fn op(&self) -> &SendOp {
         &self.op

@@ -19,6 +19,8 @@ mod window;
 
 pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, SendRequest, Sink};
 pub use qp::{AckPolicy, Qp, Transmit};
+pub use requester::Sent;
+pub use responder::Taken;
 pub use state::{required_attributes, transition_exists};
 pub use timers::{ack_timeout_ns, rnr_timer_ns};
 pub use types::*;

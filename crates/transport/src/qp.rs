@@ -8,8 +8,8 @@ use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, SendRequest, Sink};
-use crate::requester::{self, Emitted, Requester};
-use crate::responder::{Answered, Responder};
+use crate::requester::{self, Emitted, Requester, Sent};
+use crate::responder::{Answered, Responder, Taken};
 use crate::state;
 use crate::types::{
     ATOMIC_LEN, MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent,
@@ -273,7 +273,7 @@ impl Qp {
     #[inline]
     pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
         self.count_direct(wr.payload.len());
-        requester::completion(&self.common, wr, WcStatus::Success, 0)
+        requester::success(&self.common, wr)
     }
 
     /// Counts an access of so many bytes that was made without packets.
@@ -321,8 +321,8 @@ impl Qp {
 
     /// Takes a packet, if it is a message as connections mostly carry it, for a receive that is there, and what it carries acknowledges
     /// all that has left, if it carries anything; nothing has changed otherwise, and [`Qp::handle_packet_carrying`] takes it. Tells of
-    /// the work requests that are complete by what it carries, and returns the message's own completion, which comes behind them. No
-    /// event comes of it.
+    /// the work requests that are complete by what it carries. The message's own completion, which comes behind them, is to be had by
+    /// [`Qp::completion_of`]. No event comes of it.
     #[inline]
     pub fn take_message(
         &mut self,
@@ -330,19 +330,25 @@ impl Qp {
         packet: &Packet<'_>,
         ack: Option<Psn>,
         host: &impl Host,
-        tell: impl FnMut(Wc),
-    ) -> Option<Wc> {
+        tell: impl FnMut(Sent<'_>),
+    ) -> Option<Taken> {
         let is_usual = self.is_usual(meta, packet)
             && ack.is_none_or(|psn| self.requester.is_usual_ack(&self.common, psn));
         if !is_usual {
             return None;
         }
-        let wc = self.responder.receive_at_once(&mut self.common, packet, host)?;
+        let taken = self.responder.receive_at_once(&mut self.common, packet, host)?;
         if ack.is_some() {
             self.requester.acknowledge_at_once(&self.common, tell);
         }
         self.count_received(packet);
-        Some(wc)
+        Some(taken)
+    }
+
+    /// The completion of a message that [`Qp::take_message`] has taken from this packet.
+    #[inline(always)]
+    pub fn completion_of(&self, packet: &Packet<'_>, taken: &Taken) -> Wc {
+        taken.completion(&self.common, packet)
     }
 
     #[inline]

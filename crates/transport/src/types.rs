@@ -203,9 +203,9 @@ impl ShortWr {
     }
 }
 
-impl From<ShortWr> for SendWr {
-    fn from(wr: ShortWr) -> SendWr {
-        let ShortWr { wr_id, op, local, flags } = wr;
+impl From<&ShortWr> for SendWr {
+    fn from(wr: &ShortWr) -> SendWr {
+        let &ShortWr { wr_id, op, local, flags } = wr;
         SendWr { wr_id, op, payload: Payload::Sges(SgeList::from_slice(&[local])), flags, target: None }
     }
 }

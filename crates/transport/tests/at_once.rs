@@ -153,7 +153,7 @@ impl Side {
     fn post(&mut self, now: Time, wr: SendWr, may: bool, sink: &mut Collector) -> Posted {
         let left = may
             && match ShortWr::of(&wr).filter(|wr| wr.wr_id % 2 == 0) {
-                Some(short) => self.qp.send_at_once(&self.host, sink, &short),
+                Some(short) => self.qp.send_at_once(&self.host, sink, &&short),
                 None => self.qp.send_at_once(&self.host, sink, &wr),
             };
         if left {
@@ -327,12 +327,12 @@ impl Connection {
         let packet = Packet::parse(bytes).expect("a packet");
         let side = &mut self.sides[at];
         let before = side.events.len();
-        let tell = |wc| side.events.push(QpEvent::SendComplete(wc));
+        let tell = |sent: Sent<'_>| side.events.push(QpEvent::SendComplete(sent.completion()));
         let taken = if self.may { side.qp.take_message(&meta, &packet, ack, &side.host, tell) } else { None };
         self.taken_count += usize::from(taken.is_some());
         self.told_count += usize::from(side.events.len() > before);
         match taken {
-            Some(wc) => side.events.push(QpEvent::RecvComplete(wc)),
+            Some(taken) => side.events.push(QpEvent::RecvComplete(side.qp.completion_of(&packet, &taken))),
             None => side.qp.handle_packet_carrying(|| Time(self.now), &meta, &packet, ack, &side.host),
         }
         side.take_events();

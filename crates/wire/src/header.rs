@@ -69,7 +69,7 @@ pub struct Bth {
 }
 
 impl Bth {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn parse(rest: &mut &[u8]) -> Result<Bth, ParseError> {
         let bytes: [u8; BTH_LEN] = take(rest)?;
         let flags = bytes[1];
@@ -92,7 +92,7 @@ impl Bth {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn emit(&self, room: &mut &mut [u8]) -> Result<(), EmitError> {
         let flags =
             u32::from(self.solicited) << 7 | u32::from(self.migrated) << 6 | u32::from(self.pad & 3) << 4;
@@ -328,52 +328,49 @@ pub struct Extensions {
 
 impl Extensions {
     /// Reads the headers that `headers` names, in the order of its bits.
-    #[inline]
-    pub(crate) fn parse(headers: Headers, rest: &mut &[u8]) -> Result<Extensions, ParseError> {
-        let mut ext = Extensions::default();
-        // As most packets have it.
-        if headers.is_empty() {
-            return Ok(ext);
-        }
+    #[inline(never)]
+    pub(crate) fn read(&mut self, headers: Headers, rest: &mut &[u8]) -> Result<(), ParseError> {
         if headers.contains(Headers::DETH) {
-            ext.deth = Some(Deth::parse(rest)?);
+            self.deth = Some(Deth::parse(rest)?);
         }
         if headers.contains(Headers::XRCETH) {
-            ext.xrc_srqn = Some(parse_xrceth(rest)?);
+            self.xrc_srqn = Some(parse_xrceth(rest)?);
         }
         if headers.contains(Headers::FETH) {
-            ext.feth = Some(Feth::parse(rest)?);
+            self.feth = Some(Feth::parse(rest)?);
         }
         if headers.contains(Headers::RETH) {
-            ext.reth = Some(Reth::parse(rest)?);
+            self.reth = Some(Reth::parse(rest)?);
         }
         if headers.contains(Headers::ATOMIC_ETH) {
-            ext.atomic = Some(AtomicEth::parse(rest)?);
+            self.atomic = Some(AtomicEth::parse(rest)?);
         }
         if headers.contains(Headers::AETH) {
-            ext.aeth = Some(Aeth::parse(rest)?);
+            self.aeth = Some(Aeth::parse(rest)?);
         }
         if headers.contains(Headers::ATOMIC_ACK_ETH) {
-            ext.atomic_ack = Some(u64::from_be_bytes(take(rest)?));
+            self.atomic_ack = Some(u64::from_be_bytes(take(rest)?));
         }
         if headers.contains(Headers::IMM) {
-            ext.imm = Some(u32::from_ne_bytes(take(rest)?));
+            self.imm = Some(u32::from_ne_bytes(take(rest)?));
         }
         if headers.contains(Headers::IETH) {
-            ext.ieth = Some(u32::from_be_bytes(take(rest)?));
+            self.ieth = Some(u32::from_be_bytes(take(rest)?));
         }
         if headers.contains(Headers::CNP_RESERVED) {
             take::<CNP_RESERVED_LEN>(rest)?;
         }
-        Ok(ext)
+        Ok(())
     }
 
     /// Writes the headers that `headers` names, in the order of its bits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
-        if headers.is_empty() {
-            return Ok(());
-        }
+        if headers.is_empty() { Ok(()) } else { self.emit_some(headers, room) }
+    }
+
+    #[inline(never)]
+    fn emit_some(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
         if headers.contains(Headers::DETH) {
             self.deth.ok_or(EmitError::MissingHeader(Headers::DETH))?.emit(room)?;
         }

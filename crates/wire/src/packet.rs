@@ -1,7 +1,8 @@
 //! A whole packet, from the base transport header to the end of the padding.
 
 use crate::header::{Bth, Extensions};
-use crate::opcode::Headers;
+use crate::opcode::{Headers, Opcode};
+use crate::psn::Psn;
 
 /// Why bytes are not a packet. Such a datagram is dropped: nobody can be told, because the address of the sender is
 /// in the bytes that make no sense.
@@ -49,20 +50,52 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
 }
 
-impl Packet<'_> {
+impl<'a> Packet<'a> {
     /// Reads a packet: base transport header to end of padding, the ICRC already removed. Reserved bits are ignored.
     /// Whether the lengths agree with the path MTU and the message is for the transport to say.
-    #[inline(always)] // What it returns is large.
-    pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, ParseError> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
+        let mut packet = Packet::default();
+        packet.read(bytes).map(|()| packet)
+    }
+
+    /// The same in place of what was there before; after an error, anything is. A packet with all that it could carry is large, and to
+    /// move it when it was just written is slow.
+    #[inline(always)]
+    pub fn read(&mut self, bytes: &'a [u8]) -> Result<(), ParseError> {
         let mut rest = bytes;
-        let bth = Bth::parse(&mut rest)?;
-        let info = bth.opcode.info();
-        let ext = Extensions::parse(info.headers, &mut rest)?;
-        let payload_len = rest.len().checked_sub(usize::from(bth.pad)).ok_or(ParseError::Padding)?;
+        self.bth = Bth::parse(&mut rest)?;
+        let info = self.bth.opcode.info();
+        self.ext = Extensions::default();
+        // Most packets have none.
+        if !info.headers.is_empty() {
+            self.ext.read(info.headers, &mut rest)?;
+        }
+        let payload_len = rest.len().checked_sub(usize::from(self.bth.pad)).ok_or(ParseError::Padding)?;
         if payload_len > 0 && !info.payload {
             return Err(ParseError::UnexpectedPayload);
         }
-        Ok(Packet { bth, ext, payload: &rest[..payload_len] })
+        self.payload = &rest[..payload_len];
+        Ok(())
+    }
+}
+
+impl Default for Packet<'_> {
+    /// One of nothing: a place for [`Packet::read`].
+    #[inline]
+    fn default() -> Self {
+        let bth = Bth {
+            opcode: Opcode::RcSendOnly,
+            solicited: false,
+            migrated: false,
+            pad: 0,
+            pkey: 0,
+            fecn: false,
+            becn: false,
+            qpn: 0,
+            ack_request: false,
+            psn: Psn::new(0),
+        };
+        Packet { bth, ext: Extensions::default(), payload: &[] }
     }
 }
 
@@ -71,7 +104,7 @@ impl Packet<'_> {
 /// packet of a message.
 ///
 /// Fails, with `buf` in any state, when `buf` is shorter than the headers or one of them is missing.
-#[inline]
+#[inline(always)] // Nobody has to put the fields where a function that is called would look for them.
 pub fn emit_headers(bth: &Bth, ext: &Extensions, buf: &mut [u8]) -> Result<usize, EmitError> {
     let info = bth.opcode.info();
     let mut room = buf.get_mut(..info.header_len).ok_or(EmitError::NoRoom)?;

@@ -40,9 +40,19 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&
     Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// C's element as ours.
+/// C's element as ours. The program has just stored the fields one by one, and the processor can only forward them so: read as a whole,
+/// which is what a compiler makes of three fields that lie in the same order in another structure, they are waited for until they
+/// are in the cache ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
+#[inline]
 fn element(sge: &ibv_sge) -> Sge {
-    Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }
+    // SAFETY: fields of what is borrowed.
+    unsafe {
+        Sge {
+            addr: (&raw const sge.addr).read_volatile(),
+            length: (&raw const sge.length).read_volatile(),
+            lkey: (&raw const sge.lkey).read_volatile(),
+        }
+    }
 }
 
 /// C's list as ours.
@@ -231,14 +241,8 @@ pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     if !next.is_null() || list.is_null() || count != 1 {
         return None;
     }
-    // The program has just stored the fields one by one, and the processor can only forward them so: read as a whole, which is what a
-    // compiler makes of three fields that lie in the same order in another structure, they are waited for until they are in the cache.
     // SAFETY: the caller's: a list of one has one element.
-    let local = unsafe {
-        let (addr, length) =
-            ((&raw const (*list).addr).read_volatile(), (&raw const (*list).length).read_volatile());
-        Sge { addr, length, lkey: (&raw const (*list).lkey).read_volatile() }
-    };
+    let local = unsafe { element(&*list) };
     Some(ShortWr { wr_id, op, local, flags })
 }
 

@@ -56,6 +56,8 @@ const CARRIES_ACK: u64 = 1 << 15;
 const PORT_SHIFT: u32 = 16;
 const TRAFFIC_CLASS_SHIFT: u32 = 32;
 const ACKNOWLEDGED_SHIFT: u32 = 40;
+/// Of the first word, what says where a packet comes from.
+const ORIGIN_MASK: u64 = 0xff_ffff << PORT_SHIFT;
 const PSN_MASK: u32 = 0xff_ffff;
 
 /// Where a packet in a ring comes from, as its UDP datagram would say.
@@ -97,6 +99,7 @@ pub struct Outbox {
 }
 
 #[derive(Debug)]
+#[repr(C, align(8))]
 struct Stage {
     bytes: [u8; STAGE_BYTES],
     /// Length of the packet, if there is one.
@@ -106,6 +109,23 @@ struct Stage {
 impl Default for Stage {
     fn default() -> Stage {
         Stage { bytes: [0; STAGE_BYTES], len: None }
+    }
+}
+
+impl Stage {
+    /// Copies what is behind the first word, as far as there is room. It was written just now, the headers in pieces of four bytes. A
+    /// processor gives a load only what one store has stored, and waits for all else to be in the cache
+    /// ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)): `memcpy`, which loads more at a time, would.
+    #[inline]
+    fn copy_to(&self, to: &mut [u8]) {
+        let (words, rest) = self.bytes[WORD_BYTES..WORD_BYTES + to.len()].as_chunks::<4>();
+        let (to_words, to_rest) = to.as_chunks_mut::<4>();
+        for (word, to) in words.iter().zip(to_words) {
+            // Volatile: compilers make wider loads of these.
+            // SAFETY: four bytes of `bytes`, aligned as the stage is, with a multiple of four before them.
+            *to = unsafe { std::ptr::from_ref(word).cast::<u32>().read_volatile() }.to_ne_bytes();
+        }
+        to_rest.copy_from_slice(rest);
     }
 }
 
@@ -211,7 +231,7 @@ impl Writer<'_> {
         let at = self.start % RING_BYTES;
         // SAFETY: as in `push`.
         let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
-        rest.copy_from_slice(&self.state.stage.bytes[WORD_BYTES..HEADER_BYTES + len]);
+        self.state.stage.copy_to(rest);
     }
 
     /// Puts down a header's first word, at once if the reader will not see it before the opening one.
@@ -306,8 +326,11 @@ pub struct Inbox {
     head: u64,
     /// How far the head may get, once the writer has gone.
     limit: Option<u64>,
-    /// Where a record, but for its first word, is copied to before anybody looks at it: the writer could change it meanwhile.
+    /// Where a packet is copied to before anybody looks at it: the writer could change it meanwhile.
     packet: Box<[u8]>,
+    /// Where the last one came from, and what its record said about that. Most come from there, too.
+    from: Origin,
+    said: [u64; 3],
     broken: bool,
 }
 
@@ -324,7 +347,9 @@ impl Inbox {
             desk,
             head: 0,
             limit: None,
-            packet: vec![0; ADDRESS_BYTES + PACKET_BYTES_MAX].into(),
+            packet: vec![0; PACKET_BYTES_MAX].into(),
+            from: Origin { address: Ipv6Addr::UNSPECIFIED, port: 0, traffic_class: 0 },
+            said: [0; 3],
             broken: false,
         })
     }
@@ -376,8 +401,8 @@ impl Inbox {
                 self.broken = true;
                 break;
             };
-            if let Some(Record { from, acknowledged, len }) = record {
-                each(&from, acknowledged, &self.packet[ADDRESS_BYTES..ADDRESS_BYTES + len]);
+            if let Some(Record { acknowledged, len }) = record {
+                each(&self.from, acknowledged, &self.packet[..len]);
                 count += 1;
             }
             self.head = behind;
@@ -421,23 +446,40 @@ impl Inbox {
         }
         let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
-        let rest = ADDRESS_BYTES + len;
-        let place = self.ring.bytes_at(at as usize + WORD_BYTES, rest);
+        let place = self.ring.bytes_at(at as usize + HEADER_BYTES, len);
         // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
         // nothing of, so the writer may write meanwhile.
-        unsafe { fault::copy_from(place, &mut self.packet[..rest]) }.ok()?;
-        let (address, _) = self.packet.split_first_chunk::<ADDRESS_BYTES>()?;
-        let address = Ipv6Addr::from(*address);
-        let (port, traffic_class) = ((numbers >> PORT_SHIFT) as u16, (numbers >> TRAFFIC_CLASS_SHIFT) as u8);
+        unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
+        let header = header(&self.ring, at);
+        let address = [1, 2].map(|word: usize| header[word].load(Ordering::Relaxed));
+        self.note_origin([numbers & ORIGIN_MASK, address[0], address[1]]);
         let acknowledged = (numbers & CARRIES_ACK != 0).then_some((numbers >> ACKNOWLEDGED_SHIFT) as u32);
-        let from = Origin { address, port, traffic_class };
-        Some((Some(Record { from, acknowledged, len }), self.head + record))
+        Some((Some(Record { acknowledged, len }), self.head + record))
     }
+
+    /// Puts an address together only if it is another one than before.
+    #[inline]
+    fn note_origin(&mut self, said: [u64; 3]) {
+        let is_known = said[0] == self.said[0] && said[1] == self.said[1] && said[2] == self.said[2];
+        if !is_known {
+            self.said = said;
+            self.from = origin_of(said);
+        }
+    }
+}
+
+/// What the words of a record's header say.
+#[cold]
+fn origin_of([numbers, high, low]: [u64; 3]) -> Origin {
+    // The words hold the address's bytes as they are on the wire.
+    let bits = u128::from(u64::from_be(high)) << 64 | u128::from(u64::from_be(low));
+    let address = Ipv6Addr::from_bits(bits);
+    let (port, traffic_class) = ((numbers >> PORT_SHIFT) as u16, (numbers >> TRAFFIC_CLASS_SHIFT) as u8);
+    Origin { address, port, traffic_class }
 }
 
 /// A packet that was copied out of a ring.
 struct Record {
-    from: Origin,
     acknowledged: Option<u32>,
     len: usize,
 }

@@ -155,7 +155,7 @@ impl Device {
 /// For one that was carried out while the memory for its result went away.
 #[cold]
 fn lose_result(core: &mut QpCore, wr: &ShortWr) -> Reached {
-    core.qp.fail_direct(&SendWr::from(*wr));
+    core.qp.fail_direct(&SendWr::from(wr));
     Reached::WithEvents
 }
 

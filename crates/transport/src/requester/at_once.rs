@@ -5,11 +5,25 @@
 use terrace_wire::{Bth, Extensions, Opcode, Psn};
 
 use super::wqe::Wqe;
-use super::{Requester, completion};
+use super::{Requester, is_signaled, success_entry};
 use crate::common::{Common, push_packet};
 use crate::host::{Host, SendRequest, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Time, Wc, WcStatus};
+use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Time, Wc};
 use crate::window::PACKET_OVERHEAD;
+
+/// A send work request that is complete, and says so.
+pub struct Sent<'a> {
+    common: &'a Common,
+    wr: &'a SendWr,
+}
+
+impl Sent<'_> {
+    /// What it says.
+    #[inline(always)] // Made where it goes.
+    pub fn completion(&self) -> Wc {
+        success_entry(self.common, self.wr)
+    }
+}
 
 impl Requester {
     /// Whether everything in the queue has left, and nothing of it is to leave again: whoever goes back for a loss, or waits for a
@@ -85,15 +99,18 @@ impl Requester {
 
     /// Takes such an acknowledgement.
     #[inline]
-    pub(crate) fn acknowledge_at_once(&mut self, common: &Common, tell: impl FnMut(Wc)) {
+    pub(crate) fn acknowledge_at_once(&mut self, common: &Common, mut tell: impl FnMut(Sent<'_>)) {
         self.window.on_acknowledged(self.in_flight_bytes, common.mtu());
         self.in_flight_bytes = 0;
         self.acknowledged = self.next;
         self.gap_repaired_at = None;
         self.ack_deadline = None;
         self.reset_retries(common);
-        let completions = self.queue.iter().map(|wqe| completion(common, &wqe.wr, WcStatus::Success, 0));
-        completions.flatten().for_each(tell);
+        for wqe in &self.queue {
+            if is_signaled(common, wqe.wr.flags) {
+                tell(Sent { common, wr: &wqe.wr });
+            }
+        }
         self.queue.clear();
         self.index = 0;
     }

@@ -28,6 +28,7 @@ use crate::types::{
 use crate::window::Window;
 use wqe::Wqe;
 
+pub use at_once::Sent;
 pub(crate) use emit::Emitted;
 
 #[derive(Debug)]
@@ -295,14 +296,26 @@ pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendo
 }
 
 /// The completion of a request, if it has one.
-#[inline]
-pub(crate) fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -> Option<Wc> {
-    if status == WcStatus::Success && !is_signaled(common, wr.flags) {
-        return None;
+fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -> Option<Wc> {
+    if status == WcStatus::Success {
+        return success(common, wr);
     }
-    let local_len = wr.payload.len().min(u64::from(u32::MAX)) as u32;
-    let entry = send_entry(common, wr.wr_id, &wr.op, local_len);
-    Some(Wc { status, vendor_err, solicited: status != WcStatus::Success, ..entry })
+    Some(Wc { status, vendor_err, solicited: true, ..success_entry(common, wr) })
+}
+
+/// The completion of a request that was carried out, if it has one.
+#[inline(always)] // Made where it goes.
+pub(crate) fn success(common: &Common, wr: &SendWr) -> Option<Wc> {
+    is_signaled(common, wr.flags).then(|| success_entry(common, wr))
+}
+
+#[inline(always)]
+fn success_entry(common: &Common, wr: &SendWr) -> Wc {
+    send_entry(common, wr.wr_id, &wr.op, local_len(wr))
+}
+
+fn local_len(wr: &SendWr) -> u32 {
+    wr.payload.len().min(u64::from(u32::MAX)) as u32
 }
 
 /// The completion of a short request that was carried out, if it has one.

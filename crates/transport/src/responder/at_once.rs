@@ -8,6 +8,21 @@ use crate::common::Common;
 use crate::host::Host;
 use crate::types::{Wc, WcOpcode};
 
+/// A message that was taken: what its completion says beside what the packet says.
+#[derive(Debug)]
+pub struct Taken {
+    wr_id: u64,
+    len: u64,
+}
+
+impl Taken {
+    #[inline(always)] // Made where it goes.
+    pub(crate) fn completion(&self, common: &Common, packet: &Packet<'_>) -> Wc {
+        let info = packet.bth.opcode.info();
+        receive_completion(common, packet, info, self.wr_id, self.len, WcOpcode::Recv)
+    }
+}
+
 impl Responder {
     /// Takes a SEND of one packet, if nothing is in its way; nothing but its receive's memory has changed otherwise.
     #[inline]
@@ -16,7 +31,7 @@ impl Responder {
         common: &mut Common,
         packet: &Packet<'_>,
         host: &impl Host,
-    ) -> Option<Wc> {
+    ) -> Option<Taken> {
         let len = packet.payload.len() as u64;
         let is_usual = packet.bth.psn == self.expected
             && self.incoming.is_none()
@@ -37,9 +52,7 @@ impl Responder {
         let wr_id = receive.wr_id;
         self.receives.pop_front();
         self.nak_out = false;
-        let info = packet.bth.opcode.info();
-        let wc = receive_completion(common, packet, info, wr_id, len, WcOpcode::Recv);
-        self.finish_packet(common, packet, info);
-        Some(wc)
+        self.finish_packet(common, packet, packet.bth.opcode.info());
+        Some(Taken { wr_id, len })
     }
 }

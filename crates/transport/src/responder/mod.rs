@@ -28,6 +28,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
+pub use at_once::Taken;
 pub(crate) use emit::Answered;
 
 use terrace_wire::{NakCode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
@@ -536,6 +537,7 @@ fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) ->
     if good { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
+#[inline(always)] // Made where it goes.
 fn receive_completion(
     common: &Common,
     packet: &Packet<'_>,

@@ -66,8 +66,10 @@ pub fn hand(
     host: &impl Host,
 ) -> Vec<QpEvent> {
     let mut events = Vec::new();
-    match qp.take_message(meta, packet, ack, host, |wc| events.push(QpEvent::SendComplete(wc))) {
-        Some(wc) => events.push(QpEvent::RecvComplete(wc)),
+    match qp
+        .take_message(meta, packet, ack, host, |sent| events.push(QpEvent::SendComplete(sent.completion())))
+    {
+        Some(taken) => events.push(QpEvent::RecvComplete(qp.completion_of(packet, &taken))),
         None => qp.handle_packet_carrying(|| now, meta, packet, ack, host),
     }
     events.extend(std::iter::from_fn(|| qp.poll_event()));
