@@ -190,9 +190,11 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// How often a device is asked that does not answer. Where devices are opened and closed all the time, one that has just been closed may
-/// have had the same number as the one before it, and as the next.
-const ASKED_MAX: u32 = 32;
+/// How often a device is asked that takes the question and says nothing.
+const ASKED_MAX: u32 = 3;
+/// How often one is asked that is not there, although the kernel's list has its socket. Where devices are opened and closed all the time, one that
+/// has just been closed may have had the same number as the one before it, and as the next.
+const LOOKED_FOR_MAX: u32 = 32;
 
 /// Asks every device of a running process for its counters; one that is closed meanwhile is passed over. An empty answer means that the
 /// process has no device.
@@ -209,19 +211,20 @@ pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
 
 /// Nothing, if it is closed meanwhile.
 fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
-    let mut answer = Ok(Vec::new());
-    // What did not answer may have been closed, and another may be there by now.
-    for _ in 0..ASKED_MAX {
-        answer = ask(pid, number);
+    let (mut silent, mut missing) = (0, 0);
+    while silent < ASKED_MAX {
+        let answer = ask(pid, number);
         match &answer {
             Ok(text) if !text.is_empty() => return Ok(Some(serde_json::from_slice(text)?)),
             // It is there, and takes too long.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return answer.map(|_| None),
+            // What did not answer may have been closed, and another may be there by now.
             _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
-            _ => {}
+            Ok(_) => silent += 1,
+            Err(_) if missing == LOOKED_FOR_MAX => return answer.map(|_| None),
+            Err(_) => missing += 1,
         }
     }
-    answer?;
     let why = "the process answers only its own user and root";
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
