@@ -127,7 +127,7 @@ impl Cq {
         queue.times.get_or_insert_with(|| VecDeque::from(vec![now; waiting]));
     }
 
-    /// Hands up to `max` entries to `take`, which must not call verbs, and returns how many. When none are there,
+    /// Hands up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };

@@ -5,7 +5,7 @@ use terrace_transport::Wc;
 /// Entries in the order in which they came. A `VecDeque` would do, but its `push_back` is a call to which the entry is handed in memory
 /// and moved from there in wide pieces, just after it was written in narrow ones: the processor cannot forward those, and waits until
 /// all it has stored before is in the cache. After a WRITE of a page, that is the page.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Entries {
     all: Vec<Wc>,
     /// How many of them were taken.
@@ -33,8 +33,8 @@ impl Entries {
         self.all.push(wc);
     }
 
-    /// The places of entries that were taken are used again before there are more. Entries are moved only if they are no more than
-    /// what was taken: each is moved once, at most, for one that was taken.
+    /// The places of entries that were taken are used again once they are half of all, so that no more are moved than were taken. Until
+    /// then there are more places: never four times as many as there were entries at a time.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
@@ -134,5 +134,18 @@ mod tests {
             entries.forget_first(1);
         }
         assert_eq!((entries.len(), entries.all.capacity()), (1, 8));
+    }
+
+    #[test]
+    fn room_is_bounded_by_what_there_was_at_a_time() {
+        for step in 1..=64 {
+            let mut entries = Entries::with_capacity(0);
+            for _ in 0..200 {
+                (entries.len()..64).for_each(|_| entries.push(Wc::default()));
+                entries.forget_first(step);
+            }
+            let capacity = entries.all.capacity();
+            assert!(capacity < 4 * 64, "{step} at a time: {capacity}");
+        }
     }
 }

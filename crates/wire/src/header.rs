@@ -327,7 +327,7 @@ pub struct Extensions {
 }
 
 impl Extensions {
-    /// Reads the headers that `headers` names, in the order of its bits.
+    /// Reads the headers that `headers` names, in the order of its bits. The others stay as they are.
     #[inline(never)]
     pub(crate) fn read(&mut self, headers: Headers, rest: &mut &[u8]) -> Result<(), ParseError> {
         if headers.contains(Headers::DETH) {

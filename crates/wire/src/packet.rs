@@ -39,7 +39,7 @@ pub enum EmitError {
     MissingHeader(Headers),
 }
 
-/// A packet that was received.
+/// A packet that was received; or a place for one, before [`Packet::read`] has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Base transport header.

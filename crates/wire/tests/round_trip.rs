@@ -99,12 +99,17 @@ proptest! {
         bth in bth(),
         ext in extensions(),
         payload in proptest::collection::vec(any::<u8>(), 0..80),
+        before in (bth(), extensions()),
     ) {
         let info = bth.opcode.info();
         let payload = if info.payload { payload.as_slice() } else { &[] };
         let bytes = build(&bth, &ext, payload);
         let expected = Packet { bth, ext: select(&ext, info.headers), payload };
         prop_assert_eq!(Packet::parse(&bytes), Ok(expected));
+        // In a place where another was, nothing of that one stays.
+        let mut place = Packet { bth: before.0, ext: before.1, payload: &[1] };
+        prop_assert_eq!(place.read(&bytes), Ok(()));
+        prop_assert_eq!(place, expected);
     }
 
     #[test]

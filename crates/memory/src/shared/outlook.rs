@@ -9,8 +9,8 @@ const NO_KEY: u64 = u64::MAX;
 
 /// Where a queue pair's next access is likely to go in this process: a guess, by the region that it accessed last, good for nothing but
 /// to prefetch. What is far from the processor in a large region is the page table's entry and the first line. Asked for when the access
-/// is asked for, they come while locks are taken and keys are checked; and while what was copied before is still being stored, which the
-/// first of those locks waits for.
+/// is asked for, they come while locks are taken and keys are checked; and, before the first of those locks, which waits for it, while what
+/// was copied before is still being stored.
 #[derive(Debug)]
 pub struct Outlook {
     key: AtomicU64,

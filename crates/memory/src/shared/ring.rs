@@ -565,6 +565,38 @@ mod tests {
     }
 
     #[test]
+    fn each_packet_says_where_it_comes_from() {
+        let (outbox, mut inbox) = pair();
+        let nowhere = Origin { address: Ipv6Addr::UNSPECIFIED, port: 0, traffic_class: 0 };
+        let others = [
+            Origin { port: 4798, ..FROM },
+            Origin { traffic_class: 3, ..FROM },
+            Origin { address: Ipv6Addr::new(1, 2, 3, 9, 5, 6, 7, 8), ..FROM },
+            Origin { address: Ipv6Addr::new(1, 2, 3, 4, 5, 6, 7, 9), ..FROM },
+        ];
+        let sent: Vec<_> =
+            [nowhere].into_iter().chain(others.into_iter().flat_map(|other| [FROM, other, other])).collect();
+        for from in &sent {
+            let mut writer = outbox.write();
+            writer.push(from, 16).expect("room").fill(1);
+            // What rides with it says nothing of that.
+            writer.carry_ack(0xff_ffff);
+            writer.publish();
+        }
+        let mut got = Vec::new();
+        inbox.read(usize::MAX, |from, _, _| got.push(*from));
+        assert_eq!(got, sent);
+    }
+
+    #[test]
+    fn a_record_of_no_packet_is_one() {
+        let (outbox, mut inbox) = pair();
+        assert_eq!(send(&outbox, &[]), Some(false));
+        assert_eq!(send(&outbox, &[1; 12]), Some(false));
+        assert_eq!(received(&mut inbox), [vec![], vec![1; 12]]);
+    }
+
+    #[test]
     fn packets_arrive_in_order_round_and_round() {
         let (outbox, mut inbox) = pair();
         let mut rng = StdRng::seed_from_u64(5);

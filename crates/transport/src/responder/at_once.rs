@@ -10,6 +10,7 @@ use crate::types::{Wc, WcOpcode};
 
 /// A message that was taken: what its completion says beside what the packet says.
 #[derive(Debug)]
+#[must_use = "the receive completes with it"]
 pub struct Taken {
     wr_id: u64,
     len: u64,
