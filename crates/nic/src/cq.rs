@@ -130,6 +130,10 @@ impl Cq {
     /// Hands up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
+        if !self.is_empty() {
+            self.device.note_poll();
+            return self.take(max, take);
+        }
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
         let has_entries = self.look(Some(&catch));
         // Not moved: they were written just now.

@@ -308,6 +308,14 @@ impl Device {
         }
     }
 
+    /// Lets go of a queue pair that the program has used, and that has nothing to send.
+    #[inline]
+    pub(crate) fn leave(&self, core: MutexGuard<'_, QpCore>) {
+        drop(core);
+        self.settle_overruns();
+        self.companions.attend();
+    }
+
     /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. Over the network the
     /// packets of those that have waited go along.
     pub(crate) fn after_change(

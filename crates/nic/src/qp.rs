@@ -370,6 +370,10 @@ impl QueuePair {
         device.meet(self, &mut core);
         let left = match device.reach_short(self, &mut core, wr) {
             Reached::No => self.queue_one(&mut core, wr),
+            Reached::Whole if !core.qp.wants_transmit() => {
+                device.leave(core);
+                return Ok(());
+            }
             reached => Ok(reached == Reached::WithEvents),
         };
         self.send_posted(core, matches!(left, Ok(true)));
@@ -432,9 +436,7 @@ impl QueuePair {
         let device = self.device();
         device.ensure_engine();
         if !changed && !core.qp.wants_transmit() {
-            drop(core);
-            device.settle_overruns();
-            return device.companions.attend();
+            return device.leave(core);
         }
         let can_wait =
             core.qp.unacknowledged_packets() >= BUSY_PACKETS && core.qp.queued_requests() < BATCH_REQUESTS;
