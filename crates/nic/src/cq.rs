@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
+use terrace_sync::{Guard, LeaningMutex};
 use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
@@ -33,7 +33,7 @@ pub struct Cq {
     me: Weak<Cq>,
     channel: Option<Arc<CompChannel>>,
     cookie: u64,
-    queue: Mutex<Queue>,
+    queue: LeaningMutex<Queue>,
     /// Entries in the queue, for a look without the lock.
     len: AtomicU32,
     /// Whether there was no room for one. Changed under the lock.
@@ -89,7 +89,7 @@ impl Cq {
             me: me.clone(),
             channel: init.channel,
             cookie: init.cookie,
-            queue: Mutex::new(Queue {
+            queue: LeaningMutex::new(Queue {
                 entries: Entries::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
                 times: None,
                 depth: init.depth,
@@ -306,7 +306,7 @@ impl Cq {
 
     #[cold]
     #[inline(never)]
-    fn note_overrun(&self, queue: MutexGuard<'_, Queue>) {
+    fn note_overrun(&self, queue: Guard<'_, Queue>) {
         let is_first = !self.overrun.swap(true, Ordering::AcqRel);
         drop(queue);
         if is_first {

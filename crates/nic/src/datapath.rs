@@ -9,8 +9,8 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::MutexGuard;
 use terrace_fabric::RxBatch;
+use terrace_sync::Guard;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Sent, Time, Transmit, Wc};
 use terrace_wire::{Packet, Psn, RxMeta};
 
@@ -310,7 +310,7 @@ impl Device {
 
     /// Lets go of a queue pair that the program has used, and that has nothing to send.
     #[inline]
-    pub(crate) fn leave(&self, core: MutexGuard<'_, QpCore>) {
+    pub(crate) fn leave(&self, core: Guard<'_, QpCore>) {
         drop(core);
         self.settle_overruns();
         self.companions.attend();
@@ -318,12 +318,7 @@ impl Device {
 
     /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. Over the network the
     /// packets of those that have waited go along.
-    pub(crate) fn after_change(
-        &self,
-        qp: &Arc<QueuePair>,
-        mut core: MutexGuard<'_, QpCore>,
-        acks: AckPolicy,
-    ) {
+    pub(crate) fn after_change(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
         self.deliver(qp, &mut core);
         self.arm(qp, &core);
         if core.qp.wants_transmit() {
@@ -338,7 +333,7 @@ impl Device {
         self.companions.attend();
     }
 
-    fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: MutexGuard<'_, QpCore>, acks: AckPolicy) {
+    fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
         let now = self.clock.now();
         match self.fill_by_ring(qp, &mut core, now, acks) {
             Filled::Sent => return,

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
 use terrace_fabric::Port;
 use terrace_memory::shared::Outlook;
 use terrace_memory::{Absence, Waker};
+use terrace_sync::{Guard, LeaningMutex};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
     RecvWr, SendFlags, SendOp, SendRequest, SendWr, SgeList, ShortWr, Time, Wc,
@@ -79,7 +79,7 @@ pub struct QueuePair {
     /// For a target of XRC.
     xrcd: Option<Arc<Xrcd>>,
     holders: Holders,
-    state: Mutex<QpCore>,
+    state: LeaningMutex<QpCore>,
     /// Who may send for this queue pair just now.
     pub(crate) token: TxToken,
     /// Whether it is on the device's list of those that want to be looked at.
@@ -203,7 +203,7 @@ impl QueuePair {
             holders: Holders::new(init.cookie),
             init,
             xrcd: xrcd.cloned(),
-            state: Mutex::new(QpCore {
+            state: LeaningMutex::new(QpCore {
                 qp: Qp::new(config),
                 tap: None,
                 touched: false,
@@ -432,7 +432,7 @@ impl QueuePair {
     }
 
     /// Sends what was posted, at once or with what is posted next, unless nothing has changed and nothing waits.
-    fn send_posted(self: &Arc<Self>, core: MutexGuard<'_, QpCore>, changed: bool) {
+    fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>, changed: bool) {
         let device = self.device();
         device.ensure_engine();
         if !changed && !core.qp.wants_transmit() {
@@ -625,11 +625,11 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, QpCore> {
+    pub(crate) fn lock(&self) -> Guard<'_, QpCore> {
         self.state.lock()
     }
 
-    pub(crate) fn lock_alive(&self) -> Result<MutexGuard<'_, QpCore>, Error> {
+    pub(crate) fn lock_alive(&self) -> Result<Guard<'_, QpCore>, Error> {
         let core = self.lock();
         if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
     }

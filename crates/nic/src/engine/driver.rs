@@ -41,6 +41,7 @@ const TIMER_SLACK_NS: u64 = 1_000;
 pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>) {
     // Without it the ticks are late, and nothing worse.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
+    terrace_sync::allow_leaning();
     let polls_seen = device.engine.polls.load(Ordering::Relaxed);
     let mut driver = Driver {
         device: &device,

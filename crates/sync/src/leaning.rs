@@ -1,0 +1,197 @@
+//! A mutex that costs the thread that uses it most no locked instruction.
+//!
+//! A locked instruction is not dear by itself. But it waits until all that the thread has stored before is in the cache: after a copy
+//! to memory that is not in the cache, that is most of what the copy takes, and the processor has nothing else to do meanwhile.
+//!
+//! ```text
+//!   the thread that it leans to          another one, which has locked `others`
+//!   held = true                          leans_to = nobody
+//!   -- light barrier --                  -- heavy barrier --
+//!   leans_to is still me?                waits until held = false
+//!     yes: it has it; held = false at the end
+//!     no:  held = false, and as all others
+//! ```
+//! Either the thread sees that it does not lean to it any more, or the other one sees that it is held. The light barrier is one
+//! for the compiler only; the heavy one is a system call that makes all running threads of the process pass a barrier
+//! (`membarrier(2)`). From then on the mutex is the one that is named `others`, until one thread has taken it so often, and nobody
+//! else in between, that it leans again. Each time it has to be taken back that takes twice as often as the time before.
+//!
+//! `held` is the thread's own, one for each thread that the mutex has ever leaned to: one that stops between the two lines of its first
+//! look raises it for a moment much later, when the mutex may lean to somebody else.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::platform::{
+    AtomicBool, AtomicUsize, FIRST_WISH, Mutex, MutexGuard, Ordering, heavy_barrier, light_barrier, may_lean,
+    token, wait_a_little,
+};
+
+/// Threads that one mutex leans to in its life. Further ones take it as any other.
+const LEANERS: usize = 4;
+/// In the low bits of a thread's token, which are 0: which of them it is.
+const WHICH: usize = LEANERS - 1;
+const NOBODY: usize = 0;
+
+/// How often in a row a thread must take a mutex that was taken back many times.
+const LAST_WISH: u32 = 1 << 20;
+
+/// A mutex that leans to the thread that uses it most. No thread may take it twice; a guard is not for other threads.
+#[derive(Debug)]
+#[repr(C)]
+pub struct LeaningMutex<T> {
+    /// Token of the thread that need not ask anybody, and which of `held` is its own. Changed by whoever has `others`.
+    leans_to: AtomicUsize,
+    held: [AtomicBool; LEANERS],
+    others: Mutex<Habit>,
+    value: UnsafeCell<T>,
+}
+
+/// Who takes it.
+#[derive(Debug)]
+struct Habit {
+    last: usize,
+    /// How often in a row.
+    times: u32,
+    /// How often it takes for it to lean.
+    wish: u32,
+    /// Tokens of those whom it has leaned to. The next thread with the same token comes after the end of that one.
+    leaners: [usize; LEANERS],
+}
+
+// SAFETY: as for any mutex: one thread at a time gets at the value.
+unsafe impl<T: Send> Sync for LeaningMutex<T> {}
+
+impl<T> LeaningMutex<T> {
+    /// One that nobody has.
+    pub fn new(value: T) -> LeaningMutex<T> {
+        let habit = Habit { last: NOBODY, times: 0, wish: FIRST_WISH, leaners: [NOBODY; LEANERS] };
+        LeaningMutex {
+            leans_to: AtomicUsize::new(NOBODY),
+            held: std::array::from_fn(|_| AtomicBool::new(false)),
+            others: Mutex::new(habit),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits until no other thread has it.
+    #[inline]
+    pub fn lock(&self) -> Guard<'_, T> {
+        let leans_to = self.leans_to.load(Ordering::Relaxed);
+        if leans_to & !WHICH == token() {
+            let held = &self.held[leans_to & WHICH];
+            // A thread that takes it twice waits for itself, as with any mutex, and does not get it twice.
+            if !held.load(Ordering::Relaxed) {
+                held.store(true, Ordering::Relaxed);
+                light_barrier();
+                if self.leans_to.load(Ordering::Relaxed) == leans_to {
+                    return Guard::new(self, Hold::Leaning(held));
+                }
+                held.store(false, Ordering::Release);
+            }
+        }
+        self.lock_as_others()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_as_others(&self) -> Guard<'_, T> {
+        let mut habit = self.others.lock();
+        let leans_to = self.leans_to.load(Ordering::Relaxed);
+        if leans_to != NOBODY {
+            self.take_back(leans_to);
+            habit.wish = habit.wish.saturating_mul(2).min(LAST_WISH);
+        }
+        match habit.note(token()) {
+            None => Guard::new(self, Hold::Others(habit)),
+            Some(leans_to) => {
+                let held = &self.held[leans_to & WHICH];
+                held.store(true, Ordering::Relaxed);
+                // Whoever takes it back has locked `others` after this: all of it is seen.
+                self.leans_to.store(leans_to, Ordering::Relaxed);
+                Guard::new(self, Hold::Leaning(held))
+            }
+        }
+    }
+
+    fn take_back(&self, leans_to: usize) {
+        self.leans_to.store(NOBODY, Ordering::Relaxed);
+        heavy_barrier();
+        let mut looks = 0;
+        // Acquire: what that thread did with it comes before what is done with it now.
+        while self.held[leans_to & WHICH].load(Ordering::Acquire) {
+            looks += 1;
+            wait_a_little(looks);
+        }
+    }
+}
+
+impl Habit {
+    /// A thread takes it. Whether it leans to that one from now on: what `leans_to` becomes.
+    fn note(&mut self, me: usize) -> Option<usize> {
+        if self.last != me {
+            (self.last, self.times) = (me, 0);
+        }
+        self.times += 1;
+        if self.times < self.wish || !may_lean() {
+            // Not to overflow where none leans.
+            self.times = self.times.min(LAST_WISH);
+            return None;
+        }
+        self.times = 0;
+        let which = self.leaners.iter().position(|&leaner| leaner == me || leaner == NOBODY)?;
+        self.leaners[which] = me;
+        Some(me | which)
+    }
+}
+
+/// Has the mutex until it is dropped.
+#[derive(Debug)]
+pub struct Guard<'a, T> {
+    mutex: &'a LeaningMutex<T>,
+    hold: Hold<'a>,
+    /// Only the thread that took it may let it go.
+    not_send: PhantomData<*const ()>,
+}
+
+#[derive(Debug)]
+enum Hold<'a> {
+    Leaning(&'a AtomicBool),
+    Others(#[expect(dead_code, reason = "dropped last")] MutexGuard<'a, Habit>),
+}
+
+impl<'a, T> Guard<'a, T> {
+    #[inline(always)]
+    fn new(mutex: &'a LeaningMutex<T>, hold: Hold<'a>) -> Guard<'a, T> {
+        Guard { mutex, hold, not_send: PhantomData }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Hold::Leaning(held) = &self.hold {
+            // Release: what was done with it comes before.
+            held.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread has the mutex, and the guard is borrowed.
+        unsafe { &*self.mutex.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread has the mutex, and the guard is borrowed mutably.
+        unsafe { &mut *self.mutex.value.get() }
+    }
+}

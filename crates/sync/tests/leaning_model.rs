@@ -1,0 +1,109 @@
+//! Mutexes that lean, in every interleaving that loom finds: never two threads at a time, and nothing that one did is missed by the next.
+//!
+//! `src/leaning.rs` is compiled here once more with loom's types. Loom knows no `membarrier`; a pair of light and heavy barrier orders what
+//! a pair of full fences would, and those are in their places here.
+
+#[path = "../src/leaning.rs"]
+#[allow(dead_code, reason = "the model uses not all of it")]
+mod leaning;
+
+/// What `src/platform.rs` is in the library.
+mod platform {
+    use std::cell::Cell;
+
+    pub(crate) use loom::sync::MutexGuard;
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// They lean at once.
+    pub(crate) const FIRST_WISH: u32 = 1;
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Mutex<T> {
+            Mutex(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+
+    loom::thread_local! {
+        static NUMBER: Cell<usize> = Cell::new(0);
+    }
+
+    /// The calling thread is that one.
+    pub(crate) fn be(number: usize) {
+        NUMBER.with(|mine| mine.set(number));
+    }
+
+    pub(crate) fn token() -> usize {
+        NUMBER.with(|mine| mine.get()) * 64
+    }
+
+    pub(crate) fn may_lean() -> bool {
+        true
+    }
+
+    pub(crate) fn light_barrier() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy_barrier() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn wait_a_little(_looks: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+use leaning::LeaningMutex;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+/// Threads, each of which takes the mutex so often and adds 1 to what loom watches.
+fn model(preemptions: usize, threads: &'static [usize]) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let mutex = Arc::new(LeaningMutex::new(UnsafeCell::new(0)));
+        let count = |number: usize, times: usize, mutex: &LeaningMutex<UnsafeCell<usize>>| {
+            platform::be(number);
+            for _ in 0..times {
+                let guard = mutex.lock();
+                // SAFETY: loom panics when anybody else is here at the same time.
+                guard.with_mut(|value| unsafe { *value += 1 });
+            }
+        };
+        let mut others = Vec::new();
+        for (index, &times) in threads.iter().enumerate().skip(1) {
+            let mutex = mutex.clone();
+            others.push(thread::spawn(move || count(index + 1, times, &mutex)));
+        }
+        count(1, threads[0], &mutex);
+        others.into_iter().for_each(|other| other.join().unwrap());
+        // SAFETY: loom panics when anybody else changes it.
+        let sum = mutex.lock().with(|value| unsafe { *value });
+        assert_eq!(sum, threads.iter().sum());
+    });
+}
+
+#[test]
+fn it_is_taken_back_from_a_thread_that_uses_it() {
+    model(4, &[3, 1]);
+}
+
+#[test]
+fn two_take_it_from_each_other() {
+    model(3, &[2, 2]);
+}
+
+/// One that has just looked whether it leans to it goes on when it has leaned to another, and is being taken back from that.
+#[test]
+fn three_take_it_from_each_other() {
+    model(3, &[2, 1, 1]);
+}
