@@ -79,7 +79,7 @@ impl Registry {
         placement: u8,
         scope: FlushScope,
     ) -> Result<(), AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
         let hook = entry.flush.clone();
         let is_paged = entry.pager_for(who).is_some();
@@ -104,7 +104,7 @@ impl Registry {
     /// `UnknownKey`, `WrongPd`, `OutOfRange` as for any access; `Permission` when the region is not on-demand, or
     /// writing is advised and not permitted; `Fault` when part of the range is not mapped or not accessible.
     pub fn advise(&self, pd: u32, lkey: u32, va: u64, len: u64, advice: Advice) -> Result<(), AccessError> {
-        let entry = self.table.slot_of(lkey).ok_or(AccessError::UnknownKey)?.entry.pin();
+        let entry = self.table.slot_of(lkey).ok_or(AccessError::UnknownKey)?.pin();
         entry.admit(tag_of(lkey), Accessor::local(pd, 0))?;
         let needed = match advice {
             Advice::PrefetchWrite => Access::ON_DEMAND | Access::LOCAL_WRITE,

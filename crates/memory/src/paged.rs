@@ -171,7 +171,7 @@ impl Registry {
         if len == 0 && need.needs_no_key_for_nothing() {
             return Ok(());
         }
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let host = entry.locate(tag_of(key), who, need, va, len)?;
         let Some(pager) = entry.pager_for(who) else { return Ok(()) };
         let part = HostRange { addr: host, len };
@@ -198,7 +198,7 @@ impl Registry {
         len: u64,
         waker: &Waker,
     ) -> Result<Arc<dyn Transfer>, AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let addr = entry.locate(tag_of(key), who, AccessNeed::Read, va, len)?;
         entry.pager_for(who).ok_or(AccessError::Retry)?.read(HostRange { addr, len }, waker)
     }
@@ -216,7 +216,7 @@ impl Registry {
         data: &[u8],
         waker: &Waker,
     ) -> Result<Arc<dyn Transfer>, AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let addr = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
         let pager = entry.pager_for(who).ok_or(AccessError::Retry)?;
         let absent = write_around(pager.presence(), addr, data)?;
@@ -235,7 +235,7 @@ impl Registry {
         op: AtomicOp,
         waker: &Waker,
     ) -> Result<Arc<dyn Transfer>, AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let addr = locate_atomic(&entry, key, who, va, op)?;
         entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)
     }
@@ -256,7 +256,7 @@ impl Registry {
         scope: FlushScope,
         waker: &Waker,
     ) -> Result<Arc<dyn Transfer>, AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let range = entry.locate_flush(tag_of(key), who, va, len, placement, scope)?;
         entry.pager_for(who).ok_or(AccessError::Retry)?.flush(range, waker)
     }

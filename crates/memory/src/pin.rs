@@ -73,6 +73,19 @@ impl<T> PinLock<T> {
         }
     }
 
+    /// Shared access without a pin, unless a writer has the content or waits for it.
+    ///
+    /// # Safety
+    /// Whoever closes the lock and may change the content before the last use of what this returns waits for the caller by other means,
+    /// between the two.
+    #[inline]
+    pub(crate) unsafe fn peek(&self) -> Option<&T> {
+        // Acquire: as for a pin.
+        let is_open = self.state.load(Ordering::Acquire) & CLOSED == 0;
+        // SAFETY: no writer has the content, and one that comes waits, says the caller.
+        is_open.then(|| unsafe { &*self.content.get() })
+    }
+
     #[inline]
     fn unpin(&self) {
         // Release: what this reader did happens before the writer's changes.

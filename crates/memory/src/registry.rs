@@ -10,7 +10,7 @@ use crate::flush::{FlushHook, HostRange, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
-use crate::shared::{Board, forget_visitors};
+use crate::shared::{Board, forget_hands};
 use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
 /// How many keys a device may have, and how they look.
@@ -260,7 +260,7 @@ impl Registry {
         let (key, slot) = self.table.allocate(false).ok_or(RegisterError::NoRoom)?;
         checked.tag = tag_of(key);
         let region = Region { key, start: checked.start, len: checked.len };
-        let mut entry = slot.entry.close();
+        let mut entry = slot.close();
         checked.step = entry.step;
         *entry = checked;
         self.show_region(key, &entry);
@@ -276,9 +276,9 @@ impl Registry {
         let _changing = self.changes.pin();
         let slot = self.region_slot(key)?;
         // Walks the mappings before anybody is kept out.
-        let spec = change.of(&slot.entry.pin(), key)?;
+        let spec = change.of(&slot.pin(), key)?;
         spec.checked()?;
-        let mut entry = slot.entry.close();
+        let mut entry = slot.close();
         let spec = change.of(&entry, key)?;
         self.hide_region(key);
         let applied = spec.apply(&mut entry);
@@ -300,7 +300,7 @@ impl Registry {
         policy: RegionPolicy,
     ) -> Result<(), RegisterError> {
         let _changing = self.changes.pin();
-        let mut entry = self.region_slot(key)?.entry.close();
+        let mut entry = self.region_slot(key)?.close();
         let spec = RegionSpec { pager, pattern, policy, ..RegionChange::default().of(&entry, key)? };
         spec.check_pager()?;
         self.hide_region(key);
@@ -319,7 +319,7 @@ impl Registry {
     /// `Busy` when windows are bound; `UnknownKey`.
     pub fn deregister(&self, key: u32) -> Result<(), RegisterError> {
         let _changing = self.changes.pin();
-        let mut entry = self.region_slot(key)?.entry.close();
+        let mut entry = self.region_slot(key)?.close();
         if entry.kind != Kind::Region || entry.tag != tag_of(key) {
             return Err(RegisterError::UnknownKey);
         }
@@ -353,7 +353,7 @@ impl Registry {
         if len == 0 && need.needs_no_key_for_nothing() {
             return Ok(());
         }
-        self.slot(key)?.entry.pin().locate(tag_of(key), who, need, va, len).map(drop)
+        self.slot(key)?.pin().locate(tag_of(key), who, need, va, len).map(drop)
     }
 
     /// Copies registered memory to `out`. Aligned parts of 1, 2, 4 and 8 bytes are each read with one load. No bytes
@@ -383,7 +383,7 @@ impl Registry {
             return Ok(());
         }
         let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.entry.pin();
+        let entry = slot.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
             return paged::read(&entry, &**pager, who, host, out);
@@ -419,7 +419,7 @@ impl Registry {
             return Ok(());
         }
         let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.entry.pin();
+        let entry = slot.pin();
         let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
             return paged::write(&entry, &**pager, host, data);
@@ -435,7 +435,7 @@ impl Registry {
     /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable. For peers `NotReady`
     /// and `Retry` when it is absent.
     pub fn atomic(&self, who: Accessor, key: u32, va: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let entry = self.slot(key)?.entry.pin();
+        let entry = self.slot(key)?.pin();
         let host = locate_atomic(&entry, key, who, va, op)?;
         let _held = paged::hold_for_atomic(&entry, who, host)?;
         // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
@@ -469,9 +469,12 @@ impl Registry {
     /// After `fork`, in the child: forgets the copies of threads that exist only in the parent. Pagers are the parent's
     /// as well; the child has the memory itself, as the kernel gives it.
     pub fn after_fork_child(&self) {
+        // The board is the parent's, and so are those who read it, and the hands.
+        self.is_detached.store(true, Ordering::Relaxed);
+        forget_hands();
         for (_, slot) in self.table.slots() {
-            slot.entry.forget_pins();
-            let mut entry = slot.entry.close();
+            slot.forget_pins();
+            let mut entry = slot.close();
             if let Some(pager) = entry.pager.take() {
                 pager.presence().forget_copies();
                 // Its end might wait for threads that this process does not have.
@@ -479,9 +482,6 @@ impl Registry {
             }
         }
         self.changes.forget_pins();
-        // The board is the parent's, and so are those who read it.
-        self.is_detached.store(true, Ordering::Relaxed);
-        forget_visitors();
     }
 }
 

@@ -89,7 +89,7 @@ impl Registry {
     pub fn alloc_window(&self, pd: u32, kind: WindowKind) -> Result<u32, RegisterError> {
         let _changing = self.changes.pin();
         let (key, slot) = self.table.allocate(true).ok_or(RegisterError::NoRoom)?;
-        let mut entry = slot.entry.close();
+        let mut entry = slot.close();
         entry.kind = match kind {
             WindowKind::Type1 => Kind::WindowType1,
             WindowKind::Type2 => Kind::WindowType2,
@@ -105,7 +105,7 @@ impl Registry {
     pub fn free_window(&self, key: u32) -> Result<(), RegisterError> {
         let _changing = self.changes.pin();
         let slot = self.table.slot_of(key).ok_or(RegisterError::UnknownKey)?;
-        let mut entry = slot.entry.close();
+        let mut entry = slot.close();
         if !entry.is_window() {
             return Err(RegisterError::UnknownKey);
         }
@@ -127,7 +127,7 @@ impl Registry {
         let _changing = self.changes.pin();
         let slot = self.table.slot_of(bind.window_key).ok_or(BindError::UnknownWindow)?;
         loop {
-            let mut window = slot.entry.close();
+            let mut window = slot.close();
             check_window(&window, bind)?;
             if bind.len == 0 {
                 self.unbind(&mut window);
@@ -138,7 +138,7 @@ impl Registry {
             let other = bind.region_key >> 8 != bind.window_key >> 8;
             let region = self.table.slot_of(bind.region_key).filter(|_| other);
             let region = region.ok_or(BindError::UnknownRegion)?;
-            if let Some(pinned) = region.entry.try_pin() {
+            if let Some(pinned) = region.try_pin() {
                 self.bind_to_region(&mut window, &pinned, bind)?;
                 window.tag = tag_of(bind.new_key);
                 return Ok(());
@@ -146,7 +146,7 @@ impl Registry {
             // Waiting with the window closed could be waiting for each other: the key of the region may be forged, and
             // name a window that is just now being bound to this one.
             drop(window);
-            region.entry.sleep_while_closed();
+            region.sleep_while_closed();
         }
     }
 
@@ -182,7 +182,7 @@ impl Registry {
         }
         // The region exists: it cannot be deregistered while a window is bound to it.
         if let Some(slot) = self.table.slot_of(window.region) {
-            slot.entry.pin().windows.fetch_sub(1, Ordering::Relaxed);
+            slot.pin().windows.fetch_sub(1, Ordering::Relaxed);
         }
         window.unbind();
     }
@@ -197,7 +197,7 @@ impl Registry {
     pub fn invalidate(&self, who: Accessor, key: u32) -> Result<(), AccessError> {
         let _changing = self.changes.pin();
         let slot = self.table.slot_of(key).ok_or(AccessError::UnknownKey)?;
-        let mut entry = slot.entry.close();
+        let mut entry = slot.close();
         check_invalidate(&entry, who, key)?;
         self.unbind(&mut entry);
         Ok(())
@@ -213,10 +213,10 @@ impl Registry {
         let mut count = 0;
         for (_, slot) in self.table.slots() {
             // Looked at before closing, so that other queue pairs' slots are not disturbed.
-            if !tied(&slot.entry.pin()) {
+            if !tied(&slot.pin()) {
                 continue;
             }
-            let mut entry = slot.entry.close();
+            let mut entry = slot.close();
             if tied(&entry) {
                 self.unbind(&mut entry);
                 count += 1;

@@ -15,8 +15,8 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -47,7 +47,9 @@ impl Hands {
     /// When the system has no descriptors left.
     pub fn new() -> io::Result<Arc<Hands>> {
         let segment = Segment::create(c"terrace-hands", SEGMENT_BYTES, Others::Read)?;
-        Ok(Arc::new(Hands { segment, free: Mutex::default() }))
+        let hands = Arc::new(Hands { segment, free: Mutex::default() });
+        OWN.change(|own| own.push(Arc::downgrade(&hands)));
+        Ok(hands)
     }
 
     /// To be sent to the other process.
@@ -68,6 +70,12 @@ impl Hands {
     }
 }
 
+impl Drop for Hands {
+    fn drop(&mut self) {
+        OWN.change(|own| own.retain(|hands| hands.strong_count() > 0));
+    }
+}
+
 fn word(segment: &Segment, index: usize) -> &AtomicU32 {
     &segment.words((index + 1) * STRIDE, 1)[0]
 }
@@ -80,7 +88,8 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is.
+    /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is, and so does what is
+    /// read in this process's slots.
     #[inline]
     pub(super) fn reach(&mut self) -> Reaching<'_> {
         let word = word(&self.hands.segment, self.index as usize);
@@ -95,7 +104,8 @@ impl Drop for Hand {
 }
 
 /// A copy may run.
-pub(super) struct Reaching<'a> {
+#[derive(Debug)]
+pub(crate) struct Reaching<'a> {
     word: &'a AtomicU32,
     even: u32,
 }
@@ -120,9 +130,47 @@ struct Watched {
 }
 
 /// Who may be copying. Of the process, not of a device: what pages a region knows nothing of devices.
-static VISITORS: RwLock<Vec<Arc<Watched>>> = RwLock::new(Vec::new());
-/// How many they are, for a look without the lock.
-static VISITOR_COUNT: AtomicUsize = AtomicUsize::new(0);
+struct List<T> {
+    all: RwLock<Vec<T>>,
+    /// How many they are, for a look without the lock.
+    count: AtomicUsize,
+}
+
+/// Others, out of this process's memory or into it.
+static VISITORS: List<Arc<Watched>> = List::new();
+/// This process, out of its own memory or into it.
+static OWN: List<Weak<Hands>> = List::new();
+
+impl<T: Clone> List<T> {
+    const fn new() -> List<T> {
+        List { all: RwLock::new(Vec::new()), count: AtomicUsize::new(0) }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<T>)) {
+        let mut all = self.all.write();
+        change(&mut all);
+        self.count.store(all.len(), Ordering::SeqCst);
+    }
+
+    /// All who may have seen what was withdrawn before this call.
+    #[inline]
+    fn all_now(&self) -> Vec<T> {
+        handshake::withdrawn();
+        match self.count.load(Ordering::SeqCst) {
+            0 => Vec::new(),
+            // Taken out of the lock: one that goes away while it is waited for needs that to say so.
+            _ => self.all.read().clone(),
+        }
+    }
+
+    /// In the child after `fork`. Whoever had the lock in the parent keeps it here.
+    fn forget(&self) {
+        if let Some(mut all) = self.all.try_write() {
+            all.clear();
+        }
+        self.count.store(0, Ordering::SeqCst);
+    }
+}
 
 impl Visitor {
     /// Takes the descriptor that [`Hands::file`] gave at the other end. Only after this may the other process see records.
@@ -132,10 +180,7 @@ impl Visitor {
     pub fn admit(file: OwnedFd) -> io::Result<Visitor> {
         let segment = Segment::open(file, SEGMENT_BYTES, false)?;
         let watched = Arc::new(Watched { segment, gone: AtomicBool::new(false) });
-        let mut visitors = VISITORS.write();
-        visitors.push(watched.clone());
-        VISITOR_COUNT.store(visitors.len(), Ordering::SeqCst);
-        drop(visitors);
+        VISITORS.change(|visitors| visitors.push(watched.clone()));
         Ok(Visitor { watched })
     }
 }
@@ -144,51 +189,54 @@ impl Drop for Visitor {
     fn drop(&mut self) {
         // First: somebody may be waiting for it with the list in hand.
         self.watched.gone.store(true, Ordering::SeqCst);
-        let mut visitors = VISITORS.write();
-        visitors.retain(|other| !Arc::ptr_eq(other, &self.watched));
-        VISITOR_COUNT.store(visitors.len(), Ordering::SeqCst);
+        VISITORS.change(|visitors| visitors.retain(|other| !Arc::ptr_eq(other, &self.watched)));
     }
 }
 
 /// Waits until no other process copies that may have seen what was withdrawn before this call.
 pub(crate) fn wait_for_visitors() {
-    handshake::withdrawn();
-    if VISITOR_COUNT.load(Ordering::SeqCst) == 0 {
-        return;
+    for visitor in VISITORS.all_now() {
+        wait_for_words(&visitor.segment, || visitor.gone.load(Ordering::SeqCst));
     }
-    // Taken out of the lock: one that goes away while it is waited for needs that to say so.
-    let visitors = VISITORS.read().clone();
-    visitors.iter().for_each(|visitor| visitor.wait());
 }
 
-impl Watched {
-    fn wait(&self) {
-        // The other process may write any number there.
-        let used = (self.segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
-        for index in 0..used {
-            let word = word(&self.segment, index);
-            if let Some(seen) = handshake::raised(word) {
-                self.wait_for_change(word, seen);
-            }
-        }
-    }
-
-    fn wait_for_change(&self, word: &AtomicU32, seen: u32) {
-        let mut looks = 0;
-        while !handshake::has_moved(word, seen) && !self.gone.load(Ordering::SeqCst) {
-            looks += 1;
-            if looks < SPINS {
-                std::hint::spin_loop();
-            } else {
-                std::thread::sleep(NAP);
-            }
+/// Waits until this process does not copy by anything that it may have seen before this call, and that has changed since.
+pub(crate) fn wait_for_own_hands() {
+    for hands in OWN.all_now() {
+        if let Some(hands) = hands.upgrade() {
+            wait_for_words(&hands.segment, || false);
         }
     }
 }
 
-/// In the child after `fork`: whoever reaches into the parent does not reach into the child.
-pub(crate) fn forget_visitors() {
-    VISITOR_COUNT.store(0, Ordering::SeqCst);
+/// Waits until every word that is odd now has moved on, or its owner is gone.
+fn wait_for_words(segment: &Segment, is_gone: impl Fn() -> bool) {
+    // Another process may write any number there.
+    let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
+    for index in 0..used {
+        let word = word(segment, index);
+        if let Some(seen) = handshake::raised(word) {
+            wait_for_change(word, seen, &is_gone);
+        }
+    }
+}
+
+fn wait_for_change(word: &AtomicU32, seen: u32, is_gone: impl Fn() -> bool) {
+    let mut looks = 0;
+    while !handshake::has_moved(word, seen) && !is_gone() {
+        looks += 1;
+        if looks < SPINS {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+/// In the child after `fork`: whoever reaches into the parent does not reach into the child, and the child's hands are the parent's.
+pub(crate) fn forget_hands() {
+    VISITORS.forget();
+    OWN.forget();
 }
 
 #[cfg(test)]

@@ -9,14 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::RwLock;
 
 use super::board::{BoardView, Seen, ShownRegion, halves};
-use super::hands::{Hand, Hands};
+use super::hands::{Hand, Hands, Reaching};
 use super::outlook::Outlook;
 use super::record::Version;
+use super::show::LocalPiece;
 use super::source::{Copy, Missing, Source};
-use crate::access::{Access, AccessNeed, Side};
+use crate::access::{Access, AccessNeed, Accessor, Side};
 use crate::fault;
 use crate::flush::HostRange;
-use crate::registry::AtomicOp;
+use crate::registry::{AtomicOp, Registry};
+use crate::table::KeyMemo;
 
 /// Longest copy that whoever takes a region away has to wait for, in bytes.
 const COPY_BYTES_MAX: u64 = 256 << 10;
@@ -92,6 +94,19 @@ pub struct Lead {
     last: Last,
 }
 
+/// Memory of this process that is registered, if it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Local<'a> {
+    /// Where.
+    pub registry: &'a Registry,
+    /// Who has it accessed.
+    pub who: Accessor,
+    /// For the next access of the same kind.
+    pub memo: &'a KeyMemo,
+    /// What of it.
+    pub piece: LocalPiece,
+}
+
 /// The region that was reached last.
 #[derive(Debug, Default)]
 struct Last {
@@ -138,7 +153,8 @@ impl Lead {
     /// See [`Refusal`]; part of it may then have been overwritten.
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
-        self.read_to(key, va, HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 })
+        let into = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
+        self.copy_range(Copy::Read, AccessNeed::Read, key, va, into)
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -147,25 +163,26 @@ impl Lead {
     /// See [`Refusal`]; a part may then have been written.
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
-        self.write_of(key, va, HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 })
-    }
-
-    /// The same as [`Lead::read`] into one range.
-    ///
-    /// # Errors
-    /// The same.
-    #[inline]
-    pub fn read_to(&mut self, key: u32, va: u64, into: HostRange) -> Result<(), Refusal> {
-        self.copy_range(Copy::Read, AccessNeed::Read, key, va, into)
-    }
-
-    /// The same as [`Lead::write`] of one range.
-    ///
-    /// # Errors
-    /// The same.
-    #[inline]
-    pub fn write_of(&mut self, key: u32, va: u64, from: HostRange) -> Result<(), Refusal> {
+        let from = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
         self.copy_range(Copy::Write, AccessNeed::Write, key, va, from)
+    }
+
+    /// The same as [`Lead::read`] into one piece of registered memory.
+    ///
+    /// # Errors
+    /// The same, and `NotHere` if it is not registered for that.
+    #[inline]
+    pub fn read_to(&mut self, key: u32, va: u64, into: &Local<'_>) -> Result<(), Refusal> {
+        self.copy_piece(Copy::Read, AccessNeed::Read, key, va, into, AccessNeed::Write)
+    }
+
+    /// The same as [`Lead::write`] of one piece of registered memory.
+    ///
+    /// # Errors
+    /// The same, and `NotHere` if it is not registered for that.
+    #[inline]
+    pub fn write_of(&mut self, key: u32, va: u64, from: &Local<'_>) -> Result<(), Refusal> {
+        self.copy_piece(Copy::Write, AccessNeed::Write, key, va, from, AccessNeed::Read)
     }
 
     /// Performs an atomic operation, and returns the value before it.
@@ -235,8 +252,31 @@ impl Lead {
         local: HostRange,
     ) -> Result<(), Refusal> {
         match local.len {
-            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, local.len, local),
+            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, local.len, |_| Ok(local)),
             _ => self.copy(copy, need, key, va, &[local]),
+        }
+    }
+
+    #[inline]
+    fn copy_piece(
+        &mut self,
+        copy: Copy,
+        need: AccessNeed,
+        key: u32,
+        va: u64,
+        local: &Local<'_>,
+        local_need: AccessNeed,
+    ) -> Result<(), Refusal> {
+        let Local { registry, who, memo, piece } = *local;
+        match piece.len {
+            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, piece.len, |reaching| {
+                let found = registry.look_at_piece(reaching, who, local_need, memo, piece);
+                found.map_err(|_| Refusal::NotHere)
+            }),
+            _ => {
+                let copy = |range| self.copy(copy, need, key, va, &[range]);
+                registry.with_piece(who, local_need, memo, piece, copy).unwrap_or(Err(Refusal::NotHere))
+            }
         }
     }
 
@@ -256,7 +296,7 @@ impl Lead {
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
                 // All of what is left, so that nothing is written of what would be refused.
-                self.copy_part(copy, need, key, va, left, part)?;
+                self.copy_part(copy, need, key, va, left, |_| Ok(part))?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
             }
@@ -272,10 +312,11 @@ impl Lead {
         key: u32,
         va: u64,
         whole: u64,
-        part: HostRange,
+        part: impl FnOnce(&Reaching<'_>) -> Result<HostRange, Refusal>,
     ) -> Result<(), Refusal> {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let _reaching = hand.reach();
+        let reaching = hand.reach();
+        let part = part(&reaching)?;
         let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, whole)?;
         let source = last.source(reach, key, version, va, host)?;
         source.copy(copy, reach.pid, host, part).map_err(|Missing| Refusal::NotHere)

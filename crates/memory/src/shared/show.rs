@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Board, ShownQueuePair, ShownRegion, Version, wait_for_visitors};
+use super::{Board, Reaching, ShownQueuePair, ShownRegion, Version, wait_for_visitors};
 use crate::access::{AccessError, AccessNeed, Accessor};
 use crate::entry::{Entry, Kind};
 use crate::flush::HostRange;
@@ -53,7 +53,7 @@ impl Registry {
         if self.board.get().is_none() {
             let board = Board::new(self.table.key_order())?;
             for (index, slot) in self.table.slots() {
-                let entry = slot.entry.pin();
+                let entry = slot.pin();
                 if let Some(region) = shown(&entry) {
                     board.show_region(self.number(index), &region);
                 }
@@ -110,7 +110,7 @@ impl Registry {
     /// What another process wants to know before it reaches into a region that it sees with this version.
     pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
         let slot = self.slot(key).ok()?;
-        let entry = slot.entry.pin();
+        let entry = slot.pin();
         let current = self.board()?.region_version(self.number(key))?;
         if entry.kind != Kind::Region || entry.tag != tag_of(key) || current != version {
             return None;
@@ -169,6 +169,22 @@ impl Registry {
         Ok(act(range))
     }
 
+    /// Where a piece is, until the hand is lowered.
+    #[inline]
+    pub(super) fn look_at_piece(
+        &self,
+        reaching: &Reaching<'_>,
+        who: Accessor,
+        need: AccessNeed,
+        memo: &KeyMemo,
+        piece: LocalPiece,
+    ) -> Result<HostRange, AccessError> {
+        let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
+        let entry = slot.look(reaching).ok_or(AccessError::NotReady)?;
+        let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
+        Ok(HostRange { addr, len: piece.len })
+    }
+
     #[inline]
     fn pin_piece(
         &self,
@@ -179,7 +195,7 @@ impl Registry {
     ) -> Result<(Pinned<'_, Entry>, HostRange), AccessError> {
         // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
         let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.entry.try_pin().ok_or(AccessError::NotReady)?;
+        let entry = slot.try_pin().ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
         Ok((entry, HostRange { addr, len: piece.len }))
     }

@@ -1,7 +1,7 @@
 //! Work requests that are carried out as they are posted.
 
 use terrace_memory::fault::Fault;
-use terrace_memory::shared::{Lead, LocalPiece, Refusal};
+use terrace_memory::shared::{Lead, Local, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge, SgeList, ShortWr};
 
@@ -59,22 +59,17 @@ impl Device {
         }
         let Some(lead) = core.local.lead() else { return Reached::No };
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
-        let local = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
-        let keys = &qp.keys.sent;
+        let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
+        let memo = &qp.keys.sent;
         let atomic = |lead: &mut Lead, rkey, va, op| {
-            let result = LocalPiece { len: ATOMIC_LEN.into(), ..local };
+            let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
             let act = |into| lead.atomic_into(rkey, va, op, into);
-            (rkey, self.memory.with_piece(who, AccessNeed::Write, keys, result, act))
+            (rkey, self.memory.with_piece(who, AccessNeed::Write, memo, result, act))
         };
+        let local = Local { registry: &self.memory, who, memo, piece };
         let (rkey, reached) = match wr.op {
-            SendOp::Read { va, rkey } => {
-                let read = |into| lead.read_to(rkey, va, into).map(Ok);
-                (rkey, self.memory.with_piece(who, AccessNeed::Write, keys, local, read))
-            }
-            SendOp::Write { va, rkey } => {
-                let write = |from| lead.write_of(rkey, va, from).map(Ok);
-                (rkey, self.memory.with_piece(who, AccessNeed::Read, keys, local, write))
-            }
+            SendOp::Read { va, rkey } => (rkey, Ok(lead.read_to(rkey, va, &local).map(Ok))),
+            SendOp::Write { va, rkey } => (rkey, Ok(lead.write_of(rkey, va, &local).map(Ok))),
             SendOp::CompareSwap { va, rkey, compare, swap } => {
                 atomic(&mut *lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
             }
