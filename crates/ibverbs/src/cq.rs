@@ -10,7 +10,7 @@ use crate::channel::ChannelObject;
 use crate::context::{COMP_VECTORS, Context};
 use crate::cq_ex::ExtendedPoll;
 use crate::errno::{EINVAL, Result, pointer, status};
-use crate::object::{self, CPart, Object, Slot, borrow, retire};
+use crate::object::{self, CPart, Object, Slot, borrow, by_itself, retire};
 use crate::pd::Use;
 use crate::room;
 
@@ -173,21 +173,22 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     status(destroy())
 }
 
-/// A completion as `ibv_poll_cq` gives it.
+/// A completion as `ibv_poll_cq` gives it. It was written just now.
+#[inline]
 fn convert(wc: &Wc) -> ibv_wc {
     ibv_wc {
-        wr_id: wc.wr_id,
-        status: wc.status as u32,
-        opcode: wc.opcode as u32,
-        vendor_err: wc.vendor_err,
-        byte_len: wc.byte_len,
-        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: wc.imm },
-        qp_num: wc.qpn,
-        src_qp: wc.src_qp,
-        wc_flags: wc.flags.bits(),
+        wr_id: by_itself(&wc.wr_id),
+        status: by_itself(&wc.status) as u32,
+        opcode: by_itself(&wc.opcode) as u32,
+        vendor_err: by_itself(&wc.vendor_err),
+        byte_len: by_itself(&wc.byte_len),
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: by_itself(&wc.imm) },
+        qp_num: by_itself(&wc.qpn),
+        src_qp: by_itself(&wc.src_qp),
+        wc_flags: by_itself(&wc.flags).bits(),
         pkey_index: 0,
         slid: 0,
-        sl: wc.sl,
+        sl: by_itself(&wc.sl),
         dlid_path_bits: 0,
     }
 }

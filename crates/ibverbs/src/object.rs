@@ -5,6 +5,15 @@ use std::mem::MaybeUninit;
 
 use crate::errno::{EINVAL, Result};
 
+/// A field of a structure whose fields were stored one by one just now. The processor can only forward them so; but where they lie in
+/// the same order in another structure, compilers read them as a whole, which is waited for until all are in the cache
+/// ([decision 41](../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
+#[inline(always)]
+pub fn by_itself<T: Copy>(field: &T) -> T {
+    // SAFETY: of what is borrowed.
+    unsafe { std::ptr::from_ref(field).read_volatile() }
+}
+
 /// C's structure at the front of one of our objects. The program may write to its public fields at any time, so it is
 /// never borrowed as a whole from our side.
 #[repr(transparent)]

@@ -24,8 +24,8 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::platform::{
-    AtomicBool, AtomicUsize, FIRST_WISH, Mutex, MutexGuard, Ordering, heavy_barrier, light_barrier, may_lean,
-    token, wait_a_little,
+    AtomicBool, AtomicUsize, FIRST_WISH, Ordering, RawMutex, heavy_barrier, light_barrier, lock, may_lean,
+    raw_mutex, token, unlock, wait_a_little,
 };
 
 /// Threads that one mutex leans to in its life. Further ones take it as any other.
@@ -38,18 +38,18 @@ const NOBODY: usize = 0;
 const LAST_WISH: u32 = 1 << 20;
 
 /// A mutex that leans to the thread that uses it most. No thread may take it twice; a guard is not for other threads.
-#[derive(Debug)]
 #[repr(C)]
 pub struct LeaningMutex<T> {
     /// Token of the thread that need not ask anybody, and which of `held` is its own. Changed by whoever has `others`.
     leans_to: AtomicUsize,
     held: [AtomicBool; LEANERS],
-    others: Mutex<Habit>,
+    others: RawMutex,
+    /// For whoever has `others`.
+    habit: UnsafeCell<Habit>,
     value: UnsafeCell<T>,
 }
 
 /// Who takes it.
-#[derive(Debug)]
 struct Habit {
     last: usize,
     /// How often in a row.
@@ -70,7 +70,8 @@ impl<T> LeaningMutex<T> {
         LeaningMutex {
             leans_to: AtomicUsize::new(NOBODY),
             held: std::array::from_fn(|_| AtomicBool::new(false)),
-            others: Mutex::new(habit),
+            others: raw_mutex(),
+            habit: UnsafeCell::new(habit),
             value: UnsafeCell::new(value),
         }
     }
@@ -86,33 +87,35 @@ impl<T> LeaningMutex<T> {
                 held.store(true, Ordering::Relaxed);
                 light_barrier();
                 if self.leans_to.load(Ordering::Relaxed) == leans_to {
-                    return Guard::new(self, Hold::Leaning(held));
+                    return Guard::new(self, Some(held));
                 }
                 held.store(false, Ordering::Release);
             }
         }
-        self.lock_as_others()
+        Guard::new(self, self.lock_as_others())
     }
 
+    /// Takes it where it does not lean to this thread. What says that it is held, if it does from now on; otherwise this thread has
+    /// `others`.
     #[cold]
     #[inline(never)]
-    fn lock_as_others(&self) -> Guard<'_, T> {
-        let mut habit = self.others.lock();
+    fn lock_as_others(&self) -> Option<&AtomicBool> {
+        lock(&self.others);
+        // SAFETY: this thread has `others`.
+        let habit = unsafe { &mut *self.habit.get() };
         let leans_to = self.leans_to.load(Ordering::Relaxed);
         if leans_to != NOBODY {
             self.take_back(leans_to);
             habit.wish = habit.wish.saturating_mul(2).min(LAST_WISH);
         }
-        match habit.note(token()) {
-            None => Guard::new(self, Hold::Others(habit)),
-            Some(leans_to) => {
-                let held = &self.held[leans_to & WHICH];
-                held.store(true, Ordering::Relaxed);
-                // Whoever takes it back has locked `others` after this: all of it is seen.
-                self.leans_to.store(leans_to, Ordering::Relaxed);
-                Guard::new(self, Hold::Leaning(held))
-            }
-        }
+        let leans_to = habit.note(token())?;
+        let held = &self.held[leans_to & WHICH];
+        held.store(true, Ordering::Relaxed);
+        // Whoever takes it back has locked `others` after this: all of it is seen.
+        self.leans_to.store(leans_to, Ordering::Relaxed);
+        // SAFETY: this thread has it, and looks at `habit` no more.
+        unsafe { unlock(&self.others) };
+        Some(held)
     }
 
     fn take_back(&self, leans_to: usize) {
@@ -147,33 +150,29 @@ impl Habit {
 }
 
 /// Has the mutex until it is dropped.
-#[derive(Debug)]
 pub struct Guard<'a, T> {
     mutex: &'a LeaningMutex<T>,
-    hold: Hold<'a>,
+    /// What says so, if the mutex leans to this thread; otherwise this thread has `others`. No more than what goes into two registers.
+    held: Option<&'a AtomicBool>,
     /// Only the thread that took it may let it go.
     not_send: PhantomData<*const ()>,
 }
 
-#[derive(Debug)]
-enum Hold<'a> {
-    Leaning(&'a AtomicBool),
-    Others(#[expect(dead_code, reason = "dropped last")] MutexGuard<'a, Habit>),
-}
-
 impl<'a, T> Guard<'a, T> {
     #[inline(always)]
-    fn new(mutex: &'a LeaningMutex<T>, hold: Hold<'a>) -> Guard<'a, T> {
-        Guard { mutex, hold, not_send: PhantomData }
+    fn new(mutex: &'a LeaningMutex<T>, held: Option<&'a AtomicBool>) -> Guard<'a, T> {
+        Guard { mutex, held, not_send: PhantomData }
     }
 }
 
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        if let Hold::Leaning(held) = &self.hold {
+        match self.held {
             // Release: what was done with it comes before.
-            held.store(false, Ordering::Release);
+            Some(held) => held.store(false, Ordering::Release),
+            // SAFETY: this thread has `others`.
+            None => unsafe { unlock(&self.mutex.others) },
         }
     }
 }

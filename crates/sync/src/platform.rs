@@ -4,12 +4,29 @@ use std::sync::atomic::AtomicU8;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 /// How often a thread takes a mutex, and nobody else does, before it leans to that thread for the first time. Taking it away again
 /// costs some microseconds, as much as a hundred of these.
 pub(crate) const FIRST_WISH: u32 = 1 << 10;
+
+pub(crate) fn raw_mutex() -> RawMutex {
+    RawMutex::INIT
+}
+
+/// Takes it for good, until somebody calls [`unlock`].
+pub(crate) fn lock(mutex: &RawMutex) {
+    mutex.lock();
+}
+
+/// # Safety
+/// The calling thread has it.
+pub(crate) unsafe fn unlock(mutex: &RawMutex) {
+    // SAFETY: the caller's.
+    unsafe { mutex.unlock() };
+}
 
 /// Whether mutexes may lean in this process.
 static MAY_LEAN: AtomicU8 = AtomicU8::new(UNKNOWN);

@@ -11,23 +11,30 @@ mod leaning;
 mod platform {
     use std::cell::Cell;
 
-    pub(crate) use loom::sync::MutexGuard;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use loom::sync::{Condvar, Mutex};
 
     /// They lean at once.
     pub(crate) const FIRST_WISH: u32 = 1;
 
-    #[derive(Debug)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    /// Whether it is taken.
+    pub(crate) struct RawMutex(Mutex<bool>, Condvar);
 
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Mutex<T> {
-            Mutex(loom::sync::Mutex::new(value))
-        }
+    pub(crate) fn raw_mutex() -> RawMutex {
+        RawMutex(Mutex::new(false), Condvar::new())
+    }
 
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap()
+    pub(crate) fn lock(RawMutex(taken, free): &RawMutex) {
+        let mut taken = taken.lock().unwrap();
+        while *taken {
+            taken = free.wait(taken).unwrap();
         }
+        *taken = true;
+    }
+
+    pub(crate) unsafe fn unlock(RawMutex(taken, free): &RawMutex) {
+        *taken.lock().unwrap() = false;
+        free.notify_one();
     }
 
     loom::thread_local! {

@@ -18,7 +18,7 @@ use crate::abi::{
 use crate::ah::AhObject;
 use crate::errno::Errno;
 use crate::mw::{self, MwObject};
-use crate::object::borrow;
+use crate::object::{borrow, by_itself};
 
 /// Our checks' errno as the NIC's error.
 fn refused(errno: Errno) -> Error {
@@ -40,19 +40,10 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: i32, limit: u32) -> Result<&
     Ok(unsafe { std::slice::from_raw_parts(list, count as usize) })
 }
 
-/// C's element as ours. The program has just stored the fields one by one, and the processor can only forward them so: read as a whole,
-/// which is what a compiler makes of three fields that lie in the same order in another structure, they are waited for until they
-/// are in the cache ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
+/// C's element as ours. The program has just stored the fields.
 #[inline]
 fn element(sge: &ibv_sge) -> Sge {
-    // SAFETY: fields of what is borrowed.
-    unsafe {
-        Sge {
-            addr: (&raw const sge.addr).read_volatile(),
-            length: (&raw const sge.length).read_volatile(),
-            lkey: (&raw const sge.lkey).read_volatile(),
-        }
-    }
+    Sge { addr: by_itself(&sge.addr), length: by_itself(&sge.length), lkey: by_itself(&sge.lkey) }
 }
 
 /// C's list as ours.
