@@ -204,18 +204,26 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
     if wc.is_null() && wanted > 0 {
         return -1;
     }
-    let mut got = 0;
     if let Some(extended) = &object.extended {
         // SAFETY: the caller's; fewer than `wanted` are written.
-        got = extended.take_prefetched(wanted, |at, entry| unsafe { wc.add(at).write(convert(entry)) });
+        let got = extended.take_prefetched(wanted, |at, entry| unsafe { wc.add(at).write(convert(entry)) });
         if got > 0 {
             return got as c_int;
         }
     }
-    let polled = object.cq.poll(wanted, &mut |entry| {
+    let mut got = 0;
+    let waiting = object.cq.poll_waiting(wanted, &mut |entry| {
         // SAFETY: the caller's; the NIC gives `wanted` at most.
         unsafe { wc.add(got).write(convert(entry)) };
         got += 1;
+    });
+    let polled = waiting.unwrap_or_else(|| {
+        let mut got = 0;
+        object.cq.poll(wanted, &mut |entry| {
+            // SAFETY: the same.
+            unsafe { wc.add(got).write(convert(entry)) };
+            got += 1;
+        })
     });
     match polled {
         Ok(count) => count as c_int,

@@ -94,7 +94,7 @@ impl Entry {
     }
 
     /// Whether `tag` is the current key's, and the accessor may use the key at all.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admit(&self, tag: u8, who: Accessor) -> Result<(), AccessError> {
         if !self.bound || self.tag != tag || (who.side == Side::Local && self.kind != Kind::Region) {
             return Err(AccessError::UnknownKey);
@@ -109,7 +109,7 @@ impl Entry {
     }
 
     /// The program's address for `va`, when `len` bytes from there lie within the range.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn translate(&self, va: u64, len: u64) -> Result<u64, AccessError> {
         // `start + self.len` does not overflow (registration saw to it), so a `va` before the start wraps to an offset
         // beyond the length, and what passes both comparisons ends where the range ends at the latest.
@@ -127,7 +127,7 @@ impl Entry {
     }
 
     /// All checks on an access, in the order key, protection domain, queue pair, permission, range.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn locate(
         &self,
         tag: u8,

@@ -45,7 +45,7 @@ const KNOWN: u64 = 1 << 63;
 
 impl KeyMemo {
     /// The number of a key's slot. Of one table at a time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn number(&self, order: &KeyOrder, key: u32) -> u32 {
         let index = KNOWN | u64::from(key >> 8) << 32;
         let memo = self.0.load(Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Slot {
     }
 
     /// The same for as long as a hand is raised: two locked instructions less.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn look<'a>(&'a self, _reaching: &'a Reaching<'_>) -> Option<&'a Entry> {
         // SAFETY: `close` alone closes it, and waits for this process's raised hands.
         unsafe { self.entry.peek() }
@@ -158,7 +158,7 @@ impl Table {
     }
 
     /// The same, when it is most likely the one that it was last time.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn slot_again(&self, key: u32, memo: &KeyMemo) -> Option<&Slot> {
         self.slot(memo.number(&self.permutation, key))
     }
@@ -169,7 +169,7 @@ impl Table {
     }
 
     /// The slot with a number, as segments count them.
-    #[inline]
+    #[inline(always)]
     fn slot(&self, number: u32) -> Option<&Slot> {
         let biased = number + (1 << FIRST_BITS);
         let segment = (biased.ilog2() - FIRST_BITS) as usize;

@@ -129,11 +129,26 @@ impl Cq {
 
     /// Hands up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
+    #[inline]
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        if !self.is_empty() {
-            self.device.note_poll();
-            return self.take(max, take);
+        match self.poll_waiting(max, take) {
+            Some(taken) => taken,
+            None => self.poll_empty(max, take),
         }
+    }
+
+    /// The same if entries wait already; otherwise nothing. Who asks this first can have it done where it stands, with a `take` of its own.
+    #[inline(always)]
+    pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Option<Result<usize, Error>> {
+        if self.is_empty() {
+            return None;
+        }
+        self.device.note_poll();
+        Some(self.take(max, take))
+    }
+
+    #[inline(never)]
+    fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
         let has_entries = self.look(Some(&catch));
         // Not moved: they were written just now.
@@ -163,10 +178,11 @@ impl Cq {
     }
 
     /// The same as [`Cq::poll`] without making progress: for a program that makes it in another way.
+    #[inline(always)]
     pub fn take(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         self.take_entries(max, |entries, times| {
             if let Some(times) = times {
-                times.drain(..entries.len());
+                forget_times(times, entries.len());
             }
             entries.iter().for_each(&mut *take);
         })
@@ -194,7 +210,7 @@ impl Cq {
         if self.overrun.load(Ordering::Acquire) && self.is_empty() { Err(Error::Overrun) } else { Ok(0) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_entries(
         &self,
         max: usize,
@@ -280,6 +296,7 @@ impl Cq {
     }
 
     /// Whether no entry waits; a look without the lock.
+    #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
@@ -354,6 +371,7 @@ impl Cq {
         }
     }
 
+    #[inline(always)]
     fn publish_len(&self, queue: &Queue) {
         self.len.store(queue.entries.len() as u32, Ordering::Release);
     }
@@ -361,6 +379,12 @@ impl Cq {
     fn strong(&self) -> Arc<Cq> {
         self.me.upgrade().expect("a method is running, so somebody holds the queue")
     }
+}
+
+#[cold]
+#[inline(never)]
+fn forget_times(times: &mut VecDeque<Time>, count: usize) {
+    times.drain(..count);
 }
 
 /// An answer, and the completion that it brings.

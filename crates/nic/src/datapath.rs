@@ -309,7 +309,7 @@ impl Device {
     }
 
     /// Lets go of a queue pair that the program has used, and that has nothing to send.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn leave(&self, core: Guard<'_, QpCore>) {
         drop(core);
         self.settle_overruns();

@@ -363,17 +363,30 @@ impl QueuePair {
     ///
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else.
+    #[inline(always)]
     pub fn post_short(self: &Arc<Self>, wr: &ShortWr) -> Result<(), Error> {
         self.foresee(&wr.op);
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
-        let left = match device.reach_short(self, &mut core, wr) {
-            Reached::No => self.queue_one(&mut core, wr),
-            Reached::Whole if !core.qp.wants_transmit() => {
-                device.leave(core);
-                return Ok(());
-            }
+        let reached = device.reach_short(self, &mut core, wr);
+        if reached == Reached::Whole && !core.qp.wants_transmit() {
+            device.leave(core);
+            return Ok(());
+        }
+        self.go_on_with_short(core, *wr, reached)
+    }
+
+    /// What is left to do for one that is not over.
+    #[inline(never)]
+    fn go_on_with_short(
+        self: &Arc<Self>,
+        mut core: Guard<'_, QpCore>,
+        wr: ShortWr,
+        reached: Reached,
+    ) -> Result<(), Error> {
+        let left = match reached {
+            Reached::No => self.queue_one(&mut core, &wr),
             reached => Ok(reached == Reached::WithEvents),
         };
         self.send_posted(core, matches!(left, Ok(true)));
@@ -381,7 +394,7 @@ impl QueuePair {
     }
 
     /// For the processor to begin with what a work request is going to wait for, if the peer is on this host.
-    #[inline]
+    #[inline(always)]
     fn foresee(&self, op: &SendOp) {
         match *op {
             SendOp::Read { va, rkey } => self.outlook.foresee(rkey, va, false),
@@ -625,10 +638,12 @@ impl QueuePair {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, QpCore> {
         self.state.lock()
     }
 
+    #[inline(always)]
     pub(crate) fn lock_alive(&self) -> Result<Guard<'_, QpCore>, Error> {
         let core = self.lock();
         if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }

@@ -77,7 +77,7 @@ impl<T> LeaningMutex<T> {
     }
 
     /// Waits until no other thread has it.
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         let leans_to = self.leans_to.load(Ordering::Relaxed);
         if leans_to & !WHICH == token() {

@@ -238,13 +238,14 @@ impl Qp {
 
     /// Whether a send work request that is posted now is the only one, so that it may be carried out in another way than by packets
     /// ([`Qp::complete_direct`]) and still take effect in its turn.
+    #[inline(always)]
     pub fn is_quiet(&self) -> bool {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
     /// Whether this one would be taken if it were posted now, and is the only one, see [`Qp::is_quiet`]; and may be carried out in that
     /// other way: it is a READ, a WRITE or an atomic, of RC.
-    #[inline]
+    #[inline(always)]
     pub fn is_quiet_for(&self, wr: &ShortWr) -> bool {
         let Common { config, attr, .. } = &self.common;
         let (may_be_asked, len_min) = match wr.op {

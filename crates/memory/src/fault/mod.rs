@@ -78,7 +78,7 @@ pub unsafe fn copy_to(target: u64, data: &[u8]) -> Result<(), Fault> {
 /// # Safety
 /// `target .. target + len` is memory that may be overwritten, and nobody holds an exclusive Rust reference to
 /// `source .. source + len`; or there is no memory.
-#[inline]
+#[inline(always)]
 pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> Result<(), Fault> {
     mask::unblock_once();
     // SAFETY: as the caller promises.

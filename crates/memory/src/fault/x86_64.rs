@@ -296,7 +296,7 @@ pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
 ///
 /// # Safety
 /// Both ranges may be accessed so, or are no memory at all.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
     // SAFETY: as the caller promises; the AVX routines run only where AVX exists.
     unsafe {

@@ -170,24 +170,19 @@ impl BoardView {
     }
 
     /// The region that a key names, unless it is not shown.
-    #[inline]
-    pub(super) fn region(&self, key: u32, seen: &mut Seen) -> Option<(Version, ShownRegion)> {
+    #[inline(always)]
+    pub(super) fn region<'a>(&self, key: u32, seen: &'a mut Seen) -> Option<(Version, &'a ShownRegion)> {
         let record = region_record(&self.segment, seen.number.number(&self.order, key))?;
-        if let Some((known, version, region)) = seen.region
-            && known == key
-            && version == record::version(record)
-        {
-            return Some((version, region));
+        let is_as_seen = matches!(seen.region, Some((known, version, _)) if known == key && version == record::version(record));
+        if !is_as_seen {
+            seen.region = Some(read_region(record, key)?);
         }
-        let (version, content) = record::read(record)?;
-        let region = ShownRegion::of(&content).filter(|region| region.tag == key as u8)?;
-        seen.region = Some((key, version, region));
-        Some((version, region))
+        seen.region.as_ref().map(|(_, version, region)| (*version, region))
     }
 
     /// What a queue pair leads to, and what it permits, unless it is not shown, or connected to another one than `own_qpn` at `own`.
     /// What was seen is of the same three.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rights(
         &self,
         qpn: u32,
@@ -201,14 +196,26 @@ impl BoardView {
         {
             return Some((pd, access));
         }
-        let (version, [flags, pd, dest_qpn, high, low, ..]) = record::read(record)?;
-        if flags & SHOWN == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
-            return None;
-        }
-        let (pd, access) = (pd as u32, access_of(flags));
-        seen.rights = Some((version, pd, access));
+        let read @ (_, pd, access) = read_rights(record, own, own_qpn)?;
+        seen.rights = Some(read);
         Some((pd, access))
     }
+}
+
+#[cold]
+fn read_region(record: &[AtomicU64], key: u32) -> Option<(u32, Version, ShownRegion)> {
+    let (version, content) = record::read(record)?;
+    let region = ShownRegion::of(&content).filter(|region| region.tag == key as u8)?;
+    Some((key, version, region))
+}
+
+#[cold]
+fn read_rights(record: &[AtomicU64], own: [u64; 2], own_qpn: u32) -> Option<(Version, u32, Access)> {
+    let (version, [flags, pd, dest_qpn, high, low, ..]) = record::read(record)?;
+    if flags & SHOWN == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
+        return None;
+    }
+    Some((version, pd as u32, access_of(flags)))
 }
 
 fn tables(segment: &Segment) -> &[AtomicU64] {

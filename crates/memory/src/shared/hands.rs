@@ -76,6 +76,7 @@ impl Drop for Hands {
     }
 }
 
+#[inline(always)]
 fn word(segment: &Segment, index: usize) -> &AtomicU32 {
     &segment.words((index + 1) * STRIDE, 1)[0]
 }
@@ -90,7 +91,7 @@ pub struct Hand {
 impl Hand {
     /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is, and so does what is
     /// read in this process's slots.
-    #[inline]
+    #[inline(always)]
     pub(super) fn reach(&mut self) -> Reaching<'_> {
         let word = word(&self.hands.segment, self.index as usize);
         Reaching { word, even: handshake::raise(word) }

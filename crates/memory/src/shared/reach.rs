@@ -13,7 +13,7 @@ use super::hands::{Hand, Hands, Reaching};
 use super::outlook::Outlook;
 use super::record::Version;
 use super::show::LocalPiece;
-use super::source::{Copy, Missing, Source};
+use super::source::{Direction, Missing, Source};
 use crate::access::{Access, AccessNeed, Accessor, Side};
 use crate::fault;
 use crate::flush::HostRange;
@@ -64,6 +64,7 @@ impl Reach {
     }
 
     /// Whether it has.
+    #[inline(always)]
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
@@ -107,6 +108,27 @@ pub struct Local<'a> {
     pub piece: LocalPiece,
 }
 
+/// This end of a copy.
+enum Here<'a> {
+    /// Memory that stays as it is.
+    Range(HostRange),
+    /// Memory that does if it is registered, as long as the word is raised.
+    Piece(&'a Local<'a>),
+}
+
+impl Here<'_> {
+    #[inline(always)]
+    fn find(self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal> {
+        match self {
+            Here::Range(range) => Ok(range),
+            Here::Piece(&Local { registry, who, memo, piece }) => {
+                let found = registry.look_at_piece(reaching, who, direction.need_here(), memo, piece);
+                found.map_err(|_| Refusal::NotHere)
+            }
+        }
+    }
+}
+
 /// The region that was reached last.
 #[derive(Debug, Default)]
 struct Last {
@@ -119,7 +141,7 @@ struct Last {
 
 impl Lead {
     /// Tells of the region that was reached last, if it is another one than the last time.
-    #[inline]
+    #[inline(always)]
     pub fn tell(&mut self, outlook: &Outlook) {
         if self.last.is_news {
             self.last.tell(outlook);
@@ -136,7 +158,7 @@ impl Lead {
     /// # Errors
     /// See [`Refusal`]; part of the memory may then have been overwritten.
     pub fn read(&mut self, key: u32, va: u64, into: &[HostRange]) -> Result<(), Refusal> {
-        self.copy(Copy::Read, AccessNeed::Read, key, va, into)
+        self.copy(Direction::Read, key, va, into)
     }
 
     /// Writes the program's memory to `va` on.
@@ -144,7 +166,7 @@ impl Lead {
     /// # Errors
     /// See [`Refusal`]; a part may then have been written.
     pub fn write(&mut self, key: u32, va: u64, from: &[HostRange]) -> Result<(), Refusal> {
-        self.copy(Copy::Write, AccessNeed::Write, key, va, from)
+        self.copy(Direction::Write, key, va, from)
     }
 
     /// Reads from `va` on into memory of the caller's own, which need not be registered.
@@ -154,7 +176,7 @@ impl Lead {
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let into = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy_range(Copy::Read, AccessNeed::Read, key, va, into)
+        self.copy_range(Direction::Read, key, va, into)
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -164,25 +186,41 @@ impl Lead {
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
         let from = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy_range(Copy::Write, AccessNeed::Write, key, va, from)
+        self.copy_range(Direction::Write, key, va, from)
     }
 
-    /// The same as [`Lead::read`] into one piece of registered memory.
+    /// Copies one piece of registered memory from `va` on, or to there.
     ///
     /// # Errors
-    /// The same, and `NotHere` if it is not registered for that.
-    #[inline]
-    pub fn read_to(&mut self, key: u32, va: u64, into: &Local<'_>) -> Result<(), Refusal> {
-        self.copy_piece(Copy::Read, AccessNeed::Read, key, va, into, AccessNeed::Write)
+    /// See [`Refusal`]: `NotHere`, too, if the piece is not registered for that. A part may then have been copied.
+    #[inline(always)]
+    pub fn copy_piece(
+        &mut self,
+        direction: Direction,
+        key: u32,
+        va: u64,
+        local: &Local<'_>,
+    ) -> Result<(), Refusal> {
+        let piece = local.piece;
+        if !(1..=COPY_BYTES_MAX).contains(&piece.len) {
+            return self.copy_long_piece(direction, key, va, *local);
+        }
+        self.copy_part(direction, key, va, piece.len, Here::Piece(local))
     }
 
-    /// The same as [`Lead::write`] of one piece of registered memory.
-    ///
-    /// # Errors
-    /// The same, and `NotHere` if it is not registered for that.
-    #[inline]
-    pub fn write_of(&mut self, key: u32, va: u64, from: &Local<'_>) -> Result<(), Refusal> {
-        self.copy_piece(Copy::Write, AccessNeed::Write, key, va, from, AccessNeed::Read)
+    #[cold]
+    #[inline(never)]
+    fn copy_long_piece(
+        &mut self,
+        direction: Direction,
+        key: u32,
+        va: u64,
+        local: Local<'_>,
+    ) -> Result<(), Refusal> {
+        let Local { registry, who, memo, piece } = local;
+        let copy = |range| self.copy(direction, key, va, &[range]);
+        let copied = registry.with_piece(who, direction.need_here(), memo, piece, copy);
+        copied.unwrap_or(Err(Refusal::NotHere))
     }
 
     /// Performs an atomic operation, and returns the value before it.
@@ -245,49 +283,18 @@ impl Lead {
     #[inline]
     fn copy_range(
         &mut self,
-        copy: Copy,
-        need: AccessNeed,
+        direction: Direction,
         key: u32,
         va: u64,
         local: HostRange,
     ) -> Result<(), Refusal> {
         match local.len {
-            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, local.len, |_| Ok(local)),
-            _ => self.copy(copy, need, key, va, &[local]),
+            1..=COPY_BYTES_MAX => self.copy_part(direction, key, va, local.len, Here::Range(local)),
+            _ => self.copy(direction, key, va, &[local]),
         }
     }
 
-    #[inline]
-    fn copy_piece(
-        &mut self,
-        copy: Copy,
-        need: AccessNeed,
-        key: u32,
-        va: u64,
-        local: &Local<'_>,
-        local_need: AccessNeed,
-    ) -> Result<(), Refusal> {
-        let Local { registry, who, memo, piece } = *local;
-        match piece.len {
-            1..=COPY_BYTES_MAX => self.copy_part(copy, need, key, va, piece.len, |reaching| {
-                let found = registry.look_at_piece(reaching, who, local_need, memo, piece);
-                found.map_err(|_| Refusal::NotHere)
-            }),
-            _ => {
-                let copy = |range| self.copy(copy, need, key, va, &[range]);
-                registry.with_piece(who, local_need, memo, piece, copy).unwrap_or(Err(Refusal::NotHere))
-            }
-        }
-    }
-
-    fn copy(
-        &mut self,
-        copy: Copy,
-        need: AccessNeed,
-        key: u32,
-        va: u64,
-        locals: &[HostRange],
-    ) -> Result<(), Refusal> {
+    fn copy(&mut self, direction: Direction, key: u32, va: u64, locals: &[HostRange]) -> Result<(), Refusal> {
         let whole: u64 = locals.iter().map(|local| local.len).sum();
         let mut va = va;
         let mut left = whole;
@@ -296,7 +303,7 @@ impl Lead {
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
                 // All of what is left, so that nothing is written of what would be refused.
-                self.copy_part(copy, need, key, va, left, |_| Ok(part))?;
+                self.copy_part(direction, key, va, left, Here::Range(part))?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
             }
@@ -304,28 +311,28 @@ impl Lead {
         if whole == 0 { Err(Refusal::NotHere) } else { Ok(()) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_part(
         &mut self,
-        copy: Copy,
-        need: AccessNeed,
+        direction: Direction,
         key: u32,
         va: u64,
         whole: u64,
-        part: impl FnOnce(&Reaching<'_>) -> Result<HostRange, Refusal>,
+        here: Here<'_>,
     ) -> Result<(), Refusal> {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let reaching = hand.reach();
-        let part = part(&reaching)?;
-        let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, whole)?;
+        let here = here.find(direction, &reaching)?;
+        let connection = (*own, *own_qpn, *qpn);
+        let (version, host) = reach.locate(connection, seen, direction.need(), key, va, whole)?;
         let source = last.source(reach, key, version, va, host)?;
-        source.copy(copy, reach.pid, host, part).map_err(|Missing| Refusal::NotHere)
+        source.copy(direction, reach.pid, host, here).map_err(|Missing| Refusal::NotHere)
     }
 }
 
 impl Last {
     /// The source of a region in which the other process has `va` at `host`: from where it was last found, if that is still right.
-    #[inline]
+    #[inline(always)]
     fn source(
         &mut self,
         reach: &Reach,
@@ -365,7 +372,7 @@ impl Last {
 impl Reach {
     /// All checks on an access, as the other process would make them on a packet; and the other process's address. Only while the
     /// connection's word is odd does the answer stay true.
-    #[inline]
+    #[inline(always)]
     fn locate(
         &self,
         (own, own_qpn, qpn): ([u64; 2], u32, u32),
@@ -394,7 +401,7 @@ fn permits(queue_pair: Access, region: Access, permission: Access) -> bool {
 
 impl ShownRegion {
     /// The other process's address for `va`, when `len` bytes from there lie within the region.
-    #[inline]
+    #[inline(always)]
     fn translate(&self, va: u64, len: u64) -> Option<u64> {
         let offset = va.wrapping_sub(self.start);
         (offset <= self.len && len <= self.len - offset).then(|| va.wrapping_add(self.to_host))

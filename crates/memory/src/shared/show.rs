@@ -170,7 +170,7 @@ impl Registry {
     }
 
     /// Where a piece is, until the hand is lowered.
-    #[inline]
+    #[inline(always)]
     pub(super) fn look_at_piece(
         &self,
         reaching: &Reaching<'_>,

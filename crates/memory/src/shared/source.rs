@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 
 use super::segment::{Segment, reserve, reserved_bytes};
+use crate::access::AccessNeed;
 use crate::fault;
 use crate::flush::HostRange;
 use crate::paging::{UNIT_BYTES, residency_bytes, unit_bit, unit_count};
@@ -37,11 +38,31 @@ pub enum Source {
 
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Copy {
+pub enum Direction {
     /// From the other process.
     Read,
     /// To the other process.
     Write,
+}
+
+impl Direction {
+    /// What the region at the other end must permit.
+    #[inline]
+    pub(super) fn need(self) -> AccessNeed {
+        match self {
+            Direction::Read => AccessNeed::Read,
+            Direction::Write => AccessNeed::Write,
+        }
+    }
+
+    /// What the one at this end must.
+    #[inline]
+    pub(super) fn need_here(self) -> AccessNeed {
+        match self {
+            Direction::Read => AccessNeed::Write,
+            Direction::Write => AccessNeed::Read,
+        }
+    }
 }
 
 /// Something was not there, or not all of it. Packets find out what is to be said about that.
@@ -91,12 +112,12 @@ impl Mapped {
         Ok(self.addr + offset)
     }
 
-    #[inline]
-    fn copy(&self, copy: Copy, host: u64, local: HostRange) -> Result<(), Missing> {
+    #[inline(always)]
+    fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
         let theirs = self.place(host, local.len)?;
-        let (to, from) = match copy {
-            Copy::Read => (local.addr, theirs),
-            Copy::Write => (theirs, local.addr),
+        let (to, from) = match direction {
+            Direction::Read => (local.addr, theirs),
+            Direction::Write => (theirs, local.addr),
         };
         // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for this call; the
         // other side is our mapping.
@@ -132,7 +153,7 @@ impl Paged {
         Ok(Paged { backed, bitmap, hits })
     }
 
-    fn copy(&self, copy: Copy, host: u64, local: HostRange) -> Result<(), Missing> {
+    fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
         let range = self.backed.range;
         let offset = host.wrapping_sub(range.addr);
         if local.len == 0 {
@@ -150,7 +171,7 @@ impl Paged {
         {
             return Err(Missing);
         }
-        self.transfer(copy, self.backed.offset + offset, local)?;
+        self.transfer(direction, self.backed.offset + offset, local)?;
         let hits = self.hits.words(0, count);
         units.for_each(|unit| {
             let total = hits[unit].load(Ordering::Relaxed).saturating_add(1);
@@ -160,14 +181,16 @@ impl Paged {
     }
 
     /// By the page cache, which is where a resident unit's memory is.
-    fn transfer(&self, copy: Copy, offset: u64, local: HostRange) -> Result<(), Missing> {
+    fn transfer(&self, direction: Direction, offset: u64, local: HostRange) -> Result<(), Missing> {
         let file = self.backed.file.as_raw_fd();
-        let (parts, count) = pieces(copy, local);
+        let (parts, count) = pieces(direction, local);
         // SAFETY: the local range is registered, or borrowed for this call; the kernel says EFAULT if it is not there.
         let moved = unsafe {
-            match copy {
-                Copy::Read => libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t),
-                Copy::Write => {
+            match direction {
+                Direction::Read => {
+                    libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t)
+                }
+                Direction::Write => {
                     libc::pwritev(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t)
                 }
             }
@@ -190,28 +213,47 @@ impl Source {
     }
 
     /// Copies between this process and the other one, ascending, the last byte of a WRITE last.
-    #[inline]
-    pub(super) fn copy(&self, copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
+    #[inline(always)]
+    pub(super) fn copy(
+        &self,
+        direction: Direction,
+        pid: i32,
+        host: u64,
+        local: HostRange,
+    ) -> Result<(), Missing> {
         match self {
-            Source::Mapped(mapped) => mapped.copy(copy, host, local),
-            Source::Paged(paged) => paged.copy(copy, host, local),
-            Source::Process => copy_by_kernel(copy, pid, host, local),
-            Source::Packets => Err(Missing),
+            Source::Mapped(mapped) => mapped.copy(direction, host, local),
+            others => others.copy_by_kernel(direction, pid, host, local),
+        }
+    }
+
+    #[inline(never)]
+    fn copy_by_kernel(
+        &self,
+        direction: Direction,
+        pid: i32,
+        host: u64,
+        local: HostRange,
+    ) -> Result<(), Missing> {
+        match self {
+            Source::Paged(paged) => paged.copy(direction, host, local),
+            Source::Process => copy_between(direction, pid, host, local),
+            Source::Mapped(_) | Source::Packets => Err(Missing),
         }
     }
 }
 
-fn copy_by_kernel(copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
+fn copy_between(direction: Direction, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
     if local.len == 0 {
         return Ok(());
     }
-    let (ours, count) = pieces(copy, local);
-    let (theirs, _) = pieces(copy, HostRange { addr: host, len: local.len });
+    let (ours, count) = pieces(direction, local);
+    let (theirs, _) = pieces(direction, HostRange { addr: host, len: local.len });
     // SAFETY: the local range is registered, or borrowed for this call; the kernel checks both sides.
     let moved = unsafe {
-        match copy {
-            Copy::Read => libc::process_vm_readv(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
-            Copy::Write => libc::process_vm_writev(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
+        match direction {
+            Direction::Read => libc::process_vm_readv(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
+            Direction::Write => libc::process_vm_writev(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
         }
     };
     if moved == local.len as isize { Ok(()) } else { Err(Missing) }
@@ -220,10 +262,10 @@ fn copy_by_kernel(copy: Copy, pid: i32, host: u64, local: HostRange) -> Result<(
 /// The pieces in which the kernel copies a range, and how many they are. It copies with string instructions, which may store in any
 /// order; but not from one to the next. Programs that look at the last byte to learn of a WRITE's arrival need that one to come
 /// last. A READ has a completion for that, and a second piece costs as much as the first.
-fn pieces(copy: Copy, range: HostRange) -> ([libc::iovec; 2], libc::c_ulong) {
+fn pieces(direction: Direction, range: HostRange) -> ([libc::iovec; 2], libc::c_ulong) {
     let part =
         |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
-    let last = if copy == Copy::Write { range.len.min(1) } else { 0 };
+    let last = if direction == Direction::Write { range.len.min(1) } else { 0 };
     let parts = [part(range.addr, range.len - last), part(range.addr + range.len - last, last)];
     (parts, 1 + last)
 }

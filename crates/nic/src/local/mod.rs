@@ -104,10 +104,19 @@ impl QpLocal {
     }
 
     /// The way into the peer's memory. One into a process that has gone is given up: it would keep that one's memory.
-    #[inline]
+    #[inline(always)]
     fn lead(&mut self) -> Option<&mut Lead> {
-        self.lead.take_if(|lead| lead.reach().is_gone());
+        match &self.lead {
+            Some(lead) if lead.reach().is_gone() => self.give_up_lead(),
+            _ => {}
+        }
         self.lead.as_mut()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_up_lead(&mut self) {
+        self.lead = None;
     }
 }
 
@@ -218,7 +227,7 @@ impl Device {
 
     /// Finds the ways to a queue pair's peer that the thread has opened since the last time. Only while nothing is outstanding: what
     /// goes another way from then on cannot overtake anything.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn meet(&self, qp: &QueuePair, core: &mut QpCore) {
         if self.local.is_on()
             && core.local.looked != self.local.generation.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
 //! Work requests that are carried out as they are posted.
 
 use terrace_memory::fault::Fault;
-use terrace_memory::shared::{Lead, Local, LocalPiece, Refusal};
+use terrace_memory::shared::{Direction, Local, LocalPiece, Refusal};
 use terrace_memory::{AccessError, AccessNeed, Accessor, AtomicOp, HostRange};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge, SgeList, ShortWr};
 
@@ -52,52 +52,81 @@ impl Device {
     }
 
     /// The same for a short work request.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reach_short(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) -> Reached {
         if !self.local.is_on() || !core.qp.is_quiet_for(wr) {
             return Reached::No;
         }
+        let (direction, rkey, va) = match wr.op {
+            SendOp::Read { va, rkey } => (Direction::Read, rkey, va),
+            SendOp::Write { va, rkey } => (Direction::Write, rkey, va),
+            _ => return self.reach_atomic(qp, core, *wr),
+        };
         let Some(lead) = core.local.lead() else { return Reached::No };
-        let who = Accessor::local(qp.pd().handle(), qp.qpn());
-        let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
-        let memo = &qp.keys.sent;
-        let atomic = |lead: &mut Lead, rkey, va, op| {
-            let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
-            let act = |into| lead.atomic_into(rkey, va, op, into);
-            (rkey, self.memory.with_piece(who, AccessNeed::Write, memo, result, act))
-        };
-        let local = Local { registry: &self.memory, who, memo, piece };
-        let (rkey, reached) = match wr.op {
-            SendOp::Read { va, rkey } => (rkey, Ok(lead.read_to(rkey, va, &local).map(Ok))),
-            SendOp::Write { va, rkey } => (rkey, Ok(lead.write_of(rkey, va, &local).map(Ok))),
-            SendOp::CompareSwap { va, rkey, compare, swap } => {
-                atomic(&mut *lead, rkey, va, AtomicOp::CompareSwap { compare, swap })
-            }
-            SendOp::FetchAdd { va, rkey, add } => atomic(&mut *lead, rkey, va, AtomicOp::FetchAdd { add }),
-            _ => return Reached::No,
-        };
+        let copied = lead.copy_piece(direction, rkey, va, &self.local_piece(qp, wr));
         lead.tell(&qp.outlook);
-        match self.settle(core, rkey, reached) {
-            Some(Ok(())) => {
-                // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
-                match &core.tap {
-                    None => {
-                        if let Some(wc) = core.qp.complete_short(wr) {
-                            qp.send_cq().push(wc);
-                        }
-                    }
-                    Some(_) => self.complete_short_to_tap(qp, core, wr),
-                }
+        match copied {
+            Ok(()) => {
+                self.complete_short(qp, core, wr);
                 Reached::Whole
             }
-            Some(Err(Fault)) => lose_result(core, wr),
+            Err(refusal) => {
+                self.note_refusal(core, rkey, refusal);
+                Reached::No
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn reach_atomic(&self, qp: &QueuePair, core: &mut QpCore, wr: ShortWr) -> Reached {
+        let (op, rkey, va) = match wr.op {
+            SendOp::CompareSwap { va, rkey, compare, swap } => {
+                (AtomicOp::CompareSwap { compare, swap }, rkey, va)
+            }
+            SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
+            _ => return Reached::No,
+        };
+        let Some(lead) = core.local.lead() else { return Reached::No };
+        let Local { who, memo, piece, .. } = self.local_piece(qp, &wr);
+        let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
+        let act = |into| lead.atomic_into(rkey, va, op, into);
+        let done = self.memory.with_piece(who, AccessNeed::Write, memo, result, act);
+        lead.tell(&qp.outlook);
+        match self.settle(core, rkey, done) {
+            Some(Ok(())) => {
+                self.complete_short(qp, core, &wr);
+                Reached::Whole
+            }
+            Some(Err(Fault)) => lose_result(core, &wr),
             None => Reached::No,
         }
     }
 
+    /// The memory that a short work request names.
+    #[inline(always)]
+    fn local_piece<'a>(&'a self, qp: &'a QueuePair, wr: &ShortWr) -> Local<'a> {
+        let who = Accessor::local(qp.pd().handle(), qp.qpn());
+        let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
+        Local { registry: &self.memory, who, memo: &qp.keys.sent, piece }
+    }
+
+    #[inline(always)]
+    fn complete_short(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) {
+        // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
+        match &core.tap {
+            None => {
+                if let Some(wc) = core.qp.complete_short(wr) {
+                    qp.send_cq().push(wc);
+                }
+            }
+            Some(_) => self.complete_short_to_tap(qp, core, *wr),
+        }
+    }
+
     #[cold]
-    fn complete_short_to_tap(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) {
-        if let Some(wc) = core.qp.complete_short(wr) {
+    #[inline(never)]
+    fn complete_short_to_tap(&self, qp: &QueuePair, core: &mut QpCore, wr: ShortWr) {
+        if let Some(wc) = core.qp.complete_short(&wr) {
             self.complete_send(qp, core.tap.as_ref(), wc);
         }
     }
@@ -125,6 +154,7 @@ impl Device {
     }
 
     /// What could not be copied may be possible once the thread has asked how.
+    #[cold]
     pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
         let Refusal::Unknown(version) = refusal else { return };
         if core.local.asked.replace((rkey, version)) != Some((rkey, version))

@@ -321,9 +321,15 @@ fn local_len(wr: &SendWr) -> u32 {
 /// The completion of a short request that was carried out, if it has one.
 #[inline(always)]
 pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
-    is_signaled(common, wr.flags).then(|| send_entry(common, wr.wr_id, &wr.op, wr.local.length))
+    // No closure: compilers may leave it where it is, and have it write the entry somewhere else first.
+    if is_signaled(common, wr.flags) {
+        Some(send_entry(common, wr.wr_id, &wr.op, wr.local.length))
+    } else {
+        None
+    }
 }
 
+#[inline(always)]
 fn is_signaled(common: &Common, flags: SendFlags) -> bool {
     common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
 }
