@@ -26,6 +26,10 @@ struct link {
     struct ibv_qp *qp;
     struct ibv_mr *buffer;
     struct card other;
+    /* Work requests of which only what differs from one to the next is filled in, as perftest does it. */
+    struct ibv_sge piece;
+    struct ibv_send_wr request;
+    struct ibv_recv_wr receive;
     /* Of messages: the slots whose answers are waited for, in order. */
     unsigned asked[DEPTH_MAX], first, count;
 };
@@ -51,6 +55,13 @@ static void open_device(void)
         die("no protection domain");
 }
 
+static void prepare(struct link *link)
+{
+    link->piece.lkey = link->buffer->lkey;
+    link->request = (struct ibv_send_wr){.sg_list = &link->piece, .num_sge = 1};
+    link->receive = (struct ibv_recv_wr){.sg_list = &link->piece, .num_sge = 1};
+}
+
 static void open_link(struct lane *lane)
 {
     struct link *link = lane->own = &links[lane->index];
@@ -65,6 +76,7 @@ static void open_link(struct lane *lane)
     };
     if (link->cq == NULL || link->buffer == NULL || (link->qp = ibv_create_qp(pd, &init)) == NULL)
         die("no queue pair");
+    prepare(link);
 }
 
 static struct card card_of(const struct link *link)
@@ -110,10 +122,23 @@ static void connect_link(struct link *link)
 static void post_receive(struct lane *lane, unsigned index)
 {
     struct link *link = lane->own;
-    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)inbox(lane, index), .length = BYTES_MAX, .lkey = link->buffer->lkey};
-    struct ibv_recv_wr wr = {.wr_id = index, .sg_list = &sge, .num_sge = 1}, *bad;
-    if (ibv_post_recv(link->qp, &wr, &bad) != 0)
+    struct ibv_recv_wr *bad;
+    link->piece.addr = (uint64_t)(uintptr_t)inbox(lane, index);
+    link->piece.length = BYTES_MAX;
+    link->receive.wr_id = index;
+    if (ibv_post_recv(link->qp, &link->receive, &bad) != 0)
         die("ibv_post_recv");
+}
+
+static void post_send(struct link *link, enum ibv_wr_opcode opcode, uint64_t id, const char *data, size_t size)
+{
+    struct ibv_send_wr *bad;
+    link->piece.addr = (uint64_t)(uintptr_t)data;
+    link->piece.length = (uint32_t)size;
+    link->request.opcode = opcode;
+    link->request.wr_id = id;
+    if (ibv_post_send(link->qp, &link->request, &bad) != 0)
+        die("ibv_post_send");
 }
 
 static void open_end(int control, bool speaks_first)
@@ -152,37 +177,23 @@ void peer_open_client(int control)
     open_end(control, false);
 }
 
-static void send_from(struct link *link, uint64_t id, const char *data, size_t size)
-{
-    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)data, .length = (uint32_t)size, .lkey = link->buffer->lkey};
-    struct ibv_send_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
-    if (ibv_post_send(link->qp, &wr, &bad) != 0)
-        die("ibv_post_send");
-}
-
 void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, size_t size)
 {
     struct link *link = lane->own;
     char *data = outbox(lane, slot, size);
     if (op == OP_MESSAGE) {
         link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
-        send_from(link, SEND_ID, data, size);
-        return;
-    }
-    struct ibv_sge sge = {.addr = (uint64_t)(uintptr_t)data, .length = (uint32_t)size, .lkey = link->buffer->lkey};
-    struct ibv_send_wr wr = {.wr_id = slot, .sg_list = &sge, .num_sge = 1}, *bad;
-    if (op == OP_ATOMIC) {
-        wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-        wr.wr.atomic.remote_addr = link->other.base + offset;
-        wr.wr.atomic.rkey = link->other.key;
-        wr.wr.atomic.compare_add = 1;
+        post_send(link, IBV_WR_SEND, SEND_ID, data, size);
+    } else if (op == OP_ATOMIC) {
+        link->request.wr.atomic.remote_addr = link->other.base + offset;
+        link->request.wr.atomic.rkey = link->other.key;
+        link->request.wr.atomic.compare_add = 1;
+        post_send(link, IBV_WR_ATOMIC_FETCH_AND_ADD, slot, data, size);
     } else {
-        wr.opcode = op == OP_GET ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-        wr.wr.rdma.remote_addr = link->other.base + offset;
-        wr.wr.rdma.rkey = link->other.key;
+        link->request.wr.rdma.remote_addr = link->other.base + offset;
+        link->request.wr.rdma.rkey = link->other.key;
+        post_send(link, op == OP_GET ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, slot, data, size);
     }
-    if (ibv_post_send(link->qp, &wr, &bad) != 0)
-        die("ibv_post_send");
 }
 
 static void check(const struct ibv_wc *wc)
@@ -233,7 +244,7 @@ bool peer_turn(enum op op, size_t size, unsigned lane_count)
         for (int j = 0; j < polled; j++) {
             check(&wcs[j]);
             if (wcs[j].opcode == IBV_WC_RECV)
-                send_from(&links[i], wcs[j].wr_id, inbox(&lanes[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
+                post_send(&links[i], IBV_WR_SEND, wcs[j].wr_id, inbox(&lanes[i], (unsigned)wcs[j].wr_id), wcs[j].byte_len);
             worked = true;
         }
         for (int j = 0; j < polled; j++)

@@ -211,21 +211,17 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
             return got as c_int;
         }
     }
+    // SAFETY: the caller's; the NIC gives `wanted` at most.
+    let write = |at: &mut usize, entry: &Wc| unsafe {
+        wc.add(*at).write(convert(entry));
+        *at += 1;
+    };
     let mut got = 0;
-    let waiting = object.cq.poll_waiting(wanted, &mut |entry| {
-        // SAFETY: the caller's; the NIC gives `wanted` at most.
-        unsafe { wc.add(got).write(convert(entry)) };
-        got += 1;
-    });
-    let polled = waiting.unwrap_or_else(|| {
-        let mut got = 0;
-        object.cq.poll(wanted, &mut |entry| {
-            // SAFETY: the same.
-            unsafe { wc.add(got).write(convert(entry)) };
-            got += 1;
-        })
-    });
-    match polled {
+    if object.cq.poll_waiting(wanted, &mut |entry| write(&mut got, entry)) > 0 {
+        return got as c_int;
+    }
+    let mut got = 0;
+    match object.cq.poll(wanted, &mut |entry| write(&mut got, entry)) {
         Ok(count) => count as c_int,
         Err(_) => -1,
     }

@@ -132,19 +132,20 @@ impl Cq {
     #[inline]
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         match self.poll_waiting(max, take) {
-            Some(taken) => taken,
-            None => self.poll_empty(max, take),
+            0 => self.poll_empty(max, take),
+            count => Ok(count),
         }
     }
 
-    /// The same if entries wait already; otherwise nothing. Who asks this first can have it done where it stands, with a `take` of its own.
+    /// The same, but only of entries that wait already. Who asks this first, with a `take` of its own, has most entries taken without a
+    /// call.
     #[inline(always)]
-    pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Option<Result<usize, Error>> {
+    pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
         if self.is_empty() {
-            return None;
+            return 0;
         }
         self.device.note_poll();
-        Some(self.take(max, take))
+        self.take_waiting(max, take)
     }
 
     #[inline(never)]
@@ -168,18 +169,23 @@ impl Cq {
         if !self.look(None) {
             return self.nothing_yet();
         }
-        self.take_entries(max, |entries, times| match times {
+        let count = self.take_entries(max, |entries, times| match times {
             Some(times) => {
                 let times = times.drain(..entries.len());
                 entries.iter().zip(times).for_each(|(wc, time)| take(wc, time));
             }
             None => entries.iter().for_each(|wc| take(wc, Time::default())),
-        })
+        });
+        self.taken(count)
     }
 
     /// The same as [`Cq::poll`] without making progress: for a program that makes it in another way.
-    #[inline(always)]
     pub fn take(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
+        self.taken(self.take_waiting(max, take))
+    }
+
+    #[inline(always)]
+    fn take_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
         self.take_entries(max, |entries, times| {
             if let Some(times) = times {
                 forget_times(times, entries.len());
@@ -198,6 +204,11 @@ impl Cq {
         !self.is_empty()
     }
 
+    /// What a poll brings that has taken so many.
+    fn taken(&self, count: usize) -> Result<usize, Error> {
+        if count == 0 { self.nothing() } else { Ok(count) }
+    }
+
     fn nothing_yet(&self) -> Result<usize, Error> {
         // The program will ask again at once.
         std::hint::spin_loop();
@@ -211,11 +222,7 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn take_entries(
-        &self,
-        max: usize,
-        take: impl FnOnce(&[Wc], Option<&mut VecDeque<Time>>),
-    ) -> Result<usize, Error> {
+    fn take_entries(&self, max: usize, take: impl FnOnce(&[Wc], Option<&mut VecDeque<Time>>)) -> usize {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         let count = queue.entries.len().min(max);
@@ -223,7 +230,7 @@ impl Cq {
         queue.entries.forget_first(count);
         queue.announced = queue.announced.saturating_sub(count);
         self.publish_len(queue);
-        if count == 0 { self.nothing() } else { Ok(count) }
+        count
     }
 
     /// Asks for one event at the next completion, or at the next one that is solicited or an error; at once, if such a one

@@ -268,28 +268,29 @@ bitflags! {
     }
 }
 
-/// A work completion.
+/// A work completion. What is 0 for a request that went well comes last, to be stored with few instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Wc {
     pub wr_id: u64,
-    pub status: WcStatus,
     pub opcode: WcOpcode,
-    /// Why, for a status that several causes share; a value of the wire's syndrome where there was one.
-    pub vendor_err: u32,
     /// Bytes received or read; undefined for SEND and WRITE.
     pub byte_len: u32,
+    pub qpn: u32,
+    /// UD: 0; kept for the GRH kind that UCX looks for (2 = IPv4).
+    pub sl: u8,
+    /// For a receive: whether the sender asked for a solicited event. Errors count as solicited.
+    pub solicited: bool,
+    pub status: WcStatus,
+    /// Why, for a status that several causes share; a value of the wire's syndrome where there was one.
+    pub vendor_err: u32,
     /// Immediate data in network byte order, or the invalidated rkey.
     pub imm: u32,
-    pub qpn: u32,
     /// UD: the sender's queue pair.
     pub src_qp: u32,
     /// XRC: number of the shared receive queue that a receive came from.
     pub srqn: u32,
     pub flags: WcFlags,
-    /// UD: 0; kept for the GRH kind that UCX looks for (2 = IPv4).
-    pub sl: u8,
-    /// For a receive: whether the sender asked for a solicited event. Errors count as solicited.
-    pub solicited: bool,
 }
 
 /// Kind of queue pair; values of `ibv_qp_type`.
