@@ -262,3 +262,43 @@ pub(crate) fn vacate(entry: &mut Entry) {
     debug_assert!(entry.kind != Kind::Free, "a free slot was freed");
     *entry = Entry::free(entry.tag.wrapping_add(entry.step), entry.step);
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::shared::Hands;
+
+    #[test]
+    fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {
+        let slot = Slot::new(Entry::free(0, 1));
+        let (hands, done) = (Hands::new().expect("made"), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let mut hand = hands.take().expect("a word");
+                let (slot, done) = (&slot, &done);
+                scope.spawn(move || {
+                    let mut looks = 0;
+                    while !done.load(Ordering::Relaxed) || looks == 0 {
+                        let reaching = hand.reach();
+                        let Some(entry) = slot.look(&reaching) else { continue };
+                        let first = entry.start;
+                        (0..20).for_each(|_| std::hint::spin_loop());
+                        assert_eq!((entry.start, entry.len), (first, first), "it has changed");
+                        looks += 1;
+                    }
+                });
+            }
+            for round in 1..=20_000 {
+                let mut entry = slot.close();
+                entry.start = round;
+                (0..20).for_each(|_| std::hint::spin_loop());
+                entry.len = round;
+                drop(entry);
+                (0..20).for_each(|_| std::hint::spin_loop());
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}

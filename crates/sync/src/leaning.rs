@@ -76,6 +76,12 @@ impl<T> LeaningMutex<T> {
         }
     }
 
+    /// Whether it leans to a thread just now.
+    #[cfg(test)]
+    pub(crate) fn leans(&self) -> bool {
+        self.leans_to.load(Ordering::Relaxed) != NOBODY
+    }
+
     /// Waits until no other thread has it.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {

@@ -250,7 +250,7 @@ mod tests {
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
         let (number, key) = (7, order().outward(7) << 8 | 0x42);
         let mut seen = Seen::default();
-        let mut view = |key| view.region(key, &mut seen);
+        let mut view = |key| view.region(key, &mut seen).map(|(version, region)| (version, *region));
         assert_eq!(view(key), None);
         let region = ShownRegion {
             tag: 0x42,

@@ -92,7 +92,7 @@ impl Hand {
     /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is, and so does what is
     /// read in this process's slots.
     #[inline(always)]
-    pub(super) fn reach(&mut self) -> Reaching<'_> {
+    pub(crate) fn reach(&mut self) -> Reaching<'_> {
         let word = word(&self.hands.segment, self.index as usize);
         Reaching { word, even: handshake::raise(word) }
     }
@@ -287,13 +287,15 @@ mod tests {
         let visitor = Visitor::admit(sent(&hands)).expect("mapped");
         let mut hand = hands.take().expect("a word");
         // It dies in mid-copy.
-        std::mem::forget(hand.reach());
+        let reaching = hand.reach();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(wait_for_visitors);
             std::thread::sleep(Duration::from_millis(5));
             assert!(!waiting.is_finished());
             drop(visitor);
         });
+        // This process does not.
+        drop(reaching);
     }
 
     #[test]

@@ -1,0 +1,76 @@
+//! What locks and stores cost behind a copy to memory that is far away: `cargo bench -p terrace-sync`.
+//!
+//! Each contestant copies pages to random places of 256 MiB, and does something else after each. They take turns, and the median of their
+//! rounds counts.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use terrace_sync::{LeaningMutex, allow_leaning};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64 << 10;
+const ROUNDS: usize = 15;
+const COPIES: usize = 20_000;
+
+/// A name, and what to do behind each copy.
+type Contestant<'a> = (&'static str, Box<dyn FnMut() + 'a>);
+
+/// The time of a copy, with what `behind` does.
+fn round(target: &mut [u8], source: &[u8], random: &mut u64, behind: &mut dyn FnMut()) -> Duration {
+    let start = Instant::now();
+    for _ in 0..COPIES {
+        // xorshift64
+        *random ^= *random << 13;
+        *random ^= *random >> 7;
+        *random ^= *random << 17;
+        let at = (*random as usize % PAGES) * PAGE;
+        black_box(&mut target[at..at + PAGE]).copy_from_slice(black_box(source));
+        behind();
+    }
+    start.elapsed() / COPIES as u32
+}
+
+/// So many stores to memory that is near.
+fn stores(count: usize) -> impl FnMut() {
+    let places: Vec<_> = (0..64).map(AtomicU64::new).collect();
+    move || {
+        for place in places.iter().cycle().take(count) {
+            place.store(black_box(7), Ordering::Relaxed);
+        }
+    }
+}
+
+fn main() {
+    allow_leaning();
+    let (leaning, ordinary) = (LeaningMutex::new(0u64), parking_lot::Mutex::new(0u64));
+    let mut contestants: Vec<Contestant<'_>> = vec![
+        ("nothing", Box::new(|| ())),
+        ("parking_lot's mutex, once", Box::new(|| *ordinary.lock() += 1)),
+        ("a leaning mutex, once", Box::new(|| *leaning.lock() += 1)),
+        ("a leaning mutex, four times", Box::new(|| (0..4).for_each(|_| *leaning.lock() += 1))),
+        ("40 stores", Box::new(stores(40))),
+        ("80 stores", Box::new(stores(80))),
+        ("120 stores", Box::new(stores(120))),
+        ("200 stores", Box::new(stores(200))),
+    ];
+    let (mut target, source) = (vec![1u8; PAGE * PAGES], vec![2u8; PAGE]);
+    let mut random = 88_172_645_463_325_252;
+    let mut times = vec![Vec::new(); contestants.len()];
+    for _ in 0..ROUNDS {
+        for ((_, behind), times) in contestants.iter_mut().zip(&mut times) {
+            times.push(round(&mut target, &source, &mut random, behind.as_mut()));
+        }
+    }
+    let medians: Vec<_> = times
+        .iter_mut()
+        .map(|times| {
+            times.sort_unstable();
+            times[ROUNDS / 2].as_nanos()
+        })
+        .collect();
+    for ((name, _), median) in contestants.iter().zip(&medians) {
+        println!("{name:>30}  {median:5} ns ({:.2}x)", *median as f64 / medians[0] as f64);
+    }
+}
