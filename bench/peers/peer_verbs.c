@@ -32,6 +32,8 @@ struct link {
     struct ibv_recv_wr receive;
     /* Of messages: the slots whose answers are waited for, in order. */
     unsigned asked[DEPTH_MAX], first, count;
+    /* Where answers came to: their receives are posted again behind the next messages, so that those do not wait for that. */
+    unsigned owed[INBOX_COUNT], owed_count;
 };
 
 static struct link links[LANES_MAX];
@@ -184,6 +186,8 @@ void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, si
     if (op == OP_MESSAGE) {
         link->asked[(link->first + link->count++) % DEPTH_MAX] = slot;
         post_send(link, IBV_WR_SEND, SEND_ID, data, size);
+        if (link->owed_count > 0)
+            post_receive(lane, link->owed[--link->owed_count]);
     } else if (op == OP_ATOMIC) {
         link->request.wr.atomic.remote_addr = link->other.base + offset;
         link->request.wr.atomic.rkey = link->other.key;
@@ -222,7 +226,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
             slots[count++] = link->asked[link->first];
             link->first = (link->first + 1) % DEPTH_MAX;
             link->count--;
-            post_receive(lane, (unsigned)wcs[i].wr_id);
+            link->owed[link->owed_count++] = (unsigned)wcs[i].wr_id;
         }
     }
     return count;

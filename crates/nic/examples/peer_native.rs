@@ -89,6 +89,8 @@ struct Link {
     asked: [c_uint; DEPTH_MAX],
     first: usize,
     count: usize,
+    /// Where answers came to: their receives are posted again behind the next messages, so that those do not wait for that.
+    owed: SmallVec<[u64; INBOX_COUNT]>,
     /// Whether one-sided operations are done by calls, where that is possible.
     calls: bool,
     /// Those that calls have done since the last look.
@@ -181,6 +183,7 @@ fn open_link(device: &Arc<Device>, pd: &Arc<Pd>, lane: &mut Lane) {
         asked: [0; DEPTH_MAX],
         first: 0,
         count: 0,
+        owed: SmallVec::new(),
         calls: flavour() == c"calls",
         done: SmallVec::new(),
         _mr: mr,
@@ -357,6 +360,9 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
             link.asked[(link.first + link.count) % DEPTH_MAX] = slot;
             link.count += 1;
             link.post(SEND_ID, SendOp::Send, data, size);
+            if let Some(index) = link.owed.pop() {
+                link.post_receive(index as usize);
+            }
         }
     }
 }
@@ -397,7 +403,7 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
             count += 1;
             link.first = (link.first + 1) % DEPTH_MAX;
             link.count -= 1;
-            link.post_receive(id as usize);
+            link.owed.push(id);
         }
     }
     count as c_uint

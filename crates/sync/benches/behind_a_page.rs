@@ -45,15 +45,25 @@ fn stores(count: usize) -> impl FnMut() {
 fn main() {
     allow_leaning();
     let (leaning, ordinary) = (LeaningMutex::new(0u64), parking_lot::Mutex::new(0u64));
+    let [mut few, mut few_as_well] = [stores(40), stores(40)];
     let mut contestants: Vec<Contestant<'_>> = vec![
         ("nothing", Box::new(|| ())),
-        ("parking_lot's mutex, once", Box::new(|| *ordinary.lock() += 1)),
-        ("a leaning mutex, once", Box::new(|| *leaning.lock() += 1)),
-        ("a leaning mutex, four times", Box::new(|| (0..4).for_each(|_| *leaning.lock() += 1))),
         ("40 stores", Box::new(stores(40))),
         ("80 stores", Box::new(stores(80))),
         ("120 stores", Box::new(stores(120))),
         ("200 stores", Box::new(stores(200))),
+        ("40 and parking_lot's, 4 times", {
+            Box::new(|| {
+                few();
+                (0..4).for_each(|_| *ordinary.lock() += 1);
+            })
+        }),
+        ("40 and a leaning one, 4 times", {
+            Box::new(|| {
+                few_as_well();
+                (0..4).for_each(|_| *leaning.lock() += 1);
+            })
+        }),
     ];
     let (mut target, source) = (vec![1u8; PAGE * PAGES], vec![2u8; PAGE]);
     let mut random = 88_172_645_463_325_252;
