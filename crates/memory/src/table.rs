@@ -62,11 +62,12 @@ impl KeyMemo {
 #[repr(align(128))]
 pub(crate) struct Slot {
     entry: PinLock<Entry>,
+    number: u32,
 }
 
 impl Slot {
-    fn new(entry: Entry) -> Slot {
-        Slot { entry: PinLock::new(entry) }
+    fn new(number: u32, entry: Entry) -> Slot {
+        Slot { entry: PinLock::new(entry), number }
     }
 
     /// The entry, as it stays until what this returns is dropped. Waits while somebody changes it.
@@ -81,17 +82,10 @@ impl Slot {
         self.entry.try_pin()
     }
 
-    /// The same for as long as a hand is raised: two locked instructions less.
-    #[inline(always)]
-    pub(crate) fn look<'a>(&'a self, _reaching: &'a Reaching<'_>) -> Option<&'a Entry> {
-        // SAFETY: `close` alone closes it, and waits for this process's raised hands.
-        unsafe { self.entry.peek() }
-    }
-
     /// The entry, to be changed. Waits for all who look at it.
     pub(crate) fn close(&self) -> Closed<'_, Entry> {
         let entry = self.entry.close();
-        wait_for_own_hands();
+        wait_for_own_hands(self.number);
         entry
     }
 
@@ -160,7 +154,22 @@ impl Table {
     /// The same, when it is most likely the one that it was last time.
     #[inline(always)]
     pub(crate) fn slot_again(&self, key: u32, memo: &KeyMemo) -> Option<&Slot> {
-        self.slot(memo.number(&self.permutation, key))
+        self.slot(self.number_again(key, memo))
+    }
+
+    /// The number of that slot.
+    #[inline(always)]
+    pub(crate) fn number_again(&self, key: u32, memo: &KeyMemo) -> u32 {
+        memo.number(&self.permutation, key)
+    }
+
+    /// The entry of the slot that a hand is raised for, unless somebody changes it or waits to do so: two locked instructions less
+    /// than to pin it.
+    #[inline(always)]
+    pub(crate) fn look<'a>(&'a self, reaching: &'a Reaching<'_>) -> Option<&'a Entry> {
+        let slot = self.slot(reaching.slot()?)?;
+        // SAFETY: nobody but `Slot::close` closes it, which waits for hands that are raised for that number.
+        unsafe { slot.entry.peek() }
     }
 
     /// How keys become the numbers of slots.
@@ -216,8 +225,8 @@ impl Table {
         let count = (1u32 << (segment as u32 + FIRST_BITS)).min(INDEX_MASK + 1 - first);
         let rng = &mut allocator.rng;
         place.get_or_init(|| {
-            let slot = |_| Slot::new(Entry::free(rng.random(), random_step(rng)));
-            (0..count).map(slot).collect()
+            let slot = |number| Slot::new(number, Entry::free(rng.random(), random_step(rng)));
+            (first..first + count).map(slot).collect()
         });
         allocator.slot_count += count;
         allocator.free.extend((first..first + count).filter(|&number| {
@@ -272,17 +281,19 @@ mod tests {
 
     #[test]
     fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {
-        let slot = Slot::new(Entry::free(0, 1));
+        let table = Table::new(10, 10, 1);
+        let (key, slot) = table.allocate(false).expect("a slot");
+        let number = table.number_again(key, &KeyMemo::default());
         let (hands, done) = (Hands::new().expect("made"), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 let mut hand = hands.take().expect("a word");
-                let (slot, done) = (&slot, &done);
+                let (table, done) = (&table, &done);
                 scope.spawn(move || {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) || looks == 0 {
-                        let reaching = hand.reach();
-                        let Some(entry) = slot.look(&reaching) else { continue };
+                        let reaching = hand.reach_from(number);
+                        let Some(entry) = table.look(&reaching) else { continue };
                         let first = entry.start;
                         (0..20).for_each(|_| std::hint::spin_loop());
                         assert_eq!((entry.start, entry.len), (first, first), "it has changed");

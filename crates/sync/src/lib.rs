@@ -1,6 +1,7 @@
 //! Locks for what one thread uses nearly always, and others now and then.
 //!
-//! [`LeaningMutex`] is the only one. [`allow_leaning`] has to be called once before any leans.
+//! [`LeaningMutex`] is the only one. [`allow_leaning`] has to be called once before any leans. [`wait_a_little`] is for those who wait
+//! without a lock.
 
 #![warn(missing_docs)]
 
@@ -8,7 +9,7 @@ mod leaning;
 mod platform;
 
 pub use leaning::{Guard, LeaningMutex};
-pub use platform::allow_leaning;
+pub use platform::{allow_leaning, wait_a_little};
 
 #[cfg(test)]
 mod tests {

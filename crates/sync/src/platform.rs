@@ -102,8 +102,8 @@ fn has_token() -> bool {
 const SPINS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(20);
 
-/// What to do between two looks at something that another thread will change soon, when one has looked so often.
-pub(crate) fn wait_a_little(looks: u32) {
+/// What to do between two looks at something that another thread or process will change soon, when one has looked so often.
+pub fn wait_a_little(looks: u32) {
     if looks < SPINS {
         std::hint::spin_loop();
     } else {

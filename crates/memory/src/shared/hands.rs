@@ -1,7 +1,9 @@
 //! Who is copying: one word for each connection by which a process reaches into another one's memory.
 //!
 //! The word is odd while a copy runs. It lies in memory of the process that copies, and the one that is reached into reads it: before it
-//! takes a region away it withdraws the region's record, and then waits for each odd word to move on.
+//! takes a region away it withdraws the region's record, and then waits for each odd word to move on. Beside the word is the number of the
+//! slot of the key table in which the copying process has its own end of the copy, if it only looks there ([`Slot`](crate::table::Slot)):
+//! whoever changes that slot does as the other process does.
 //!
 //! ```text
 //!   who copies                          who takes away
@@ -17,9 +19,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use terrace_sync::wait_a_little;
 
 use super::handshake;
 use super::segment::{Others, Segment};
@@ -29,9 +31,8 @@ const WORDS: usize = 1 << 14;
 /// Each on a cache line of its own. The first line holds how many were ever used.
 const STRIDE: usize = 64;
 const SEGMENT_BYTES: usize = (WORDS + 1) * STRIDE;
-/// How often a word is looked at before its reader goes to sleep for a while in between. A copy of 64 KiB takes some microseconds.
-const SPINS: u32 = 2000;
-const NAP: Duration = Duration::from_micros(20);
+/// Beside a word: none of the slots of this process.
+const NO_SLOT: u32 = u32::MAX;
 
 /// The words of this process towards one other.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl Hands {
     pub fn new() -> io::Result<Arc<Hands>> {
         let segment = Segment::create(c"terrace-hands", SEGMENT_BYTES, Others::Read)?;
         let hands = Arc::new(Hands { segment, free: Mutex::default() });
-        OWN.change(|own| own.push(Arc::downgrade(&hands)));
+        OWN.add(Arc::downgrade(&hands))?;
         Ok(hands)
     }
 
@@ -76,9 +77,11 @@ impl Drop for Hands {
     }
 }
 
+/// A connection's word, and what is beside it.
 #[inline(always)]
-fn word(segment: &Segment, index: usize) -> &AtomicU32 {
-    &segment.words((index + 1) * STRIDE, 1)[0]
+fn words(segment: &Segment, index: usize) -> [&AtomicU32; 2] {
+    let words = segment.words((index + 1) * STRIDE, 2);
+    [&words[0], &words[1]]
 }
 
 /// The word of one connection.
@@ -89,12 +92,19 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is, and so does what is
-    /// read in this process's slots.
+    /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is.
     #[inline(always)]
     pub(crate) fn reach(&mut self) -> Reaching<'_> {
-        let word = word(&self.hands.segment, self.index as usize);
-        Reaching { word, even: handshake::raise(word) }
+        self.reach_from(NO_SLOT)
+    }
+
+    /// The same, and what is read in that slot of this process stays as it is, too.
+    #[inline(always)]
+    pub(crate) fn reach_from(&mut self, slot: u32) -> Reaching<'_> {
+        let [word, place] = words(&self.hands.segment, self.index as usize);
+        // Seen by whoever sees the word.
+        place.store(slot, Ordering::Relaxed);
+        Reaching { word, even: handshake::raise(word), slot }
     }
 }
 
@@ -109,6 +119,15 @@ impl Drop for Hand {
 pub(crate) struct Reaching<'a> {
     word: &'a AtomicU32,
     even: u32,
+    slot: u32,
+}
+
+impl Reaching<'_> {
+    /// The slot of this process that stays as it is.
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> Option<u32> {
+        (self.slot != NO_SLOT).then_some(self.slot)
+    }
 }
 
 impl Drop for Reaching<'_> {
@@ -135,6 +154,8 @@ struct List<T> {
     all: RwLock<Vec<T>>,
     /// How many they are, for a look without the lock.
     count: AtomicUsize,
+    /// In a child: nobody will ever unlock it.
+    is_lost: AtomicBool,
 }
 
 /// Others, out of this process's memory or into it.
@@ -144,10 +165,21 @@ static OWN: List<Weak<Hands>> = List::new();
 
 impl<T: Clone> List<T> {
     const fn new() -> List<T> {
-        List { all: RwLock::new(Vec::new()), count: AtomicUsize::new(0) }
+        List { all: RwLock::new(Vec::new()), count: AtomicUsize::new(0), is_lost: AtomicBool::new(false) }
+    }
+
+    fn add(&self, one: T) -> io::Result<()> {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.change(|all| all.push(one));
+        Ok(())
     }
 
     fn change(&self, change: impl FnOnce(&mut Vec<T>)) {
+        if self.is_lost.load(Ordering::Relaxed) {
+            return;
+        }
         let mut all = self.all.write();
         change(&mut all);
         self.count.store(all.len(), Ordering::SeqCst);
@@ -164,10 +196,11 @@ impl<T: Clone> List<T> {
         }
     }
 
-    /// In the child after `fork`. Whoever had the lock in the parent keeps it here.
+    /// In the child after `fork`. Another thread may have had the lock in the parent; then nobody is in the list any more.
     fn forget(&self) {
-        if let Some(mut all) = self.all.try_write() {
-            all.clear();
+        match self.all.try_write() {
+            Some(mut all) => all.clear(),
+            None => self.is_lost.store(true, Ordering::Relaxed),
         }
         self.count.store(0, Ordering::SeqCst);
     }
@@ -181,7 +214,7 @@ impl Visitor {
     pub fn admit(file: OwnedFd) -> io::Result<Visitor> {
         let segment = Segment::open(file, SEGMENT_BYTES, false)?;
         let watched = Arc::new(Watched { segment, gone: AtomicBool::new(false) });
-        VISITORS.change(|visitors| visitors.push(watched.clone()));
+        VISITORS.add(watched.clone())?;
         Ok(Visitor { watched })
     }
 }
@@ -197,26 +230,29 @@ impl Drop for Visitor {
 /// Waits until no other process copies that may have seen what was withdrawn before this call.
 pub(crate) fn wait_for_visitors() {
     for visitor in VISITORS.all_now() {
-        wait_for_words(&visitor.segment, || visitor.gone.load(Ordering::SeqCst));
+        wait_for_words(&visitor.segment, |_| true, || visitor.gone.load(Ordering::SeqCst));
     }
 }
 
-/// Waits until this process does not copy by anything that it may have seen before this call, and that has changed since.
-pub(crate) fn wait_for_own_hands() {
+/// Waits until this process does not look at what it may have seen before this call in that slot, of whichever device.
+pub(crate) fn wait_for_own_hands(slot: u32) {
     for hands in OWN.all_now() {
         if let Some(hands) = hands.upgrade() {
-            wait_for_words(&hands.segment, || false);
+            wait_for_words(&hands.segment, |place| place == slot, || false);
         }
     }
 }
 
-/// Waits until every word that is odd now has moved on, or its owner is gone.
-fn wait_for_words(segment: &Segment, is_gone: impl Fn() -> bool) {
+/// Waits until every word that is odd now, and beside which is what `concerns`, has moved on, or its owner is gone.
+fn wait_for_words(segment: &Segment, concerns: impl Fn(u32) -> bool, is_gone: impl Fn() -> bool) {
     // Another process may write any number there.
     let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
     for index in 0..used {
-        let word = word(segment, index);
-        if let Some(seen) = handshake::raised(word) {
+        let [word, place] = words(segment, index);
+        // If the place is a later one already, what the word was raised for is over.
+        if let Some(seen) = handshake::raised(word)
+            && concerns(place.load(Ordering::Relaxed))
+        {
             wait_for_change(word, seen, &is_gone);
         }
     }
@@ -226,11 +262,7 @@ fn wait_for_change(word: &AtomicU32, seen: u32, is_gone: impl Fn() -> bool) {
     let mut looks = 0;
     while !handshake::has_moved(word, seen) && !is_gone() {
         looks += 1;
-        if looks < SPINS {
-            std::hint::spin_loop();
-        } else {
-            std::thread::sleep(NAP);
-        }
+        wait_a_little(looks);
     }
 }
 
@@ -243,6 +275,7 @@ pub(crate) fn forget_hands() {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
 
     use super::*;
 

@@ -117,12 +117,23 @@ enum Here<'a> {
 }
 
 impl Here<'_> {
+    /// Raises the hand for the copy.
+    #[inline(always)]
+    fn reach<'a>(&self, hand: &'a mut Hand) -> Reaching<'a> {
+        match *self {
+            Here::Range(_) => hand.reach(),
+            Here::Piece(Local { registry, memo, piece, .. }) => {
+                hand.reach_from(registry.table.number_again(piece.lkey, memo))
+            }
+        }
+    }
+
     #[inline(always)]
     fn find(self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal> {
         match self {
             Here::Range(range) => Ok(range),
-            Here::Piece(&Local { registry, who, memo, piece }) => {
-                let found = registry.look_at_piece(reaching, who, direction.need_here(), memo, piece);
+            Here::Piece(&Local { registry, who, piece, .. }) => {
+                let found = registry.look_at_piece(reaching, who, direction.need_here(), piece);
                 found.map_err(|_| Refusal::NotHere)
             }
         }
@@ -133,6 +144,8 @@ impl Here<'_> {
 #[derive(Debug, Default)]
 struct Last {
     region: Option<(u32, Version, Arc<Source>)>,
+    /// The one before, until [`Lead::tell`]: to give up a mapping takes locks for which nobody may wait with a hand raised.
+    before: Option<(u32, Version, Arc<Source>)>,
     /// From the other process's addresses of it to ours.
     shift: Option<u64>,
     /// Whether [`Lead::tell`] has yet to say so.
@@ -321,7 +334,7 @@ impl Lead {
         here: Here<'_>,
     ) -> Result<(), Refusal> {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let reaching = hand.reach();
+        let reaching = here.reach(hand);
         let here = here.find(direction, &reaching)?;
         let connection = (*own, *own_qpn, *qpn);
         let (version, host) = reach.locate(connection, seen, direction.need(), key, va, whole)?;
@@ -355,7 +368,7 @@ impl Last {
             Source::Mapped(mapped) => mapped.place(host, 0).ok().map(|addr| addr.wrapping_sub(va)),
             _ => None,
         };
-        self.region = Some((key, version, source));
+        self.before = self.region.replace((key, version, source));
         self.is_news = true;
         Ok(())
     }
@@ -365,6 +378,7 @@ impl Last {
         if let Some((key, ..)) = self.region {
             outlook.note(key, self.shift);
         }
+        self.before = None;
         self.is_news = false;
     }
 }

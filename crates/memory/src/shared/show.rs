@@ -169,18 +169,16 @@ impl Registry {
         Ok(act(range))
     }
 
-    /// Where a piece is, until the hand is lowered.
+    /// Where a piece is, until the hand is lowered that is raised for its slot.
     #[inline(always)]
     pub(super) fn look_at_piece(
         &self,
         reaching: &Reaching<'_>,
         who: Accessor,
         need: AccessNeed,
-        memo: &KeyMemo,
         piece: LocalPiece,
     ) -> Result<HostRange, AccessError> {
-        let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.look(reaching).ok_or(AccessError::NotReady)?;
+        let entry = self.table.look(reaching).ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
         Ok(HostRange { addr, len: piece.len })
     }
