@@ -216,6 +216,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
         wc.add(*at).write(convert(entry));
         *at += 1;
     };
+    // Counted twice: what is handed to a function that is not inlined lives in memory.
     let mut got = 0;
     if object.cq.poll_waiting(wanted, &mut |entry| write(&mut got, entry)) > 0 {
         return got as c_int;

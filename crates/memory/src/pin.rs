@@ -1,8 +1,9 @@
 //! Who may look at a slot, and who may change it.
 //!
-//! Readers pin: one atomic addition, one subtraction; or they peek, if writers wait for them in another way ([`PinLock::peek`]). A writer closes: it keeps new readers out, waits until the
+//! Readers pin: one atomic addition, one subtraction. A writer closes: it keeps new readers out, waits until the
 //! pins are gone, changes the content, opens. That is a reader-writer lock; it is our own because of `fork`. A child
 //! inherits pins of threads that do not exist there, and must be able to take them back ([`PinLock::forget_pins`]).
+//! Readers whom writers wait for in another way need no pin ([`PinLock::peek`]).
 //!
 //! ```text
 //!   bit 31     bit 30     bits 0..30
