@@ -222,7 +222,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
         return got as c_int;
     }
     let mut got = 0;
-    match object.cq.poll(wanted, &mut |entry| write(&mut got, entry)) {
+    match object.cq.poll_empty(wanted, &mut |entry| write(&mut got, entry)) {
         Ok(count) => count as c_int,
         Err(_) => -1,
     }

@@ -137,8 +137,8 @@ impl Cq {
         }
     }
 
-    /// The same, but only of entries that wait already. Who asks this first, with a `take` of its own, has most entries taken without a
-    /// call.
+    /// The first half of [`Cq::poll`]: of entries that wait already. Who calls the halves one by one, each with a `take` of its own, has most
+    /// entries taken without a call.
     #[inline(always)]
     pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
         if self.is_empty() {
@@ -148,8 +148,9 @@ impl Cq {
         self.take_waiting(max, take)
     }
 
+    /// The second half, if the first one took nothing: makes progress if nothing waits.
     #[inline(never)]
-    fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
+    pub fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
         let has_entries = self.look(Some(&catch));
         // Not moved: they were written just now.

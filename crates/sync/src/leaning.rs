@@ -1,7 +1,8 @@
 //! A mutex that costs the thread that uses it most no locked instruction.
 //!
-//! A locked instruction is not dear by itself. But it waits until all that the thread has stored before is in the cache: after a copy
-//! to memory that is not in the cache, that is most of what the copy takes, and the processor has nothing else to do meanwhile.
+//! A locked instruction waits until all that the thread has stored before is in the cache, and what comes after it waits as well. What takes
+//! a mutex some times for a few bytes is done sooner without; behind a copy of a page it makes little difference
+//! ([decision 42](../../../docs/decisions/0042-locks-lean-and-stores-count.md)).
 //!
 //! ```text
 //!   the thread that it leans to          another one, which has locked `others`

@@ -9,7 +9,7 @@ use parking_lot::lock_api::RawMutex as _;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 /// How often a thread takes a mutex, and nobody else does, before it leans to that thread for the first time. Taking it away again
-/// costs some microseconds, as much as a hundred of these.
+/// is a system call that interrupts all running threads of the process.
 pub(crate) const FIRST_WISH: u32 = 1 << 10;
 
 pub(crate) fn raw_mutex() -> RawMutex {

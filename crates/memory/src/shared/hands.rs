@@ -94,7 +94,7 @@ pub struct Hand {
 impl Hand {
     /// From now on, until what this returns is dropped, what is read in the other process's records stays as it is.
     #[inline(always)]
-    pub(crate) fn reach(&mut self) -> Reaching<'_> {
+    pub(super) fn reach(&mut self) -> Reaching<'_> {
         self.reach_from(NO_SLOT)
     }
 
@@ -115,7 +115,6 @@ impl Drop for Hand {
 }
 
 /// A copy may run.
-#[derive(Debug)]
 pub(crate) struct Reaching<'a> {
     word: &'a AtomicU32,
     even: u32,

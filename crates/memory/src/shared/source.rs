@@ -153,6 +153,7 @@ impl Paged {
         Ok(Paged { backed, bitmap, hits })
     }
 
+    #[inline(never)]
     fn copy(&self, direction: Direction, host: u64, local: HostRange) -> Result<(), Missing> {
         let range = self.backed.range;
         let offset = host.wrapping_sub(range.addr);
@@ -223,27 +224,15 @@ impl Source {
     ) -> Result<(), Missing> {
         match self {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
-            others => others.copy_by_kernel(direction, pid, host, local),
-        }
-    }
-
-    #[inline(never)]
-    fn copy_by_kernel(
-        &self,
-        direction: Direction,
-        pid: i32,
-        host: u64,
-        local: HostRange,
-    ) -> Result<(), Missing> {
-        match self {
             Source::Paged(paged) => paged.copy(direction, host, local),
-            Source::Process => copy_between(direction, pid, host, local),
-            Source::Mapped(_) | Source::Packets => Err(Missing),
+            Source::Process => copy_by_kernel(direction, pid, host, local),
+            Source::Packets => Err(Missing),
         }
     }
 }
 
-fn copy_between(direction: Direction, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
+#[inline(never)]
+fn copy_by_kernel(direction: Direction, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
     if local.len == 0 {
         return Ok(());
     }

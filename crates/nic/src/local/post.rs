@@ -106,8 +106,7 @@ impl Device {
     #[inline(always)]
     fn local_piece<'a>(&'a self, qp: &'a QueuePair, wr: &ShortWr) -> Local<'a> {
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
-        let piece = LocalPiece { lkey: wr.local.lkey, addr: wr.local.addr, len: wr.local.length.into() };
-        Local { registry: &self.memory, who, memo: &qp.keys.sent, piece }
+        Local { registry: &self.memory, who, memo: &qp.keys.sent, piece: piece_of(&wr.local) }
     }
 
     #[inline(always)]
@@ -172,9 +171,13 @@ impl Device {
         keys: &LastKeys,
         act: impl FnOnce(&[HostRange]) -> R,
     ) -> Result<R, AccessError> {
-        let piece = |sge: &Sge| LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() };
-        self.memory.with_local(who, need, &keys.sent, sges.iter().map(piece), act)
+        self.memory.with_local(who, need, &keys.sent, sges.iter().map(piece_of), act)
     }
+}
+
+#[inline(always)]
+fn piece_of(sge: &Sge) -> LocalPiece {
+    LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() }
 }
 
 /// For one that was carried out while the memory for its result went away.
