@@ -211,8 +211,9 @@ def page(document, peers, missing, views=results.VIEWS):
             lines.append(f"- {promise['text']}: not measured ({sign} {promise['bar']:g})")
             continue
         best = f", best rounds {promise['best']:.3g}" if promise["best"] not in (None, promise["value"]) else ""
+        memcpy = f", memcpy itself {promise['memcpy']:.3g}" if promise["memcpy"] is not None else ""
         verdict = "met" if promise["met"] else "NOT MET"
-        lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best} ({sign} {promise['bar']:g}: {verdict})")
+        lines.append(f"- {promise['text']}: **{promise['value']:.3g}**{best}{memcpy} ({sign} {promise['bar']:g}: {verdict})")
     lines += ["", "## Where Terrace is not ahead", ""]
     lines += [f"- {line}" for line in behind(document["not_ahead"], peers)] or ["Nowhere, among what was measured."]
     if document["missing"]:

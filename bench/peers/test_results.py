@@ -62,6 +62,13 @@ class Ratios(unittest.TestCase):
         self.assertEqual(met["message of 64 B, verbs: round trip over that of bare shared memory"], (1.9, True))
 
 
+    def test_a_latency_stands_beside_that_of_memcpy(self):
+        summary = results.summarise([row(lineup.REFERENCE, 1.0, 251), row("memcpy-shared", 1.0, 240)])
+        beside = {promise["text"]: promise["memcpy"] for promise in results.promises(summary)}
+        self.assertEqual(beside["get of 8 B from 256 MiB, verbs: p50, ns"], 240)
+        self.assertIsNone(beside["get of 8 B from 1 MiB, verbs: p50, ns"])
+
+
 class Tables(unittest.TestCase):
     def test_a_missing_value_says_why(self):
         summary = results.add_ratios(results.summarise([row(lineup.REFERENCE, 1.0, 1500), row("redis", 1.0, 30000)]), lineup.REFERENCE)
