@@ -136,7 +136,8 @@ static int wait_for_client(void)
 char *map_memory(uint64_t size, bool shared, int *fd)
 {
     int file = -1;
-    if (shared && ((file = memfd_create(peer.name, MFD_CLOEXEC)) < 0 || ftruncate(file, (off_t)size) != 0))
+    unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB : 0);
+    if (shared && ((file = memfd_create(peer.name, flags)) < 0 || ftruncate(file, (off_t)size) != 0))
         die("no shared memory of %llu bytes", (unsigned long long)size);
     char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
     if (memory == MAP_FAILED)
@@ -603,7 +604,7 @@ int main(int count, char **arguments)
         else if (strcmp(name, "--region") == 0)
             options.region = strtoull(value, NULL, 10);
         else if (strcmp(name, "--memory") == 0)
-            options.shared = strcmp(value, "shared") == 0;
+            options.huge = strcmp(value, "huge") == 0, options.shared = options.huge || strcmp(value, "shared") == 0;
         else if (strcmp(name, "--flavour") == 0)
             options.flavour = value;
         else if (strcmp(name, "--lanes") == 0)

@@ -3,7 +3,7 @@
  * Each peer, in a file of its own, fills in the functions below. The same program is the target, whose memory is reached, and
  * the client, which measures; only a store that somebody else wrote is a target of its own.
  *
- *     peer_NAME target --meet PATH [--region BYTES] [--memory shared|private] [--flavour NAME] [--lanes COUNT]
+ *     peer_NAME target --meet PATH [--region BYTES] [--memory shared|private|huge] [--flavour NAME] [--lanes COUNT]
  *     peer_NAME client --meet PATH ... --points OP:SIZE:DEPTH:THREADS,... [--milliseconds TIME] [--target PID]
  *
  * The client prints a JSON object in a line for each point. PATH is a unix socket: of the target, for what both have to know of
@@ -35,6 +35,7 @@ extern struct options {
     const char *flavour; /* a transport or provider, for peers that have several */
     uint64_t region;     /* bytes */
     bool shared;         /* whether the target's region is shared memory */
+    bool huge;           /* the same, in huge pages */
     unsigned lanes;
 } options;
 
@@ -67,7 +68,7 @@ void say(int socket, const void *block, size_t size);
 size_t hear(int socket, void *block, size_t capacity);
 /* A connection to the socket at options.meet. */
 int connect_to_meet(int type);
-/* A mapping of so many bytes; of shared memory, whose descriptor goes to `fd` when that is not NULL. */
+/* A mapping of so many bytes; of shared memory, in huge pages if so asked for, whose descriptor goes to `fd` when that is not NULL. */
 char *map_memory(uint64_t size, bool shared, int *fd);
 /* Makes all words of a region what their offsets say. */
 void fill_region(char *region);

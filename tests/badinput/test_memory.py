@@ -10,9 +10,9 @@ import time
 import unittest
 
 from support import (ALL, ERR, LOC_PROT_ERR, ON_DEMAND, REM_ACCESS_ERR, REM_OP_ERR, RTS, SUCCESS, WR_FLUSH_ERR, BadInput,
-                     connect)
+                     connect, hugepages)
 
-PAGE = 4096
+PAGE, HUGE_PAGE = 4096, 2 << 20
 PROT_NONE, PROT_READ = 0, 1
 
 
@@ -138,26 +138,54 @@ class KindsOfMemory(BadInput):
         try:
             region = server.mr("r", kind, size, ALL, *path)
         except OSError as error:
-            if kind == "huge" and error.errno == errno.ENOMEM:
+            if kind.startswith("huge") and error.errno == errno.ENOMEM:
                 self.skipTest("the system has no huge pages set aside (vm.nr_hugepages)")
             raise
+        self.write_and_read(client, server, region, size)
+        return client, server, region
+
+    def write_and_read(self, client, server, region, size, name="r"):
         client.mr("out", "anon", size)
         client.mr("back", "anon", size)
         client("fill", "out", 0, size, 5)
         client("post", "q", "write", 1, "out", 0, size, region["addr"], region["rkey"])
         client("post", "q", "read", 2, "back", 0, size, region["addr"], region["rkey"])
         self.assertEqual(client.poll("q", 2), [(1, SUCCESS), (2, SUCCESS)])
-        self.assertEqual(server("check", "r", 0, size, 5)["differ"], 0)
+        self.assertEqual(server("check", name, 0, size, 5)["differ"], 0)
         self.assertEqual(client("check", "back", 0, size, 5)["differ"], 0)
+        for own in ("out", "back"):
+            client("dereg", own)
+
+    def expect_mapped(self, client, region, count):
+        """So many mappings of the other end's memory, soon: its own NIC reaches into it."""
+        if os.environ.get("TERRACE_PATH", "auto") == "udp":
+            return
+        maps, deadline = pathlib.Path(f"/proc/{client.pid}/maps"), time.monotonic() + 10
+        while (found := maps.read_text().count("memfd:endpoint")) != count and time.monotonic() < deadline:
+            client("post", "q", "read", 3, "m", 0, 64, region["addr"], region["rkey"])
+            self.assertEqual(client.status("q"), SUCCESS)
+        self.assertEqual(found, count)
 
     def test_anonymous(self):
         self.there_and_back("anon")
 
     def test_shared(self):
-        self.there_and_back("memfd")
+        client, _, region = self.there_and_back("memfd")
+        self.expect_mapped(client, region, 1)
 
     def test_huge_pages(self):
-        self.there_and_back("huge", 2 << 20)
+        with hugepages.set_aside(1):
+            self.there_and_back("huge", HUGE_PAGE)
+
+    def test_shared_huge_pages(self):
+        """As a whole, and a part that begins and ends within such pages."""
+        with hugepages.set_aside(2):
+            client, server, region = self.there_and_back("hugefd", 2 * HUGE_PAGE)
+            self.expect_mapped(client, region, 1)
+            self.write_and_read(client, server, region, 2 * HUGE_PAGE)
+            part = server("also", "part", "r", 3 * PAGE + 8, HUGE_PAGE, ALL)
+            self.expect_mapped(client, part, 2)
+            self.write_and_read(client, server, part, HUGE_PAGE, "part")
 
     def test_file(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -1,6 +1,5 @@
 """rdma-core's own Python tests, compared by name with the committed list of those that pass."""
 
-import contextlib
 import fnmatch
 import gzip
 import json
@@ -10,7 +9,7 @@ import subprocess
 import time
 
 from cases import FAILED, PASSED, SKIPPED, Result
-from harness import procs
+from harness import hugepages, procs
 
 HERE = pathlib.Path(__file__).resolve().parent
 PASSING_LIST = HERE / "pyverbs-passing.txt"
@@ -21,7 +20,6 @@ PYTHON = "/usr/bin/python3"
 PREFIX = "pyverbs/"
 SILENCE_S = 60  # a test that says nothing for so long hangs
 
-HUGE_PAGES = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 HUGE_PAGES_COUNT = 24  # what the suite's tests need at a time, and some
 NO_HUGE_PAGES = "There are no huge pages"
 
@@ -36,22 +34,6 @@ def skip_reasons():
     """[(pattern, reason)] of the tests that may be skipped."""
     lines = (line.strip() for line in SKIPPED_LIST.read_text().splitlines())
     return [tuple(part.strip() for part in line.split("|", 1)) for line in lines if line and not line.startswith("#")]
-
-
-@contextlib.contextmanager
-def huge_pages():
-    """Some tests register huge pages, of which most machines have none set aside. Not everybody may do that."""
-    before = None
-    with contextlib.suppress(OSError, ValueError):
-        before = int(HUGE_PAGES.read_text())
-        if before < HUGE_PAGES_COUNT:
-            HUGE_PAGES.write_text(str(HUGE_PAGES_COUNT))
-    try:
-        yield
-    finally:
-        if before is not None:
-            with contextlib.suppress(OSError):
-                HUGE_PAGES.write_text(str(before))
 
 
 def unpack(destination):
@@ -78,7 +60,7 @@ def _from_package(directory):
 
 def run(log_dir):
     """Runs the whole suite. Returns {name: (outcome, why, seconds)}."""
-    with huge_pages():
+    with hugepages.set_aside(HUGE_PAGES_COUNT):
         return _run(log_dir)
 
 

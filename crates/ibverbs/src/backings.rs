@@ -5,7 +5,8 @@ use terrace_memory::shared::BackedBy;
 use terrace_memory::{HostRange, PAGE_BYTES};
 use terrace_nic::Backings;
 
-use crate::paged::{backing, maps};
+use crate::paged::backing::{self, Purpose};
+use crate::paged::maps;
 
 /// Finds them in the kernel's list of mappings.
 pub struct ProgramFiles;
@@ -17,7 +18,7 @@ impl Backings for ProgramFiles {
         if (writable && !run.writable) || backing::is_locked_by_us(run.file.inode()) {
             return None;
         }
-        let (file, file_len) = backing::open(&run)
+        let (file, file_len) = backing::open(&run, Purpose::Mapping)
             .inspect_err(|reason| tracing::debug!(%reason, ?range, "peers on this host cannot map the file"))
             .ok()?;
         let pages = whole_pages(range)?;

@@ -33,6 +33,7 @@ pub struct Options {
     flavour: *const c_char,
     region: u64,
     shared: bool,
+    huge: bool,
     lanes: c_uint,
 }
 

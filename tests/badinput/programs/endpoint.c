@@ -5,7 +5,7 @@
  * against each other, or against a peer of its own making. Every command is one line of words and gets one line as its
  * answer: `ok` and perhaps some `name=value`, or `errno N`. Objects have names that the test chooses.
  *
- *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, sparse
+ *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, hugefd, sparse
  *     also|rereg NAME MR OFFSET BYTES ACCESS        another region in the memory of one, or a region moved there
  *     close|lock NAME                               the file of a region: its descriptor closed, a POSIX lock on it
  *     fill NAME OFFSET BYTES SEED [from=N]          writes what only this seed gives, as if it lay at offset N
@@ -155,6 +155,8 @@ static bool map(struct region *region, const char *kind, const char *path)
         flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
     else if (strcmp(kind, "memfd") == 0)
         region->fd = memfd_create("endpoint", MFD_CLOEXEC);
+    else if (strcmp(kind, "hugefd") == 0)
+        region->fd = memfd_create("endpoint", MFD_CLOEXEC | MFD_HUGETLB);
     else if (strcmp(kind, "readonly") == 0)
         region->fd = open(path, O_RDONLY | O_CLOEXEC), protection = PROT_READ;
     else

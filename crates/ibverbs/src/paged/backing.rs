@@ -8,21 +8,28 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
+use terrace_memory::PAGE_BYTES;
+use terrace_memory::shared::page_bytes;
+
 use super::maps::{FileId, Run, file_at};
 
-/// File systems whose files can be mapped, and not read and written at any offset.
-const UNSUITABLE: [(i64, &str); 4] = [
-    (0x9584_58f6, "hugetlbfs (its files cannot be written)"),
-    (0x6265_6572, "sysfs"),
-    (0x9fa0, "proc"),
-    (0x6462_6720, "debugfs"),
-];
+/// File systems whose files can be mapped, and are not like disks.
+const UNSUITABLE: [(i64, &str); 3] = [(0x6265_6572, "sysfs"), (0x9fa0, "proc"), (0x6462_6720, "debugfs")];
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Somebody else maps it as well.
+    Mapping,
+    /// It is read and written, and its pages are of the usual size.
+    Paging,
+}
 
 /// Why a file cannot be used.
 #[derive(Debug)]
@@ -49,10 +56,10 @@ impl fmt::Display for NoBacking {
 ///
 /// # Errors
 /// Why there is none that will do.
-pub fn open(run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
+pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
     let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
     for path in candidates(run) {
-        match open_same(&path, run) {
+        match open_same(&path, run, purpose) {
             Ok(Some(file)) => return suitable(file, run),
             Ok(None) => {}
             // A name that leads nowhere says less than a file that may not be opened.
@@ -95,7 +102,7 @@ fn descriptors(inode: u64) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Opens what a name leads to; `None` when that is another file.
-fn open_same(path: &Path, run: &Run) -> Result<Option<File>, NoBacking> {
+fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, NoBacking> {
     // Looked at first: opening a device or a pipe can do things, or wait. And closing a file that the program has open
     // as well gives up the locks that it has on it.
     let status = path.metadata().map_err(NoBacking::Unreachable)?;
@@ -106,11 +113,15 @@ fn open_same(path: &Path, run: &Run) -> Result<Option<File>, NoBacking> {
     let file =
         OpenOptions::new().read(true).write(run.writable).open(path).map_err(NoBacking::Unreachable)?;
     check_file_system(&file)?;
-    let mapped = mapped_id(&file).map_err(NoBacking::Unreachable)?;
+    let page_bytes = page_bytes(file.as_fd()).map_err(NoBacking::Unreadable)?;
+    if page_bytes != PAGE_BYTES && purpose == Purpose::Paging {
+        return Err(NoBacking::Unsuitable("hugetlbfs (its files cannot be written)"));
+    }
+    let mapped = mapped_id(&file, page_bytes as usize).map_err(NoBacking::Unreachable)?;
     Ok((mapped == Some(run.file)).then_some(file))
 }
 
-/// Refuses file systems whose files are not like disks. They need not even have pages of the usual size.
+/// Refuses file systems whose files are not like disks.
 fn check_file_system(file: &File) -> Result<(), NoBacking> {
     // SAFETY: integers only.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
@@ -124,14 +135,12 @@ fn check_file_system(file: &File) -> Result<(), NoBacking> {
     }
 }
 
-/// What the kernel calls the file when it is mapped.
-fn mapped_id(file: &File) -> io::Result<Option<FileId>> {
-    // SAFETY: no preconditions.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+/// What the kernel calls the file when it is mapped, in pages of that size.
+fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
+    // No huge page is set aside for what nobody will touch.
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
     // SAFETY: a new mapping at a place that the kernel chooses, which nobody can access.
-    let addr = unsafe {
-        libc::mmap(null_mut(), page_bytes, libc::PROT_NONE, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
-    };
+    let addr = unsafe { libc::mmap(null_mut(), page_bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0) };
     if addr == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -179,7 +188,9 @@ mod tests {
     use super::*;
     use crate::paged::maps::{NoRun, find};
 
-    const PAGE_BYTES: u64 = 4096;
+    fn open(run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
+        super::open(run, Purpose::Paging)
+    }
 
     /// A mapping of a file, of eight pages from the second page on.
     struct Mapped(*mut c_void);
@@ -374,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_huge_pages_are_refused() {
+    fn files_of_huge_pages_are_for_mapping_only() {
         let huge = anonymous(c"terrace huge", libc::MFD_HUGETLB);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let len = 2 << 20;
@@ -392,6 +403,9 @@ mod tests {
         assert_ne!(addr, libc::MAP_FAILED, "{}", io::Error::last_os_error());
         let run = find(HostRange { addr: addr as u64, len: 1 }).unwrap().unwrap();
         assert!(matches!(open(&run), Err(NoBacking::Unsuitable(_))));
+        super::open(&run, Purpose::Mapping).expect("opened");
+        let list = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert_eq!(list.matches("terrace huge").count(), 1, "what it was recognised by is left: {list}");
         // SAFETY: nobody uses it.
         unsafe { libc::munmap(addr, len) };
     }

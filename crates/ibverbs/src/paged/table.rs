@@ -14,10 +14,11 @@ use terrace_memory::{HostRange, PAGE_BYTES, Pager, RegionPolicy};
 use terrace_nic::{Companion, Paging};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 
+use super::backing::{self, Purpose};
 use super::maps::Run;
 use super::pager::MappingPager;
 use super::settings::{Mode, Settings};
-use super::{backing, churn, ranges};
+use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
 
 /// A mapping that is served.
@@ -196,7 +197,7 @@ impl Table {
         run: Run,
         settings: &Settings,
     ) -> Result<std::result::Result<Arc<Served>, Refusal>> {
-        let (file, file_len) = match backing::open(&run) {
+        let (file, file_len) = match backing::open(&run, Purpose::Paging) {
             Ok(found) => found,
             Err(error) => return Ok(Err(error.to_string())),
         };

@@ -20,7 +20,7 @@ pub(crate) enum Others {
 #[derive(Debug)]
 pub(crate) struct Segment {
     file: OwnedFd,
-    addr: u64,
+    place: Place,
     len: usize,
 }
 
@@ -66,16 +66,8 @@ impl Segment {
     }
 
     fn map(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
-        let place = reserve(reserved_bytes(len))?;
-        // From here on the place is given back in any case.
-        let segment = Segment { file, addr: place, len };
-        let rights = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        let (addr, fd) = (place as *mut libc::c_void, segment.file.as_raw_fd());
-        // SAFETY: in place of addresses that were reserved for it just now.
-        if unsafe { libc::mmap(addr, len, rights, flags, fd, 0) } == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let segment = Segment { file, place: Place::reserve(len)?, len };
+        segment.place.map(segment.place.addr, len, writable, segment.file.as_fd(), 0)?;
         Ok(segment)
     }
 
@@ -97,7 +89,7 @@ impl Segment {
     pub(crate) fn quads(&self, offset: usize, count: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && offset <= self.len && count <= (self.len - offset) / 8);
         // SAFETY: mapped as long as `self` lives, aligned, and nobody treats it as anything but atomic numbers.
-        unsafe { std::slice::from_raw_parts((self.addr + offset as u64) as *const AtomicU64, count) }
+        unsafe { std::slice::from_raw_parts((self.place.addr + offset as u64) as *const AtomicU64, count) }
     }
 
     /// `count` numbers of 4 bytes from a multiple of 4 on. Only read if the segment was opened so.
@@ -108,7 +100,7 @@ impl Segment {
     pub(crate) fn words(&self, offset: usize, count: usize) -> &[AtomicU32] {
         assert!(offset.is_multiple_of(4) && offset <= self.len && count <= (self.len - offset) / 4);
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts((self.addr + offset as u64) as *const AtomicU32, count) }
+        unsafe { std::slice::from_raw_parts((self.place.addr + offset as u64) as *const AtomicU32, count) }
     }
 
     /// The address of `len` bytes from `offset` on.
@@ -118,14 +110,14 @@ impl Segment {
     #[inline]
     pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> u64 {
         assert!(offset <= self.len && len <= self.len - offset);
-        self.addr + offset as u64
+        self.place.addr + offset as u64
     }
 
     /// Has the processor bring the cache line at `offset` here, if it lies within the segment, to be written to soon.
     #[inline]
     pub(crate) fn prefetch_to_write(&self, offset: usize) {
         if offset < self.len {
-            prefetch_to_write(self.addr + offset as u64);
+            prefetch_to_write(self.place.addr + offset as u64);
         }
     }
 
@@ -133,7 +125,7 @@ impl Segment {
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         if offset < self.len {
-            prefetch(self.addr + offset as u64);
+            prefetch(self.place.addr + offset as u64);
         }
     }
 }
@@ -163,27 +155,69 @@ pub(super) fn prefetch_to_write(addr: u64) {
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(super) fn prefetch_to_write(_addr: u64) {}
 
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping and reservation, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.addr as *mut libc::c_void, reserved_bytes(self.len)) };
+/// Addresses for a mapping of what others have as well. They are given back with what is mapped there, when nobody copies any more.
+#[derive(Debug)]
+pub(super) struct Place {
+    addr: u64,
+    len: usize,
+}
+
+/// They are taken in such amounts. A program may unmap some pages that are registered; a mapping of a page or two that the kernel then
+/// put there would be written to by the program's peers.
+const RESERVED_BYTES: usize = 2 << 20;
+
+impl Place {
+    /// Takes room for `len` bytes and more. Nobody can access it yet.
+    ///
+    /// # Errors
+    /// When the process has none left.
+    pub fn reserve(len: usize) -> io::Result<Place> {
+        let len = len.checked_next_multiple_of(RESERVED_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, wherever the kernel has room.
+        let addr = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+        if addr == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(Place { addr: addr as u64, len })
+        }
+    }
+
+    /// The first address, from the first on, of which the remainder by `align` is that of `offset`.
+    pub fn alike(&self, offset: u64, align: u64) -> u64 {
+        self.addr + (offset % align + align - self.addr % align) % align
+    }
+
+    /// Maps a part of a file from `addr` on, and leaves the rest of the place empty.
+    ///
+    /// # Errors
+    /// When the part does not lie within the place, or the kernel refuses it.
+    pub fn map(
+        &self,
+        addr: u64,
+        len: usize,
+        writable: bool,
+        file: BorrowedFd<'_>,
+        offset: libc::off_t,
+    ) -> io::Result<()> {
+        let before = addr.checked_sub(self.addr).filter(|before| *before <= self.len as u64);
+        if before.is_none_or(|before| len > self.len - before as usize) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let rights = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let addr = addr as *mut libc::c_void;
+        // SAFETY: in place of addresses that were reserved for it; the kernel checks length and offset.
+        let mapped = unsafe { libc::mmap(addr, len, rights, flags, file.as_raw_fd(), offset) };
+        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
-/// Mappings of what others have as well take addresses in such amounts. A program may unmap some pages that are registered; a mapping
-/// of a page or two that the kernel then put there would be written to by the program's peers.
-const RESERVED_BYTES: usize = 2 << 20;
-
-pub(super) fn reserved_bytes(len: usize) -> usize {
-    len.next_multiple_of(RESERVED_BYTES)
-}
-
-/// Takes addresses that nobody can access.
-pub(super) fn reserve(len: usize) -> io::Result<u64> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, wherever the kernel has room.
-    let addr = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
-    if addr == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(addr as u64) }
+impl Drop for Place {
+    fn drop(&mut self) {
+        // SAFETY: our own addresses; whoever has them borrows from the owner of this.
+        unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
+    }
 }
 
 fn checked(result: i32) -> io::Result<i32> {

@@ -1,15 +1,15 @@
 //! The ways to the bytes of another process's region.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::segment::{Segment, reserve, reserved_bytes};
+use super::segment::{Place, Segment};
 use crate::access::AccessNeed;
 use crate::fault;
 use crate::flush::HostRange;
-use crate::paging::{UNIT_BYTES, residency_bytes, unit_bit, unit_count};
+use crate::paging::{PAGE_BYTES, UNIT_BYTES, residency_bytes, unit_bit, unit_count};
 
 /// A file whose bytes are those of a range of another process's memory.
 #[derive(Debug)]
@@ -72,12 +72,20 @@ pub(super) struct Missing;
 /// A mapping of another process's file.
 #[derive(Debug)]
 pub struct Mapped {
+    /// Where the range begins here.
     addr: u64,
     range: HostRange,
+    _place: Place,
 }
+
+/// What processors translate at once where memory is in huge pages.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl Mapped {
     /// Maps a file that another process has named. Touching what is not there (any more) is a fault that is recovered from.
+    ///
+    /// Where the other process has huge pages, so has this: files of hugetlbfs cannot be mapped otherwise, and of others the kernel
+    /// maps such a page as one if it begins at a multiple of its size.
     ///
     /// # Errors
     /// When it cannot be mapped.
@@ -85,21 +93,22 @@ impl Mapped {
         // SAFETY: a descriptor of ours.
         let flags = unsafe { libc::fcntl(backed.file.as_raw_fd(), libc::F_GETFL) };
         let is_writable = flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
-        let rights = if is_writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let (len, offset) = (usize::try_from(backed.range.len), libc::off_t::try_from(backed.offset));
-        let (Ok(len), Ok(offset)) = (len, offset) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        if len > isize::MAX as usize - reserved_bytes(1) {
+        let page = page_bytes(backed.file.as_fd())?;
+        let (len, lead) = (backed.range.len, backed.offset % page);
+        let align = if len >= HUGE_PAGE_BYTES { page.max(HUGE_PAGE_BYTES) } else { page };
+        let bytes = len.checked_add(lead).and_then(|bytes| bytes.checked_next_multiple_of(page));
+        let with_spare = bytes.and_then(|bytes| bytes.checked_add(align - PAGE_BYTES));
+        let fitting = |bytes: Option<u64>| {
+            bytes.and_then(|bytes| isize::try_from(bytes).ok()).map(isize::cast_unsigned)
+        };
+        let (Some(bytes), Some(with_spare)) = (fitting(bytes), fitting(with_spare)) else {
             return Err(io::ErrorKind::InvalidInput.into());
-        }
-        // From here on the place is given back in any case.
-        let mapped = Mapped { addr: reserve(reserved_bytes(len))?, range: backed.range };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        let (place, fd) = (mapped.addr as *mut libc::c_void, backed.file.as_raw_fd());
-        // SAFETY: in place of addresses that were reserved for it just now; the kernel checks length and offset.
-        if unsafe { libc::mmap(place, len, rights, flags, fd, offset) } == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(mapped)
+        };
+        let offset = libc::off_t::try_from(backed.offset - lead).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let place = Place::reserve(with_spare)?;
+        let addr = place.alike(backed.offset - lead, align);
+        place.map(addr, bytes, is_writable, backed.file.as_fd(), offset)?;
+        Ok(Mapped { addr: addr + lead, range: backed.range, _place: place })
     }
 
     /// Where this process has `len` bytes of the other one.
@@ -125,11 +134,19 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping and reservation; copies hold a reference to it.
-        unsafe { libc::munmap(self.addr as *mut libc::c_void, reserved_bytes(self.range.len as usize)) };
+/// The size of the pages that a file is mapped in: that of huge ones for hugetlbfs.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: integers only.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a structure to be written to.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
+        return Err(io::Error::last_os_error());
     }
+    let is_huge = system.f_type == libc::HUGETLBFS_MAGIC;
+    Ok(if is_huge { (system.f_bsize as u64).max(PAGE_BYTES) } else { PAGE_BYTES })
 }
 
 /// A region of which only resident units are in memory.
@@ -257,4 +274,78 @@ fn pieces(direction: Direction, range: HostRange) -> ([libc::iovec; 2], libc::c_
     let last = if direction == Direction::Write { range.len.min(1) } else { 0 };
     let parts = [part(range.addr, range.len - last), part(range.addr + range.len - last, last)];
     (parts, 1 + last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn memory_file(flags: libc::c_uint, len: u64) -> io::Result<File> {
+        // SAFETY: a string that ends, and flags.
+        let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len)?;
+        Ok(file)
+    }
+
+    fn map(file: &File, offset: u64, len: u64) -> io::Result<Mapped> {
+        let (file, range) = (file.try_clone()?.into(), HostRange { addr: 0x7000_0000_0000, len });
+        Mapped::new(&BackedBy { file, offset, range })
+    }
+
+    #[test]
+    fn large_ranges_lie_as_they_do_in_the_file() {
+        let file = memory_file(0, 3 * HUGE_PAGE_BYTES).expect("made");
+        for offset in [0, PAGE_BYTES, HUGE_PAGE_BYTES - PAGE_BYTES, HUGE_PAGE_BYTES] {
+            file.write_all_at(b"first", offset).expect("written");
+            let len = 2 * HUGE_PAGE_BYTES - PAGE_BYTES;
+            file.write_all_at(b"l", offset + len - 1).expect("written");
+            let mapped = map(&file, offset, len).expect("mapped");
+            let place = |at| mapped.place(mapped.range.addr + at, 1).expect("within");
+            assert_eq!(place(0) % HUGE_PAGE_BYTES, offset % HUGE_PAGE_BYTES);
+            // SAFETY: the mapping, as long as it lives.
+            let bytes = unsafe { [*(place(0) as *const u8), *(place(len - 1) as *const u8)] };
+            assert_eq!(bytes, *b"fl");
+            assert_eq!(mapped.place(mapped.range.addr + len, 1), Err(Missing));
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_mapped_with_the_rest_of_it() {
+        // Nothing is touched, so the system need have none to spare.
+        let Ok(file) = memory_file(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 * HUGE_PAGE_BYTES) else {
+            return eprintln!("no huge pages on this system: not tested");
+        };
+        let page = page_bytes(file.as_fd()).expect("told");
+        assert_eq!(page, HUGE_PAGE_BYTES);
+        for (offset, len) in
+            [(0, 2 * page), (0, PAGE_BYTES), (3 * PAGE_BYTES, page), (page - PAGE_BYTES, page + PAGE_BYTES)]
+        {
+            let mapped = map(&file, offset, len).expect("mapped");
+            let place = mapped.place(mapped.range.addr, len).expect("within");
+            assert_eq!(place % page, offset % page);
+        }
+    }
+
+    #[test]
+    fn what_no_address_space_has_room_for_is_refused() {
+        let file = memory_file(0, PAGE_BYTES).expect("made");
+        for (offset, len) in [
+            (0, u64::MAX),
+            (0, i64::MAX as u64),
+            (u64::MAX, PAGE_BYTES),
+            (i64::MAX as u64, 1 << 40),
+            (1, u64::MAX - 1),
+        ] {
+            assert!(map(&file, offset, len).is_err(), "{offset} {len}");
+        }
+    }
 }
