@@ -25,7 +25,7 @@ import bench  # noqa: E402
 import chart  # noqa: E402
 import lineup  # noqa: E402
 import results  # noqa: E402
-from harness import procs  # noqa: E402
+from harness import hugepages, procs  # noqa: E402
 
 PROGRAMS = procs.ROOT / "build/bench/peers"
 ROW_COLUMNS = ("round", *results.KEY, "ops", "rate", "p50_ns", "p99_ns", "client_cpu_ns", "target_cpu_ns", "target_ticks", "clock_ns", "loop_ns")
@@ -83,22 +83,31 @@ def measure(peers, sections, options):
         for section in sections:
             if index >= section.rounds_max:
                 continue
-            chosen = section.peers_of(peers)
-            for peer in chosen[index % max(len(chosen), 1):] + chosen[:index % max(len(chosen), 1)]:
-                bench.progress(f"round {index + 1} of {options.rounds}, {section.name}: {peer.title} ...")
-                begun = time.monotonic()
-                found, reason = run(peer, section, options.milliseconds)
-                bench.progress(f"{time.monotonic() - begun:.1f} s")
-                if reason:
-                    bench.progress(f"{peer.title}: {reason}")
-                    missing[section.name, peer.name] = reason
-                for row in found:
-                    key = {"round": index, "section": section.name, "peer": peer.name}
-                    if "missing" in row:
-                        missing[section.name, peer.name, row["op"], row["size"]] = row["missing"]
-                    else:
-                        rows.append({**key, **results.cooked(row)})
+            with hugepages.set_aside(section.huge_pages) as are_there:
+                if are_there:
+                    measure_once(section, index, peers, options, rows, missing)
+                else:
+                    missing[section.name, "section"] = f"no {section.huge_pages} huge pages of 2 MiB are free, and only root may set some aside"
     return rows, missing
+
+
+def measure_once(section, index, peers, options, rows, missing):
+    """One round of a section, beginning with another peer than the last one."""
+    chosen = section.peers_of(peers)
+    for peer in chosen[index % max(len(chosen), 1):] + chosen[:index % max(len(chosen), 1)]:
+        bench.progress(f"round {index + 1} of {options.rounds}, {section.name}: {peer.title} ...")
+        begun = time.monotonic()
+        found, reason = run(peer, section, options.milliseconds)
+        bench.progress(f"{time.monotonic() - begun:.1f} s")
+        if reason:
+            bench.progress(f"{peer.title}: {reason}")
+            missing[section.name, peer.name] = reason
+        for row in found:
+            key = {"round": index, "section": section.name, "peer": peer.name}
+            if "missing" in row:
+                missing[section.name, peer.name, row["op"], row["size"]] = row["missing"]
+            else:
+                rows.append({**key, **results.cooked(row)})
 
 
 def run(peer, section, milliseconds):
@@ -112,7 +121,7 @@ def run(peer, section, milliseconds):
     with tempfile.TemporaryDirectory(prefix="peers-") as directory:
         meet = pathlib.Path(directory, "socket")
         lanes = max(threads for _, _, _, threads in points)
-        common = ["--meet", meet, "--region", section.region, "--memory", peer.memory, "--flavour", peer.flavour, "--lanes", lanes]
+        common = ["--meet", meet, "--region", section.region, "--memory", section.memory or peer.memory, "--flavour", peer.flavour, "--lanes", lanes]
         target = start_target(peer, program, common, meet, section.region, directory)
         try:
             wanted = ",".join(":".join(map(str, point)) for point in points)
@@ -219,7 +228,7 @@ def page(document, peers, missing, views=results.VIEWS):
     if document["missing"]:
         lines += ["", "## What is missing", "", *(f"- {each}" for each in document["missing"])]
     lines += ["", "## Random places in 256 MiB", results.tables(document["points"], peers, missing, views=views)]
-    for section, title in (("large", "2 GiB"), ("hot", "1 MiB")):
+    for section, title in (("huge", "256 MiB, in huge pages"), ("large", "2 GiB"), ("hot", "1 MiB")):
         text = results.tables(document["points"], peers, missing, section, views)
         if text:
             lines += ["", f"## Random places in {title}", text]

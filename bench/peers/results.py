@@ -172,7 +172,7 @@ def promises(summary):
                 judge(f"{op} of 4 KiB from 2 GiB, {_WAYS[interface]}, depth {depth}: part of memcpy's rate",
                       _ratio(summary, "rate", f"terrace-local-{interface}-shared", "memcpy-shared", at), 0.6, True)
     for interface, bar in (("calls", 100), ("native", 100), ("verbs", 250)):
-        for section, where in (("main", "256 MiB"), ("hot", "1 MiB")):
+        for section, where in (("main", "256 MiB"), ("huge", "256 MiB in huge pages"), ("hot", "1 MiB")):
             at = {"section": section, "op": "get", "size": 8, "depth": 1, "threads": 1}
             mine, memcpy = (find(summary, peer=name, **at) or {} for name in (f"terrace-local-{interface}-shared", "memcpy-shared"))
             judge(f"get of 8 B from {where}, {_WAYS[interface]}: p50, ns", mine.get("p50_ns"), bar, False, mine.get("p50_ns_best"), memcpy.get("p50_ns"))

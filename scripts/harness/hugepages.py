@@ -31,4 +31,4 @@ def _number(name):
 def _are_free(count):
     with contextlib.suppress(OSError, ValueError):
         return _number("free_hugepages") >= count
-    return False
+    return count == 0
