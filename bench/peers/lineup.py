@@ -93,11 +93,10 @@ _AT_MEMORY_SPEED = tuple(peer.name for peer in PEERS if peer.name.startswith(("t
 # From more memory than caches and translations cover, and from so little that they do.
 _LARGE_POINTS = tuple((op, 4096, depth, 1) for op in ("get", "put") for depth in (1, 16))
 _HOT = Section("hot", MIB, (("get", 8, 1, 1), ("put", 8, 1, 1), ("get", 4096, 1, 1)), (*_AT_MEMORY_SPEED, "ucx-posix"))
-# In huge pages, where the processor has to look less far for translations. UCX takes such memory by itself when there is any, and then
-# has something of its own there as well.
+# In huge pages, where the processor has to look less far for translations. UCX's sysv takes such memory by itself when there is any.
 _SHARED = tuple(name for name in _AT_MEMORY_SPEED if name.endswith("shared"))
 _HUGE_POINTS = tuple((op, size, depth, 1) for op in ("get", "put") for size in (8, 4096) for depth in (1, 16))
-_HUGE = Section("huge", 256 * MIB, _HUGE_POINTS, (*_SHARED, "ucx-posix", "ucx-sysv"), memory="huge", huge_pages=256)
+_HUGE = Section("huge", 256 * MIB, _HUGE_POINTS, (*_SHARED, "ucx-sysv"), memory="huge", huge_pages=256)
 
 SHORT = (Section("main", 256 * MIB, _points((8, 4096, MIB), (64, 4096))), Section("large", 2 * GIB, _LARGE_POINTS, _AT_MEMORY_SPEED, 1), _HUGE, _HOT)
 _SIZES = (8, 64, 512, 4096, 65536, MIB)

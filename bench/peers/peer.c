@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <linux/memfd.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -136,7 +137,7 @@ static int wait_for_client(void)
 char *map_memory(uint64_t size, bool shared, int *fd)
 {
     int file = -1;
-    unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB : 0);
+    unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
     if (shared && ((file = memfd_create(peer.name, flags)) < 0 || ftruncate(file, (off_t)size) != 0))
         die("no shared memory of %llu bytes", (unsigned long long)size);
     char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);

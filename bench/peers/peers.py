@@ -87,7 +87,7 @@ def measure(peers, sections, options):
                 if are_there:
                     measure_once(section, index, peers, options, rows, missing)
                 else:
-                    missing[section.name, "section"] = f"no {section.huge_pages} huge pages of 2 MiB are free, and only root may set some aside"
+                    missing[section.name, f"section {section.name}"] = f"there are no {section.huge_pages} huge pages of 2 MiB to spare"
     return rows, missing
 
 

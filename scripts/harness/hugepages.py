@@ -1,34 +1,43 @@
 """Huge pages of 2 MiB, of which most machines have none set aside."""
 
 import contextlib
+import fcntl
 import pathlib
+import tempfile
 
 DIRECTORY = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+# Who changes how many there are has this locked until they are as they were.
+LOCK = pathlib.Path(tempfile.gettempdir(), "terrace-hugepages.lock")
 
 
 @contextlib.contextmanager
 def set_aside(count):
-    """Has so many free for a while, if that can be had: not everybody may do that, and memory may be in pieces. Says whether they are."""
-    before = None
-    try:
-        with contextlib.suppress(OSError, ValueError):
-            missing = count - _number("free_hugepages")
-            if missing > 0:
-                all_of_them = _number("nr_hugepages")
-                (DIRECTORY / "nr_hugepages").write_text(str(all_of_them + missing))
-                before = all_of_them
-        yield _are_free(count)
-    finally:
-        if before is not None:
-            with contextlib.suppress(OSError):
-                (DIRECTORY / "nr_hugepages").write_text(str(before))
+    """Has so many to spare for a while, if that can be had: not everybody may do that, and memory may be in pieces. Says whether they are."""
+    if _spare() >= count:
+        yield True
+        return
+    with contextlib.ExitStack() as on_leaving:
+        with contextlib.suppress(OSError):
+            lock = on_leaving.enter_context(open(LOCK, "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before, missing = _number("nr_hugepages"), count - _spare()
+            _set(before + missing)
+            on_leaving.callback(_set, before)
+        yield _spare() >= count
+
+
+def _set(count):
+    # Who may not do that has not done it before either.
+    with contextlib.suppress(OSError):
+        (DIRECTORY / "nr_hugepages").write_text(str(count))
 
 
 def _number(name):
     return int((DIRECTORY / name).read_text())
 
 
-def _are_free(count):
-    with contextlib.suppress(OSError, ValueError):
-        return _number("free_hugepages") >= count
-    return count == 0
+def _spare():
+    """How many are neither used nor promised to somebody."""
+    with contextlib.suppress(OSError):
+        return _number("free_hugepages") - _number("resv_hugepages")
+    return 0

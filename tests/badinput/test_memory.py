@@ -1,6 +1,6 @@
 """Registered memory that goes away under the NIC, memory of every kind, and processes that fork."""
 
-import errno
+import contextlib
 import os
 import pathlib
 import re
@@ -14,6 +14,7 @@ from support import (ALL, ERR, LOC_PROT_ERR, ON_DEMAND, REM_ACCESS_ERR, REM_OP_E
 
 PAGE, HUGE_PAGE = 4096, 2 << 20
 PROT_NONE, PROT_READ = 0, 1
+HAS_LOCAL_PATH = os.environ.get("TERRACE_PATH", "auto") != "udp"
 
 
 class VanishingMemory(BadInput):
@@ -135,57 +136,88 @@ class KindsOfMemory(BadInput):
 
     def there_and_back(self, kind, size=64 * PAGE, *path):
         client, server, *_ = self.pair()
-        try:
-            region = server.mr("r", kind, size, ALL, *path)
-        except OSError as error:
-            if kind.startswith("huge") and error.errno == errno.ENOMEM:
-                self.skipTest("the system has no huge pages set aside (vm.nr_hugepages)")
-            raise
+        region = server.mr("r", kind, size, ALL, *path)
         self.write_and_read(client, server, region, size)
         return client, server, region
 
-    def write_and_read(self, client, server, region, size, name="r"):
+    def write_and_read(self, client, server, region, size, name="r", seed=5):
         client.mr("out", "anon", size)
         client.mr("back", "anon", size)
-        client("fill", "out", 0, size, 5)
+        client("fill", "out", 0, size, seed)
         client("post", "q", "write", 1, "out", 0, size, region["addr"], region["rkey"])
         client("post", "q", "read", 2, "back", 0, size, region["addr"], region["rkey"])
         self.assertEqual(client.poll("q", 2), [(1, SUCCESS), (2, SUCCESS)])
-        self.assertEqual(server("check", name, 0, size, 5)["differ"], 0)
-        self.assertEqual(client("check", "back", 0, size, 5)["differ"], 0)
+        self.assertEqual(server("check", name, 0, size, seed)["differ"], 0)
+        self.assertEqual(client("check", "back", 0, size, seed)["differ"], 0)
         for own in ("out", "back"):
             client("dereg", own)
 
+    @contextlib.contextmanager
+    def set_aside(self, count):
+        with hugepages.set_aside(count) as are_there:
+            if not are_there:
+                self.skipTest(f"there are no {count} huge pages of 2 MiB to spare (vm.nr_hugepages)")
+            yield
+
+    def mappings(self, client):
+        """How many the client's NIC has of the server's memory."""
+        return pathlib.Path(f"/proc/{client.pid}/maps").read_text().count("memfd:endpoint")
+
     def expect_mapped(self, client, region, count):
-        """So many mappings of the other end's memory, soon: its own NIC reaches into it."""
-        if os.environ.get("TERRACE_PATH", "auto") == "udp":
-            return
-        maps, deadline = pathlib.Path(f"/proc/{client.pid}/maps"), time.monotonic() + 10
-        while (found := maps.read_text().count("memfd:endpoint")) != count and time.monotonic() < deadline:
+        """The client's NIC soon reaches into the region, and has so many mappings then."""
+        def is_there():
             client("post", "q", "read", 3, "m", 0, 64, region["addr"], region["rkey"])
             self.assertEqual(client.status("q"), SUCCESS)
-        self.assertEqual(found, count)
+            return self.mappings(client) == count
+        self.eventually(is_there, f"{count} mappings")
+
+    def expect_no_packets(self, client, server, region, size, name, seed):
+        """What is written and read is right, and none of it goes by packets."""
+        before = client.counts("q")["tx_packets"]
+        self.write_and_read(client, server, region, size, name, seed)
+        client("post", "q", "add", 4, "m", 0, 8, region["addr"], region["rkey"], "add=1")
+        self.assertEqual(client.status("q"), SUCCESS)
+        self.assertEqual(client.counts("q")["tx_packets"], before)
 
     def test_anonymous(self):
         self.there_and_back("anon")
 
     def test_shared(self):
-        client, _, region = self.there_and_back("memfd")
-        self.expect_mapped(client, region, 1)
+        client, server, region = self.there_and_back("memfd")
+        if HAS_LOCAL_PATH:
+            self.expect_mapped(client, region, 1)
+            self.expect_no_packets(client, server, region, 64 * PAGE, "r", 6)
 
     def test_huge_pages(self):
-        with hugepages.set_aside(1):
+        with self.set_aside(1):
             self.there_and_back("huge", HUGE_PAGE)
 
     def test_shared_huge_pages(self):
-        """As a whole, and a part that begins and ends within such pages."""
-        with hugepages.set_aside(2):
+        """As a whole, and a part that begins and ends within such pages. They are free when the server has given them up."""
+        with self.set_aside(2):
             client, server, region = self.there_and_back("hugefd", 2 * HUGE_PAGE)
+            if not HAS_LOCAL_PATH:
+                return
             self.expect_mapped(client, region, 1)
-            self.write_and_read(client, server, region, 2 * HUGE_PAGE)
+            self.expect_no_packets(client, server, region, 2 * HUGE_PAGE, "r", 6)
             part = server("also", "part", "r", 3 * PAGE + 8, HUGE_PAGE, ALL)
             self.expect_mapped(client, part, 2)
-            self.write_and_read(client, server, part, HUGE_PAGE, "part")
+            self.expect_no_packets(client, server, part, HUGE_PAGE, "part", 7)
+            server("truncate", "r", HUGE_PAGE)
+            client("post", "q", "read", 5, "m", 0, 8, region["addr"] + HUGE_PAGE, region["rkey"])
+            self.assertEqual(client.status("q"), REM_ACCESS_ERR)
+            server("dereg", "r")
+            self.eventually(lambda: self.mappings(client) == 1, "the whole is given up")
+            server("dereg", "part")
+            self.eventually(lambda: self.mappings(client) == 0, "the part is given up")
+
+    def test_shared_memory_of_one_who_died(self):
+        """Nobody keeps it, however long they have nothing to say."""
+        client, server, region = self.there_and_back("memfd")
+        if HAS_LOCAL_PATH:
+            self.expect_mapped(client, region, 1)
+            server.kill()
+            self.eventually(lambda: self.mappings(client) == 0, "it is given up")
 
     def test_file(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -123,6 +123,44 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
 }
 
 #[test]
+fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
+    let both = Both::new();
+    let memory = vec![1u8; 1 << 16];
+    let base = memory.as_ptr() as u64;
+    let key = both.register(&memory, REMOTE);
+    let learn = || {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(1 << 16).expect("room");
+        let range = HostRange { addr: base, len: 1 << 16 };
+        let backed = BackedBy { file: file.try_clone().expect("a descriptor").into(), offset: 0, range };
+        both.learn(key, Source::Mapped(Mapped::new(&backed).expect("mapped")));
+        file
+    };
+    // What the kernel lists of a file: its inode's number stands at the end of a mapping's line, before its name.
+    let is_mapped = |file: &std::fs::File| {
+        let inode = format!(" {} ", std::os::unix::fs::MetadataExt::ino(&file.metadata().expect("known")));
+        std::fs::read_to_string("/proc/self/maps").expect("a list").lines().any(|line| line.contains(&inode))
+    };
+    let (mut lead, mut byte) = (both.lead(), [0u8]);
+    let (first, version) = (learn(), both.version(key));
+    lead.read_into(key, base, &mut byte).expect("read");
+    both.reach.forget(key, Version(version.0 + 2));
+    both.reach.forget(key ^ 1, version);
+    assert!(is_mapped(&first), "that was another one");
+    // The lead still knows it, and nobody has said that the record is of no use: the worst that can come of that is a packet.
+    both.reach.forget(key, version);
+    assert!(!is_mapped(&first));
+    assert_eq!(lead.read_into(key, base, &mut byte), Err(Refusal::NotHere));
+    assert_eq!(lead.atomic(key, base, AtomicOp::FetchAdd { add: 1 }), Err(Refusal::NotHere));
+    let second = learn();
+    let third = learn();
+    assert!(!is_mapped(&second) && is_mapped(&third), "the last answer counts");
+    both.lead().read_into(key, base, &mut byte).expect("read");
+    both.reach.note_gone();
+    assert!(!is_mapped(&third));
+}
+
+#[test]
 fn an_outlook_is_of_the_region_that_was_reached_last() {
     let both = Both::new();
     let file = tempfile::tempfile().expect("a file");

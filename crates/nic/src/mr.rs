@@ -147,7 +147,9 @@ impl Mr {
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
         let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access };
-        let region = place.pd.device().memory.reregister(self.key, &change).map_err(register_error)?;
+        let device = place.pd.device();
+        let region = device.memory.reregister(self.key, &change).map_err(register_error)?;
+        device.local.recall(self.key);
         place.start = region.start;
         if let Some(pd) = pd {
             pd.life.hold();
@@ -166,7 +168,10 @@ impl Mr {
         self.life.check()?;
         let place = self.place.lock();
         let (pager, pattern, policy) = split(paging);
-        place.pd.device().memory.set_pager(self.key, pager, pattern, policy).map_err(register_error)
+        let device = place.pd.device();
+        device.memory.set_pager(self.key, pager, pattern, policy).map_err(register_error)?;
+        device.local.recall(self.key);
+        Ok(())
     }
 
     /// Ends the region; EBUSY while windows are bound to it. No access is running once it returns.
@@ -174,6 +179,7 @@ impl Mr {
         self.life.check()?;
         let pd = self.pd();
         pd.device().memory.deregister(self.key).map_err(register_error)?;
+        pd.device().local.recall(self.key);
         self.life.end()?;
         pd.device().quotas.mr.give_back();
         pd.life.release();

@@ -32,6 +32,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/memfd.h>
+#include <linux/mman.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -152,15 +154,17 @@ static bool map(struct region *region, const char *kind, const char *path)
     else if (strcmp(kind, "sparse") == 0)
         flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     else if (strcmp(kind, "huge") == 0)
-        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+        flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_HUGE_2MB;
     else if (strcmp(kind, "memfd") == 0)
         region->fd = memfd_create("endpoint", MFD_CLOEXEC);
     else if (strcmp(kind, "hugefd") == 0)
-        region->fd = memfd_create("endpoint", MFD_CLOEXEC | MFD_HUGETLB);
+        region->fd = memfd_create("endpoint", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
     else if (strcmp(kind, "readonly") == 0)
         region->fd = open(path, O_RDONLY | O_CLOEXEC), protection = PROT_READ;
     else
         region->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (region->fd < 0 && (flags & MAP_ANONYMOUS) == 0)
+        return false;
     if (region->fd >= 0 && protection != PROT_READ && ftruncate(region->fd, (off_t)region->bytes) != 0)
         return false;
     region->memory = mmap(NULL, region->bytes, protection, flags, region->fd, 0);

@@ -1,6 +1,7 @@
 //! Reaching into another process's registered memory.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -54,13 +55,27 @@ impl Reach {
 
     /// Says how the bytes of a region are reached, as long as its record has this version.
     pub fn set_source(&self, key: u32, version: Version, source: Source) {
-        self.sources.write().insert(key, (version, Arc::new(source)));
+        let before = self.sources.write().insert(key, (version, Arc::new(source)));
+        if let Some((_, source)) = before {
+            source.give_up();
+        }
+    }
+
+    /// The other process has taken the region away that had this version. What is mapped of it is given up, or its memory would not be
+    /// free when that process has given it up as well: queue pairs remember what they reached last, however long ago.
+    pub fn forget(&self, key: u32, version: Version) {
+        let mut sources = self.sources.write();
+        if let Entry::Occupied(known) = sources.entry(key)
+            && known.get().0 == version
+        {
+            known.remove().1.give_up();
+        }
     }
 
     /// The process has ended, or does not want to be reached any more.
     pub fn note_gone(&self) {
         self.gone.store(true, Ordering::SeqCst);
-        self.sources.write().clear();
+        self.sources.write().drain().for_each(|(_, (_, source))| source.give_up());
     }
 
     /// Whether it has.

@@ -7,6 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use super::source::page_bytes;
+use crate::paging::PAGE_BYTES;
+
 /// What those may do that are not the maker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
@@ -59,16 +62,18 @@ impl Segment {
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a descriptor of ours, and a structure to be written to.
         checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) })?;
-        if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t {
+        // Pages of another size need not be there although the file is as long, and reach beyond it.
+        let is_usual = page_bytes(file.as_fd())? == PAGE_BYTES;
+        if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t || !is_usual {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Segment::map(file, len, writable)
     }
 
     fn map(file: OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
-        let segment = Segment { file, place: Place::reserve(len)?, len };
-        segment.place.map(segment.place.addr, len, writable, segment.file.as_fd(), 0)?;
-        Ok(segment)
+        let place = Place::reserve(len)?;
+        let first = place.addr;
+        Ok(Segment { place: place.map(first, len, writable, file.as_fd(), 0)?, file, len })
     }
 
     /// To be sent to another process.
@@ -188,34 +193,50 @@ impl Place {
         self.addr + (offset % align + align - self.addr % align) % align
     }
 
-    /// Maps a part of a file from `addr` on, and leaves the rest of the place empty.
+    /// Maps a part of a file from `addr` on, and leaves the rest of the place empty. The part is whole pages of the file.
     ///
     /// # Errors
     /// When the part does not lie within the place, or the kernel refuses it.
     pub fn map(
-        &self,
+        self,
         addr: u64,
         len: usize,
         writable: bool,
         file: BorrowedFd<'_>,
         offset: libc::off_t,
-    ) -> io::Result<()> {
+    ) -> io::Result<Place> {
         let before = addr.checked_sub(self.addr).filter(|before| *before <= self.len as u64);
-        if before.is_none_or(|before| len > self.len - before as usize) {
+        let Some(rest) = before.and_then(|before| (self.len - before as usize).checked_sub(len)) else {
             return Err(io::ErrorKind::InvalidInput.into());
-        }
+        };
         let rights = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        let addr = addr as *mut libc::c_void;
-        // SAFETY: in place of addresses that were reserved for it; the kernel checks length and offset.
-        let mapped = unsafe { libc::mmap(addr, len, rights, flags, file.as_raw_fd(), offset) };
-        if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let to = addr as *mut libc::c_void;
+        // SAFETY: in place of addresses that were reserved for it. Of whole pages nothing is rounded up.
+        if unsafe { libc::mmap(to, len, rights, flags, file.as_raw_fd(), offset) } != libc::MAP_FAILED {
+            return Ok(self);
+        }
+        let error = io::Error::last_os_error();
+        // The kernel may have emptied these addresses before it refused, and another thread may have them by now: only what lies
+        // around them is given back.
+        drop(Place { addr: addr + len as u64, len: rest });
+        drop(Place { addr: self.addr, len: self.len - rest - len });
+        std::mem::forget(self);
+        Err(error)
+    }
+
+    /// Gives up what is mapped, and keeps the addresses: to touch them is a fault from now on.
+    pub fn empty(&self) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: our own addresses, of which nobody borrows but for accesses that recover from faults. If it fails, which takes a
+        // kernel without memory, things are as they were.
+        unsafe { libc::mmap(self.addr as *mut libc::c_void, self.len, libc::PROT_NONE, flags, -1, 0) };
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // SAFETY: our own addresses; whoever has them borrows from the owner of this.
+        // SAFETY: our own addresses; whoever has them borrows from the owner of this. Of no bytes it is refused, which does no harm.
         unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
     }
 }

@@ -75,7 +75,7 @@ pub struct Mapped {
     /// Where the range begins here.
     addr: u64,
     range: HostRange,
-    _place: Place,
+    place: Place,
 }
 
 /// What processors translate at once where memory is in huge pages.
@@ -84,8 +84,8 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 impl Mapped {
     /// Maps a file that another process has named. Touching what is not there (any more) is a fault that is recovered from.
     ///
-    /// Where the other process has huge pages, so has this: files of hugetlbfs cannot be mapped otherwise, and of others the kernel
-    /// maps such a page as one if it begins at a multiple of its size.
+    /// Of hugetlbfs, whole pages are mapped, there is no other way. Other files lie as they do in the file, so that the kernel can map
+    /// what it has made a huge page of as one, if all of it is in the range.
     ///
     /// # Errors
     /// When it cannot be mapped.
@@ -94,21 +94,29 @@ impl Mapped {
         let flags = unsafe { libc::fcntl(backed.file.as_raw_fd(), libc::F_GETFL) };
         let is_writable = flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
         let page = page_bytes(backed.file.as_fd())?;
-        let (len, lead) = (backed.range.len, backed.offset % page);
+        let (len, before) = (backed.range.len, backed.offset % page);
         let align = if len >= HUGE_PAGE_BYTES { page.max(HUGE_PAGE_BYTES) } else { page };
-        let bytes = len.checked_add(lead).and_then(|bytes| bytes.checked_next_multiple_of(page));
+        let bytes = len.checked_add(before).and_then(|bytes| bytes.checked_next_multiple_of(page));
         let with_spare = bytes.and_then(|bytes| bytes.checked_add(align - PAGE_BYTES));
         let fitting = |bytes: Option<u64>| {
             bytes.and_then(|bytes| isize::try_from(bytes).ok()).map(isize::cast_unsigned)
         };
-        let (Some(bytes), Some(with_spare)) = (fitting(bytes), fitting(with_spare)) else {
+        let first = backed.offset - before;
+        let (Some(bytes), Some(with_spare), Ok(offset)) =
+            (fitting(bytes), fitting(with_spare), libc::off_t::try_from(first))
+        else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let offset = libc::off_t::try_from(backed.offset - lead).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // To map what is beyond the end of such a file makes it longer.
+        if page != PAGE_BYTES
+            && file_len(backed.file.as_fd())?.checked_sub(first).is_none_or(|rest| rest < bytes as u64)
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let place = Place::reserve(with_spare)?;
-        let addr = place.alike(backed.offset - lead, align);
-        place.map(addr, bytes, is_writable, backed.file.as_fd(), offset)?;
-        Ok(Mapped { addr: addr + lead, range: backed.range, _place: place })
+        let addr = place.alike(first, align);
+        let place = place.map(addr, bytes, is_writable, backed.file.as_fd(), offset)?;
+        Ok(Mapped { addr: addr + before, range: backed.range, place })
     }
 
     /// Where this process has `len` bytes of the other one.
@@ -132,6 +140,25 @@ impl Mapped {
         // other side is our mapping.
         unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
     }
+}
+
+impl Source {
+    /// Gives up what is mapped, which nobody should reach any more. Who does is told that it is not there.
+    pub(super) fn give_up(&self) {
+        if let Source::Mapped(mapped) = self {
+            mapped.place.empty();
+        }
+    }
+}
+
+fn file_len(file: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: integers only.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a structure to be written to.
+    if unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(status.st_size.max(0) as u64)
 }
 
 /// The size of the pages that a file is mapped in: that of huge ones for hugetlbfs.
@@ -344,6 +371,7 @@ mod tests {
             (u64::MAX, PAGE_BYTES),
             (i64::MAX as u64, 1 << 40),
             (1, u64::MAX - 1),
+            (0, (1 << 63) - (1 << 20)),
         ] {
             assert!(map(&file, offset, len).is_err(), "{offset} {len}");
         }

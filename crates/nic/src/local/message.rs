@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 5;
+pub(super) const LAYOUT: u32 = 6;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -30,6 +30,8 @@ pub(super) enum Message {
     Ask { key: u32, version: u64 },
     /// So.
     Answer { key: u32, version: u64, way: Way },
+    /// The region is no more. Sent to whoever may have mapped it.
+    Forget { key: u32, version: u64 },
 }
 
 /// How a region is reached.

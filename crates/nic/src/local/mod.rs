@@ -51,6 +51,8 @@ enum Command {
     Connect(SocketAddr),
     /// Find out how a region of theirs is reached.
     Ask(SocketAddr, u32, Version),
+    /// Have others forget a region of ours.
+    Recall(u32, Version),
 }
 
 /// A device's way to the peers on its host.
@@ -64,6 +66,8 @@ pub(crate) struct LocalPath {
     sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, Neighbour>>,
+    /// Regions of ours that somebody was told to map, with the version that they had.
+    given: Mutex<HashMap<u32, Version>>,
     /// Whether there are ways in, for those who would have to wait for the right to receive.
     has_inlets: AtomicBool,
     /// Packets that have come in. Changed by whoever has the right to receive.
@@ -159,6 +163,15 @@ impl LocalPath {
         self.commands.lock().push(command);
         if let Some(running) = &*self.running.lock() {
             running.bell.ring();
+        }
+    }
+
+    /// A region was taken away, or has become another: whoever has mapped it is told to give that up. Nobody waits for them; who is
+    /// stopped keeps the memory for so long.
+    pub fn recall(&self, key: u32) {
+        if self.is_on() {
+            let given = self.given.lock().remove(&key);
+            given.into_iter().for_each(|version| self.command(Command::Recall(key, version)));
         }
     }
 

@@ -170,6 +170,12 @@ impl Sockets {
                         let _ = message::send(&peer.socket, &ask, &[]);
                     }
                 }
+                Command::Recall(key, version) => {
+                    let forget = Message::Forget { key, version: version.0 };
+                    for guest in self.visitors.iter().filter(|guest| guest.visitor.is_some()) {
+                        let _ = message::send(&guest.socket, &forget, &[]);
+                    }
+                }
             }
         }
     }
@@ -273,8 +279,16 @@ impl Guest {
     }
 
     fn answer(&self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
-        let memory = device.memory.memory_of(key, version);
+        let mut memory = device.memory.memory_of(key, version);
         let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
+        if backed.is_some() {
+            device.local.given.lock().insert(key, version);
+            // Whoever takes the region away looks there afterwards. If that was before, it is no more.
+            memory = device.memory.memory_of(key, version);
+            if memory.is_none() {
+                device.local.given.lock().remove(&key);
+            }
+        }
         let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.presence().tables());
         let answer = |way| Message::Answer { key, version: version.0, way };
         match (&backed, &memory) {
@@ -331,6 +345,10 @@ impl Peer {
             Message::Answer { key, version, way } => {
                 let source = self.source(way, files)?;
                 self.neighbour.as_ref()?.reach.set_source(key, Version(version), source);
+                Some(())
+            }
+            Message::Forget { key, version } => {
+                self.neighbour.as_ref()?.reach.forget(key, Version(version));
                 Some(())
             }
             _ => None,
