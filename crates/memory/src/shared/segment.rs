@@ -217,9 +217,10 @@ impl Place {
             return Ok(self);
         }
         let error = io::Error::last_os_error();
-        // The kernel may have emptied these addresses before it refused, and another thread may have them by now: only what lies
-        // around them is given back.
-        drop(Place { addr: addr + len as u64, len: rest });
+        // The kernel may have emptied these addresses before it refused, and another thread may have them by now: only the pages around
+        // them are given back.
+        let behind = rest - rest % PAGE_BYTES as usize;
+        drop(Place { addr: self.addr + (self.len - behind) as u64, len: behind });
         drop(Place { addr: self.addr, len: self.len - rest - len });
         std::mem::forget(self);
         Err(error)
