@@ -11,7 +11,7 @@ use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
 use crate::device::Device;
-use crate::entries::Entries;
+use crate::entries::{Entries, Entry};
 use crate::error::Error;
 use crate::events::EventAccount;
 use crate::limits::Life;
@@ -191,7 +191,7 @@ impl Cq {
             if let Some(times) = times {
                 forget_times(times, entries.len());
             }
-            entries.iter().for_each(&mut *take);
+            entries.iter().for_each(|wc| take(wc));
         })
     }
 
@@ -223,7 +223,7 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn take_entries(&self, max: usize, take: impl FnOnce(&[Wc], Option<&mut VecDeque<Time>>)) -> usize {
+    fn take_entries(&self, max: usize, take: impl FnOnce(&[Entry], Option<&mut VecDeque<Time>>)) -> usize {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         let count = queue.entries.len().min(max);
@@ -365,7 +365,7 @@ impl Cq {
         let queue = &mut *guard;
         if let Some(times) = &mut queue.times {
             let mut entries = queue.entries.as_slice().iter();
-            times.retain(|_| entries.next().is_some_and(&stays));
+            times.retain(|_| entries.next().is_some_and(|wc| stays(wc)));
         }
         let announced = &queue.entries.as_slice()[..queue.announced];
         queue.announced = announced.iter().filter(|wc| stays(wc)).count();

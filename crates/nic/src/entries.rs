@@ -1,13 +1,30 @@
 //! The entries of a completion queue.
 
+use std::ops::Deref;
+
 use terrace_transport::Wc;
+
+/// An entry, in a cache line of its own: what is stored across the end of one, or worse, of a page, cannot be forwarded to who reads the
+/// entry just afterwards, who then waits until all that was stored before is in the cache.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Entry(Wc);
+
+impl Deref for Entry {
+    type Target = Wc;
+
+    #[inline(always)]
+    fn deref(&self) -> &Wc {
+        &self.0
+    }
+}
 
 /// Entries in the order in which they came. A `VecDeque` would do, but its `push_back` is a call to which the entry is handed in memory
 /// and moved from there in wide pieces, just after it was written in narrow ones: the processor cannot forward those, and waits until
 /// all it has stored before is in the cache. After a WRITE of a page, that is the page.
 #[derive(Debug)]
 pub(crate) struct Entries {
-    all: Vec<Wc>,
+    all: Vec<Entry>,
     /// How many of them were taken.
     taken: usize,
 }
@@ -30,7 +47,7 @@ impl Entries {
         if self.all.len() == self.all.capacity() {
             self.make_room();
         }
-        self.all.push(wc);
+        self.all.push(Entry(wc));
     }
 
     /// The places of entries that were taken are used again once they are half of all, so that no more are moved than were taken. Until
@@ -48,7 +65,7 @@ impl Entries {
 
     /// All, the oldest first.
     #[inline]
-    pub fn as_slice(&self) -> &[Wc] {
+    pub fn as_slice(&self) -> &[Entry] {
         &self.all[self.taken..]
     }
 
@@ -66,7 +83,7 @@ impl Entries {
     pub fn retain(&mut self, stays: impl Fn(&Wc) -> bool) {
         self.all.drain(..self.taken);
         self.taken = 0;
-        self.all.retain(stays);
+        self.all.retain(|entry| stays(entry));
     }
 }
 
