@@ -21,6 +21,8 @@ PERFTEST = [
     ("ib_write_bw", "-n", "50", "-R", "-F"),
     ("ib_send_lat", "-n", "100", "-R", "-F"),
 ]
+# How often to try when rping fails behind its last ping.
+TRIES = 3
 # A port that a program does not let itself be told.
 UDADDY_PORT = 7174
 
@@ -60,11 +62,20 @@ class Programs(Connecting):
     def one(self, both, server_words, client_words, check, server, place, family=4, port=None):
         """Runs a program with itself, one end in the guest. Port and address of the server are added to the words."""
         with self.subTest(program=" ".join(both), family=family, server=server, place=place):
-            with self.address(place, family) as address:
-                outcomes = self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
+            for attempt in range(TRIES):
+                with self.address(place, family) as address:
+                    outcomes = self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
+                if not self.tripped_at_its_end(outcomes) or check(outcomes) is not None:
+                    break
             for end, outcome in outcomes.items():
                 self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
             self.assertIsNone(check(outcomes))
+
+    @staticmethod
+    def tripped_at_its_end(outcomes):
+        """Whether rping has closed what its own second thread was about to ask, which ends it with a failure after all has gone well:
+        github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have."""
+        return any("rdma_get_cm_event: Bad file descriptor" in outcome.out + outcome.err for outcome in outcomes.values())
 
     def commands(self, both, server_words, client_words, server, address, port):
         """Both command lines, the address on this side, and the port."""
