@@ -3,11 +3,8 @@
 import contextlib
 import fcntl
 import pathlib
-import tempfile
 
 DIRECTORY = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
-# Who changes how many there are has this locked until they are as they were.
-LOCK = pathlib.Path(tempfile.gettempdir(), "terrace-hugepages.lock")
 
 
 @contextlib.contextmanager
@@ -18,8 +15,9 @@ def set_aside(count):
         return
     with contextlib.ExitStack() as on_leaving:
         with contextlib.suppress(OSError):
-            lock = on_leaving.enter_context(open(LOCK, "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Who changes how many there are has that locked until they are as they were.
+            number = on_leaving.enter_context(open(DIRECTORY / "nr_hugepages"))
+            fcntl.flock(number, fcntl.LOCK_EX)
             before, missing = _number("nr_hugepages"), count - _spare()
             _set(before + missing)
             on_leaving.callback(_set, before)
