@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use terrace_memory::PAGE_BYTES;
-use terrace_memory::shared::page_bytes;
+use terrace_memory::shared::file_system;
 
 use super::maps::{FileId, Run, file_at};
 
@@ -112,27 +112,15 @@ fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, N
     }
     let file =
         OpenOptions::new().read(true).write(run.writable).open(path).map_err(NoBacking::Unreachable)?;
-    check_file_system(&file)?;
-    let page_bytes = page_bytes(file.as_fd()).map_err(NoBacking::Unreadable)?;
-    if page_bytes != PAGE_BYTES && purpose == Purpose::Paging {
+    let system = file_system(file.as_fd()).map_err(NoBacking::Unreadable)?;
+    if let Some((_, name)) = UNSUITABLE.iter().find(|(kind, _)| *kind == system.kind) {
+        return Err(NoBacking::Unsuitable(name));
+    }
+    if system.page_bytes != PAGE_BYTES && purpose == Purpose::Paging {
         return Err(NoBacking::Unsuitable("hugetlbfs (its files cannot be written)"));
     }
-    let mapped = mapped_id(&file, page_bytes as usize).map_err(NoBacking::Unreachable)?;
+    let mapped = mapped_id(&file, system.page_bytes as usize).map_err(NoBacking::Unreachable)?;
     Ok((mapped == Some(run.file)).then_some(file))
-}
-
-/// Refuses file systems whose files are not like disks.
-fn check_file_system(file: &File) -> Result<(), NoBacking> {
-    // SAFETY: integers only.
-    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: an open descriptor and a structure to be written to.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
-        return Err(NoBacking::Unreadable(io::Error::last_os_error()));
-    }
-    match UNSUITABLE.iter().find(|(kind, _)| *kind == system.f_type as i64) {
-        Some((_, name)) => Err(NoBacking::Unsuitable(name)),
-        None => Ok(()),
-    }
 }
 
 /// What the kernel calls the file when it is mapped, in pages of that size.

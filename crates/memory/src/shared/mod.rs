@@ -28,4 +28,4 @@ pub use reach::{Lead, Local, Reach, Refusal};
 pub use record::Version;
 pub use ring::{Inbox, Origin, Outbox, RingFile, Writer};
 pub use show::{LocalPiece, RegionMemory};
-pub use source::{BackedBy, Direction, Mapped, Paged, Source, page_bytes};
+pub use source::{BackedBy, Direction, FileSystem, Mapped, Paged, Source, file_system};

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::source::page_bytes;
+use super::source::file_system;
 use crate::paging::PAGE_BYTES;
 
 /// What those may do that are not the maker.
@@ -63,7 +63,7 @@ impl Segment {
         // SAFETY: a descriptor of ours, and a structure to be written to.
         checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) })?;
         // Pages of another size need not be there although the file is as long, and reach beyond it.
-        let is_usual = page_bytes(file.as_fd())? == PAGE_BYTES;
+        let is_usual = file_system(file.as_fd())?.page_bytes == PAGE_BYTES;
         if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t || !is_usual {
             return Err(io::ErrorKind::InvalidData.into());
         }

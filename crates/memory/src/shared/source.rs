@@ -93,7 +93,7 @@ impl Mapped {
         // SAFETY: a descriptor of ours.
         let flags = unsafe { libc::fcntl(backed.file.as_raw_fd(), libc::F_GETFL) };
         let is_writable = flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
-        let page = page_bytes(backed.file.as_fd())?;
+        let page = file_system(backed.file.as_fd())?.page_bytes;
         let (len, before) = (backed.range.len, backed.offset % page);
         let align = if len >= HUGE_PAGE_BYTES { page.max(HUGE_PAGE_BYTES) } else { page };
         let bytes = len.checked_add(before).and_then(|bytes| bytes.checked_next_multiple_of(page));
@@ -161,11 +161,20 @@ fn file_len(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(status.st_size.max(0) as u64)
 }
 
-/// The size of the pages that a file is mapped in: that of huge ones for hugetlbfs.
+/// What a file lies on.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystem {
+    /// Its number in `linux/magic.h`.
+    pub kind: i64,
+    /// The size of the pages that its files are mapped in: that of huge ones for hugetlbfs.
+    pub page_bytes: u64,
+}
+
+/// What a file lies on.
 ///
 /// # Errors
 /// When the system does not tell.
-pub fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
+pub fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
     // SAFETY: integers only.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: an open descriptor and a structure to be written to.
@@ -173,7 +182,8 @@ pub fn page_bytes(file: BorrowedFd<'_>) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     let is_huge = system.f_type == libc::HUGETLBFS_MAGIC;
-    Ok(if is_huge { (system.f_bsize as u64).max(PAGE_BYTES) } else { PAGE_BYTES })
+    let page_bytes = if is_huge { (system.f_bsize as u64).max(PAGE_BYTES) } else { PAGE_BYTES };
+    Ok(FileSystem { kind: system.f_type, page_bytes })
 }
 
 /// A region of which only resident units are in memory.
@@ -351,7 +361,7 @@ mod tests {
         let Ok(file) = memory_file(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 * HUGE_PAGE_BYTES) else {
             return eprintln!("no huge pages on this system: not tested");
         };
-        let page = page_bytes(file.as_fd()).expect("told");
+        let page = file_system(file.as_fd()).expect("told").page_bytes;
         assert_eq!(page, HUGE_PAGE_BYTES);
         for (offset, len) in
             [(0, 2 * page), (0, PAGE_BYTES), (3 * PAGE_BYTES, page), (page - PAGE_BYTES, page + PAGE_BYTES)]
