@@ -134,20 +134,30 @@ static int wait_for_client(void)
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-char *map_memory(uint64_t size, bool shared, int *fd)
+char *map_memory(uint64_t size, enum memory memory, int *fd)
 {
     int file = -1;
-    unsigned flags = MFD_CLOEXEC | (options.huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
+    bool shared = memory != PRIVATE;
+    unsigned flags = MFD_CLOEXEC | (memory == SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
     if (shared && ((file = memfd_create(peer.name, flags)) < 0 || ftruncate(file, (off_t)size) != 0))
         die("no shared memory of %llu bytes", (unsigned long long)size);
-    char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
-    if (memory == MAP_FAILED)
+    char *mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
+    if (mapped == MAP_FAILED)
         die("no memory of %llu bytes", (unsigned long long)size);
     if (fd != NULL)
         *fd = file;
     else if (shared)
         close(file);
-    return memory;
+    return mapped;
+}
+
+static enum memory memory_of(const char *name)
+{
+    static const char *const names[] = {[PRIVATE] = "private", [SHARED] = "shared", [SHARED_HUGE] = "huge"};
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return i;
+    die("no memory is %s", name);
 }
 
 uint64_t word_at(uint64_t offset)
@@ -605,7 +615,7 @@ int main(int count, char **arguments)
         else if (strcmp(name, "--region") == 0)
             options.region = strtoull(value, NULL, 10);
         else if (strcmp(name, "--memory") == 0)
-            options.huge = strcmp(value, "huge") == 0, options.shared = options.huge || strcmp(value, "shared") == 0;
+            options.memory = memory_of(value);
         else if (strcmp(name, "--flavour") == 0)
             options.flavour = value;
         else if (strcmp(name, "--lanes") == 0)

@@ -30,12 +30,17 @@ enum {
     LANE_BYTES = DEPTH_MAX * BYTES_MAX + INBOX_COUNT * INBOX_STRIDE,
 };
 
+enum memory {
+    PRIVATE,
+    SHARED,
+    SHARED_HUGE, /* in huge pages */
+};
+
 extern struct options {
     const char *meet;
     const char *flavour; /* a transport or provider, for peers that have several */
     uint64_t region;     /* bytes */
-    bool shared;         /* whether the target's region is shared memory */
-    bool huge;           /* the same, in huge pages */
+    enum memory memory;  /* what the target's region is */
     unsigned lanes;
 } options;
 
@@ -68,8 +73,8 @@ void say(int socket, const void *block, size_t size);
 size_t hear(int socket, void *block, size_t capacity);
 /* A connection to the socket at options.meet. */
 int connect_to_meet(int type);
-/* A mapping of so many bytes; of shared memory, in huge pages if so asked for, whose descriptor goes to `fd` when that is not NULL. */
-char *map_memory(uint64_t size, bool shared, int *fd);
+/* A mapping of so many bytes. When `fd` is not NULL, it gets the descriptor of shared memory. */
+char *map_memory(uint64_t size, enum memory memory, int *fd);
 /* Makes all words of a region what their offsets say. */
 void fill_region(char *region);
 uint64_t word_at(uint64_t offset);

@@ -190,7 +190,7 @@ static void meet(struct lane *lane, const struct card *card)
 void peer_open_target(int control)
 {
     struct card own, other;
-    char ready, *region = map_memory(options.region, options.shared, NULL);
+    char ready, *region = map_memory(options.region, options.memory, NULL);
     fill_region(region);
     for (unsigned i = 0; i < options.lanes; i++) {
         open_lane(&lanes[i], region, &own);

@@ -60,7 +60,7 @@ void peer_open_client(int control)
     is_redis = strcmp(options.flavour, "redis") == 0;
     for (unsigned i = 0; i < options.lanes; i++) {
         links[i].socket = connect_to_meet(SOCK_STREAM);
-        links[i].in = map_memory(IN_MAX, false, NULL);
+        links[i].in = map_memory(IN_MAX, PRIVATE, NULL);
         lanes[i].own = &links[i];
     }
 }

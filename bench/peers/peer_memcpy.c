@@ -21,7 +21,7 @@ void peer_open_target(int control)
 void peer_open_client(int control)
 {
     (void)control;
-    region = map_memory(options.region, options.shared, NULL);
+    region = map_memory(options.region, options.memory, NULL);
     fill_region(region);
 }
 

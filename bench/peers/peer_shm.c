@@ -50,7 +50,7 @@ void peer_open_target(int control)
 {
     int fd;
     char path[64];
-    links = (struct link *)map_memory(LANES_MAX * sizeof *links, true, &fd);
+    links = (struct link *)map_memory(LANES_MAX * sizeof *links, SHARED, &fd);
     snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
     say(control, path, sizeof path);
     pin(0);

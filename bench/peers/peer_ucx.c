@@ -171,7 +171,7 @@ static void map_region(void)
     if (is_cma()) {
         /* Memory that the transport which sets things up could map would be reached by that. */
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
-        params.address = map_memory(options.region, options.shared, NULL);
+        params.address = map_memory(options.region, options.memory, NULL);
     }
     check(ucp_mem_map(context, &params, &memory), "region");
     check(ucp_mem_query(memory, &attr), "region");

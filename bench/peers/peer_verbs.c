@@ -164,7 +164,7 @@ static void open_end(int control, bool speaks_first)
 void peer_open_target(int control)
 {
     open_device();
-    char *memory = map_memory(options.region, options.shared, NULL);
+    char *memory = map_memory(options.region, options.memory, NULL);
     fill_region(memory);
     region = ibv_reg_mr(pd, memory, options.region,
                         IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);

@@ -26,14 +26,22 @@ const SEND_ID: u64 = 1 << 16;
 /// What a peer may do with the target's region, as `IBV_ACCESS_*` has it.
 const REMOTE_ALL: u32 = 1 | 2 | 4 | 8;
 
+/// `enum memory`, from C: whatever number it is.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Memory(c_uint);
+
+impl Memory {
+    const PRIVATE: Memory = Memory(0);
+}
+
 /// `struct options`.
 #[repr(C)]
 pub struct Options {
     meet: *const c_char,
     flavour: *const c_char,
     region: u64,
-    shared: bool,
-    huge: bool,
+    memory: Memory,
     lanes: c_uint,
 }
 
@@ -67,7 +75,7 @@ unsafe extern "C" {
     static mut lanes: [Lane; 2];
     fn say(socket: c_int, block: *const c_void, size: usize);
     fn hear(socket: c_int, block: *mut c_void, capacity: usize) -> usize;
-    fn map_memory(size: u64, shared: bool, fd: *mut c_int) -> *mut c_char;
+    fn map_memory(size: u64, memory: Memory, fd: *mut c_int) -> *mut c_char;
     fn fill_region(region: *mut c_char);
 }
 
@@ -245,10 +253,10 @@ fn open_region(device: &Arc<Device>, pd: &Arc<Pd>, len: u64) -> Arc<Mr> {
     assert!(len.is_multiple_of(MIB));
     let mut fd = -1;
     // SAFETY: a new mapping of this length, which stays as long as the process.
-    let memory = unsafe { map_memory(len, settings().shared, &raw mut fd) };
+    let memory = unsafe { map_memory(len, settings().memory, &raw mut fd) };
     // SAFETY: it is as long as `options.region`.
     unsafe { fill_region(memory) };
-    if settings().shared {
+    if settings().memory != Memory::PRIVATE {
         // SAFETY: map_memory() has just made it, and nobody closes it.
         let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().expect("a descriptor");
         device.set_backings(Arc::new(RegionFile { file, range: HostRange { addr: memory as u64, len } }));
