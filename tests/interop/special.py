@@ -10,15 +10,12 @@ import time
 import faults
 import paged
 import services
-from cases import FAILED, PASSED, Result, last_words
+from cases import FAILED, PASSED, Result, last_words, tried_again
 from matrix import LOSSY_PLAN
 from harness import cgroup, perftest, procs
 
 FILE_REGION = procs.ROOT / "build/examples/file_region"
 FILE_LEN = 16 << 20
-
-# How often the validating pingpong may end with a lost last answer.
-TRIES = 3
 
 
 def validated_under_faults(log_dir):
@@ -28,11 +25,10 @@ def validated_under_faults(log_dir):
     could not be sent again by anybody. Where it is the server that ends first, the same can happen to the client's last
     message, about once in a hundred runs; that ending, and no other, is tried again.
     """
-    for attempt in range(TRIES):
-        pair = _validated_pair(log_dir / f"try-{attempt}")
-        last_answer_lost = pair.server.status == 0 and "transport retry counter exceeded" in pair.client.text
-        if not last_answer_lost:
-            break
+    def last_answer_lost(pair):
+        return pair.server.status == 0 and "transport retry counter exceeded" in pair.client.text
+
+    pair = tried_again(lambda attempt: _validated_pair(log_dir / f"try-{attempt}"), last_answer_lost)
     return _complaint(pair) or ("invalid data" if "invalid data" in pair.client.text + pair.server.text else None)
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 
 import guest as machine
-from cases import all_of, last_words, prints, prints_none, table_rows
+from cases import all_of, last_words, prints, prints_none, table_rows, tried_again
 from connecting import ALONE, BEHIND, PLACES, RXE, TERRACE, Connecting, fresh_port
 from harness import procs
 from peers import FAMILIES, guest_address
@@ -21,8 +21,6 @@ PERFTEST = [
     ("ib_write_bw", "-n", "50", "-R", "-F"),
     ("ib_send_lat", "-n", "100", "-R", "-F"),
 ]
-# How often to try when rping fails behind its last ping.
-TRIES = 3
 # A port that a program does not let itself be told.
 UDADDY_PORT = 7174
 
@@ -62,11 +60,11 @@ class Programs(Connecting):
     def one(self, both, server_words, client_words, check, server, place, family=4, port=None):
         """Runs a program with itself, one end in the guest. Port and address of the server are added to the words."""
         with self.subTest(program=" ".join(both), family=family, server=server, place=place):
-            for attempt in range(TRIES):
+            def run(_attempt):
                 with self.address(place, family) as address:
-                    outcomes = self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
-                if not self.tripped_at_its_end(outcomes) or check(outcomes) is not None:
-                    break
+                    return self.run_pair(server, *self.commands(both, server_words, client_words, server, address, port))
+
+            outcomes = tried_again(run, lambda outcomes: self.tripped_at_its_end(outcomes) and check(outcomes) is None)
             for end, outcome in outcomes.items():
                 self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
             self.assertIsNone(check(outcomes))

@@ -5,13 +5,12 @@ import itertools
 
 import guest as machine
 import peers
-from cases import all_of, last_words, prints, prints_none, table_rows
+from cases import all_of, last_words, prints, prints_none, table_rows, tried_again
 from harness import procs
 from peers import FAMILIES, KernelPeer
 
 LIMIT_S = 20
-# How often to try when one end is left alone or without a clock, and the exit status of a program that timeout(1) had to end.
-TRIES = 3
+# The exit status of a program that timeout(1) had to end.
 TERMINATED = 143
 
 # Where bandwidth is measured, the messages are few: the guest's processor is emulated.
@@ -60,10 +59,9 @@ class Programs(KernelPeer):
                 gid = peers.guest.gid_indexes[peers.guest_address(family)]
                 guest_argv = [*self.of_guest(program), *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
                 run = self.host_serves if server == "Terrace" else self.guest_serves
-                for attempt in range(TRIES):
-                    outcomes = run(host_argv, guest_argv, family, port)
-                    if not self.was_left_alone(server, outcomes) and not self.has_no_clock(outcomes):
-                        break
+                outcomes = tried_again(
+                    lambda _attempt: run(host_argv, guest_argv, family, port),
+                    lambda outcomes: self.was_left_alone(server, outcomes) or self.has_no_clock(outcomes))
                 for end, outcome in outcomes.items():
                     self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
                 self.assertIsNone(check(outcomes))
