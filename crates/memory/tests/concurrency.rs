@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::finally::Finally;
 use common::slow_page::SlowPage;
 use common::*;
 use terrace_memory::{

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::finally::Finally;
 use common::slow_page::SlowPage;
 use common::*;
 use terrace_memory::{AccessError, Registry, WindowBind, WindowKind};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
+use common::finally::Finally;
 use common::pager::{Cells, TestPager};
 use common::*;
 use proptest::prelude::*;

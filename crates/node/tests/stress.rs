@@ -5,6 +5,8 @@
 //! draws the same accesses again; when units move is up to the machine.
 
 mod common;
+#[path = "../../memory/tests/common/finally.rs"]
+mod finally;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::*;
+use finally::Finally;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_nic::{Buffer, PathChoice, WcStatus};
@@ -211,15 +214,6 @@ fn churn(server: &Server, stop: &AtomicBool, seed: u64) {
         let moved =
             if random.random_bool(0.5) { server.promote("data", unit) } else { server.demote("data", unit) };
         moved.expect("the disk works");
-    }
-}
-
-/// Sets the flag, also when the test fails.
-struct Finally<'a>(&'a AtomicBool);
-
-impl Drop for Finally<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

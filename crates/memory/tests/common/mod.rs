@@ -1,12 +1,13 @@
 //! Memory of all kinds, for the tests to take away from under a registration.
 #![allow(dead_code, reason = "no test uses all of it")]
 
+pub mod finally;
 pub mod pager;
 pub mod slow_page;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_memory::{Access, Accessor, Limits, Region, RegionSpec, Registry};
 
@@ -162,14 +163,5 @@ pub fn allow_cores(allow: bool) {
         libc::getrlimit(libc::RLIMIT_CORE, &mut limit);
         limit.rlim_cur = if allow { limit.rlim_max } else { 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &limit);
-    }
-}
-
-/// Sets a flag when it goes out of scope, so that a failed assertion ends the threads that wait for the flag as well.
-pub struct Finally<'a>(pub &'a AtomicBool);
-
-impl Drop for Finally<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }

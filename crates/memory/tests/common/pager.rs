@@ -5,8 +5,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
 
 /// What absent memory is overwritten with.
@@ -32,6 +33,7 @@ pub struct TestPager {
     /// The memory that there really is, a part of the pager's range.
     memory: HostRange,
     cells: Box<dyn Cells>,
+    // Not the standard library's: of a thread that ends accesses all the time, others might not get that for seconds.
     state: Mutex<State>,
 }
 
@@ -101,7 +103,7 @@ impl TestPager {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no test goes on after a panic")
+        self.state.lock()
     }
 
     /// Brings a unit into memory, unless changes of it are under way.
@@ -191,7 +193,7 @@ impl TestPager {
         let result = outcome.map(|()| self.carry_out(&mut state, &access));
         let starving = std::mem::take(&mut state.starving);
         drop(state);
-        *access.transfer.0.lock().expect("no test goes on after a panic") = Some(result);
+        *access.transfer.0.lock() = Some(result);
         (access.waker)();
         starving.iter().for_each(|waker| waker());
         true
@@ -300,7 +302,7 @@ impl TestPager {
                     waker: waker.clone(),
                 };
                 let before = self.carry_out(&mut state, &access);
-                *transfer.0.lock().expect("no test goes on after a panic") = Some(Ok(before));
+                *transfer.0.lock() = Some(Ok(before));
                 return Ok(transfer);
             }
             _ => done.clear(),
@@ -345,12 +347,12 @@ struct TestTransfer(Mutex<Option<Result<Vec<u8>, AccessError>>>);
 
 impl Transfer for TestTransfer {
     fn outcome(&self) -> Option<Result<(), AccessError>> {
-        let result = self.0.lock().expect("no test goes on after a panic");
+        let result = self.0.lock();
         result.as_ref().map(|result| result.as_ref().map(drop).map_err(|error| *error))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        let result = self.0.lock().expect("no test goes on after a panic");
+        let result = self.0.lock();
         let data = result.as_ref().ok_or(AccessError::NotReady)?.as_ref().map_err(|error| *error)?;
         let part = data.get(offset as usize..).and_then(|data| data.get(..out.len()));
         out.copy_from_slice(part.ok_or(AccessError::OutOfRange)?);

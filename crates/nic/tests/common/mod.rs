@@ -1,6 +1,8 @@
 //! What the tests share: nodes with a device, a protection domain, a completion queue and registered memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
+#[path = "../../../memory/tests/common/finally.rs"]
+pub mod finally;
 #[path = "../../../memory/tests/common/pager.rs"]
 pub mod pager;
 
