@@ -15,6 +15,7 @@ use crate::device::{Completion, Request};
 use crate::job::{Job, Outcome, Seen, Span};
 use crate::order::{PageQueues, PartId};
 use crate::part::{Lane, Part, Step, Task, apply};
+use crate::regions::{RegionId, Regions};
 use crate::stats::Kind;
 use crate::transfer::Brought;
 use crate::unit::{Plan, Residency, Unit, plan};
@@ -70,7 +71,7 @@ impl RegionState {
 /// The accesses under way, of all regions.
 #[derive(Debug, Default)]
 pub(crate) struct Core {
-    pub(crate) regions: Slab<RegionState>,
+    pub(crate) regions: Regions<RegionState>,
     parts: Slab<Part>,
     /// Parts whose turn has come. Not started by what ends: each might end at once, and so on.
     ready: VecDeque<PartId>,
@@ -89,17 +90,17 @@ impl Core {
         Core { all_by_device, ..Core::default() }
     }
 
-    pub(crate) fn unit(&mut self, region: usize, unit: usize) -> &mut Unit {
+    pub(crate) fn unit(&mut self, region: RegionId, unit: usize) -> &mut Unit {
         &mut self.regions[region].units[unit]
     }
 
     /// Whether a region is there and takes accesses.
-    pub(crate) fn serves(&self, region: usize) -> bool {
+    pub(crate) fn serves(&self, region: RegionId) -> bool {
         self.regions.get(region).is_some_and(|state| !state.closing)
     }
 
     /// Notes that a unit has something in the page cache.
-    pub(crate) fn note_cached(&mut self, region: usize, unit: usize) {
+    pub(crate) fn note_cached(&mut self, region: RegionId, unit: usize) {
         let state = &mut self.regions[region];
         state.units[unit].cached = true;
         state.to_clean.push(unit);
@@ -382,7 +383,7 @@ impl Core {
     }
 
     /// Starts the flushes that no longer wait for a write.
-    fn start_flushes(&mut self, region: usize, work: &mut Work) {
+    fn start_flushes(&mut self, region: RegionId, work: &mut Work) {
         let state = &mut self.regions[region];
         if state.flushes.is_empty() {
             return;

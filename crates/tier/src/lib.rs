@@ -18,6 +18,7 @@
 //! |---|---|
 //! | `tier` | opening, regions coming and going |
 //! | `region` | the pager: checks, buffers, cutting at units |
+//! | `regions` | which region a name means |
 //! | `core` | what each access waits for and does next |
 //! | `order` | who may touch a page |
 //! | `unit` | the states of a unit, and how an access reaches it |
@@ -49,6 +50,7 @@ mod part;
 mod pool;
 mod promoter;
 mod region;
+mod regions;
 mod residency;
 pub mod size;
 mod stats;

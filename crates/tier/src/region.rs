@@ -13,14 +13,15 @@ use crate::engine::Engine;
 use crate::file::Ways;
 use crate::part::{Lane, Part, Step, Task};
 use crate::pool::{Buffer, TRANSFER_BYTES_MAX};
+use crate::regions::RegionId;
 use crate::stats::{Kind, RegionCounters, RegionStats};
 use crate::transfer::Access;
 
 /// What of a region does not change, or is counted.
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// Its place in [`crate::core::Core::regions`].
-    pub(crate) id: usize,
+    /// Its name in [`crate::core::Core::regions`].
+    pub(crate) id: RegionId,
     pub(crate) presence: Presence,
     pub(crate) ways: Ways,
     pub(crate) file_offset: u64,
@@ -36,7 +37,7 @@ pub(crate) struct Region {
 
 impl Region {
     pub(crate) fn new(
-        id: usize,
+        id: RegionId,
         map: HostRange,
         ways: Ways,
         source: (u64, bool, bool),

@@ -91,14 +91,11 @@ impl Tier {
             }
         }
         let engine = &self.shared.engine;
-        let region = {
-            let mut core = engine.core.lock();
-            let entry = core.regions.vacant_entry();
-            let properties = (source.file_offset, source.exclusive, source.writable);
-            let region = Arc::new(Region::new(entry.key(), map, ways, properties, self.config.io));
-            entry.insert(RegionState::new(region.presence.unit_count()));
-            region
-        };
+        let properties = (source.file_offset, source.exclusive, source.writable);
+        let region = engine.core.lock().regions.add(|id| {
+            let region = Arc::new(Region::new(id, map, ways, properties, self.config.io));
+            (RegionState::new(region.presence.unit_count()), region)
+        });
         self.shared.regions.lock().push(region.clone());
         Ok(Arc::new(TierRegion { engine: engine.clone(), region }))
     }
