@@ -192,8 +192,11 @@ impl Drop for Tier {
         self.shared.engine.workers.close();
         for thread in self.threads.lock().drain(..) {
             // A waker that a thread calls may hold the last reference.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
+            if thread.thread().id() != std::thread::current().id()
+                && let Err(panic) = thread.join()
+                && !std::thread::panicking()
+            {
+                std::panic::resume_unwind(panic);
             }
         }
     }
