@@ -108,13 +108,18 @@ impl Requester {
         self.restart_ack_timer(now, common);
     }
 
-    /// Something between the acknowledged mark and what the peer has seen was lost: send from there again, once.
+    /// Something between the acknowledged mark and what the peer has seen was lost: send from there again, once. It costs
+    /// a retry unless a timeout has cost one for the same loss.
     fn repair_gap(&mut self, now: Time, common: &mut Common) -> Verdict {
         if self.gap_repaired_at == Some(self.acknowledged) {
             return Verdict::Fine;
         }
         self.gap_repaired_at = Some(self.acknowledged);
         self.window.on_congestion(common.mtu());
+        if self.timed_out_at == Some(self.acknowledged) {
+            self.send_again(now, common);
+            return Verdict::Fine;
+        }
         self.retry(now, common)
     }
 

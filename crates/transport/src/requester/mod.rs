@@ -67,6 +67,8 @@ pub(crate) struct Requester {
     quiet_until: Option<Time>,
     /// The mark for which a gap has already sent us back: one gap is repaired once, the rest is the timer's.
     gap_repaired_at: Option<u64>,
+    /// The mark that the latest timeout has sent us back to: a gap there is the loss that the timeout has counted.
+    timed_out_at: Option<u64>,
 }
 
 impl Requester {
@@ -91,6 +93,7 @@ impl Requester {
             ack_deadline: None,
             quiet_until: None,
             gap_repaired_at: None,
+            timed_out_at: None,
         }
     }
 
@@ -200,6 +203,7 @@ impl Requester {
         }
         common.counters.timeouts += 1;
         self.gap_repaired_at = None;
+        self.timed_out_at = Some(self.acknowledged);
         self.window.on_congestion(common.mtu());
         self.retry(now, common)
     }
@@ -210,9 +214,14 @@ impl Requester {
             return self.fail_front(common, WcStatus::RetryExceeded, 0);
         }
         self.retries_left -= 1;
+        self.send_again(now, common);
+        Verdict::Fine
+    }
+
+    /// Sends again from the oldest unacknowledged packet on.
+    fn send_again(&mut self, now: Time, common: &Common) {
         self.go_back();
         self.restart_ack_timer(now, common);
-        Verdict::Fine
     }
 
     fn go_back(&mut self) {
@@ -281,6 +290,7 @@ impl Requester {
         self.ack_deadline = None;
         self.quiet_until = None;
         self.gap_repaired_at = None;
+        self.timed_out_at = None;
     }
 
     pub(crate) fn on_congestion(&mut self, common: &Common) {

@@ -1,5 +1,6 @@
 //! Requests that were seen before (IBTA volume 1, C9-105): SENDs and WRITEs are acknowledged again and not carried
-//! out, READs are carried out again, atomics are answered from memory.
+//! out, READs are carried out again, atomics are answered from memory. What is answered again goes before what is owed
+//! for later PSNs: the peer needs it first, and what waits for memory does not hold it up.
 
 use terrace_wire::{Operation, Packet, Psn, Syndrome};
 
@@ -18,16 +19,44 @@ impl Responder {
         let psn = packet.bth.psn;
         let operation = packet.bth.opcode.info().operation;
         match operation {
-            Operation::Send | Operation::Write => self.owe_ack(self.last_to_acknowledge(psn)),
+            Operation::Send | Operation::Write => self.acknowledge_again(psn),
             Operation::ReadRequest => {
                 if let Err(error) = self.repeat_read(common, packet, host) {
                     let nak = refuse_repetition(common, psn, self.msn, error);
-                    self.owed.push_back(nak);
+                    self.owe_again(psn, nak);
                 }
             }
             _ => self.repeat_result(common, psn, operation),
         }
         Verdict::Fine
+    }
+
+    /// Owes an answer to a repeated request in its order.
+    fn owe_again(&mut self, psn: Psn, answer: Owed) {
+        let index = self.first_owed_after(psn).map_or(self.owed.len(), |(index, _)| index);
+        self.owed.insert(index, answer);
+        self.parked &= index > 0;
+    }
+
+    /// Index and PSN of the first thing that is owed for a later PSN than this.
+    fn first_owed_after(&self, psn: Psn) -> Option<(usize, Psn)> {
+        let owed = self.owed.iter().enumerate();
+        let mut with_psn = owed.filter_map(|(index, owed)| Some((index, owed.next_psn()?)));
+        with_psn.find(|(_, next)| psn.is_before(*next))
+    }
+
+    fn acknowledge_again(&mut self, psn: Psn) {
+        let up_to = self.last_to_acknowledge(psn);
+        match self.first_owed_after(psn) {
+            None => self.owe_ack(up_to),
+            // It is acknowledged by that.
+            Some((index, _)) if matches!(self.owed[index], Owed::Ack { .. }) => {}
+            Some((_, next)) => {
+                let psn = if next.is_before(up_to.next()) { next.minus(1) } else { up_to };
+                let syndrome = Syndrome::Ack { credits: 31 };
+                self.owe_again(psn, Owed::Ack { psn, syndrome, msn: self.msn });
+            }
+        }
     }
 
     /// How far a peer may be acknowledged that repeats the request at `psn`: up to the next READ or atomic. Since it
@@ -50,7 +79,7 @@ impl Responder {
             }
         };
         if !self.owed.iter().any(|owed| owed.is_result_at(psn)) {
-            self.owed.push_back(answer);
+            self.owe_again(psn, answer);
         }
     }
 
@@ -64,13 +93,16 @@ impl Responder {
     ) -> Result<(), RemoteError> {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
         let mut answer = ReadAnswer::new(common, reth, psn, packet.ext.xrc_srqn);
-        let packets = answer.packets;
         let known = self.history.iter().any(|kept| kept.covers_read(&answer, common));
         if !known {
             common.counters.dropped += 1;
             return Ok(());
         }
-        if self.owed.iter().any(|owed| owed.will_read(psn, packets)) {
+        // The newest first: what has the end of the READ has the latest PSNs.
+        for owed in self.owed.iter().rev() {
+            answer.end = owed.first_to_come(psn, answer.end).unwrap_or(answer.end);
+        }
+        if answer.end == 0 {
             return Ok(());
         }
         if self.reads_owed(true) >= usize::from(common.attr.max_dest_rd_atomic) {
@@ -87,7 +119,7 @@ impl Responder {
             }
             self.hungry |= answer.is_hungry();
         }
-        self.owed.push_back(Owed::Read(answer));
+        self.owe_again(psn, Owed::Read(answer));
         Ok(())
     }
 }
@@ -123,10 +155,18 @@ impl Owed {
         }
     }
 
-    /// Whether this is a READ whose answer still has all these packets to come.
-    fn will_read(&self, first: Psn, count: u32) -> bool {
-        let Owed::Read(read) = self else { return false };
-        let Ok(skipped) = u32::try_from(first.since(read.psn)) else { return false };
-        skipped >= read.sent && skipped.checked_add(count).is_some_and(|end| end <= read.packets)
+    /// If this is a READ whose answer still has the last of `count` packets from `first` on: how many of them come before
+    /// those that it has. All of them if it has not begun: behind others of the same READ it would begin a second time.
+    fn first_to_come(&self, first: Psn, count: u32) -> Option<u32> {
+        let Owed::Read(read) = self else { return None };
+        let (next, end) = (read.next_psn(), read.psn.plus(read.end));
+        let last = first.plus(count).minus(1);
+        if last.is_before(next) || !last.is_before(end) {
+            return None;
+        }
+        match u32::try_from(next.since(first)) {
+            Err(_) | Ok(0) => Some(0),
+            Ok(missing) => (read.sent > 0).then_some(missing),
+        }
     }
 }

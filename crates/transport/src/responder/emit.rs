@@ -161,7 +161,7 @@ impl Responder {
             Ok(Pushed::Sent(len)) => {
                 read.advance(common, host, offset);
                 self.hungry |= read.is_hungry();
-                if read.sent == read.packets {
+                if read.sent == read.end {
                     self.owed.pop_front();
                     self.woken |= self.hungry;
                 }
@@ -169,7 +169,7 @@ impl Responder {
                 Answered::Sent
             }
             Err(error) => {
-                let (here, msn) = (read.psn.plus(read.sent), read.msn);
+                let (here, msn) = (read.next_psn(), read.msn);
                 if read.repeat {
                     self.owed[0] = refuse_repetition(common, here, msn, error);
                     return self.emit(common, host, sink);
@@ -219,7 +219,7 @@ fn push_data(
     let opcode = answer_opcode(common, Operation::ReadResponse, position);
     let aeth = (position != Position::Middle).then(|| ack_with(read.msn));
     let ext = Extensions { aeth, ..Default::default() };
-    let bth = common.bth(opcode, read.psn.plus(read.sent));
+    let bth = common.bth(opcode, read.next_psn());
     let source = read.source(offset)?;
     if matches!(source, Source::UnderWay) {
         return Ok(Pushed::UnderWay);

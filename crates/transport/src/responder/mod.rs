@@ -237,7 +237,7 @@ impl Responder {
         host: &impl Host,
     ) -> Verdict {
         let distance = packet.bth.psn.since(self.expected);
-        if distance < 0 && self.waits_at(common).is_some() {
+        if distance < 0 && self.waits_at(common).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
             common.counters.duplicates += 1;
             self.impatient = true;
             return Verdict::Fine;

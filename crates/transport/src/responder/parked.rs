@@ -39,6 +39,8 @@ pub(super) struct ReadAnswer {
     srqn: Option<u32>,
     pub(super) length: u64,
     pub(super) packets: u32,
+    /// Packets that this answer has. A repetition has fewer than were asked for if others that are owed have the rest.
+    pub(super) end: u32,
     /// Packets that have left.
     pub(super) sent: u32,
     pub(super) msn: u32,
@@ -81,13 +83,15 @@ impl ReadAnswer {
     /// The answer to this request.
     pub(super) fn new(common: &Common, reth: Reth, psn: Psn, srqn: Option<u32>) -> ReadAnswer {
         let length = u64::from(reth.length);
+        let packets = length.div_ceil(common.mtu()).max(1) as u32;
         ReadAnswer {
             psn,
             va: reth.va,
             rkey: reth.rkey,
             srqn,
             length,
-            packets: length.div_ceil(common.mtu()).max(1) as u32,
+            packets,
+            end: packets,
             sent: 0,
             msn: 0,
             repeat: false,
@@ -116,7 +120,7 @@ impl ReadAnswer {
         host: &impl Host,
         later: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
-        let (rkey, va, length) = (self.rkey, self.va, self.length);
+        let (rkey, va, length) = (self.rkey, self.va, self.answered_bytes(common));
         match self.reach(host, |host| host.remote_check(rkey, va, length, RemoteAccess::Read)) {
             Err(RemoteError::NotReady) if later() => {
                 self.hunger = Hunger::Turn;
@@ -125,6 +129,16 @@ impl ReadAnswer {
             Err(RemoteError::NotReady) => self.fetch(common, host),
             result => result,
         }
+    }
+
+    /// Bytes in the packets that this answer has.
+    fn answered_bytes(&self, common: &Common) -> u64 {
+        self.length.min(u64::from(self.end) * common.mtu())
+    }
+
+    /// PSN of the packet that leaves next.
+    pub(super) fn next_psn(&self) -> Psn {
+        self.psn.plus(self.sent)
     }
 
     /// Whether it waits for room, or for its turn.
@@ -155,7 +169,7 @@ impl ReadAnswer {
     /// Begins to fetch what follows. When there is no room, it is noted.
     pub(super) fn fetch(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
         let start = self.parts.back().map_or(u64::from(self.sent) * common.mtu(), |part| part.end);
-        let end = self.length.min(start + FETCH_BYTES_MAX);
+        let end = self.answered_bytes(common).min(start + FETCH_BYTES_MAX);
         self.hunger = Hunger::Sated;
         if start >= end || self.parts.len() == PARTS_MAX {
             return Ok(());
@@ -313,11 +327,21 @@ impl Owed {
         match self {
             Owed::Read(read) => {
                 let under_way = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::UnderWay));
-                (under_way || read.starves()).then(|| read.psn.plus(read.sent))
+                (under_way || read.starves()).then(|| read.next_psn())
             }
+            Owed::Settle(_) | Owed::Parked(_) => self.next_psn(),
+            _ => None,
+        }
+    }
+
+    /// PSN of the oldest packet that this answers from now on, if it answers any.
+    pub(super) fn next_psn(&self) -> Option<Psn> {
+        match self {
+            Owed::Read(read) => Some(read.next_psn()),
             Owed::Settle(settle) => settle.writes.front().map(|write| write.psn),
             Owed::Parked(parked) => Some(parked.psn),
-            _ => None,
+            Owed::Ack { psn, .. } | Owed::AtomicResult { psn, .. } | Owed::Done { psn, .. } => Some(*psn),
+            Owed::Tell(_) => None,
         }
     }
 
