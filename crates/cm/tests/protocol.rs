@@ -428,7 +428,8 @@ fn a_queue_pair_that_is_used_again_ends_its_old_connection() {
     let mut world = fair();
     world.connected();
     // The peer has forgotten all about it.
-    world.ends[0] = Cm::new(config(99));
+    let guid = config(1).guid;
+    world.ends[0] = Cm::new(Config { guid, ..config(99) });
     let conn = world.ends[0].connect(world.now, 9, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     let EventKind::Rejected { reason, .. } = world.take_only(0).kind else { panic!("not refused") };
@@ -438,6 +439,48 @@ fn a_queue_pair_that_is_used_again_ends_its_old_connection() {
     world.ends[0].connect(world.now, 9, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
     assert!(world.take_heard(1).iter().any(|event| matches!(event.kind, EventKind::Request { .. })));
+}
+
+/// The first datagram of somebody who knows the address and the queue pair of end 0, and its GUID or not.
+fn forged_request(guid: u64) -> Vec<u8> {
+    let mut forger = Cm::new(Config { guid, ..config(666) });
+    forger.connect(Time(1), 1, &connect_from(0, 11)).expect("sent");
+    forger.poll_transmit().expect("a REQ").bytes.to_vec()
+}
+
+#[test]
+fn a_forged_request_for_a_queue_pair_in_use_ends_no_connection() {
+    for guid in [config(1).guid, 0x666] {
+        let mut world = fair();
+        let conns = world.connected();
+        let request = forged_request(guid);
+        for _ in 0..3 {
+            world.ends[1].handle_mad(world.now, &path_to(0), &request, &|_, _| None);
+            world.run_for(SECOND_NS);
+        }
+        let ended = |event: &Event| conns.contains(&event.conn);
+        assert!(!world.take_heard(1).iter().any(ended), "with GUID {guid:#x}");
+        assert!(!world.take_heard(0).iter().any(ended), "with GUID {guid:#x}");
+        // It is as good as before.
+        world.ends[1].disconnect(world.now, conns[1]).expect("it stands");
+        world.run_for(1000);
+        assert_eq!(world.take_only(0).kind, EventKind::Disconnected { timed_out: false });
+    }
+}
+
+#[test]
+fn a_forged_acceptance_of_a_queue_pair_in_use_ends_no_connection() {
+    let mut world = fair();
+    let conns = world.connected();
+    // Another program of the same host accepts with the queue pair of the connection that stands.
+    world.ends[0].connect(world.now, 9, &connect_from(0, 12)).expect("sent");
+    world.run_for(1000);
+    let asked = world.take_only(1).conn;
+    world.ends[1].take_request(asked, 9);
+    world.ends[1].accept(world.now, asked, &accept_with(22)).expect("accepted");
+    world.run_for(SECOND_NS / 5);
+    let ended = |event: &Event| conns.contains(&event.conn);
+    assert!(!world.take_heard(0).iter().any(ended) && !world.take_heard(1).iter().any(ended));
 }
 
 #[test]
