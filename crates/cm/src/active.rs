@@ -154,11 +154,9 @@ impl Cm {
         agreed.responder_resources = rep.initiator_depth;
         agreed.initiator_depth = rep.responder_resources;
         agreed.rnr_retry_count = rep.rnr_retry_count;
-        let key = (connection.path.remote, rep.local_qpn);
-        if rep.local_qpn != 0 {
-            self.drop_stale(now, key);
-            self.peer_qps.insert(key, conn);
-        }
+        let key = (connection.path.remote, rep.local_ca_guid, rep.local_qpn);
+        self.suspect_stale(now, key);
+        self.note_peer_qp(conn, key);
         self.enter(conn, State::RepReceived);
         self.tell(conn, EventKind::Response(*rep));
     }

@@ -1,5 +1,7 @@
 //! What is known of one connection.
 
+use std::net::SocketAddr;
+
 use terrace_transport::Time;
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
 use terrace_wire::{Path, ROCE_PORT};
@@ -57,6 +59,10 @@ pub struct Agreed {
     pub flow_label: u32,
 }
 
+/// A peer's queue pair: the address of its slot, the GUID of its node, its number. By GUID and number Linux's `cm` tells stale
+/// connections; here another address is another peer, whatever GUID it claims.
+pub(crate) type PeerQp = (SocketAddr, u64, u32);
+
 /// A datagram that waits for an answer.
 #[derive(Clone, Copy)]
 pub(crate) struct Repeat {
@@ -74,6 +80,8 @@ pub(crate) struct Connection {
     pub path: Path,
     pub tid: u64,
     pub agreed: Agreed,
+    /// What the peer's queue pair is known by, once it is.
+    pub peer_qp: Option<PeerQp>,
     /// What was said last, to be repeated by us or on request.
     pub said: Option<[u8; MAD_BYTES]>,
     pub repeat: Option<Repeat>,
@@ -98,6 +106,7 @@ impl Connection {
             path,
             tid,
             agreed: Agreed::default(),
+            peer_qp: None,
             said: None,
             repeat: None,
             deadline: None,

@@ -1,13 +1,12 @@
 //! How connections are refused, and how they end.
 
-use std::net::SocketAddr;
-
 use terrace_transport::Time;
 use terrace_wire::Path;
 use terrace_wire::cm::{Answered, Drep, Dreq, Mad, Message, Rej, RejReason};
 
 use crate::ConnId;
 use crate::connection::{Connection, State, padded};
+use crate::liveness::NO_QPN;
 use crate::manager::{Cm, Error, EventKind};
 
 impl Cm {
@@ -210,7 +209,10 @@ impl Cm {
             return self.answer_unknown_dreq(from, tid, dreq);
         };
         let Ok(connection) = self.get(conn) else { return };
-        // Of an older connection with the same names.
+        if dreq.remote_qpn == NO_QPN && matches!(connection.state, State::TimeWait | State::Refused) {
+            return self.answer_dreq(from, tid, dreq);
+        }
+        // Of an older connection with the same names, or a question whether there is this one.
         if dreq.remote_qpn != connection.agreed.local_qpn {
             self.counters.unknown += 1;
             return;
@@ -258,26 +260,15 @@ impl Cm {
                 self.tell(conn, EventKind::Disconnected { timed_out: false });
                 self.enter_time_wait(now, conn);
             }
+            Some(State::Established) => self.note_forgotten(now, conn),
             _ => self.counters.duplicates += 1,
         }
     }
 
-    /// A peer uses a queue pair again that has a connection here: that one is no more (12.9.8.3.1).
-    pub(crate) fn drop_stale(&mut self, now: Time, key: (SocketAddr, u32)) {
-        let Some(conn) = self.peer_qps.remove(&key) else { return };
-        match self.connections.get(&conn).map(|connection| connection.state) {
-            Some(State::Established) => {
-                self.tell(conn, EventKind::Disconnected { timed_out: false });
-                self.say_goodbye(now, conn);
-                // The program knows; it is not told again when the answer comes.
-                self.enter_time_wait(now, conn);
-            }
-            Some(State::ReqReceived | State::RepSent) => {
-                self.refuse(now, conn);
-                let (reason, private_data) = (RejReason::STALE_CONNECTION, Vec::new());
-                self.tell(conn, EventKind::Rejected { reason, private_data });
-            }
-            _ => {}
-        }
+    /// Gives up a connection whose peer begins anew before it stands.
+    pub(crate) fn drop_half_open(&mut self, now: Time, conn: ConnId) {
+        self.refuse(now, conn);
+        let (reason, private_data) = (RejReason::STALE_CONNECTION, Vec::new());
+        self.tell(conn, EventKind::Rejected { reason, private_data });
     }
 }

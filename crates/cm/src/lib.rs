@@ -34,6 +34,7 @@ mod datagram;
 mod end;
 mod ids;
 mod listen;
+mod liveness;
 mod manager;
 mod passive;
 mod route;

@@ -8,7 +8,7 @@ use terrace_wire::Path;
 use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, SidrRep};
 
 use crate::ConnId;
-use crate::connection::{Agreed, Connection, Repeat, State};
+use crate::connection::{Agreed, Connection, PeerQp, Repeat, State};
 use crate::ids::Numbers;
 use crate::listen::{Listener, ListenerId};
 use crate::route;
@@ -162,7 +162,7 @@ pub struct Cm {
     /// Peers' requests, by their slot's address and their name for the connection.
     pub(crate) requests: HashMap<(SocketAddr, u32), ConnId>,
     /// Peers' queue pairs that are in use.
-    pub(crate) peer_qps: HashMap<(SocketAddr, u32), ConnId>,
+    pub(crate) peer_qps: HashMap<PeerQp, ConnId>,
     pub(crate) half_open: HashMap<IpAddr, usize>,
     pub(crate) half_open_count: usize,
     pub(crate) listeners: Vec<Listener>,
@@ -281,6 +281,17 @@ impl Cm {
         fits.then_some(conn)
     }
 
+    /// Notes which queue pair a connection's peer has, if it has one.
+    pub(crate) fn note_peer_qp(&mut self, conn: ConnId, key: PeerQp) {
+        let (.., qpn) = key;
+        if qpn != 0
+            && let Some(connection) = self.connections.get_mut(&conn)
+        {
+            connection.peer_qp = Some(key);
+            self.peer_qps.insert(key, conn);
+        }
+    }
+
     /// Adds a connection under a name that is free.
     pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
         let conn = loop {
@@ -299,16 +310,19 @@ impl Cm {
         let was_half_open = connection.is_half_open();
         connection.state = state;
         connection.repeat = None;
-        let (is_half_open, peer) = (connection.is_half_open(), connection.path.remote);
-        let (ip, qpn) = (peer.ip().to_canonical(), connection.agreed.remote_qpn);
+        let is_half_open = connection.is_half_open();
+        let ip = connection.path.remote.ip().to_canonical();
+        let has_ended = matches!(state, State::TimeWait | State::Refused);
+        let unused = if has_ended { connection.peer_qp.take() } else { None };
         match (was_half_open, is_half_open) {
             (true, false) => self.count_half_open_less(ip),
             (false, true) => self.count_half_open_more(ip),
             _ => {}
         }
-        if matches!(state, State::TimeWait | State::Refused) && self.peer_qps.get(&(peer, qpn)) == Some(&conn)
+        if let Some(key) = unused
+            && self.peer_qps.get(&key) == Some(&conn)
         {
-            self.peer_qps.remove(&(peer, qpn));
+            self.peer_qps.remove(&key);
         }
         self.set_deadline(conn, None);
     }
@@ -397,6 +411,9 @@ impl Cm {
 
     fn handle_deadline(&mut self, now: Time, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
+        if connection.state == State::Established {
+            return self.probe(now, conn);
+        }
         if let Some(repeat) = connection.repeat.as_mut()
             && repeat.attempts_left > 0
         {

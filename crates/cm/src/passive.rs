@@ -111,10 +111,10 @@ impl Cm {
         if let Some(&conn) = self.requests.get(&(from.remote, req.local_comm_id)) {
             return self.handle_repeated_req(conn);
         }
-        let stale = (from.remote, req.local_qpn);
-        if req.local_qpn != 0 && self.peer_qps.contains_key(&stale) {
+        let key = (from.remote, req.local_ca_guid, req.local_qpn);
+        if self.peer_qps.contains_key(&key) {
             self.answer_req(from, tid, req, RejReason::STALE_CONNECTION, &[]);
-            return self.drop_stale(now, stale);
+            return self.suspect_stale(now, key);
         }
         if !matches!(req.transport, Transport::Rc | Transport::Uc) {
             return self.answer_req(from, tid, req, RejReason::INVALID_TRANSPORT, &[]);
@@ -165,9 +165,7 @@ impl Cm {
         connection.agreed = self.asked_for(req);
         connection.path.traffic_class = req.primary.traffic_class;
         let conn = self.put_to(listener, connection, req.local_comm_id, State::ReqReceived);
-        if req.local_qpn != 0 {
-            self.peer_qps.insert((from.remote, req.local_qpn), conn);
-        }
+        self.note_peer_qp(conn, (from.remote, req.local_ca_guid, req.local_qpn));
         self.tell(conn, EventKind::Request { listener, header, req: *req });
     }
 
