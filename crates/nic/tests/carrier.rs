@@ -1,0 +1,201 @@
+//! Packets of one queue pair that go by a ring and by the network: whatever changes, nothing overtakes what is in the ring.
+
+mod common;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use terrace_fabric::{Port, TxBatch};
+use terrace_nic::*;
+use terrace_wire::{Bth, Extensions, Opcode, Psn, emit_headers};
+
+/// A queue pair of `a`, whose device has an engine, with one of `b`, which looks for packets only when the test polls.
+struct Ends {
+    a: Node,
+    b: Node,
+    qa: Arc<QueuePair>,
+    qb: Arc<QueuePair>,
+}
+
+fn port(last: u8) -> PortConfig {
+    let address = Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
+    PortConfig { address, path: PathChoice::Local, ..PortConfig::default() }
+}
+
+/// Packets that have gone by rings, and by the network.
+fn packets(node: &Node) -> (u64, u64) {
+    let snapshot = node.device.snapshot();
+    (snapshot.same_host["packets_sent"], snapshot.port["tx_packets"])
+}
+
+impl Ends {
+    /// Ends at two addresses, whose packets take the ring in both directions.
+    fn new(qp_type: QpType, a_last: u8, b_last: u8) -> Ends {
+        let a = Node::with(port(a_last).device().expect("a port"), 1 << 20);
+        let silent = DeviceConfig { engine: false, ..port(b_last).device().expect("a port") };
+        let b = Node::with(silent, 1 << 20);
+        let (qa, qb) = pair_on(&a, &b, qp_type, &Tuning::default());
+        let ends = Ends { a, b, qa, qb };
+        wait_until("both take the ring", || {
+            let before = [packets(&ends.a), packets(&ends.b)];
+            ends.pass(&ends.a, &ends.qa, &ends.b, &ends.qb);
+            ends.pass(&ends.b, &ends.qb, &ends.a, &ends.qa);
+            let after = [packets(&ends.a), packets(&ends.b)];
+            (0..2).all(|end| after[end].0 > before[end].0 && after[end].1 == before[end].1)
+        });
+        ends
+    }
+
+    /// Sends one message and waits for both of its completions. The end without an engine acknowledges when it is polled.
+    fn pass(&self, from: &Node, by: &Arc<QueuePair>, to: &Node, at: &Arc<QueuePair>) {
+        at.post_recv([to.recv(1, 0, 64)]).expect("posted");
+        by.post_send([Ok(from.wr(2, SendOp::Send, 0, 8))]).expect("posted");
+        let mut done = Vec::new();
+        wait_until_polled("a message and its acknowledgement", || {
+            for node in [from, to] {
+                node.cq.poll(4, &mut |wc| done.push(*wc)).expect("a healthy queue");
+            }
+            done.len() == 2
+        });
+        assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{done:?}");
+    }
+
+    fn post(&self, number: u32, length: u32) {
+        let wr = self.a.wr(number.into(), SendOp::SendImm(number), 0, length);
+        self.qa.post_send([Ok(wr)]).expect("posted");
+    }
+
+    fn post_receives(&self, count: u64, length: u32) {
+        self.qb.post_recv((0..count).map(|number| self.b.recv(number, 0, length))).expect("posted");
+    }
+
+    /// Posts more than the ring has room for. Nobody reads it.
+    fn overfill(&self) {
+        self.post_receives(64, 1 << 16);
+        (0..MESSAGES_TOO_MANY).for_each(|number| self.post(number, 1 << 16));
+        let before = packets(&self.a).0;
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(packets(&self.a).0, before, "the ring is full");
+    }
+}
+
+/// So many messages of 64 KiB are twice what a ring has room for.
+const MESSAGES_TOO_MANY: u32 = 16;
+
+/// As `wait_until`, where the condition makes the progress.
+fn wait_until_polled(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "polled in vain for {what}");
+    }
+}
+
+fn immediates(wcs: &[Wc]) -> Vec<u32> {
+    assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+    wcs.iter().map(|wc| wc.imm).collect()
+}
+
+/// From RTS to RTS, while messages and acknowledgements are in the ring and more wait for their turn: UC sends a burst, and then at its
+/// pace.
+#[test]
+fn attributes_change_and_the_ring_stays() {
+    for (qp_type, last, length, batch) in [(QpType::Uc, 10, 1 << 16, 4), (QpType::Rc, 12, 8, 10)] {
+        let ends = Ends::new(qp_type, last, last + 1);
+        let before = [packets(&ends.a).1, packets(&ends.b).1];
+        let attr = QpAttr { state: QpState::Rts, access: REMOTE_ALL, ..QpAttr::default() };
+        ends.post_receives(100, length);
+        for number in 0..100 {
+            ends.post(number, length);
+            for qp in [&ends.qa, &ends.qb] {
+                qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).expect("RTS");
+            }
+            if (number + 1) % batch == 0 {
+                let got = immediates(&ends.b.completions(batch as usize));
+                assert_eq!(got, Vec::from_iter(number + 1 - batch..=number), "{qp_type:?}");
+            }
+        }
+        let naks = ends.qa.counters().sequence_naks_received;
+        let by_network = [packets(&ends.a).1 - before[0], packets(&ends.b).1 - before[1]];
+        assert_eq!((naks, by_network), (0, [0, 0]), "{qp_type:?}: sequence NAKs, packets by the network");
+    }
+}
+
+/// Processes wait for a processor longer than this on a machine that has too few.
+#[test]
+fn a_reader_that_is_late_gets_everything_in_order() {
+    let ends = Ends::new(QpType::Uc, 14, 15);
+    ends.overfill();
+    std::thread::sleep(Duration::from_millis(100));
+    let numbers = 0..MESSAGES_TOO_MANY + 4;
+    (MESSAGES_TOO_MANY..numbers.end).for_each(|number| ends.post(number, 8));
+    assert_eq!(immediates(&ends.b.completions(numbers.len())), Vec::from_iter(numbers));
+}
+
+/// Nobody waits without end for a process that is stopped. What it has no room for is lost, as in a socket that is full.
+#[test]
+fn a_reader_that_stands_still_holds_nobody_up() {
+    let ends = Ends::new(QpType::Uc, 16, 17);
+    let hasty = Tuning { timeout: 8, retry_cnt: 1, ..Tuning::default() };
+    let (qc, _qd) = pair_on(&ends.a, &ends.b, QpType::Rc, &hasty);
+    let before = packets(&ends.a).1;
+    ends.overfill();
+    let late = [MESSAGES_TOO_MANY, MESSAGES_TOO_MANY + 1];
+    late.iter().for_each(|number| ends.post(*number, 8));
+    let sent = ends.a.completions(MESSAGES_TOO_MANY as usize + 2);
+    assert!(sent.iter().all(|wc| wc.status == WcStatus::Success), "{sent:?}");
+    qc.post_send([Ok(ends.a.wr(99, SendOp::Send, 0, 8))]).expect("posted");
+    assert_eq!(ends.a.completion().status, WcStatus::RetryExceeded);
+    // The reader goes on, and gets the rest in order.
+    let mut got = Vec::new();
+    while ends.b.cq.poll(64, &mut |wc| got.push(*wc)).expect("a healthy queue") > 0 {}
+    ends.post(98, 8);
+    got.extend(ends.b.completions(1));
+    let got = immediates(&got);
+    assert!(got.len() > 2 && got.starts_with(&[0, 1]) && got.ends_with(&[98]), "{got:?}");
+    assert!(got.is_sorted() && got.len() < late[1] as usize, "{got:?}");
+    assert_eq!(packets(&ends.a).1, before, "nothing by the network");
+}
+
+/// As when the peer has given the ring up.
+#[test]
+fn what_comes_by_the_network_does_not_overtake_what_is_in_the_ring() {
+    let ends = Ends::new(QpType::Uc, 18, 19);
+    ends.post_receives(10, 64);
+    // Another slot of the same address: a peer may send from any port.
+    let network = port(18).open().expect("a port");
+    // Of so many looks at a ring that is in use, one is at the network as well, and at that first.
+    for round in 0..300 {
+        (0..3).for_each(|number| ends.post(number, 8));
+        let psn = Psn::new(ends.qa.query().sq_psn);
+        (0..2).for_each(|index| send_by_network(&*network, &ends, psn.plus(index), 3 + index));
+        assert_eq!(immediates(&ends.b.completions(5)), [0, 1, 2, 3, 4], "round {round}");
+        (5..8).for_each(|number| ends.post(number, 8));
+        assert_eq!(immediates(&ends.b.completions(3)), [5, 6, 7], "round {round}: and back");
+        ends.post_receives(8, 64);
+        (0..round % 128).for_each(|_| assert_eq!(ends.b.cq.poll(1, &mut |_| ()), Ok(0)));
+    }
+}
+
+/// A message of no bytes from `a` to `b`.
+fn send_by_network(network: &dyn Port, ends: &Ends, psn: Psn, number: u32) {
+    let bth = Bth {
+        opcode: Opcode::UcSendOnlyImm,
+        solicited: false,
+        migrated: true,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn: ends.qb.qpn(),
+        ack_request: false,
+        psn,
+    };
+    let ext = Extensions { imm: Some(number), ..Extensions::default() };
+    let path = ends.a.device.resolve(&ends.b.av(), ends.qb.qpn()).expect("a path");
+    let mut batch = TxBatch::new(4096);
+    let packet = batch.push(&path, bth.opcode.info().header_len).expect("room");
+    emit_headers(&bth, &ext, packet).expect("headers");
+    assert!(network.transmit(&mut batch));
+}
