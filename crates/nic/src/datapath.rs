@@ -19,7 +19,7 @@ use crate::cq::{Catch, Cq};
 use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::host::QpHost;
-use crate::local::{Filled, Mail};
+use crate::local::{Filled, Inlets, Mail};
 use crate::management::is_management;
 use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair, Tap};
@@ -32,6 +32,13 @@ const BATCHES_PER_LOOK: usize = 8;
 
 /// How often the network is asked at most for what was sent before a ring was used. Each time brings up to 32 datagrams.
 const LOOKS_TO_CATCH_UP: u32 = 64;
+
+/// After so many looks everything is read that was in a ring when they began: there is room for 8192 of the shortest packets, and a look
+/// reads 64.
+const LOOKS_PER_RING: u32 = 128;
+
+/// Most packets from the network that are kept until the rings are read.
+const EARLY_MAX: usize = 4096;
 
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
@@ -70,18 +77,16 @@ impl Device {
         let older_count = unit.work.len();
         if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits) {
             let Receiver { batch, holders, inlets, .. } = &mut **rx;
-            let mut look = Look { now, holders, table: OnceCell::new(), unit: &mut unit, catch };
+            let (table, early) = (OnceCell::new(), Vec::new());
+            let mut look = Look { now, holders, table, unit: &mut unit, catch, early };
             if received > 0 {
                 self.handle_burst(batch, &mut look);
             }
             if mail.waits {
-                self.read_inlets(inlets, |meta, ack, bytes| {
-                    let mut packet = Arrived { meta, ack, bytes, way: Way::Ring };
-                    while self.handle_packet(packet, &mut look) == Arrival::TooEarly {
-                        self.catch_up_with_network(batch, &mut look);
-                        packet.way = Way::RingAfterNetwork;
-                    }
-                });
+                self.handle_mail(inlets, batch, &mut look);
+            }
+            if !look.early.is_empty() {
+                self.handle_early(inlets, batch, &mut look);
             }
         }
         if due {
@@ -161,7 +166,36 @@ impl Device {
 
     fn handle_burst<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         while let Some(packet) = rx.next() {
-            let packet = Arrived { meta: &packet.meta, ack: None, bytes: packet.bytes, way: Way::Network };
+            let (meta, bytes) = (&packet.meta, packet.bytes);
+            let packet = Arrived { meta, ack: None, bytes, way: Way::Network, is_next: false };
+            if self.handle_packet(packet, look) == Arrival::TooEarly {
+                look.keep_early(meta, bytes);
+            }
+        }
+    }
+
+    fn handle_mail<'a>(&'a self, inlets: &mut Inlets, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+        self.read_inlets(inlets, |meta, ack, bytes| {
+            let mut packet = Arrived { meta, ack, bytes, way: Way::Ring, is_next: false };
+            while self.handle_packet(packet, look) == Arrival::TooEarly {
+                self.catch_up_with_network(rx, look);
+                packet.is_next = true;
+            }
+        });
+    }
+
+    /// Handles what came by the network for queue pairs whose packets came through rings before, and first what waits in the rings:
+    /// their peers have written it before.
+    #[cold]
+    fn handle_early<'a>(&'a self, inlets: &mut Inlets, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+        for _ in 0..LOOKS_PER_RING {
+            if !inlets.look(true).waits {
+                break;
+            }
+            self.handle_mail(inlets, rx, look);
+        }
+        for EarlyPacket { meta, bytes } in std::mem::take(&mut look.early) {
+            let packet = Arrived { meta: &meta, ack: None, bytes: &bytes, way: Way::Network, is_next: true };
             self.handle_packet(packet, look);
         }
     }
@@ -186,8 +220,7 @@ impl Device {
             return Arrival::Done;
         }
         if is_passed_on(packet.bth.qpn) {
-            self.handle_passed_on(meta, &packet, look);
-            return Arrival::Done;
+            return self.handle_passed_on(arrived, &packet, look);
         }
         let arrival = self.hand_over(arrived, &packet, look);
         if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut look.unit.batch) {
@@ -196,14 +229,23 @@ impl Device {
         arrival
     }
 
-    fn handle_passed_on<'a>(&'a self, meta: &RxMeta, packet: &Packet<'_>, look: &mut Look<'a, '_>) {
-        let arrival = match self.unpack(meta, packet) {
+    fn handle_passed_on<'a>(
+        &'a self,
+        arrived: Arrived<'_>,
+        packet: &Packet<'_>,
+        look: &mut Look<'a, '_>,
+    ) -> Arrival {
+        let arrival = match self.unpack(arrived.meta, packet) {
             Unpacked::Packet(meta, inner) => {
                 let mut packet = Packet::default();
                 match self.read(&meta, inner, &mut packet) {
                     true => {
-                        let arrived = Arrived { meta: &meta, ack: None, bytes: inner, way: Way::Network };
-                        self.hand_over(arrived, &packet, look)
+                        let (ack, way) = (None, Way::Network);
+                        self.hand_over(
+                            Arrived { meta: &meta, bytes: inner, ack, way, ..arrived },
+                            &packet,
+                            look,
+                        )
                     }
                     // It is counted.
                     false => Arrival::Done,
@@ -215,6 +257,7 @@ impl Device {
         if arrival == Arrival::Nowhere {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
+        arrival
     }
 
     /// Reads a packet. Whether it is one, and of the partition.
@@ -235,7 +278,7 @@ impl Device {
     /// Gives a packet to its queue pair.
     fn hand_over<'a>(
         &'a self,
-        Arrived { meta, ack, way, .. }: Arrived<'_>,
+        Arrived { meta, ack, way, is_next, .. }: Arrived<'_>,
         packet: &Packet<'_>,
         look: &mut Look<'a, '_>,
     ) -> Arrival {
@@ -254,10 +297,10 @@ impl Device {
             return Arrival::Nowhere;
         }
         let unit = &mut *look.unit;
-        let before = std::mem::replace(&mut core.last_way, way);
-        if (before, way) == (Way::Network, Way::Ring) {
+        if core.last_way != way && !is_next {
             return Arrival::TooEarly;
         }
+        core.last_way = way;
         let host = qp.host(&core);
         let QpCore { qp: transport, tap, .. } = &mut *core;
         let catch = look.catch.filter(|_| tap.is_none());
@@ -337,10 +380,7 @@ impl Device {
         let now = self.clock.now();
         match self.fill_by_ring(qp, &mut core, now, acks) {
             Filled::Sent => return,
-            Filled::Full => {
-                drop(core);
-                return self.look_at(qp);
-            }
+            Filled::Full(retry_at) => return self.retry_ring(qp, core, retry_at),
             Filled::NotHere => {}
         }
         if self.tx.is_blocked() {
@@ -412,10 +452,7 @@ impl Device {
             }
             match self.fill_by_ring(&qp, &mut core, now, acks) {
                 Filled::Sent => {}
-                Filled::Full => {
-                    drop(core);
-                    self.look_at(&qp);
-                }
+                Filled::Full(retry_at) => self.retry_ring(&qp, core, retry_at),
                 Filled::NotHere => {
                     let outcome = self.fill_batch(&qp, &mut core, now, acks, unit);
                     drop(core);
@@ -467,6 +504,18 @@ impl Device {
         let filled = self.fill_ring(core, &host, now, acks);
         self.end_to_fill(qp, core, acks);
         filled
+    }
+
+    /// Has a queue pair looked at again whose ring is full.
+    fn retry_ring(&self, qp: &Arc<QueuePair>, core: Guard<'_, QpCore>, at: Option<Time>) {
+        match at {
+            None => {
+                drop(core);
+                self.look_at(qp);
+            }
+            Some(at) if self.timers.arm(qp, at) => self.engine.wake_by(at),
+            Some(_) => {}
+        }
     }
 
     fn begin_to_fill<'a>(&self, qp: &'a Arc<QueuePair>, core: &mut QpCore) -> QpHost<'a> {
@@ -617,8 +666,6 @@ pub(crate) enum Way {
     Network,
     /// From a process of this host, see [`local`](crate::local).
     Ring,
-    /// The same, and what had come over the network by then was looked at before.
-    RingAfterNetwork,
 }
 
 /// What a look at packets has at hand.
@@ -630,6 +677,23 @@ struct Look<'a, 'b> {
     table: OnceCell<TableReader<'a>>,
     unit: &'b mut TxUnit,
     catch: Option<&'b Catch<'b>>,
+    /// What came by the network, and is to be handled behind what is in rings.
+    early: Vec<EarlyPacket>,
+}
+
+impl Look<'_, '_> {
+    /// Keeps a packet for [`Device::handle_early`]. There are as many as the network is asked for; more than a socket holds are lost.
+    #[cold]
+    fn keep_early(&mut self, meta: &RxMeta, bytes: &[u8]) {
+        if self.early.len() < EARLY_MAX {
+            self.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
+        }
+    }
+}
+
+struct EarlyPacket {
+    meta: RxMeta,
+    bytes: Box<[u8]>,
 }
 
 /// A packet that came in.
@@ -640,6 +704,8 @@ struct Arrived<'a> {
     ack: Option<Psn>,
     bytes: &'a [u8],
     way: Way,
+    /// Whether all that had come by the other way was looked at before.
+    is_next: bool,
 }
 
 /// What became of a packet that came in.
@@ -648,7 +714,7 @@ enum Arrival {
     Done,
     /// There is no such queue pair.
     Nowhere,
-    /// It is the first to come through a ring, and was not looked at: others may have come over the network before.
+    /// It did not come as the packet before it did, and was not looked at: others may have come that way meanwhile.
     TooEarly,
 }
 

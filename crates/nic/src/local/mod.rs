@@ -74,6 +74,8 @@ pub(crate) struct LocalPath {
     received: AtomicU64,
     /// Packets that went by rings to peers that have gone.
     sent_before: AtomicU64,
+    /// Packets for which rings had no room, because their readers stood still.
+    lost: AtomicU64,
     /// Moves on when there is a new peer, so that queue pairs look again.
     generation: AtomicU32,
     backings: RwLock<Option<Arc<dyn Backings>>>,
@@ -90,6 +92,8 @@ pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
 /// What a queue pair has of it.
 #[derive(Default)]
 pub(crate) struct QpLocal {
+    /// The peer's address, and the index of ours, that it looks for ways between.
+    ends: Option<(SocketAddr, u8)>,
     lead: Option<Lead>,
     outlet: Option<Arc<Outlet>>,
     /// The generation of peers in which it last looked for its own.
@@ -145,7 +149,13 @@ impl LocalPath {
         let peers = self.peers.read();
         let sent: u64 = peers.values().map(|peer| peer.outlet.sent()).sum();
         let sent = sent + self.sent_before.load(Ordering::Relaxed);
-        vec![("peers", peers.len() as u64), ("packets_sent", sent), ("packets_received", received)]
+        let lost = self.lost.load(Ordering::Relaxed);
+        vec![
+            ("peers", peers.len() as u64),
+            ("packets_sent", sent),
+            ("packets_received", received),
+            ("packets_lost", lost),
+        ]
     }
 
     /// Forgets a peer that has gone.
@@ -224,16 +234,22 @@ impl Device {
     pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
         self.show(qp, core, true);
         match core.qp.state() {
-            QpState::Rts if self.local.is_on() && qp.qp_type() != QpType::Ud => {
-                if let Some(path) = core.qp.attr().path {
-                    // Where somebody lives already the queue pair finds them when it next has something to do. It may have been
-                    // given another peer.
+            QpState::Rts | QpState::Sqd if self.local.is_on() && qp.qp_type() != QpType::Ud => {
+                let ends = core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index));
+                // Where both stay the same, so do the ways: what is in the ring must not be overtaken.
+                if let Some((remote, _)) = ends
+                    && ends != core.local.ends
+                {
+                    // Where somebody lives already the queue pair finds them when it next has something to do.
                     let before = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
-                    core.local = QpLocal { looked: before, shown: core.local.shown, ..QpLocal::default() };
-                    self.local.command(Command::Connect(canonical(path.remote)));
+                    let shown = core.local.shown;
+                    core.local = QpLocal { ends, looked: before, shown, ..QpLocal::default() };
+                    self.local.command(Command::Connect(remote));
                 }
             }
-            QpState::Reset | QpState::Init => (core.local.lead, core.local.outlet) = (None, None),
+            QpState::Reset | QpState::Init => {
+                (core.local.ends, core.local.lead, core.local.outlet) = (None, None, None);
+            }
             _ => {}
         }
     }

@@ -2,7 +2,9 @@
 //! all messages. They are the packets that would go over the network, but without an ICRC, and without the kernel.
 //!
 //! A ring belongs to a connection of the local path, and leads from the process that has made it to the one that has accepted. A
-//! queue pair begins to use it when it has nothing outstanding, so that nothing overtakes what went another way.
+//! queue pair begins to use it when it has nothing outstanding, so that nothing overtakes what went another way, and uses it as long as
+//! there are a connection and the same two ends. Whoever receives looks at what comes by the other way than the packet before only when
+//! all that had come by that way was looked at.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -27,16 +29,24 @@ const LOOKS_PER_NETWORK: u32 = 128;
 const WARM_LOOKS: u32 = 1024;
 /// The reader is shown what was written whenever it has become so much: it copies one part of a long message while the next is written.
 const SHOW_BYTES: u64 = 8 << 10;
-/// A ring that has been full for so long belongs to a process that is stopped: its queue pairs use the network, which loses packets
-/// instead of keeping them.
-const STUCK_NS: u64 = 20_000_000;
+/// A full ring is tried again at once for so long, and from then on at intervals of so long.
+const FULL_RETRY_NS: u64 = 1_000_000;
+/// A ring that has been full for so long belongs to a process that is stopped. What it has no room for is lost, as in the full socket
+/// of such a process; by the network it would overtake what is in the ring.
+const STALLED_NS: u64 = 1_000_000_000;
+/// A writer that was not there for so long has not seen whether its reader took anything meanwhile.
+const FULL_GAP_NS: u64 = 100_000_000;
+/// Packets that one turn of a queue pair loses at most.
+const LOST_PER_TURN: u64 = 64;
 
 /// The way out to one peer.
 pub(super) struct Outlet {
     outbox: Outbox,
     bell: OwnedFd,
-    /// Since when it has been full, in nanoseconds; 0 if it is not.
+    /// Since when it has been full, in nanoseconds, and when it was last seen so; 0 if it is not. Changed by whoever has the right to
+    /// write.
     full_since: AtomicU64,
+    full_at: AtomicU64,
     /// Packets so far. Changed by whoever has the right to write.
     sent: AtomicU64,
     gone: AtomicBool,
@@ -49,8 +59,8 @@ impl Outlet {
     /// When that is no descriptor that can be told not to block.
     pub fn new(outbox: Outbox, bell: OwnedFd) -> rustix::io::Result<Outlet> {
         rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK)?;
-        let (full_since, sent) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Outlet { outbox, bell, full_since, sent, gone: AtomicBool::new(false) })
+        let [full_since, full_at, sent] = [(); 3].map(|()| AtomicU64::new(0));
+        Ok(Outlet { outbox, bell, full_since, full_at, sent, gone: AtomicBool::new(false) })
     }
 
     /// Packets so far.
@@ -74,13 +84,13 @@ impl Outlet {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Whether it has been full for too long by now.
-    fn is_stuck(&self, now: Time) -> bool {
-        let since = self.full_since.load(Ordering::Relaxed);
-        if since == 0 {
+    /// Notes that it is full, and returns for how long it has been, in nanoseconds.
+    fn note_full(&self, now: Time) -> u64 {
+        let last_at = self.full_at.swap(now.0, Ordering::Relaxed);
+        if self.full_since.load(Ordering::Relaxed) == 0 || now.0.saturating_sub(last_at) > FULL_GAP_NS {
             self.full_since.store(now.0, Ordering::Relaxed);
         }
-        since != 0 && now.0.saturating_sub(since) > STUCK_NS
+        now.0.saturating_sub(self.full_since.load(Ordering::Relaxed))
     }
 }
 
@@ -127,12 +137,34 @@ impl Sink for RingSink<'_> {
     }
 }
 
+/// Takes the packets for which a ring has no room whose reader stands still.
+#[derive(Default)]
+struct LostSink {
+    packet: Vec<u8>,
+    packets: u64,
+}
+
+impl Sink for LostSink {
+    fn push(&mut self, _path: &Path, len: usize) -> Option<&mut [u8]> {
+        if self.packets == LOST_PER_TURN {
+            return None;
+        }
+        self.packets += 1;
+        self.packet.resize(len, 0);
+        Some(&mut self.packet)
+    }
+
+    fn cancel(&mut self) {
+        self.packets -= 1;
+    }
+}
+
 /// How a queue pair's turn at its ring went.
 pub(crate) enum Filled {
     /// Everything is on its way.
     Sent,
-    /// The ring is full: whoever makes progress next looks again.
-    Full,
+    /// The ring is full: it is to be tried again then, or at once.
+    Full(Option<Time>),
     /// It has no ring, or none that is of use.
     NotHere,
 }
@@ -146,15 +178,30 @@ impl Device {
         now: Time,
         acks: AckPolicy,
     ) -> Filled {
-        let mut outcome = Transmit::Idle;
-        let act = |core: &mut QpCore, sink: &mut RingSink<'_>| {
-            outcome = core.qp.poll_transmit(now, host, sink, acks);
-            outcome == Transmit::Idle || sink.packets > 0 || !sink.outlet.is_stuck(now)
-        };
-        match self.with_ring(core, act) {
-            true if outcome == Transmit::SinkFull => Filled::Full,
-            true => Filled::Sent,
-            false => Filled::NotHere,
+        let mut filled = Filled::NotHere;
+        self.with_ring(core, |core, sink| {
+            filled = match core.qp.poll_transmit(now, host, sink, acks) {
+                Transmit::Idle => Filled::Sent,
+                Transmit::SinkFull if sink.packets > 0 => Filled::Full(None),
+                Transmit::SinkFull => match sink.outlet.note_full(now) {
+                    ..FULL_RETRY_NS => Filled::Full(None),
+                    FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
+                    STALLED_NS.. => self.lose(core, host, now, acks),
+                },
+            };
+        });
+        filled
+    }
+
+    /// Sends what a queue pair has to send nowhere. What waits for an answer goes on to count the time.
+    #[cold]
+    fn lose(&self, core: &mut QpCore, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
+        let mut lost = LostSink::default();
+        let outcome = core.qp.poll_transmit(now, host, &mut lost, acks);
+        self.local.lost.fetch_add(lost.packets, Ordering::Relaxed);
+        match outcome {
+            Transmit::Idle => Filled::Sent,
+            Transmit::SinkFull => Filled::Full(None),
         }
     }
 
@@ -173,10 +220,7 @@ impl Device {
         }
         let host = qp.host(core);
         let mut has_sent = false;
-        self.with_ring(core, |core, sink| {
-            has_sent = core.qp.send_at_once(&host, sink, &wr);
-            true
-        });
+        self.with_ring(core, |core, sink| has_sent = core.qp.send_at_once(&host, sink, &wr));
         if !has_sent {
             return Err(wr);
         }
@@ -186,16 +230,15 @@ impl Device {
         Ok(())
     }
 
-    /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written. They say whether it still
-    /// is.
+    /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written.
     #[inline]
-    fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>) -> bool) -> bool {
+    fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>)) {
         let is_of_use = |outlet: &Arc<Outlet>| self.local.is_on() && !outlet.is_gone();
-        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return false };
+        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
         let writer = outlet.outbox.write();
         let mut sink = RingSink { writer, outlet: &outlet, gids, port, packets: 0, sleeps: false };
-        let stays = act(core, &mut sink);
+        act(core, &mut sink);
         if sink.packets > 0 {
             outlet.note_sent(sink.packets);
             sink.publish();
@@ -205,10 +248,7 @@ impl Device {
             }
         }
         drop(sink);
-        if stays {
-            core.local.outlet = Some(outlet);
-        }
-        stays
+        core.local.outlet = Some(outlet);
     }
 }
 
