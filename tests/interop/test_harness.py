@@ -7,14 +7,17 @@ import socket
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts")]
 
 import cases  # noqa: E402
 import conformance  # noqa: E402
+import faults  # noqa: E402
 import matrix  # noqa: E402
 import pyverbs_suite  # noqa: E402
+import special  # noqa: E402
 from harness import perftest, procs  # noqa: E402
 
 BANDWIDTH = """\
@@ -92,6 +95,29 @@ class Verdicts(unittest.TestCase):
         self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["qperf/*"]))
         self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["rc_b"]))
         self.assertFalse(conformance.is_chosen("qperf/rc/rc_bw", ["ud"]))
+
+
+class FaultPlans(unittest.TestCase):
+    """What a program says at its end counts, whatever the plan was."""
+
+    COUNTS = ", ".join(f"{count} 9" for _, count in faults.KINDS.values())
+
+    def complaint(self, case):
+        server = procs.Outcome([], 0, 0, "", f"terrace: fault plan x has injected: {self.COUNTS}\n")
+        client = procs.Outcome([], 1, 0, f"Failed status {faults.RETRY_EXCEEDED} (12) for wr_id 2\n")
+        with tempfile.TemporaryDirectory() as directory, \
+                mock.patch.object(procs, "run_pair", return_value=procs.PairOutcome(server, client)) as run_pair:
+            complaint = case(pathlib.Path(directory))
+        self.assertEqual(run_pair.call_count, 1)
+        return complaint
+
+    def test_an_exceeded_retry_count_is_a_failure(self):
+        for kind in faults.KINDS:
+            with self.subTest(kind=kind):
+                self.assertIn(faults.RETRY_EXCEEDED, str(self.complaint(faults.one_kind(kind))))
+
+    def test_it_is_one_at_the_validating_pingpong(self):
+        self.assertIn(faults.RETRY_EXCEEDED, str(self.complaint(special.validated_under_faults)))
 
 
 class Pyverbs(unittest.TestCase):
