@@ -9,6 +9,7 @@ import errno
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -157,6 +158,23 @@ class Command(BadInput):
             self.assertEqual(left.poll("q"), [(number, SUCCESS)])
         self.assertIn("capture", left.complaints())
         self.assertEqual(left.complaints().count("\n"), 0, "one line, and no more")
+
+    def test_packets_that_the_kernel_drops_are_logged(self):
+        """Once, at level info: the receive buffer of a process that does not run overflows."""
+        end = self.start(self.address, "--log", "info")
+        os.kill(end.pid, signal.SIGSTOP)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flooder:
+            for _ in range(20_000):
+                flooder.sendto(bytes(1000), (self.address, FIRST_PORT))
+            os.kill(end.pid, signal.SIGCONT)
+
+            def counted():
+                flooder.sendto(bytes(1000), (self.address, FIRST_PORT))
+                return end.stat()["port"]["rx_overflows"]
+
+            self.eventually(counted, "dropped packets are counted")
+        self.eventually(lambda: "receive buffer was full" in end.complaints(), "and logged")
+        self.assertEqual(end.complaints().count("receive buffer was full"), 1)
 
     def test_statistics_of_what_is_not_there(self):
         self.refused(1, "process 1 does not run with Terrace", "stat", "1")

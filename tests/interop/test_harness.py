@@ -1,6 +1,7 @@
 """Tests of the harness itself: `python3 -m unittest discover -s tests/interop`. They need no RDMA."""
 
 import contextlib
+import io
 import json
 import pathlib
 import socket
@@ -95,6 +96,43 @@ class Verdicts(unittest.TestCase):
         self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["qperf/*"]))
         self.assertTrue(conformance.is_chosen("qperf/rc/rc_bw", ["rc_b"]))
         self.assertFalse(conformance.is_chosen("qperf/rc/rc_bw", ["ud"]))
+
+
+class Repetitions(unittest.TestCase):
+    """A case of an unreliable service is repeated when the kernel has dropped a packet, and only then."""
+
+    CASE = next(case for case in matrix.all_cases() if case.name == "perftest/ib_send_bw/UD/default")
+
+    def run_case(self, *tries):
+        """The case's result, and how often it was tried, if its tries end so."""
+        with tempfile.TemporaryDirectory() as directory, mock.patch.object(cases.shutil, "which", return_value="/bin/true"), \
+                mock.patch.object(cases.Case, "_execute", side_effect=[(outcomes, "") for outcomes in tries]) as execute:
+            result = self.CASE.run(pathlib.Path(directory) / "case")
+        return result, execute.call_count
+
+    @staticmethod
+    def ends(status, out="", **more):
+        return {end: procs.Outcome([], status, 0, out, **more) for end in ("server", "client")}
+
+    def test_not_without_a_dropped_packet(self):
+        for ends in (self.ends(None), self.ends(0, BANDWIDTH.replace("3304.98", "0.00"))):
+            result, tries = self.run_case(*[ends] * 3)
+            self.assertEqual((result.status, tries), (cases.FAILED, 1))
+
+    def test_with_one_and_counted(self):
+        result, tries = self.run_case(self.ends(None, has_overflowed=True), self.ends(0, BANDWIDTH))
+        self.assertEqual((result.status, tries), (cases.PASSED, 2))
+        self.assertIn("flaky", result.reason)
+        said = io.StringIO()
+        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(said):
+            report = conformance.Report(False, pathlib.Path(directory))
+            report.add(result)
+            self.assertEqual(report.close(), 0)
+        self.assertIn("1 passed (1 flaky), 0 failed, 0 skipped", said.getvalue())
+
+    def test_not_for_ever(self):
+        result, tries = self.run_case(*[self.ends(None, has_overflowed=True)] * 4)
+        self.assertEqual((result.status, tries), (cases.FAILED, 3))
 
 
 class FaultPlans(unittest.TestCase):
