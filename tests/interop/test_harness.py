@@ -19,7 +19,7 @@ import faults  # noqa: E402
 import matrix  # noqa: E402
 import pyverbs_suite  # noqa: E402
 import special  # noqa: E402
-from harness import perftest, procs  # noqa: E402
+from harness import endpoint, perftest, procs  # noqa: E402
 
 BANDWIDTH = """\
  #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
@@ -75,6 +75,54 @@ class Programs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             pair = procs.run_pair(["false"], ["true"], procs.free_port(), directory)
             self.assertEqual((pair.note, pair.server.status), ("the server never listened", 1))
+
+
+class Ends(unittest.TestCase):
+    """A program that is stopped must end as it is told to; how it ends is never lost."""
+
+    LISTENS_THEN_ABORTS = ("import os, socket, sys, time\n"
+                           "listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
+                           "time.sleep(0.3)\n"
+                           "os.abort()\n")
+
+    def stop(self, script):
+        with tempfile.TemporaryDirectory() as directory:
+            program = procs.Program(["sh", "-c", script], directory, "program")
+            while "ready" not in program.paths[0].read_text():
+                self.assertIsNone(program.wait(0.02))
+            program.stop()
+
+    def test_as_told(self):
+        for script in ("echo ready; exec sleep 60", "trap 'exit 0' TERM; echo ready; sleep 60 & wait"):
+            self.stop(script)
+
+    def test_crashes_and_statuses_at_the_end(self):
+        for how, said in (("kill -SEGV $$", "SIGSEGV"), ("exit 3", "exit status 3"), ("true", "SIGKILL")):
+            with self.subTest(how=how), self.assertRaisesRegex(AssertionError, said):
+                self.stop(f"trap '{how}' TERM; echo ready; while true; do sleep 60 & wait; done")
+
+    def test_one_that_has_ended_before(self):
+        with tempfile.TemporaryDirectory() as directory:
+            program = procs.Program(["sh", "-c", "kill -ABRT $$"], directory, "program")
+            program.process.wait()
+            with self.assertRaisesRegex(AssertionError, "SIGABRT"):
+                program.stop()
+
+    def test_a_server_that_stays_must_not_crash(self):
+        port = procs.free_port()
+        server = [sys.executable, "-c", self.LISTENS_THEN_ABORTS, str(port)]
+        with tempfile.TemporaryDirectory() as directory, self.assertRaisesRegex(AssertionError, "SIGABRT"):
+            procs.run_pair(server, ["sleep", "1"], port, directory, server_stays=True)
+
+    def test_of_an_endpoint(self):
+        with mock.patch.object(procs, "under_terrace", side_effect=lambda argv, **_: argv):
+            endpoint.Endpoint("", program=["sh", "-c", "cat"]).stop()
+            for how, said in (("kill -SEGV $$", "-11"), ("exit 3", "3")):
+                with self.subTest(how=how), self.assertRaisesRegex(AssertionError, said):
+                    endpoint.Endpoint("", program=["sh", "-c", f"cat; {how}"]).stop()
+            killed = endpoint.Endpoint("", program=["cat"])
+            killed.kill()
+            killed.stop()
 
 
 class Verdicts(unittest.TestCase):
