@@ -68,6 +68,8 @@ class Outcome:
     seconds: float = 0.0
     out: str = ""
     err: str = ""
+    # Whether the kernel has dropped packets that came for it, because a receive buffer was full.
+    has_overflowed: bool = False
 
     @property
     def text(self):
@@ -80,6 +82,27 @@ class Outcome:
         if self.status < 0:
             return f"was killed by {signal.Signals(-self.status).name}"
         return f"exit status {self.status}"
+
+
+# What the log says at level info when packets have been dropped (crates/fabric/src/udp/socket.rs).
+OVERFLOW_LOG = "the receive buffer was full (rx_overflows)"
+
+
+def packets_dropped(pid):
+    """Packets that the kernel has dropped at the UDP sockets of a process that runs. `rx_overflows` is the same number as of the
+    last packet that was received; this one is right also when none came afterwards."""
+    inodes, dropped = set(), 0
+    with contextlib.suppress(OSError):
+        for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                kind, _, rest = os.readlink(descriptor).partition(":[")
+                if kind == "socket":
+                    inodes.add(rest.rstrip("]"))
+    for table in ("/proc/net/udp", "/proc/net/udp6"):
+        with contextlib.suppress(OSError), open(table) as lines:
+            next(lines)
+            dropped += sum(int(columns[-1]) for columns in map(str.split, lines) if columns[9] in inodes)
+    return dropped
 
 
 _running = set()
@@ -125,6 +148,7 @@ class Program:
                 # A session would have its own share of the processors (autogroup), whatever its priority.
                 process_group=0,
             )
+        self._has_overflowed = False  # as seen before it was stopped
         _running.add(self)
 
     def wait(self, seconds):
@@ -137,6 +161,8 @@ class Program:
 
     def stop(self):
         """Ends the program and what it started, asking first."""
+        if self.process.poll() is None:
+            self._has_overflowed = packets_dropped(self.process.pid) > 0
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
@@ -148,7 +174,8 @@ class Program:
     def outcome(self, stopped=False):
         out, err = (path.read_text(errors="replace") for path in self.paths)
         status = None if stopped else self.process.returncode
-        return Outcome(self.argv, status, time.monotonic() - self.started, out, err)
+        has_overflowed = self._has_overflowed or OVERFLOW_LOG in err
+        return Outcome(self.argv, status, time.monotonic() - self.started, out, err, has_overflowed)
 
 
 def run_one(argv, log_dir, name="program", timeout_s=60, env=None):

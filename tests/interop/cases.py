@@ -10,18 +10,21 @@ from typing import Callable, Optional
 from harness import perftest, procs
 
 ZERO = "a result of zero"
-# How often to try what some known fault of others keeps from succeeding at times.
+# How often to try what something outside of Terrace keeps from succeeding at times.
 TRIES = 3
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
-def tried_again(run, is_bad_luck):
-    """What `run` ends with, given the number of the try: the first that is not known bad luck, or that of the last try."""
+def repeated(run, cause_of):
+    """Repeats `run`, which gets the number of the try, while `cause_of` names something outside of Terrace that has spoilt its
+    outcome, and tries are left. Returns the last outcome, and the causes of the repetitions."""
+    causes = []
     for attempt in range(TRIES):
         outcome = run(attempt)
-        if not is_bad_luck(outcome):
-            break
-    return outcome
+        cause = cause_of(outcome)
+        if cause is None or attempt == TRIES - 1:
+            return outcome, causes
+        causes.append(cause)
 
 
 @dataclasses.dataclass
@@ -32,6 +35,7 @@ class Result:
     status: str
     reason: str = ""
     seconds: float = 0.0
+    is_flaky: bool = False  # whether it passed only when it was repeated
 
     def as_dict(self):
         return dataclasses.asdict(self)
@@ -59,24 +63,26 @@ class Case:
     run_options: tuple = ()
     env: dict = dataclasses.field(default_factory=dict)
     server_stays: bool = False
-    # How often to try. An unreliable service loses what comes while a busy machine keeps the receiver off its processor, and
-    # perftest waits for lost messages for ever, on any NIC, or computes a rate of zero from what it did not see.
-    tries: int = 1
+    # An unreliable service loses what comes while a busy machine keeps the receiver off its processor, and perftest waits for lost
+    # messages for ever, on any NIC, or computes a rate of zero from what it did not see. Such a case is repeated when the kernel
+    # has dropped a packet.
+    is_unreliable: bool = False
     # The feature that this needs and Terrace does not have (yet): the program must then say so and end, nothing else.
     unsupported: str = ""
 
     def run(self, log_dir):
         started = time.monotonic()
-        for attempt in range(1, self.tries + 1):
-            attempt_dir = log_dir if self.tries == 1 else log_dir / f"try-{attempt}"
+
+        def run(attempt):
+            attempt_dir = log_dir / f"try-{attempt + 1}" if self.is_unreliable else log_dir
             attempt_dir.mkdir(parents=True)
-            status, reason, stopped = self._judge(attempt_dir)
-            if not stopped and not reason.startswith(ZERO):
-                break
-        if attempt > 1:
-            reason = f"try {attempt} of {self.tries}: {reason}".removesuffix(": ")
-        seconds = round(time.monotonic() - started, 2)
-        result = Result(self.name, status, reason, seconds)
+            return self._judge(attempt_dir)
+
+        (status, reason, _), causes = repeated(run, lambda judged: judged[2])
+        is_flaky = bool(causes) and status == PASSED
+        if causes:
+            reason = f"{'flaky' if is_flaky else 'not even'} at try {len(causes) + 1}, {causes[-1]}: {reason}".removesuffix(": ")
+        result = Result(self.name, status, reason, round(time.monotonic() - started, 2), is_flaky)
         (log_dir / "result.json").write_text(json.dumps({**result.as_dict(), "case": self.describe()}, indent=1) + "\n")
         return result
 
@@ -85,14 +91,19 @@ class Case:
         return [" ".join(argv) for argv in (self.server, self.client, self.single) if argv]
 
     def _judge(self, log_dir):
-        """Status, reason, and whether a program had to be stopped."""
+        """Status, reason, and the cause for which it may be repeated, or None."""
         programs = [argv[0] for argv in (self.server, self.client, self.single) if argv]
         missing = [program for program in programs if shutil.which(program) is None]
         if missing:
-            return FAILED, f"{missing[0]} is not installed (scripts/setup.sh conformance)", False
+            return FAILED, f"{missing[0]} is not installed (scripts/setup.sh conformance)", None
         outcomes, note = self._execute(log_dir)
-        stopped = any(outcome.status is None for outcome in outcomes.values())
-        return *self._judge_outcomes(outcomes, note), stopped
+        status, reason = self._judge_outcomes(outcomes, note)
+        return status, reason, self._cause_to_repeat(outcomes, reason)
+
+    def _cause_to_repeat(self, outcomes, reason):
+        is_starved = any(outcome.status is None for outcome in outcomes.values()) or reason.startswith(ZERO)
+        has_overflowed = any(outcome.has_overflowed for outcome in outcomes.values())
+        return "after the kernel had dropped packets" if self.is_unreliable and is_starved and has_overflowed else None
 
     def _judge_outcomes(self, outcomes, note):
         if self.unsupported:
@@ -116,15 +127,17 @@ class Case:
 
     def _execute(self, log_dir):
         port = self.fixed_port or procs.free_port()
+        # The log of a program that has ended says whether packets were dropped.
+        env = {**self.env, "TERRACE_LOG": "info"} if self.is_unreliable else self.env
 
         def command(argv, addr=self.addr):
             filled = [arg.format(port=port, host=procs.HOST, addr=self.addr) for arg in argv]
             return procs.under_terrace(filled, *self.run_options, addr=addr)
 
         if self.single:
-            return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, self.env)}, ""
+            return {"program": procs.run_one(command(self.single), log_dir, "program", self.timeout_s, env)}, ""
         client = command(self.client, self.client_addr or self.addr)
-        pair = procs.run_pair(command(self.server), client, port, log_dir, self.timeout_s, self.env, self.server_stays)
+        pair = procs.run_pair(command(self.server), client, port, log_dir, self.timeout_s, env, self.server_stays)
         return {"server": pair.server, "client": pair.client}, pair.note
 
 

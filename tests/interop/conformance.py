@@ -99,20 +99,22 @@ class Report:
 
     def close(self):
         count = {status: sum(result.status == status for result in self.results) for status in (PASSED, FAILED, SKIPPED)}
+        flaky = [result for result in self.results if result.is_flaky]
         seconds = time.monotonic() - self.started
-        document = {"run": self.run_dir.name, "seconds": round(seconds, 1), **count,
+        document = {"run": self.run_dir.name, "seconds": round(seconds, 1), **count, "flaky": len(flaky),
                     "results": [result.as_dict() for result in self.results]}
         text = json.dumps(document, indent=1)
         (self.run_dir / "results.json").write_text(text + "\n")
         if self.as_json:
             print(text)
         failed = [result for result in self.results if result.status == FAILED]
-        if failed:
-            self.say("\nFailed:")
-            for result in failed:
+        for title, some in (("Flaky", flaky), ("Failed", failed)):
+            if some:
+                self.say(f"\n{title}:")
+            for result in some:
                 self.say(f"  {result.name}: {result.reason}")
         self.say(f"\n{seconds:.0f} seconds, logs in {self.run_dir}")
-        self.say(f"{count[PASSED]} passed, {count[FAILED]} failed, {count[SKIPPED]} skipped")
+        self.say(f"{count[PASSED]} passed ({len(flaky)} flaky), {count[FAILED]} failed, {count[SKIPPED]} skipped")
         return 1 if failed else 0
 
 

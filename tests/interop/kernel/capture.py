@@ -21,6 +21,7 @@ class Packet:
     qpn: int
     psn: int
     icrc_is_right: bool
+    syndrome: int = 0  # of an ACKNOWLEDGE
 
 
 def packets(path):
@@ -56,4 +57,20 @@ def _roce(frame):
         return None
     body, crc = rest[:-ICRC_BYTES], rest[-ICRC_BYTES:]
     opcode, _, _, qpn, psn = struct.unpack("!BBHII", body[:12])
-    return Packet(*addresses, opcode, qpn & 0xFFFFFF, psn & 0xFFFFFF, roce.icrc_of(header, udp, body) == crc)
+    syndrome = body[12] if opcode == roce.ACKNOWLEDGE and len(body) > 12 else 0
+    return Packet(*addresses, opcode, qpn & 0xFFFFFF, psn & 0xFFFFFF, roce.icrc_of(header, udp, body) == crc, syndrome)
+
+
+def all_acknowledged(path, requester, responder):
+    """Whether the responder has sent an ACK of the requester's last SEND or WRITE to each of its queue pairs. The addresses are as
+    they are in the header."""
+    last, acknowledged = {}, set()
+    for packet in packets(path):
+        if (packet.source, packet.destination) == (requester, responder) and packet.opcode < roce.READ_REQUEST:
+            if packet.psn - last.setdefault(packet.qpn, packet.psn) & roce.PSN_MASK < 1 << 23:
+                last[packet.qpn] = packet.psn
+        elif (packet.source, packet.destination) == (responder, requester) and packet.opcode == roce.ACKNOWLEDGE:
+            # The upper bits tell ACKs from NAKs.
+            if packet.syndrome >> 5 == 0 and packet.icrc_is_right:
+                acknowledged.add(packet.psn)
+    return bool(last) and acknowledged.issuperset(last.values())

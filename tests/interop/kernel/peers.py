@@ -1,10 +1,12 @@
 """What the tests of this directory share: an end on this side, which is Terrace, and one in the guest, which is rxe."""
 
+import collections
 import itertools
 import time
 import unittest
 
 import capture
+import cases
 import guest as machine
 import roce
 from harness.endpoint import ALL, SUCCESS, Commands, Endpoint, connect
@@ -13,6 +15,8 @@ RawPeer = roce.Peer
 
 # Set by run.py: one guest for all tests.
 guest = None
+# How often programs were repeated, by the cause.
+repetitions = collections.Counter()
 
 _numbers = itertools.cycle(machine.HOST_NUMBERS)
 
@@ -91,6 +95,14 @@ class KernelPeer(unittest.TestCase):
         for end in (left, right):
             end.qp(name, service)
         connect(left, name, right, name, **attributes)
+
+    def repeated(self, run, cause_of):
+        """The last outcome of `run`: see `cases.repeated`. Each repetition is printed and counted."""
+        outcome, causes = cases.repeated(run, cause_of)
+        for cause in causes:
+            print(f"(once more: {cause}) ", end="", flush=True)
+            repetitions[cause] += 1
+        return outcome
 
     def expect(self, end, name, status=SUCCESS, what="completion"):
         """The next completion, which must have that status."""

@@ -2,10 +2,12 @@
 
 import contextlib
 import itertools
+import socket
 
+import capture
 import guest as machine
 import peers
-from cases import all_of, last_words, prints, prints_none, table_rows, tried_again
+from cases import all_of, last_words, prints, prints_none, table_rows
 from harness import procs
 from peers import FAMILIES, KernelPeer
 
@@ -59,9 +61,9 @@ class Programs(KernelPeer):
                 gid = peers.guest.gid_indexes[peers.guest_address(family)]
                 guest_argv = [*self.of_guest(program), *more, "-d", "rxe0", gid_option, str(gid), "-p", str(port)]
                 run = self.host_serves if server == "Terrace" else self.guest_serves
-                outcomes = tried_again(
+                outcomes = self.repeated(
                     lambda _attempt: run(host_argv, guest_argv, family, port),
-                    lambda outcomes: self.was_left_alone(server, outcomes) or self.has_no_clock(outcomes))
+                    lambda outcomes: self.left_alone(server, outcomes) or self.without_clock(outcomes))
                 for end, outcome in outcomes.items():
                     self.assertEqual(outcome.status, 0, f"{end}: {outcome.verdict}: {last_words(outcome)}")
                 self.assertIsNone(check(outcomes))
@@ -72,22 +74,29 @@ class Programs(KernelPeer):
         what was acknowledged, at times has two by then, and tells of one."""
         return [word for word in program if word != "-e" or program[0].startswith("ibv_")]
 
-    def was_left_alone(self, server, outcomes):
-        """Whether a client of the guest has got all that it wanted and gone, while rxe waits for an acknowledgement.
+    def left_alone(self, server, outcomes):
+        """Whether a client on this side has got all that it wanted and ended, while rxe waits for an ACK that it has been sent.
 
-        rxe's timer also goes off where nothing is lost, and rxe drops an acknowledgement that comes just then; it sends again,
-        for ever, to a queue pair that ended with its program. No other NIC at the client's end could answer either.
+        rxe's timer also goes off where nothing is lost, and rxe drops an ACK that comes just then; it sends again, for ever, to a
+        queue pair that ended with its program. No other NIC at the client's end could answer either.
         """
-        return server == "rxe" and outcomes["client"].status == 0 and outcomes["server"].status == TERMINATED
+        if server != "rxe" or outcomes["client"].status != 0 or outcomes["server"].status != TERMINATED:
+            return None
+        family = socket.AF_INET6 if ":" in self.host_address else socket.AF_INET
+        ends = [socket.inet_pton(family, address) for address in (peers.guest_address(6 if ":" in self.host_address else 4),
+                                                                  self.host_address)]
+        return "rxe waited for an ACK that it had been sent" if capture.all_acknowledged(peers.guest.capture, *ends) else None
 
     @staticmethod
-    def has_no_clock(outcomes):
+    def without_clock(outcomes):
         """Whether perftest did not find out how fast the processor's counter counts, which happens where that is emulated, and says so;
         all of its results are zero then."""
-        return any("Correlation coefficient" in outcome.out + outcome.err for outcome in outcomes.values())
+        found_none = any("Correlation coefficient" in outcome.text for outcome in outcomes.values())
+        return "perftest could not calibrate the guest's clock" if found_none else None
 
     def host_program(self, argv, name, family):
-        command = procs.under_terrace(argv, addr=peers.fresh_address(family))
+        self.host_address = peers.fresh_address(family)
+        command = procs.under_terrace(argv, addr=self.host_address)
         program = procs.Program(command, peers.guest.log_dir / "programs", name)
         self.addCleanup(program.stop)
         return program

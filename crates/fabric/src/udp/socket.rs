@@ -107,9 +107,15 @@ impl UdpSocket {
         self.socket.recv_buffer_size().unwrap_or(0)
     }
 
-    /// Adds what the kernel dropped since the last look to a counter.
+    /// Adds what the kernel dropped since the last look to a counter. Logs the first drop.
     pub fn note_overflows(&self, total: u32, counter: &AtomicU64) {
         let before = self.overflows_seen.swap(total, Relaxed);
+        if before == 0 && total > 0 {
+            tracing::info!(
+                "the kernel drops packets to {}: the receive buffer was full (rx_overflows)",
+                self.local
+            );
+        }
         add(counter, u64::from(total.wrapping_sub(before)));
     }
 
