@@ -123,6 +123,7 @@ class Endpoint(Commands):
             [*wrapper, *procs.under_terrace(program, *options, addr=address)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0, process_group=0)
         self.pid = self.process.pid  # `terrace run` becomes the program
+        self._is_killed = False
         super().__init__(address, self.process.stdout.fileno(), self.process.stdin.fileno())
 
     def stat(self):
@@ -146,19 +147,25 @@ class Endpoint(Commands):
 
     def kill(self):
         """As if the power went: nothing is said to anybody."""
+        self._is_killed = True
         self.process.kill()
         self.process.wait()
 
     def stop(self):
+        """Ends it by the end of its input. It must end well, unless it was killed."""
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(5)
+            status = self.process.wait(5)
         except subprocess.TimeoutExpired:
+            status = "no status within 5 s"
             self.process.kill()
             self.process.wait()
+        said = self.complaints()
         self.process.stdout.close()
         self._errors.close()
+        if status != 0 and not self._is_killed:
+            raise procs.UnexpectedEnd(f"endpoint {self.address} ended with {status}: {said}")
 
 
 def connect(left, left_name, right, right_name, **attributes):

@@ -112,7 +112,9 @@ _running = set()
 def _stop_all():
     """No program outlives the harness, however that ends."""
     for program in list(_running):
-        program.stop()
+        # Nobody is left to fail because of it.
+        with contextlib.suppress(UnexpectedEnd):
+            program.stop()
 
 
 def end_cleanly_when_asked():
@@ -127,6 +129,14 @@ def end_cleanly_when_asked():
     # nohup(1) has it ignored.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, end)
+
+
+class UnexpectedEnd(AssertionError):
+    """A program that was stopped has not ended as it was told to."""
+
+
+# How a program may end that is asked to by SIGTERM: it returns, the signal ends it, or it says so as a shell does.
+ENDS_WHEN_ASKED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class Program:
@@ -149,6 +159,7 @@ class Program:
                 process_group=0,
             )
         self._has_overflowed = False  # as seen before it was stopped
+        self._is_judged = False  # whether its caller has got its exit status in an outcome
         _running.add(self)
 
     def wait(self, seconds):
@@ -160,7 +171,8 @@ class Program:
         return None
 
     def stop(self):
-        """Ends the program and what it started, asking first."""
+        """Ends the program and what it started, asking first. Raises `UnexpectedEnd` if it ends, or has ended, otherwise than a
+        program does that is asked to, unless its caller has the outcome already."""
         if self.process.poll() is None:
             self._has_overflowed = packets_dropped(self.process.pid) > 0
         for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -170,12 +182,23 @@ class Program:
                 break
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        if not self._is_judged and self.process.returncode not in ENDS_WHEN_ASKED:
+            outcome = self.outcome()
+            raise UnexpectedEnd(f"{self.paths[0].stem}, at its end: {outcome.verdict}: {outcome.text.strip()[-500:]}")
 
     def outcome(self, stopped=False):
         out, err = (path.read_text(errors="replace") for path in self.paths)
         status = None if stopped else self.process.returncode
+        self._is_judged |= status is not None
         has_overflowed = self._has_overflowed or OVERFLOW_LOG in err
         return Outcome(self.argv, status, time.monotonic() - self.started, out, err, has_overflowed)
+
+
+def stop_all(programs):
+    """Stops each of them, whatever becomes of the others."""
+    with contextlib.ExitStack() as stack:
+        for program in programs:
+            stack.callback(program.stop)
 
 
 def run_one(argv, log_dir, name="program", timeout_s=60, env=None):
@@ -218,9 +241,7 @@ def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays
     # A client that failed leaves the server waiting: give it a moment, not the rest of the limit.
     patience = deadline - time.monotonic() if other.process.returncode == 0 else STOP_GRACE_S
     server_ended = not server_stays and ends.wait(patience) is not None
-    for program, ended in ((other, client_ended), (ends, server_ended)):
-        if not ended:
-            program.stop()
+    stop_all(program for program, ended in ((other, client_ended), (ends, server_ended)) if not ended)
     outcome = PairOutcome(ends.outcome(not server_ended), other.outcome(not client_ended))
     if server_stays and not server_ended:
         outcome.server.status = 0

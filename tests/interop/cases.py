@@ -96,7 +96,10 @@ class Case:
         missing = [program for program in programs if shutil.which(program) is None]
         if missing:
             return FAILED, f"{missing[0]} is not installed (scripts/setup.sh conformance)", None
-        outcomes, note = self._execute(log_dir)
+        try:
+            outcomes, note = self._execute(log_dir)
+        except procs.UnexpectedEnd as end:
+            return FAILED, str(end), None
         status, reason = self._judge_outcomes(outcomes, note)
         return status, reason, self._cause_to_repeat(outcomes, reason)
 

@@ -117,7 +117,7 @@ def statistics(log_dir):
     finally:
         for program in (client, server):
             program.wait(10)
-            program.stop()
+        procs.stop_all((client, server))
 
 
 def storage(kind, keys, complain):

@@ -107,8 +107,7 @@ def neighbours(log_dir):
                for index, (_, command) in enumerate(pairs)]
     programs = [server for server, _ in pairs] + clients
     late = [program for program in programs if program.wait(60) is None]
-    for program in late:
-        program.stop()
+    procs.stop_all(late)
     if late:
         return f"{len(late)} of {len(programs)} processes did not end in time"
     bad = [program.outcome() for program in programs if program.process.returncode != 0]
@@ -147,8 +146,7 @@ def statistics(log_dir):
     finally:
         client.wait(20)
         server.wait(5)
-        client.stop()
-        server.stop()
+        procs.stop_all((client, server))
 
 
 def _complaint(pair):
@@ -177,7 +175,7 @@ def run(name, log_dir):
     started = time.monotonic()
     try:
         complaint = SPECIAL[name](log_dir)
-    except cgroup.Unavailable as unavailable:
-        complaint = str(unavailable)
+    except (cgroup.Unavailable, procs.UnexpectedEnd) as reason:
+        complaint = str(reason)
     seconds = round(time.monotonic() - started, 2)
     return Result(name, FAILED if complaint else PASSED, complaint or "", seconds)

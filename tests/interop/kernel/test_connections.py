@@ -5,8 +5,6 @@ at their address and have that port, and programs that came second, behind a pro
 """
 
 import itertools
-import os
-import signal
 
 import guest as machine
 from cases import all_of, last_words, prints, prints_none, table_rows
@@ -142,8 +140,7 @@ class Succession(Connecting):
         server = self.host_program([*RPING, "-s", "-P", "-p", port], first.address, f"{port}-server")
         self.wait_for_host(server, port)
         self.ping(first.address, port)
-        os.kill(first.pid, signal.SIGKILL)
-        first.process.wait()
+        first.kill()
         self.eventually(lambda: self.has_port(first.address), "the server has the port")
         self.ping(first.address, port)
         # Even a program that comes now, and listens too.
