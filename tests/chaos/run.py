@@ -105,7 +105,7 @@ class Scene:
         self.node = procs.Program(
             [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen",
              self.node_address], log_dir, "node")
-        stack.callback(self.node.stop)
+        stack.callback(self.stop, self.node)
         wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")
         self.program, client, other = (self.endpoint(stack, next(fresh)) for _ in range(3))
         verbs, seen = bystanders.stream_between("verbs to a program", client, self.program, "b", STREAM_SPAN)
@@ -115,7 +115,7 @@ class Scene:
         self.listener = procs.Program(
             procs.under_terrace(["rping", "-s", "-P", "-V", "-a", listener_address, "-p", str(port)], "--path", "auto", addr=listener_address),
             log_dir, "listener")
-        stack.callback(self.listener.stop)
+        stack.callback(self.stop, self.listener)
         wait_until(lambda: procs.is_listening(port), "rping listens")
         caller = bystanders.Caller("connections", next(fresh), listener_address, port, log_dir)
         self.workers = [requester, caller]
@@ -128,11 +128,17 @@ class Scene:
         self.victims = [Victim("node", self.node.process), Victim("program", self.program.process),
                         Victim("listener", self.listener.process, LISTENER_DESCRIPTORS_MAX)]
 
-    @staticmethod
-    def endpoint(stack, address):
+    def endpoint(self, stack, address):
         end = bystanders.endpoint(address)
-        stack.callback(end.stop)
+        stack.callback(self.stop, end)
         return end
+
+    def stop(self, process):
+        """How it ends counts, too."""
+        try:
+            process.stop()
+        except procs.UnexpectedEnd as end:
+            self.fail(str(end))
 
     def open_to_attackers(self):
         """The program talks to attackers, too: it has sent something to them, and waits for the answer."""
@@ -290,6 +296,9 @@ def main(only):
         complaints = scene.node.paths[1].read_text()
         if complaints:
             scene.fail(f"the node complains: {complaints[:2000]}")
+    for worker in scene.workers:
+        for what, count in worker.counts.items():
+            print(f"{worker.name}: {count} {what}")
     print(f"{len(chosen)} attacks, {len(scene.failures)} failures")
     return 1 if scene.failures else 0
 
