@@ -113,6 +113,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	cargo test --workspace --locked
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory tests/endurance --pattern 'test_*.py'
 	@$(MAKE) --no-print-directory badinput-programs
 	$(PYTHON) -m unittest discover --start-directory tests/badinput --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'

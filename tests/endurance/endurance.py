@@ -40,6 +40,10 @@ GROWTH_RATIO, GROWTH_KIB = 1.05, 2048
 DEAD_CLIENT_KIB = 1 << 10
 # With more runnable threads for each processor than this, a process may be without one for longer than its peers have retries.
 STARVED_LOAD = 3.0
+# How many connections may be lost like that: one, and one more in each of these times. A process is without a processor for all
+# its peers' retries, which take seconds, only where others come and go; a machine on which it happens again and again is either too
+# busy to tell anything about Terrace, or Terrace loses the connections.
+STARVED_EVERY_S = 300
 WORKERS = ("verbs-0", "verbs-paged", "verbs-2", "verbs-3", "verbs-4")
 CLIENTS = ("client-0", "client-1")
 STAYING = ("node", "client-0", "verbs-0", "verbs-paged")
@@ -272,6 +276,9 @@ class Run:
             totals.update(report)
         if totals["wrong"]:
             self.failures.append(f"{totals['wrong']} checks found wrong data")
+        starved, starved_max = self.counts["connections lost while starved"], 1 + int(self.seconds // STARVED_EVERY_S)
+        if starved > starved_max:
+            self.failures.append(f"{starved} connections were lost while starved, more than {starved_max}")
         growth = self.growth()
         over_pairs = lambda name: sum(counts[name] for counts in self.pairs.values())  # noqa: E731
         over_ports = lambda name: sum(counts.get(name, 0) for counts in self.ports.values())  # noqa: E731
