@@ -152,7 +152,9 @@ class Endpoint(Commands):
         self.process.wait()
 
     def stop(self):
-        """Ends it by the end of its input. It must end well, unless it was killed."""
+        """Ends it by the end of its input, if it was not stopped before. It must end well, unless it was killed."""
+        if self._errors.closed:
+            return
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
