@@ -5,19 +5,24 @@ import io
 import json
 import pathlib
 import socket
+import struct
 import sys
 import tempfile
 import unittest
 from unittest import mock
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts")]
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE / "kernel"), str(HERE.parent / "badinput")]
 
 import cases  # noqa: E402
 import conformance  # noqa: E402
 import faults  # noqa: E402
+import capture  # noqa: E402
 import matrix  # noqa: E402
+import peers  # noqa: E402
 import pyverbs_suite  # noqa: E402
+import roce  # noqa: E402
+import run as kernel_run  # noqa: E402
 import special  # noqa: E402
 from harness import endpoint, perftest, procs  # noqa: E402
 
@@ -181,6 +186,139 @@ class Repetitions(unittest.TestCase):
     def test_not_for_ever(self):
         result, tries = self.run_case(*[self.ends(None, has_overflowed=True)] * 4)
         self.assertEqual((result.status, tries), (cases.FAILED, 3))
+
+
+class FakeGuest:
+    """A guest that dies where a test says so."""
+
+    is_dead = False
+
+    def __init__(self, directory):
+        self.log_dir = self.console_path = pathlib.Path(directory)
+
+    def begin_capture(self, path):
+        path.touch()
+
+    def end_capture(self):
+        if self.is_dead:
+            raise OSError("broken pipe")
+
+    def has_ended(self):
+        return self.is_dead
+
+    def death(self):
+        return "it is dead" if self.is_dead else None
+
+    def last_words(self):
+        return "BUG: unable to handle page fault"
+
+
+class KernelRuns(unittest.TestCase):
+    """What a run against the kernel makes of tests that fail, that are skipped, and that a guest dies in."""
+
+    def run_tests(self, *bodies, **environment):
+        """The exit status of a run of tests with these bodies, what it says, and how many guests it has started."""
+        guests, said = [], io.StringIO()
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.enter_context(mock.patch.dict("os.environ", environment))
+            stack.enter_context(mock.patch.object(peers, "repetitions", {}))
+
+            def start_guest():
+                guests.append(FakeGuest(directory))
+                peers.guest = guests[-1]
+
+            stack.callback(setattr, peers, "guest", None)
+            stack.enter_context(contextlib.redirect_stdout(said))
+            suite = unittest.TestSuite([unittest.TestSuite([unittest.FunctionTestCase(body) for body in bodies])])
+            tests = kernel_run.Tests(suite, start_guest)
+            result = unittest.TextTestRunner(stream=said, resultclass=kernel_run.Result).run(tests)
+            status = kernel_run.account(result, tests.deaths)
+        return status, said.getvalue().splitlines()[-1], said.getvalue(), len(guests)
+
+    @staticmethod
+    def kills(times):
+        """The body of a test in which so many guests die."""
+        left = iter(range(times))
+
+        def body():
+            if next(left, None) is not None:
+                peers.guest.is_dead = True
+                raise OSError("no route to host")
+
+        return body
+
+    @staticmethod
+    def fails():
+        raise AssertionError("wrong data")
+
+    @staticmethod
+    def skips():
+        raise unittest.SkipTest("no such module")
+
+    def test_a_guest_that_dies_is_started_again(self):
+        status, account, said, guests = self.run_tests(self.kills(1), lambda: None)
+        self.assertEqual((status, account, guests), (0, "2 passed, 0 failed, 0 skipped; the guest died 1 times", 2))
+        self.assertIn("BUG: unable", said)
+
+    def test_one_that_dies_twice_in_a_test_fails_it(self):
+        status, account, _, guests = self.run_tests(self.kills(2), lambda: None)
+        self.assertEqual((status, account, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 2 times", 3))
+
+    def test_it_may_not_die_for_ever(self):
+        status, account, _, _ = self.run_tests(*(self.kills(1) for _ in range(kernel_run.DEATHS_MAX + 1)))
+        self.assertEqual((status, account), (1, "3 passed, 1 failed, 0 skipped; the guest died 4 times"))
+
+    def test_a_failure_is_not_repeated(self):
+        status, account, _, guests = self.run_tests(self.fails, lambda: None)
+        self.assertEqual((status, account, guests), (1, "1 passed, 1 failed, 0 skipped; the guest died 0 times", 1))
+
+    def test_skipped_is_not_passed(self):
+        self.assertEqual(self.run_tests(self.skips, lambda: None, TERRACE_MUST_RUN="1")[:2],
+                         (0, "1 passed, 0 failed, 1 skipped; the guest died 0 times"))
+        self.assertEqual(self.run_tests(self.skips)[0], 0)
+        self.assertEqual(self.run_tests(self.skips, TERRACE_MUST_RUN="1")[:2],
+                         (1, "0 passed, 0 failed, 1 skipped; the guest died 0 times"))
+
+    def test_a_machine_that_cannot_do_it_fails_where_it_must(self):
+        for environment, status in (({}, 0), ({"TERRACE_MUST_RUN": "1"}, 1)):
+            with mock.patch.dict("os.environ", environment), mock.patch.object(kernel_run, "why_not", return_value="no tun"), \
+                    contextlib.redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(kernel_run.main(), status)
+            self.assertIn("all skipped", said.getvalue())
+
+
+class Captures(unittest.TestCase):
+    """That rxe waits for an ACK that it was sent is seen on the wire."""
+
+    RXE, HOST = ("192.0.2.2", roce.PORT), ("192.0.2.16", roce.PORT)
+
+    def frame(self, source, destination, body):
+        crc = roce.icrc(source, destination, body)
+        ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 28 + len(body) + 4, 0, 0x4000, 64, 17, 0,
+                         *(socket.inet_aton(end[0]) for end in (source, destination)))
+        return bytes(12) + b"\x08\x00" + ip + struct.pack("!HHHH", source[1], destination[1], 12 + len(body), 0) + body + crc
+
+    def all_acknowledged(self, *packets):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"\xd4\xc3\xb2\xa1" + bytes(20))
+            for packet in packets:
+                frame = self.frame(*packet)
+                file.write(struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
+            file.flush()
+            return capture.all_acknowledged(file.name, *(socket.inet_aton(end[0]) for end in (self.RXE, self.HOST)))
+
+    def test_an_ack_of_the_last_request(self):
+        def send(psn):
+            return self.RXE, self.HOST, roce.bth(roce.SEND_ONLY, 7, psn, ack=True) + bytes(8)
+
+        def answer(psn, syndrome=roce.ACK):
+            return self.HOST, self.RXE, roce.bth(roce.ACKNOWLEDGE, 9, psn) + roce.aeth(syndrome)
+
+        self.assertTrue(self.all_acknowledged(send(0xFFFFFF), send(0), answer(0xFFFFFF), answer(0), send(0xFFFFFF), send(0)))
+        self.assertFalse(self.all_acknowledged(send(0xFFFFFF), send(0), answer(0xFFFFFF)))
+        self.assertFalse(self.all_acknowledged(send(1), send(2), answer(2, roce.NAK_SEQUENCE)))
+        self.assertFalse(self.all_acknowledged())
 
 
 class FaultPlans(unittest.TestCase):

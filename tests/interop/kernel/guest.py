@@ -1,6 +1,7 @@
 """The guest as it runs: QEMU on a tap device of this network namespace, commands over TCP, captures, and its own counters."""
 
 import contextlib
+import itertools
 import json
 import pathlib
 import re
@@ -93,25 +94,34 @@ class Session:
         self.socket.close()
 
 
+# A guest that answers nothing for so long has died, however busy this machine is.
+SILENCE_S = 60.0
+LAST_LINES = 40
+
+_boots = itertools.count(1)
+
+
 class Guest:
     """A booted guest."""
 
     def __init__(self, log_dir):
         self.log_dir = log_dir
-        self.console_path = log_dir / "console.log"
+        boot = next(_boots)
+        self.console_path = log_dir / f"console-{boot}.log"
         # In a folder of its own: the path of a socket must be short.
         self._qmp_folder = tempfile.TemporaryDirectory(prefix="terrace-interop-")
         self._qmp_path = pathlib.Path(self._qmp_folder.name) / "qmp"
         self.capture = None  # where what goes over the wire is written just now
         kernel, initramfs = image.kernel(), image.initramfs()
-        self.qemu = procs.Program(self._argv(kernel, initramfs), log_dir, "qemu")
+        self.qemu = procs.Program(self._argv(kernel, initramfs), log_dir, f"qemu-{boot}")
         self._wait_for_boot()
         self._connect_qmp()
         self.gid_indexes = self._gid_indexes()
         self._introduce_neighbours()
 
     def _argv(self, kernel, initramfs):
-        words = f"console=ttyS0 panic=-1 terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
+        # An oops is the end: what it leaves locked would stop later tests.
+        words = f"console=ttyS0 panic=-1 oops=panic terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
         device = f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:56,host_mtu={MTU}"
         # /dev/kvm is left alone: where it is emulated itself, a stock kernel hangs in it.
         return ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "384", "-nodefaults",
@@ -168,6 +178,25 @@ class Guest:
             return self.console_path.read_text(errors="replace")
         return ""
 
+    def has_ended(self):
+        return self.qemu.wait(0.01) is not None
+
+    def death(self):
+        """How the guest has died, or None if it lives."""
+        try:
+            if not self.has_ended():
+                with contextlib.closing(Session("true", SILENCE_S)) as session:
+                    session.end(SILENCE_S)
+                return None
+        except (GuestError, OSError) as error:
+            # It may just be about to end.
+            if self.qemu.wait(1) is None:
+                return f"the guest answers nothing: {error}"
+        return f"the guest has ended, QEMU with {self.qemu.outcome().verdict}"
+
+    def last_words(self):
+        return "\n".join(self.console().splitlines()[-LAST_LINES:])
+
     def _gid_indexes(self):
         """The index of the GID of each of its addresses."""
         table = self.run("cd /sys/class/infiniband/rxe0/ports/1/gids && grep . *").splitlines()
@@ -221,6 +250,6 @@ class Guest:
         self._ask_qemu("object-del", id="dump")
 
     def close(self):
-        """Ends the machine."""
+        """Ends the machine, if it has not ended."""
         self.qemu.stop()
         self._qmp_folder.cleanup()

@@ -5,7 +5,9 @@
     run.py atomics Faults  tests whose name has one of the words in it
 
 All of it happens in a network namespace of its own. Output, the guest's console and captures of what failed are kept in
-results/interop/RUN/. Exit status 0 when nothing failed, and when this machine cannot do it, which a line says.
+results/interop/RUN/. A guest that dies is started again, and the test that it died in is repeated: DEATHS_MAX times in all, and
+once for each test. Exit status 0 when nothing failed, and when this machine cannot do it, which a line says; with TERRACE_MUST_RUN
+in the environment that is a failure.
 """
 
 import contextlib
@@ -28,6 +30,10 @@ from harness import procs  # noqa: E402
 TUN = pathlib.Path("/dev/net/tun")
 # Says that this process is the one within the namespace.
 INSIDE = "TERRACE_INTEROP_INSIDE"
+# Says that a run of which nothing runs is a failure.
+MUST_RUN = "TERRACE_MUST_RUN"
+# How often the guest may die in a run: rxe of 6.1 has faults of its own, and a guest that dies more often shows nothing about Terrace.
+DEATHS_MAX = 3
 
 
 def main():
@@ -35,8 +41,8 @@ def main():
         return run(sys.argv[1:])
     reason = why_not()
     if reason:
-        print(f"interop: skipped: {reason}")
-        return 0
+        print(f"interop: 0 passed, 0 failed, all skipped: {reason}")
+        return skipped_all()
     prepare()
     os.execvpe("unshare", [*unshare(), sys.executable, __file__, *sys.argv[1:]], {**os.environ, INSIDE: "1"})
 
@@ -65,21 +71,88 @@ def prepare():
     subprocess.run(["make", "--no-print-directory", "interop-programs"], cwd=procs.ROOT, check=True)
 
 
+def skipped_all():
+    """The exit status of a run of which nothing ran."""
+    return 1 if os.environ.get(MUST_RUN) else 0
+
+
 def run(patterns):
     procs.end_cleanly_when_asked()
     run_dir = procs.new_run_dir("interop")
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{pattern}*" for pattern in patterns] or None
-    suite = loader.discover(str(HERE), pattern="test_*.py")
+    tests = Tests(loader.discover(str(HERE), pattern="test_*.py"), lambda: start_guest(run_dir))
     machine.lay_network()
-    started = time.monotonic()
     try:
-        with contextlib.closing(machine.Guest(run_dir)) as peers.guest:
-            print(f"the guest was up in {time.monotonic() - started:.1f} s; logs in {run_dir}", flush=True)
-            result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, resultclass=Result).run(suite)
+        result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, resultclass=Result).run(tests)
     except (machine.GuestError, image.Incomplete) as error:
         sys.exit(f"interop: {error}")
-    return 0 if result.wasSuccessful() and result.testsRun > 0 else 1
+    finally:
+        if peers.guest is not None:
+            peers.guest.close()
+    return account(result, tests.deaths)
+
+
+def start_guest(run_dir):
+    if peers.guest is not None:
+        peers.guest.close()
+    started = time.monotonic()
+    peers.guest = machine.Guest(run_dir)
+    print(f"the guest was up in {time.monotonic() - started:.1f} s; logs in {run_dir}", flush=True)
+
+
+def account(result, deaths):
+    """Says what came of it; the exit status."""
+    failed = len({id(getattr(test, "test_case", test)) for test, _ in result.failures + result.errors})  # a test may fail in parts
+    skipped = len(result.skipped)
+    for cause, count in peers.repetitions.items():
+        print(f"repeated {count} times: {cause}")
+    print(f"{result.testsRun - failed - skipped} passed, {failed} failed, {skipped} skipped; the guest died {deaths} times")
+    if not result.wasSuccessful() or result.testsRun == 0:
+        return 1
+    return skipped_all() if skipped == result.testsRun else 0
+
+
+class Tests:
+    """All tests, as a test runner calls them. A test that fails and leaves a dead guest behind is repeated with a new one."""
+
+    def __init__(self, suite, start_guest):
+        self.tests, self.start_guest, self.deaths = list(each_test(suite)), start_guest, 0
+
+    def __call__(self, result):
+        self.start_guest()
+        for test in self.tests:
+            self.run(test, result)
+
+    def run(self, test, result):
+        if peers.guest.has_ended() and self.is_guest_dead(test):
+            self.start_guest()
+        before = result.state()
+        test(result)
+        if result.state() == before or not self.is_guest_dead(test):
+            return
+        self.start_guest()
+        if self.deaths > DEATHS_MAX:
+            return
+        result.go_back(before)
+        test(result)
+        if result.state() != before and self.is_guest_dead(test):
+            print(f"{test.id()}: the guest died in it twice", flush=True)
+            self.start_guest()
+
+    def is_guest_dead(self, test):
+        """Whether the guest has died, which is counted, and printed with its last words."""
+        how = peers.guest.death()
+        if how is None:
+            return False
+        self.deaths += 1
+        print(f"{test.id()}: {how} (death {self.deaths} of this run); its console ends with\n{peers.guest.last_words()}", flush=True)
+        return True
+
+
+def each_test(suite):
+    for test in suite:
+        yield from each_test(test) if isinstance(test, unittest.TestSuite) else [test]
 
 
 class Result(unittest.TextTestResult):
@@ -87,23 +160,31 @@ class Result(unittest.TextTestResult):
 
     def startTest(self, test):
         self._capture = peers.guest.log_dir / f"{test.id()}.pcap"
-        self._failures_before = self._failure_count()
+        self._before = self.state()
         self._started = time.monotonic()
         peers.guest.begin_capture(self._capture)
         super().startTest(test)
 
     def stopTest(self, test):
         super().stopTest(test)
-        peers.guest.end_capture()
-        if self._failure_count() == self._failures_before:
+        # A guest that has died takes the end of the capture with it.
+        with contextlib.suppress(machine.GuestError, OSError):
+            peers.guest.end_capture()
+        if self.state() == self._before:
             self._capture.unlink(missing_ok=True)
 
     def addSuccess(self, test):
         self.stream.write(f"({time.monotonic() - self._started:.1f} s) ")
         super().addSuccess(test)
 
-    def _failure_count(self):
-        return len(self.failures) + len(self.errors)
+    def state(self):
+        """How many failures and errors there are."""
+        return len(self.failures), len(self.errors)
+
+    def go_back(self, state):
+        """Forgets the last test."""
+        del self.failures[state[0]:], self.errors[state[1]:]
+        self.testsRun -= 1
 
     def _exc_info_to_string(self, err, test):
         kept = f"packets: {self._capture}\nthe guest's console: {peers.guest.console_path}\n"

@@ -20,8 +20,16 @@ HALF = 512 << 10  # of a region: what goes out, and what comes in
 
 
 class Loss(KernelPeer):
-    @classmethod
-    def setUpClass(cls):
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(peers.guest.try_run,
+                        "/bin/tc qdisc del dev eth0 root; /bin/tc qdisc del dev eth0 ingress; /bin/ip link del ifb9")
+        self._lose_packets()
+        self.random = random.Random(self.id())
+        self.addCleanup(self._check_losses, self._lost())
+
+    @staticmethod
+    def _lose_packets():
         """Both directions lose packets in the guest: netem is a part of Debian's kernel, but not of every host's."""
         guest = peers.guest
         guest.modprobe(*MODULES)
@@ -33,15 +41,6 @@ class Loss(KernelPeer):
         for filter_words in UDP_FILTERS:
             guest.run(f"/bin/tc filter add dev eth0 parent 1: {filter_words} flowid 1:3")
             guest.run(f"/bin/tc filter add dev eth0 parent ffff: {filter_words} action mirred egress redirect dev ifb9")
-
-    @classmethod
-    def tearDownClass(cls):
-        peers.guest.try_run("/bin/tc qdisc del dev eth0 root; /bin/tc qdisc del dev eth0 ingress; /bin/ip link del ifb9")
-
-    def setUp(self):
-        super().setUp()
-        self.random = random.Random(self.id())
-        self.addCleanup(self._check_losses, self._lost())
 
     def _lost(self):
         """Packets lost so far on their way from the guest and to it."""
