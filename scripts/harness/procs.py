@@ -170,11 +170,13 @@ class Program:
             return status
         return None
 
-    def stop(self):
+    def stop(self, is_late=False):
         """Ends the program and what it started, asking first. Raises `UnexpectedEnd` if it ends, or has ended, otherwise than a
-        program does that is asked to, unless its caller has the outcome already."""
+        program does that is asked to, unless its caller has the outcome already. Of one that is late, and has failed by that, only a
+        crash is news."""
         if self.process.poll() is None:
             self._has_overflowed = packets_dropped(self.process.pid) > 0
+            self._keep_counters()
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
@@ -182,9 +184,18 @@ class Program:
                 break
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        if not self._is_judged and self.process.returncode not in ENDS_WHEN_ASKED:
+        status = self.process.returncode
+        is_expected = status in ENDS_WHEN_ASKED or is_late and (status >= 0 or status == -signal.SIGKILL)
+        if not self._is_judged and not is_expected:
             outcome = self.outcome()
             raise UnexpectedEnd(f"{self.paths[0].stem}, at its end: {outcome.verdict}: {outcome.text.strip()[-500:]}")
+
+    def _keep_counters(self):
+        """What `terrace stat` shows of it, if it has a device, beside its output: for who wants to know why it had to be stopped."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            shown = subprocess.run([terrace_binary(), "stat", str(self.process.pid), "--json"], capture_output=True, timeout=5)
+            if shown.returncode == 0:
+                self.paths[0].with_suffix(".stat").write_bytes(shown.stdout)
 
     def outcome(self, stopped=False):
         out, err = (path.read_text(errors="replace") for path in self.paths)
@@ -194,11 +205,11 @@ class Program:
         return Outcome(self.argv, status, time.monotonic() - self.started, out, err, has_overflowed)
 
 
-def stop_all(programs):
+def stop_all(programs, are_late=False):
     """Stops each of them, whatever becomes of the others."""
     with contextlib.ExitStack() as stack:
         for program in programs:
-            stack.callback(program.stop)
+            stack.callback(program.stop, are_late)
 
 
 def run_one(argv, log_dir, name="program", timeout_s=60, env=None):
@@ -206,7 +217,7 @@ def run_one(argv, log_dir, name="program", timeout_s=60, env=None):
     program = Program(argv, log_dir, name, env)
     ended = program.wait(timeout_s) is not None
     if not ended:
-        program.stop()
+        program.stop(is_late=True)
     return program.outcome(stopped=not ended)
 
 
@@ -232,7 +243,7 @@ def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays
         gone = ends.wait(0.02) is not None
         if gone or time.monotonic() - started > timeout_s:
             if not gone:
-                ends.stop()
+                ends.stop(is_late=True)
             return PairOutcome(ends.outcome(not gone), Outcome(list(client)), "the server never listened",
                                time.monotonic() - started)
     other = Program(client, log_dir, "client", env)
@@ -241,7 +252,8 @@ def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays
     # A client that failed leaves the server waiting: give it a moment, not the rest of the limit.
     patience = deadline - time.monotonic() if other.process.returncode == 0 else STOP_GRACE_S
     server_ended = not server_stays and ends.wait(patience) is not None
-    stop_all(program for program, ended in ((other, client_ended), (ends, server_ended)) if not ended)
+    is_late = not client_ended or not server_ended and not server_stays
+    stop_all((program for program, ended in ((ends, server_ended), (other, client_ended)) if not ended), is_late)
     outcome = PairOutcome(ends.outcome(not server_ended), other.outcome(not client_ended))
     if server_stays and not server_ended:
         outcome.server.status = 0

@@ -59,7 +59,7 @@ def perftest_cases():
                           ("ib_read_lat", "RC"), ("ib_write_lat", "RC"), ("ib_send_lat", "RC"), ("ib_atomic_bw", "RC")):
         server = (tool, "-R", "-F", "-c", service, "-p", "{port}", "-n", "500")
         yield Case(f"rdma_cm/{tool}/{service}", server, (*server, "{addr}"), check=table_rows(1), addr=SERVER,
-                   client_addr=CLIENT, is_unreliable=service != "RC", timeout_s=30)
+                   client_addr=CLIENT, is_unreliable=service != "RC")
     server = ("ib_read_bw", "-R", "-F", "-p", "{port}", "-q", "4", "-n", "500")
     yield Case("rdma_cm/ib_read_bw/4-qps", server, (*server, "{addr}"), check=table_rows(1), addr=SERVER, client_addr=CLIENT)
 

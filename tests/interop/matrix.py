@@ -59,7 +59,7 @@ def perftest_cases():
             for variant, options, rows, applies in PERFTEST_VARIANTS:
                 if applies(tool, service):
                     rows = rows or (SIZES_ALL_UD if service == "UD" else SIZES_ALL)
-                    loses = {} if service in RELIABLE else {"is_unreliable": True, "timeout_s": 30}
+                    loses = {} if service in RELIABLE else {"is_unreliable": True, "timeout_s": 60}
                     yield perftest_case(f"perftest/{tool}/{service}/{variant}", tool, ["-c", service, *options], rows, **loses)
     for tool in ("ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"):
         for service in RELIABLE:

@@ -107,7 +107,7 @@ def neighbours(log_dir):
                for index, (_, command) in enumerate(pairs)]
     programs = [server for server, _ in pairs] + clients
     late = [program for program in programs if program.wait(60) is None]
-    procs.stop_all(late)
+    procs.stop_all(late, are_late=True)
     if late:
         return f"{len(late)} of {len(programs)} processes did not end in time"
     bad = [program.outcome() for program in programs if program.process.returncode != 0]

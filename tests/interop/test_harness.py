@@ -106,6 +106,14 @@ class Ends(unittest.TestCase):
             with self.subTest(how=how), self.assertRaisesRegex(AssertionError, said):
                 self.stop(f"trap '{how}' TERM; echo ready; while true; do sleep 60 & wait; done")
 
+    def test_one_that_is_late(self):
+        """It has failed by that; only a crash is news."""
+        late = "trap '{}' TERM; sleep 60 & wait"
+        with tempfile.TemporaryDirectory() as directory:
+            self.assertIsNone(procs.run_one(["sh", "-c", late.format("exit 3")], directory, timeout_s=0.5).status)
+            with self.assertRaisesRegex(AssertionError, "SIGSEGV"):
+                procs.run_one(["sh", "-c", late.format("kill -SEGV $$")], directory, timeout_s=0.5)
+
     def test_one_that_has_ended_before(self):
         with tempfile.TemporaryDirectory() as directory:
             program = procs.Program(["sh", "-c", "kill -ABRT $$"], directory, "program")
@@ -221,7 +229,7 @@ class KernelRuns(unittest.TestCase):
         guests, said = [], io.StringIO()
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.enter_context(mock.patch.dict("os.environ", environment))
+            stack.enter_context(mock.patch.dict("os.environ", {kernel_run.MUST_RUN: "", **environment}))
             stack.enter_context(mock.patch.object(peers, "repetitions", {}))
 
             def start_guest():
@@ -281,8 +289,8 @@ class KernelRuns(unittest.TestCase):
                          (1, "0 passed, 0 failed, 1 skipped; the guest died 0 times"))
 
     def test_a_machine_that_cannot_do_it_fails_where_it_must(self):
-        for environment, status in (({}, 0), ({"TERRACE_MUST_RUN": "1"}, 1)):
-            with mock.patch.dict("os.environ", environment), mock.patch.object(kernel_run, "why_not", return_value="no tun"), \
+        for must_run, status in (("", 0), ("1", 1)):
+            with mock.patch.dict("os.environ", {kernel_run.MUST_RUN: must_run}), mock.patch.object(kernel_run, "why_not", return_value="no tun"), \
                     contextlib.redirect_stdout(io.StringIO()) as said:
                 self.assertEqual(kernel_run.main(), status)
             self.assertIn("all skipped", said.getvalue())

@@ -47,7 +47,7 @@ class Connecting(KernelPeer):
     def ended(self, program):
         stopped = program.wait(LIMIT_S) is None
         if stopped:
-            program.stop()
+            program.stop(is_late=True)
         return program.outcome(stopped)
 
     def in_guest(self, argv):

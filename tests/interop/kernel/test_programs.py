@@ -104,7 +104,7 @@ class Programs(KernelPeer):
     def ended(self, program):
         stopped = program.wait(LIMIT_S) is None
         if stopped:
-            program.stop()
+            program.stop(is_late=True)
         return program.outcome(stopped)
 
     def guest_outcome(self, session):
