@@ -1,37 +1,3 @@
-//! Any bytes are a message of the control protocol, and encode to the same again, or they are refused.
-
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use terrace_access::proto::{Body, DATAGRAM_BYTES, Datagram, MESSAGE_BYTES_MAX, Message, Source};
-
-fuzz_target!(|bytes: &[u8]| {
-    if let Ok(datagram) = Datagram::decode(bytes) {
-        assert_eq!(datagram.encode(), bytes);
-        let mut short = [0; DATAGRAM_BYTES - 1];
-        assert!(datagram.encode_into(&mut short).is_err());
-    }
-
-    let Ok(message) = Message::decode(bytes) else { return };
-    let mut room = vec![0; MESSAGE_BYTES_MAX];
-    let length = message.encode(&mut room).expect("what was decoded fits");
-    assert_eq!(&room[..length], bytes);
-    assert!(message.encode(&mut room[..length - 1]).is_err());
-    match &message.body {
-        Body::Read(read) => {
-            assert!(read.length > 0 && read.va.checked_add(u64::from(read.length) - 1).is_some());
-            if let Some(pages) = &read.pages {
-                let touched = (u64::from(pages.offset) + u64::from(read.length)).div_ceil(4096);
-                assert_eq!(pages.wanted.page_count() as u64, touched);
-                let wanted: usize = pages.wanted.runs().map(|run| run.len()).sum();
-                assert!(wanted > 0 && wanted == pages.wanted.count());
-            }
-        }
-        Body::Write(write) => {
-            if let Source::Inline(data) = write.source {
-                assert_eq!(data.len(), write.length as usize);
-            }
-        }
-        _ => {}
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| terrace_corpus::access_proto::check(bytes));

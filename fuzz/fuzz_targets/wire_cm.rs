@@ -1,18 +1,3 @@
-//! Any bytes are a datagram of communication management, and mean the same when they are written again, or they are refused.
-
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use terrace_wire::cm::{IpHeader, Mad, Redirect};
-
-fuzz_target!(|bytes: &[u8]| {
-    if let Ok(mad) = Mad::decode(bytes) {
-        assert_eq!(Mad::decode(&mad.encode()), Ok(mad));
-    }
-    if let Ok(header) = IpHeader::decode(bytes) {
-        assert_eq!(IpHeader::decode(&header.encode()), Ok(header));
-    }
-    if let Some(redirect) = Redirect::decode(bytes) {
-        assert_eq!(Redirect::decode(&redirect.encode()), Some(redirect));
-    }
-});
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| terrace_corpus::wire_cm::check(bytes));

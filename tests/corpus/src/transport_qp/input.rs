@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use arbitrary::Arbitrary;
 use smallvec::SmallVec;
 use terrace_transport::{
-    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RecvWr, SendFlags, Target,
-    SendOp, SendWr, Sge, SgeList,
+    BindWindow, Datagram, Payload, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RecvWr, SendFlags,
+    SendOp, SendWr, Sge, SgeList, Target,
 };
 use terrace_wire::{
     Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Opcode, Psn, Reth, Syndrome, emit_headers,

@@ -1,0 +1,335 @@
+//! Any packets, work requests, attributes and times, in any order, on queue pairs of every kind in every state: nothing
+//! panics, what leaves is well-formed, what was posted completes at most once and in order, and what the peer sends
+//! takes a bounded amount of memory.
+
+mod input;
+
+use std::collections::VecDeque;
+use std::iter;
+use std::net::IpAddr;
+
+use crate::{decoded, support};
+use arbitrary::Arbitrary;
+use smallvec::smallvec;
+use terrace_transport::{
+    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RemoteError, SendFlags, SendOp,
+    SendWr, Sge, Time, Transmit, WcStatus,
+};
+use terrace_wire::{Headers, Packet, Psn, Service, emit_headers};
+
+use crate::support::host::Memory;
+use crate::support::sink::Collector;
+use crate::support::{bring_up, hand, meta_between};
+use input::{MEMORY_LEN, Setup, Step};
+
+/// Steps of a case that are played; more would only be slow.
+const STEPS_MAX: usize = 200;
+/// Packets that may leave at the end: each answer to a READ has up to 64 of 256 bytes here, and there are no more than
+/// 8 new and 8 repeated ones, beside the queue pair's own requests and as many again for what they were cut into.
+const BACKLOG_MAX: usize = 4000;
+/// Characters in which a queue pair describes all that it holds: at most 16 work requests and receives, 8 READs
+/// remembered, about a hundred answers owed, and 512 packets whose memory is absent.
+const DESCRIPTION_MAX: usize = 200_000;
+
+#[derive(Arbitrary, Debug)]
+struct Case {
+    setup: Setup,
+    steps: Vec<Step>,
+}
+
+struct World {
+    qp: Qp,
+    host: Memory,
+    now: Time,
+    /// Ids of what was posted and has not completed.
+    sends: VecDeque<u64>,
+    receives: VecDeque<u64>,
+    next_id: u64,
+}
+
+fn own() -> IpAddr {
+    IpAddr::from([10, 0, 0, 1])
+}
+
+fn peer() -> IpAddr {
+    IpAddr::from([10, 0, 0, 2])
+}
+
+/// Plays one case.
+pub fn check(bytes: &[u8]) {
+    let Some(case) = decoded::<Case>(bytes) else { return };
+    let mut world = World::new(&case.setup);
+    for step in case.steps.iter().take(STEPS_MAX) {
+        world.play(step, &case.setup);
+        world.take_events();
+    }
+    assert!(format!("{:?}", world.qp).len() < DESCRIPTION_MAX, "the queue pair grows");
+    world.finish();
+}
+
+impl World {
+    fn new(setup: &Setup) -> World {
+        let host = Memory::new(MEMORY_LEN as usize);
+        for key in 0..input::KEYS as u8 {
+            add_region(&host, key);
+        }
+        host.srqs.borrow_mut().insert(input::SRQN, VecDeque::new());
+        let mut world = World {
+            qp: Qp::new(setup.config()),
+            host,
+            now: Time(1_000_000),
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            next_id: 0,
+        };
+        let attr = setup.attr(peer());
+        match setup.state() {
+            QpState::Sqe => {
+                bring_up(&mut world.qp, &attr, QpState::Rts);
+                world.fail_a_send();
+            }
+            state => bring_up(&mut world.qp, &attr, state),
+        }
+        world.take_events();
+        world
+    }
+
+    fn fail_a_send(&mut self) {
+        let wr = SendWr {
+            wr_id: self.next_id,
+            op: SendOp::Send,
+            payload: Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: 99 }]),
+            flags: SendFlags::SIGNALED,
+            target: None,
+        };
+        if self.qp.post_send(wr).is_ok() {
+            self.sends.push_back(self.next_id);
+            self.next_id += 1;
+            self.transmit(None, AckPolicy::Now);
+        }
+    }
+
+    fn play(&mut self, step: &Step, setup: &Setup) {
+        match step {
+            Step::Packet(packet) => {
+                let attr = self.qp.query();
+                let bytes = packet.bytes(attr.rq_psn, attr.sq_psn, attr.path_mtu);
+                self.handle(&bytes, packet.is_foreign(), packet.traffic_class());
+            }
+            Step::Raw { bytes, foreign } => self.handle(bytes, *foreign, 0),
+            Step::Send(send) => {
+                let wr = send.request(self.next_id, peer());
+                if self.qp.post_send(wr).is_ok() {
+                    self.sends.push_back(self.next_id);
+                    self.next_id += 1;
+                }
+            }
+            Step::Receive { memory, count } => self.receive(memory, *count, setup),
+            Step::Modify { to, wrong_current, without_state, extra, missing, attributes } => {
+                let (qp_type, from, to) = (self.qp.config().qp_type, self.qp.state(), input::state(*to));
+                let cur_state = if *wrong_current { to } else { from };
+                let attr = QpAttr { state: to, cur_state, ..attributes.attr(peer()) };
+                let needed = terrace_transport::required_attributes(qp_type, from, to);
+                let mut mask = input::modify_mask(needed.unwrap_or(QpAttrMask::empty()), *extra, *missing);
+                mask.set(QpAttrMask::STATE, !without_state);
+                self.modify(&attr, mask);
+            }
+            Step::Transmit { room, hold } => {
+                let policy = if *hold { AckPolicy::Hold } else { AckPolicy::Now };
+                self.transmit((*room < 128).then_some(usize::from(*room % 16)), policy);
+            }
+            Step::Wait { ns } => {
+                self.now = self.now.after_ns(u64::from(*ns) * 64);
+                self.qp.handle_timeout(self.now);
+            }
+            Step::WaitForTimer => {
+                if let Some(due) = self.qp.deadline() {
+                    self.now = self.now.max(due);
+                    self.qp.handle_timeout(self.now);
+                    let next = self.qp.deadline();
+                    assert!(next.is_none_or(|next| next > self.now), "a timer that went off is still due");
+                }
+            }
+            Step::Rest { ns } => self.host.rest_ns.set((*ns > 0).then_some(u64::from(*ns))),
+            Step::Region { key, present: true } => add_region(&self.host, *key),
+            Step::Region { key, present: false } => {
+                self.host.regions.borrow_mut().remove(&(u32::from(*key) % input::KEYS));
+            }
+            Step::Absent { addr, length, faulting, slots } => {
+                let (addr, length) = (u64::from(*addr), u64::from(*length));
+                *self.host.absent.borrow_mut() = iter::once(addr..addr + length).collect();
+                self.host.faulting.set(*faulting);
+                self.host.slots.set((*slots < 64).then_some(usize::from(*slots % 8)));
+            }
+            Step::Complete { index, outcome, wakes } => {
+                let count = self.host.under_way.borrow().len();
+                let outcome = match outcome % 8 {
+                    0 => Err(RemoteError::Access),
+                    1 => Err(RemoteError::Operation),
+                    _ => Ok(()),
+                };
+                self.host.complete(usize::from(*index) % count.max(1), outcome);
+                if *wakes {
+                    self.qp.wake();
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, memory: &[input::Piece; 2], count: u8, setup: &Setup) {
+        let wr = input::receive(self.next_id, memory, count);
+        let shared = self.host.shared_receives.borrow().len();
+        let of_xrc = self.host.srqs.borrow()[&input::SRQN].len();
+        let posted = if self.qp.config().qp_type == QpType::XrcRecv {
+            if of_xrc < 16 {
+                self.host.srqs.borrow_mut().entry(input::SRQN).or_default().push_back(wr);
+            }
+            of_xrc < 16
+        } else if setup.shared_receives && shared < 16 {
+            self.host.shared_receives.borrow_mut().push_back(wr);
+            true
+        } else {
+            self.qp.post_recv(wr).is_ok()
+        };
+        if posted {
+            self.receives.push_back(self.next_id);
+            self.next_id += 1;
+        }
+    }
+
+    fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) {
+        let before = self.qp.query();
+        if self.qp.modify(attr, mask).is_err() {
+            assert_eq!(self.qp.query(), before, "a refused change changed something");
+        } else if self.qp.state() == QpState::Reset {
+            // What a shared queue still has stays there.
+            self.sends.clear();
+            let (left, of_xrc) = (self.host.shared_receives.borrow(), self.host.srqs.borrow());
+            let left = left.iter().chain(of_xrc.values().flatten());
+            self.receives.retain(|id| left.clone().any(|wr| wr.wr_id == *id));
+        }
+    }
+
+    fn handle(&mut self, bytes: &[u8], foreign: bool, traffic_class: u8) {
+        let Ok(packet) = Packet::parse(bytes) else { return };
+        let source = if foreign { IpAddr::from([10, 9, 9, 9]) } else { peer() };
+        let meta = meta_between(source, own(), traffic_class);
+        let state = self.qp.state();
+        // Its length decides whether it carries an acknowledgement, and of what: something around what was sent last.
+        let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
+        let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
+        let events = hand(&mut self.qp, self.now, &meta, &packet, ack, &self.host);
+        self.note_events(events);
+        if foreign && self.qp.config().qp_type != QpType::Ud {
+            assert_eq!(self.qp.state(), state, "a stranger changed the state");
+        }
+    }
+
+    fn transmit(&mut self, room: Option<usize>, policy: AckPolicy) -> usize {
+        let acks = room.is_some_and(|room| room & 1 == 1).then(Vec::new);
+        let mut sink = Collector { room, acks, ..Collector::default() };
+        let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, policy);
+        if stopped == Transmit::Idle && policy == AckPolicy::Now {
+            assert!(!self.qp.wants_transmit(), "idle, but wants to transmit");
+        }
+        assert!(stopped == Transmit::Idle || room.is_some(), "full without a limit");
+        for (path, bytes) in &sink.packets {
+            assert_eq!(*path, support::path_to(peer()));
+            self.check_packet(bytes);
+        }
+        self.take_events();
+        sink.packets.len()
+    }
+
+    fn check_packet(&self, bytes: &[u8]) {
+        let packet = Packet::parse(bytes).expect("what leaves can be read");
+        let info = packet.bth.opcode.info();
+        let mut head = vec![0; info.header_len];
+        emit_headers(&packet.bth, &packet.ext, &mut head).expect("and written");
+        assert_eq!(head, bytes[..info.header_len], "reserved bits");
+        let padded = bytes.len() - info.header_len;
+        assert!(padded.is_multiple_of(4));
+        assert!(bytes[info.header_len + packet.payload.len()..].iter().all(|byte| *byte == 0), "a dirty pad");
+        let qp_type = self.qp.config().qp_type;
+        let mtu = if qp_type == QpType::Ud { 4096 } else { self.qp.query().path_mtu };
+        // In RESET the path MTU is forgotten.
+        assert!(packet.payload.len() <= mtu as usize || self.qp.state() == QpState::Reset);
+        assert!(info.service == qp_type.service() || info.service == Service::Cnp && qp_type.is_reliable());
+        assert_eq!(
+            info.headers.contains(Headers::XRCETH),
+            qp_type == QpType::XrcSend && info.service != Service::Cnp
+        );
+        assert_eq!((packet.bth.qpn, packet.bth.pkey), (0x22, 0xffff));
+        assert_eq!(info.headers.contains(Headers::DETH), qp_type == QpType::Ud);
+    }
+
+    /// What completes was posted, and nothing that was posted before it is still open.
+    fn take_events(&mut self) {
+        let events = iter::from_fn(|| self.qp.poll_event()).collect();
+        self.note_events(events);
+    }
+
+    fn note_events(&mut self, events: Vec<QpEvent>) {
+        let signal_all = self.qp.config().sq_sig_all;
+        for event in events {
+            match event {
+                QpEvent::SendComplete(wc) => loop {
+                    let id = self.sends.pop_front().expect("a completion of something posted");
+                    if id == wc.wr_id {
+                        break;
+                    }
+                    assert!(!signal_all, "a request was passed over in silence");
+                },
+                QpEvent::RecvComplete(wc) => {
+                    assert_eq!(self.receives.pop_front(), Some(wc.wr_id), "receives complete in order");
+                    let takes_more = self.qp.state() != QpState::Err;
+                    assert!(!takes_more || wc.status == WcStatus::Success, "an error that breaks nothing");
+                }
+                _ => {}
+            }
+        }
+        let (sends, receives) = self.qp.queue_lengths();
+        let cap = self.qp.config().cap;
+        assert!(sends <= cap.max_send_wr as usize && receives <= cap.max_recv_wr as usize);
+        assert!(self.sends.len() >= sends);
+    }
+
+    /// All accesses to absent memory end, those included that their end leads to.
+    fn finish_absent(&mut self) {
+        loop {
+            while self.host.complete(0, Ok(())) {}
+            self.qp.wake();
+            let left = self.transmit(None, AckPolicy::Now);
+            assert!(left < BACKLOG_MAX, "{left} packets waited for memory");
+            if self.host.under_way.borrow().is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Whatever is left to do comes to an end.
+    fn finish(&mut self) {
+        self.host.rest_ns.set(None);
+        self.host.slots.set(None);
+        self.finish_absent();
+        let mut left = self.transmit(None, AckPolicy::Now);
+        assert!(left < BACKLOG_MAX, "{left} packets waited");
+        // Without answers, retries run out; for ever only where the program asked for that.
+        for _ in 0..40 {
+            let Some(due) = self.qp.deadline() else { return };
+            self.now = self.now.max(due);
+            self.qp.handle_timeout(self.now);
+            self.take_events();
+            left = self.transmit(None, AckPolicy::Now);
+            assert!(left < BACKLOG_MAX, "{left} packets at once");
+        }
+        panic!("timers go off without end");
+    }
+}
+
+fn add_region(host: &Memory, key: u8) {
+    let rights = ["", "lrwagp", "r", "rwm"][usize::from(key) % 4];
+    if !rights.is_empty() {
+        host.add_region(u32::from(key) % input::KEYS, 0, MEMORY_LEN, rights);
+    }
+}

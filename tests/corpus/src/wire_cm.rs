@@ -1,0 +1,16 @@
+//! Any bytes are a datagram of communication management, and mean the same when they are written again, or they are refused.
+
+use terrace_wire::cm::{IpHeader, Mad, Redirect};
+
+/// Checks it for one input.
+pub fn check(bytes: &[u8]) {
+    if let Ok(mad) = Mad::decode(bytes) {
+        assert_eq!(Mad::decode(&mad.encode()), Ok(mad));
+    }
+    if let Ok(header) = IpHeader::decode(bytes) {
+        assert_eq!(IpHeader::decode(&header.encode()), Ok(header));
+    }
+    if let Some(redirect) = Redirect::decode(bytes) {
+        assert_eq!(Redirect::decode(&redirect.encode()), Some(redirect));
+    }
+}

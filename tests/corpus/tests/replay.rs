@@ -1,0 +1,50 @@
+//! Every committed input of every fuzz target, once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
+}
+
+fn replay(target: &str, check: fn(&[u8])) {
+    let inputs: Vec<PathBuf> = fs::read_dir(corpus().join(target))
+        .expect("a corpus")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert!(!inputs.is_empty(), "the corpus of {target} is empty");
+    for input in inputs {
+        // Shown when the check panics.
+        println!("{}", input.display());
+        check(&fs::read(&input).expect("an input"));
+    }
+}
+
+/// A test for each target, and their names.
+macro_rules! targets {
+    ($($target:ident),*) => {
+        $(#[test]
+        fn $target() {
+            replay(stringify!($target), terrace_corpus::$target::check);
+        })*
+
+        const TARGETS: &[&str] = &[$(stringify!($target)),*];
+    };
+}
+
+targets!(access_proto, cm_manager, icrc_verify, transport_qp, wire_cm, wire_parse);
+
+#[test]
+fn no_target_is_left_out() {
+    let names = |folder: &str| {
+        let entries = fs::read_dir(corpus().join(folder)).expect("a folder");
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.expect("an entry").path())
+            .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("."), TARGETS);
+    assert_eq!(names("../fuzz_targets"), TARGETS);
+}
