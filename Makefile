@@ -114,7 +114,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/endurance --pattern 'test_*.py'
-	@$(MAKE) --no-print-directory badinput-programs
+	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
 	$(PYTHON) -m unittest discover --start-directory tests/badinput --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory bench/peers --pattern 'test_*.py'
 
@@ -129,7 +129,7 @@ interop: build ## Run it against the Linux kernel's Soft-RoCE in a guest (ONLY=P
 
 chaos: build ## Hostile peers against a live node and live programs, bystanders at work meanwhile (ONLY=PATTERN for a part)
 	@scripts/setup.sh conformance
-	@$(MAKE) --no-print-directory badinput-programs
+	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
 	$(PYTHON) tests/chaos/run.py $(ONLY)
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; neighbours 5 times as often

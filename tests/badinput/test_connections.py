@@ -1,4 +1,5 @@
-"""Connections by address with a peer that does not do as Linux or Terrace do, but as the standard allows."""
+"""Connections by address: with a peer that does not do as Linux or Terrace do, but as the standard allows; by the loopback's
+address; with a peer that is killed."""
 
 import struct
 import tempfile
@@ -39,6 +40,9 @@ class Manager(roce.Peer):
         header = CLASS_HEADER + bytes(4) + req[8:16] + struct.pack("!HHI", REJ, 0, 0)
         header_bytes = roce.bth(roce.UD_SEND_ONLY, source_qpn, 0) + roce.deth(MANAGEMENT_QKEY, self.qpn)
         self.packet(address, header_bytes, (header + refusal).ljust(256, b"\0"))
+
+
+TALK = procs.ROOT / "build/interop/programs/cm_talk"
 
 
 def attribute(mad):
@@ -89,3 +93,34 @@ class Redirected(BadInput):
             source, req = other.next_mad()
         self.first.refuse(self.asker, source, req, REDIRECT, class_port_info(self.second.qpn))
         self.assertIn(f"error {REDIRECT}", self.ended().replace("-", ""))
+
+
+class Talking(BadInput):
+    """Two programs that connect and say what they hear (tests/interop/programs/cm_talk.c)."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder, self.port = folder.name, procs.free_port()
+
+    def talk(self, name, own_address, *arguments):
+        program = procs.Program(procs.under_terrace([TALK, *arguments], addr=own_address), self.folder, name)
+        self.addCleanup(program.stop)
+        return program
+
+    def serve(self, own_address, address):
+        server = self.talk("server", own_address, "server", address, str(self.port), "accept", "1")
+        self.eventually(lambda: procs.is_listening(self.port), "the server listens")
+        return server
+
+    def ask(self, own_address, address, manner):
+        return self.talk("client", own_address, "client", address, str(self.port), manner)
+
+    def test_the_loopback_is_any_address(self):
+        """Of a device that has another address than 127.0.0.1; and 0.0.0.0 is, too."""
+        own = fresh_address()
+        server = self.serve(own, "127.0.0.1")
+        client = self.ask(own, "127.0.0.1", "leave")
+        for program in (client, server):
+            self.assertEqual(program.wait(PATIENCE_S), 0, program.outcome().text)
+            self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", program.outcome().text)

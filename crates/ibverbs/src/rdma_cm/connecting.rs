@@ -39,7 +39,7 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
         return Err(EINVAL);
     }
     let source = match address.ip().to_canonical() {
-        ip if ip.is_unspecified() => None,
+        ip if resolve::is_any(device.gids(), ip) => None,
         ip => Some(resolve::own_address(device.gids(), ip).ok_or(Errno(libc::EADDRNOTAVAIL))?),
     };
     let space = id.space;

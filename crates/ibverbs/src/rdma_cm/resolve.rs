@@ -1,6 +1,6 @@
 //! Which of our addresses a connection uses, and which queue pair 1 it is asked at.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use terrace_nic::Gid;
 use terrace_wire::cm::PortSpace;
@@ -22,15 +22,28 @@ pub struct Source {
     pub address: IpAddr,
 }
 
-/// The device's address that a program binds to: the same one, or, for the loopback's, any of that family that leads out of this
-/// host, as on a host with an RNIC.
+/// Whether a program means any address of the device: the wildcard, or the address of the loopback, unless the device has just that
+/// one (Linux's `cma_any_addr`).
+pub fn is_any(gids: &[Gid], wanted: IpAddr) -> bool {
+    let wanted = wanted.to_canonical();
+    let is_loopback = wanted == Ipv4Addr::LOCALHOST || wanted == Ipv6Addr::LOCALHOST;
+    wanted.is_unspecified() || (is_loopback && gids.iter().all(|gid| gid.addr != wanted))
+}
+
+/// The device's address that a program means: the same one; or, for the loopback's and for any, one of that family, that leads
+/// out of this host if there is such a one, as on a host with an RNIC.
 pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
     let wanted = wanted.to_canonical();
     let source = |(gid_index, gid): (u8, &Gid)| Source { gid_index, address: gid.addr };
     let exactly = (0u8..).zip(gids).find(|(_, gid)| gid.addr == wanted);
-    let leads_out = |gid: &Gid| gid.addr.is_ipv4() == wanted.is_ipv4() && !gid.addr.is_loopback();
-    let of_family = || (0u8..).zip(gids).find(|(_, gid)| leads_out(gid));
-    exactly.or_else(|| if wanted.is_loopback() { of_family() } else { None }).map(source)
+    let of_family = || (0u8..).zip(gids).filter(|(_, gid)| gid.addr.is_ipv4() == wanted.is_ipv4());
+    let leads_out = || of_family().find(|(_, gid)| !gid.addr.is_loopback());
+    let fitting = match (is_any(gids, wanted), wanted.is_loopback()) {
+        (true, _) => leads_out().or_else(|| of_family().next()),
+        (false, true) => leads_out(),
+        (false, false) => None,
+    };
+    exactly.or(fitting).map(source)
 }
 
 /// The device's address that packets to a peer leave from.
@@ -39,7 +52,7 @@ pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
 /// ENODEV without an address of the peer's family; EADDRNOTAVAIL for what is no peer's address; the system's if there is no way.
 pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
     let ip = peer.ip().to_canonical();
-    if ip.is_multicast() || ip.is_unspecified() {
+    if ip.is_multicast() {
         return Err(Errno(libc::EADDRNOTAVAIL));
     }
     if let Some(own) = own_address(gids, ip) {
@@ -122,8 +135,18 @@ mod tests {
         assert_eq!(own("127.0.0.1").map(|source| source.gid_index), Some(0));
         assert_eq!(own("::1").map(|source| source.gid_index), Some(1));
         assert_eq!(own("192.0.2.1"), None);
-        // An address of the loopback that a device has stands for a host of its own.
-        assert_eq!(own_address(&table(&["127.0.0.58"]), [127, 0, 0, 1].into()), None);
+        // An address of the loopback that a device has stands for a host of its own, and the loopback's proper ones for any.
+        let on_loopback = table(&["127.0.0.58"]);
+        let own = |wanted: &str| own_address(&on_loopback, wanted.parse().expect("an address"));
+        assert_eq!(own("127.0.0.1").map(|source| source.address), Some([127, 0, 0, 58].into()));
+        assert_eq!(own("0.0.0.0").map(|source| source.address), Some([127, 0, 0, 58].into()));
+        assert_eq!(own("127.0.0.59"), None);
+        assert_eq!(own("::1"), None);
+        assert!(is_any(&on_loopback, [127, 0, 0, 1].into()) && is_any(&on_loopback, [0; 4].into()));
+        assert!(
+            !is_any(&on_loopback, [127, 0, 0, 59].into()) && !is_any(&on_loopback, [127, 0, 0, 58].into())
+        );
+        assert!(!is_any(&table(&["127.0.0.1"]), [127, 0, 0, 1].into()));
     }
 
     #[test]
@@ -131,7 +154,7 @@ mod tests {
         let gids = table(&["127.0.0.58", "::1"]);
         let to = |peer: &str| towards(&gids, peer.parse().expect("an address")).map_err(|errno| errno.0);
         assert_eq!(to("224.0.0.1:1"), Err(libc::EADDRNOTAVAIL));
-        assert_eq!(to("0.0.0.0:1"), Err(libc::EADDRNOTAVAIL));
+        assert_eq!(to("0.0.0.0:1").map(|source| source.gid_index), Ok(0));
         assert_eq!(to("127.0.0.59:1").map(|source| source.gid_index), Ok(0));
         let v4_only = &gids[..1];
         assert_eq!(
