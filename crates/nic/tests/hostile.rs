@@ -3,7 +3,8 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
@@ -131,6 +132,46 @@ fn a_packet_that_is_not_from_the_peers_port_is_nobodys() {
     node.device.progress();
     deliver(&net);
     assert_eq!((qp.counters().dropped, arrived(&peer)), (1, 1));
+}
+
+/// Whoever has a queue pair's lock while it is told of a completion: it says so, and waits until it may go on.
+struct Holder {
+    is_inside: Sender<()>,
+    may_go_on: Mutex<Receiver<()>>,
+    went_on: Sender<bool>,
+}
+
+impl Tap for Holder {
+    fn completed(&self, _wc: Wc) {
+        self.is_inside.send(()).expect("the test listens");
+        let told = self.may_go_on.lock().expect("nobody panics").recv_timeout(PATIENCE);
+        self.went_on.send(told.is_ok()).expect("the test listens");
+    }
+}
+
+/// A thread that uses the queue pair most is not to lose its fast lock to packets that anybody can send.
+#[test]
+fn a_packet_of_a_stranger_does_not_take_the_queue_pairs_lock() {
+    let net = SimNet::new(1, SimConfig::default());
+    let (stranger, node) = (net.port(address(3)), node(&net, 1, 4096));
+    let qp = open_to(&node, path_to(2), PEER_QPN);
+    let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    qp.modify(&error, QpAttrMask::STATE).expect("ERR");
+    let [(is_inside, inside), (go_on, may_go_on)] = [channel(), channel()];
+    let (went_on, how) = channel();
+    qp.set_tap(Some(Arc::new(Holder { is_inside, may_go_on: Mutex::new(may_go_on), went_on })));
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| qp.post_send([Ok(node.wr(1, SendOp::Read { va: 0, rkey: 0 }, 0, 8))]).expect("posted"));
+        inside.recv_timeout(PATIENCE).expect("what is posted in ERR completes at once");
+        read(&stranger, &node, qp.qpn(), 0, 8);
+        deliver(&net);
+        assert!(node.device.progress());
+        // The holder may have given up by now.
+        let _ = go_on.send(());
+    });
+    assert_eq!(how.recv(), Ok(true), "the packet waited for the lock");
+    assert_eq!(qp.counters().dropped, 1);
 }
 
 /// Numbers and keys that follow from each other would let a peer tell those of others from its own.
