@@ -15,17 +15,19 @@
 //! Either the thread sees that it does not lean to it any more, or the other one sees that it is held. The light barrier is one
 //! for the compiler only; the heavy one is a system call that makes all running threads of the process pass a barrier
 //! (`membarrier(2)`). From then on the mutex is the one that is named `others`, until one thread has taken it so often, and nobody
-//! else in between, that it leans again. Each time it has to be taken back that takes twice as often as the time before.
+//! else in between, that it leans again. Each time it has to be taken back that takes twice as often as the time before, unless it had
+//! leaned for so many uses that they were worth it: then half as often. Without leaning, as many uses halve it, too.
 //!
 //! `held` is the thread's own, one for each thread that the mutex has ever leaned to: one that stops between the two lines of its first
-//! look raises it for a moment much later, when the mutex may lean to somebody else.
+//! look raises it for a moment much later, when the mutex may lean to somebody else. It counts how often the thread has taken the mutex
+//! and let it go, and is odd in between.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::platform::{
-    AtomicBool, AtomicUsize, FIRST_WISH, Ordering, RawMutex, heavy_barrier, light_barrier, lock, may_lean,
+    AtomicU32, AtomicUsize, FIRST_WISH, Ordering, RawMutex, heavy_barrier, light_barrier, lock, may_lean,
     raw_mutex, token, unlock, wait_a_little,
 };
 
@@ -38,12 +40,16 @@ const NOBODY: usize = 0;
 /// How often in a row a thread must take a mutex that was taken back many times.
 const LAST_WISH: u32 = 1 << 20;
 
+/// Uses by the thread that it leans to that are worth more than to take it back: that costs some microseconds, and each use saves some
+/// nanoseconds. Nobody can have it taken back more often than about once in so many uses.
+const WORTH_USES: u32 = 1 << 14;
+
 /// A mutex that leans to the thread that uses it most. No thread may take it twice; a guard is not for other threads.
 #[repr(C)]
 pub struct LeaningMutex<T> {
     /// Token of the thread that need not ask anybody, and which of `held` is its own. Changed by whoever has `others`.
     leans_to: AtomicUsize,
-    held: [AtomicBool; LEANERS],
+    held: [AtomicU32; LEANERS],
     others: RawMutex,
     /// For whoever has `others`.
     habit: UnsafeCell<Habit>,
@@ -57,6 +63,10 @@ struct Habit {
     times: u32,
     /// How often it takes for it to lean.
     wish: u32,
+    /// Uses since that changed, but for those by the thread that it leaned to.
+    uses: u32,
+    /// What that thread's `held` was when it last began to lean.
+    held_before: u32,
     /// Tokens of those whom it has leaned to. The next thread with the same token comes after the end of that one.
     leaners: [usize; LEANERS],
 }
@@ -67,10 +77,17 @@ unsafe impl<T: Send> Sync for LeaningMutex<T> {}
 impl<T> LeaningMutex<T> {
     /// One that nobody has.
     pub fn new(value: T) -> LeaningMutex<T> {
-        let habit = Habit { last: NOBODY, times: 0, wish: FIRST_WISH, leaners: [NOBODY; LEANERS] };
+        let habit = Habit {
+            last: NOBODY,
+            times: 0,
+            wish: FIRST_WISH,
+            uses: 0,
+            held_before: 0,
+            leaners: [NOBODY; LEANERS],
+        };
         LeaningMutex {
             leans_to: AtomicUsize::new(NOBODY),
-            held: std::array::from_fn(|_| AtomicBool::new(false)),
+            held: std::array::from_fn(|_| AtomicU32::new(0)),
             others: raw_mutex(),
             habit: UnsafeCell::new(habit),
             value: UnsafeCell::new(value),
@@ -90,13 +107,14 @@ impl<T> LeaningMutex<T> {
         if leans_to & !WHICH == token() {
             let held = &self.held[leans_to & WHICH];
             // A thread that takes it twice waits for itself, as with any mutex, and does not get it twice.
-            if !held.load(Ordering::Relaxed) {
-                held.store(true, Ordering::Relaxed);
+            let before = held.load(Ordering::Relaxed);
+            if !is_held(before) {
+                held.store(before.wrapping_add(1), Ordering::Relaxed);
                 light_barrier();
                 if self.leans_to.load(Ordering::Relaxed) == leans_to {
                     return Guard::new(self, Some(held));
                 }
-                held.store(false, Ordering::Release);
+                held.store(before, Ordering::Release);
             }
         }
         Guard::new(self, self.lock_as_others())
@@ -106,18 +124,19 @@ impl<T> LeaningMutex<T> {
     /// `others`.
     #[cold]
     #[inline(never)]
-    fn lock_as_others(&self) -> Option<&AtomicBool> {
+    fn lock_as_others(&self) -> Option<&AtomicU32> {
         lock(&self.others);
         // SAFETY: this thread has `others`.
         let habit = unsafe { &mut *self.habit.get() };
         let leans_to = self.leans_to.load(Ordering::Relaxed);
         if leans_to != NOBODY {
-            self.take_back(leans_to);
-            habit.wish = habit.wish.saturating_mul(2).min(LAST_WISH);
+            let held = self.take_back(leans_to);
+            habit.note_taken_back(held.wrapping_sub(habit.held_before) / 2);
         }
         let leans_to = habit.note(token())?;
         let held = &self.held[leans_to & WHICH];
-        held.store(true, Ordering::Relaxed);
+        habit.held_before = held.load(Ordering::Relaxed);
+        held.store(habit.held_before.wrapping_add(1), Ordering::Relaxed);
         // Whoever takes it back has locked `others` after this: all of it is seen.
         self.leans_to.store(leans_to, Ordering::Relaxed);
         // SAFETY: this thread has it, and looks at `habit` no more.
@@ -125,25 +144,53 @@ impl<T> LeaningMutex<T> {
         Some(held)
     }
 
-    fn take_back(&self, leans_to: usize) {
+    /// Returns the `held` of the thread that it leaned to.
+    fn take_back(&self, leans_to: usize) -> u32 {
         self.leans_to.store(NOBODY, Ordering::Relaxed);
         heavy_barrier();
         let mut looks = 0;
-        // Acquire: what that thread did with it comes before what is done with it now.
-        while self.held[leans_to & WHICH].load(Ordering::Acquire) {
+        loop {
+            // Acquire: what that thread did with it comes before what is done with it now.
+            let held = self.held[leans_to & WHICH].load(Ordering::Acquire);
+            if !is_held(held) {
+                return held;
+            }
             looks += 1;
             wait_a_little(looks);
         }
     }
 }
 
+/// Whether `held` says so.
+#[inline(always)]
+fn is_held(held: u32) -> bool {
+    !held.is_multiple_of(2)
+}
+
 impl Habit {
+    /// It was taken back after so many uses by the thread that it leaned to.
+    fn note_taken_back(&mut self, uses: u32) {
+        self.wish = match uses >= WORTH_USES {
+            true => self.less(),
+            false => self.wish.saturating_mul(2).min(LAST_WISH),
+        };
+        self.uses = 0;
+    }
+
+    fn less(&self) -> u32 {
+        (self.wish / 2).max(FIRST_WISH)
+    }
+
     /// A thread takes it. Whether it leans to that one from now on: what `leans_to` becomes.
     fn note(&mut self, me: usize) -> Option<usize> {
         if self.last != me {
             (self.last, self.times) = (me, 0);
         }
         self.times += 1;
+        self.uses += 1;
+        if self.uses == WORTH_USES {
+            (self.wish, self.uses) = (self.less(), 0);
+        }
         if self.times < self.wish || !may_lean() {
             // Not to overflow where none leans.
             self.times = self.times.min(LAST_WISH);
@@ -160,14 +207,14 @@ impl Habit {
 pub struct Guard<'a, T> {
     mutex: &'a LeaningMutex<T>,
     /// What says so, if the mutex leans to this thread; otherwise this thread has `others`. No more than what goes into two registers.
-    held: Option<&'a AtomicBool>,
+    held: Option<&'a AtomicU32>,
     /// Only the thread that took it may let it go.
     not_send: PhantomData<*const ()>,
 }
 
 impl<'a, T> Guard<'a, T> {
     #[inline(always)]
-    fn new(mutex: &'a LeaningMutex<T>, held: Option<&'a AtomicBool>) -> Guard<'a, T> {
+    fn new(mutex: &'a LeaningMutex<T>, held: Option<&'a AtomicU32>) -> Guard<'a, T> {
         Guard { mutex, held, not_send: PhantomData }
     }
 }
@@ -177,7 +224,7 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         match self.held {
             // Release: what was done with it comes before.
-            Some(held) => held.store(false, Ordering::Release),
+            Some(held) => held.store(held.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release),
             // SAFETY: this thread has `others`.
             None => unsafe { unlock(&self.mutex.others) },
         }

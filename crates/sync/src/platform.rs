@@ -1,7 +1,7 @@
 //! What leaning is made of. The model in `tests/leaning_model.rs` puts loom's types in this module's place.
 
 use std::sync::atomic::AtomicU8;
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) use parking_lot::RawMutex;

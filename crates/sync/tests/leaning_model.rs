@@ -11,7 +11,7 @@ mod leaning;
 mod platform {
     use std::cell::Cell;
 
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
     use loom::sync::{Condvar, Mutex};
 
     /// They lean at once.
