@@ -292,6 +292,10 @@ impl Device {
         let known = look.holders.iter().take(HOLDERS_KEPT).find(is_it);
         let found = known.or_else(|| look.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
         let Some(qp) = found else { return Arrival::Nowhere };
+        // Anybody can send it packets. Those of others than its peer change nothing of it, neither its lock nor the way of its packets.
+        if !qp.source.admits(meta.source) {
+            return Arrival::Done;
+        }
         let mut core = qp.lock();
         if core.dead {
             return Arrival::Nowhere;

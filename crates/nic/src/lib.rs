@@ -48,6 +48,7 @@ mod qp;
 mod semaphore;
 mod setup;
 mod siblings;
+mod source;
 mod srq;
 pub mod stat;
 mod table;

@@ -22,6 +22,7 @@ use crate::limits::{Life, Limits};
 use crate::local::{QpLocal, Reached};
 use crate::mr::{Mw, MwKind};
 use crate::pd::Pd;
+use crate::source::SourceFilter;
 use crate::srq::Srq;
 use crate::timers::NEVER;
 use crate::tx::TxToken;
@@ -80,6 +81,8 @@ pub struct QueuePair {
     xrcd: Option<Arc<Xrcd>>,
     holders: Holders,
     state: LeaningMutex<QpCore>,
+    /// Where its packets may come from.
+    pub(crate) source: SourceFilter,
     /// Who may send for this queue pair just now.
     pub(crate) token: TxToken,
     /// Whether it is on the device's list of those that want to be looked at.
@@ -201,6 +204,7 @@ impl QueuePair {
             pd: pd.clone(),
             qpn,
             holders: Holders::new(init.cookie),
+            source: SourceFilter::new(init.qp_type == QpType::Ud),
             init,
             xrcd: xrcd.cloned(),
             state: LeaningMutex::new(QpCore {
@@ -297,7 +301,13 @@ impl QueuePair {
 
     /// What it has counted.
     pub fn counters(&self) -> QpCounters {
-        *self.lock().qp.counters()
+        self.counters_with(&self.lock())
+    }
+
+    /// The same for somebody who has its lock.
+    pub(crate) fn counters_with(&self, core: &QpCore) -> QpCounters {
+        let counters = *core.qp.counters();
+        QpCounters { dropped: counters.dropped + self.source.dropped(), ..counters }
     }
 
     /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or
@@ -309,6 +319,7 @@ impl QueuePair {
         }
         let mut core = self.lock_alive()?;
         core.qp.modify(attr, mask)?;
+        self.note_peer(&core);
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
             // The next peer may know nothing of patterns.
@@ -594,11 +605,19 @@ impl QueuePair {
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         // RESET can be reached from every state.
         let _ = core.qp.modify(&reset, QpAttrMask::STATE);
+        self.note_peer(&core);
         self.device().book(&mut core);
         self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();
+    }
+
+    /// Its peer may be another one now.
+    fn note_peer(&self, core: &QpCore) {
+        if self.qp_type() != QpType::Ud {
+            self.source.set(core.qp.attr().path.map(|path| path.remote));
+        }
     }
 
     fn purge_completions(&self) {

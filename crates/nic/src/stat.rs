@@ -125,7 +125,7 @@ impl QueuePair {
             remote_qpn: attr.dest_qpn,
             send_queue_len,
             receive_queue_len,
-            counts: qp_counts(core.qp.counters()),
+            counts: qp_counts(&self.counters_with(&core)),
         }
     }
 }

@@ -18,7 +18,7 @@ mod types;
 mod window;
 
 pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, SendRequest, Sink};
-pub use qp::{AckPolicy, Qp, Transmit};
+pub use qp::{AckPolicy, Qp, Transmit, may_come_from};
 pub use requester::Sent;
 pub use responder::Taken;
 pub use state::{required_attributes, transition_exists};

@@ -621,7 +621,8 @@ fn is_default_partition(pkey: u16) -> bool {
 /// Whether a packet with this source can be of the peer at `remote`. A NIC sends from a port that its peers cannot know (IBTA annex
 /// A17 leaves it to the sender), but a process with a slot of its own, which a port beyond the first tells, sends from that port:
 /// then no other program of the peer's host can pass for it.
-fn may_come_from(source: SocketAddr, remote: SocketAddr) -> bool {
+#[inline]
+pub fn may_come_from(source: SocketAddr, remote: SocketAddr) -> bool {
     source.ip().to_canonical() == remote.ip().to_canonical()
         && (remote.port() == ROCE_PORT || remote.port() == source.port())
 }
