@@ -143,7 +143,8 @@ endurance: build ## Mixed load, faults and kills on eight processes for MINUTES=
 	scripts/release.sh --package terrace-node --example endurance_client
 	$(PYTHON) tests/endurance/endurance.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-sanitize: build ## AddressSanitizer, ThreadSanitizer and valgrind on what has unsafe code (ONLY=address, thread or valgrind)
+sanitize: build ## AddressSanitizer, ThreadSanitizer and valgrind on what has unsafe code (ONLY=address, thread, valgrind or short)
+	@scripts/setup.sh sanitize
 	@$(MAKE) --no-print-directory badinput-programs build/bench/many
 	scripts/sanitize.sh $(ONLY)
 

@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|profile|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -126,6 +126,7 @@ interop)
     ;;
 bench) check_rust; install_packages $compiler $verbs $plots perftest linux-perf ;;
 bench-peers) check_rust; install_packages $compiler $verbs $plots; install_if_possible $peers ;;
+sanitize) check_rust; install_packages $compiler $verbs valgrind ;;
 fuzz) check_rust; install_packages $compiler g++; install_cargo_tool cargo-fuzz 0.13.2 ;;
 lint)
     check_rust
@@ -136,9 +137,9 @@ lint)
     install_cargo_tool cargo-deny 0.20.2
     ;;
 all-but-fuzz)
-    for part in build demo test conformance interop bench lint; do "$0" "$part"; done
+    for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
     "$0" profile || echo "setup: goes on without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|demo|test|conformance|interop|bench|bench-peers|fuzz|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;
 esac
