@@ -2,13 +2,10 @@
 
 mod common;
 
-use std::fs::File;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use common::{Scratch, Served, counting_waker, still, wait};
+use common::{Scratch, Served, counting_waker, loop_device, still, wait};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, UNIT_BYTES};
 use terrace_tier::device::OnlyThreads;
 use terrace_tier::{BackingFile, IoMethod, TRANSFER_BYTES_MAX, Tier, TierConfig};
@@ -169,22 +166,10 @@ fn the_thread_that_took_requests_to_the_device_may_end() {
     }
 }
 
-/// A loop device over an image of zeros, open so that it lasts; `None` without the right to make one.
-fn loop_device(bytes: u64) -> Option<(PathBuf, File)> {
-    let image = Scratch::new("/tmp", "image");
-    File::create(&image.0).and_then(|file| file.set_len(bytes)).unwrap();
-    let output = Command::new("losetup").args(["--find", "--show"]).arg(&image.0).output().ok()?;
-    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-    let device = output.status.success().then(|| File::open(&path).ok())??;
-    // It goes when nobody has it open any more.
-    Command::new("losetup").arg("--detach").arg(&path).status().ok()?;
-    Some((path, device))
-}
-
 /// Its name is on a memory file system, which says nothing about it.
 #[test]
 fn a_block_device_is_accessed_past_the_page_cache() {
-    let Some((path, _device)) = loop_device(4 * MIB) else {
+    let Some((path, _device)) = loop_device(&Scratch::new("/tmp", "image").0, 4 * MIB) else {
         return eprintln!("no right to make loop devices: not tried");
     };
     let tier = Tier::open(still(2 * MIB)).unwrap();

@@ -1,7 +1,9 @@
 //! What the tests share: files that go away, a waker that counts, and waiting for transfers.
 #![allow(dead_code, reason = "not every test uses everything")]
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,10 +45,22 @@ pub struct Served {
 impl Served {
     /// A new sparse file of so many bytes.
     pub fn new(dir: &str, name: &str, bytes: u64, exclusive: bool, config: TierConfig) -> Served {
-        log();
         let scratch = Scratch::new(dir, name);
+        let path = scratch.0.clone();
+        Served::at(&path, scratch, Some(bytes), exclusive, config)
+    }
+
+    /// What is at a path; without a size, all of it. At the end, `scratch` is removed.
+    pub fn at(
+        path: &Path,
+        scratch: Scratch,
+        bytes: Option<u64>,
+        exclusive: bool,
+        config: TierConfig,
+    ) -> Served {
+        log();
         let tier = Tier::open(config).unwrap();
-        let file = BackingFile::open(&scratch.0, Some(bytes), exclusive).unwrap();
+        let file = BackingFile::open(path, bytes, exclusive).unwrap();
         let region = tier.add(file.source().unwrap()).unwrap();
         let (waker, woken) = counting_waker();
         Served { tier, region, file, scratch, waker, woken }
@@ -98,6 +112,17 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.tier.remove(&self.region);
     }
+}
+
+/// A loop device over a new image of zeros, open so that it lasts; `None` without the right to make one.
+pub fn loop_device(image: &Path, bytes: u64) -> Option<(PathBuf, File)> {
+    File::create(image).and_then(|file| file.set_len(bytes)).unwrap();
+    let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    let device = output.status.success().then(|| File::open(&path).ok())??;
+    // It goes when nobody has it open any more.
+    Command::new("losetup").arg("--detach").arg(&path).status().ok()?;
+    Some((path, device))
 }
 
 /// Has what the tier logs shown with the output of a test that fails: why the file was not read, for example.
