@@ -62,6 +62,7 @@ pub(crate) enum Operations {
     Read,
     Write,
     Sync,
+    WriteBack,
 }
 
 /// How requests to storage fail.
@@ -208,7 +209,8 @@ impl RawRule {
             KindName::SlowStorage => Kind::SlowStorage { ns: self.delay()?, operations },
             KindName::FailingStorage => {
                 let error = self.error.unwrap_or(StorageError::Io);
-                if error == StorageError::NoSpace && matches!(operations, Operations::Read | Operations::Sync)
+                if error == StorageError::NoSpace
+                    && !matches!(operations, Operations::Any | Operations::Write)
                 {
                     return Err(
                         "only writes run out of space: leave `operation` out, or make it \"write\"".into()

@@ -51,6 +51,8 @@ pub enum StorageOperation {
     Write,
     /// To make durable.
     Sync,
+    /// To write what is in memory back, or to try again to: what the tier does by itself, at times of its own.
+    WriteBack,
 }
 
 /// What is to happen to a request to storage.
@@ -285,10 +287,12 @@ impl Strike {
             _ => return false,
         };
         match operations {
-            Operations::Any => true,
+            // Counts would not be of what peers ask for.
+            Operations::Any => operation != StorageOperation::WriteBack,
             Operations::Read => operation == StorageOperation::Read,
             Operations::Write => operation == StorageOperation::Write,
             Operations::Sync => operation == StorageOperation::Sync,
+            Operations::WriteBack => operation == StorageOperation::WriteBack,
         }
     }
 

@@ -40,8 +40,12 @@ pub(crate) struct RegionState {
     /// Writes and atomics under way, by number.
     writes: BTreeSet<u64>,
     writes_so_far: u64,
-    /// Flushes that wait for writes.
+    /// Flushes that wait for writes, or for the one that is being carried out.
     flushes: Vec<PartId>,
+    /// A flush is being carried out. One at a time: the file tells of a failure once, and all are to hear of it.
+    is_syncing: bool,
+    /// Those that it is carried out for as well.
+    synced_along: Vec<PartId>,
     /// Parts under way.
     pub(crate) part_count: usize,
     /// Units that are being moved or cleaned.
@@ -60,6 +64,8 @@ impl RegionState {
             writes: BTreeSet::new(),
             writes_so_far: 0,
             flushes: Vec::new(),
+            is_syncing: false,
+            synced_along: Vec::new(),
             part_count: 0,
             moves: 0,
             closing: false,
@@ -102,7 +108,7 @@ impl Core {
     /// Notes that a unit has something in the page cache.
     pub(crate) fn note_cached(&mut self, region: RegionId, unit: usize) {
         let state = &mut self.regions[region];
-        state.units[unit].cached = true;
+        (state.units[unit].cached, state.units[unit].cached_again) = (true, true);
         state.to_clean.push(unit);
     }
 
@@ -193,6 +199,7 @@ impl Core {
         if !direct && part.region.method != IoMethod::Buffered {
             // Buffered reads leave pages, too.
             unit.touched |= plan == Plan::BringAndCopy;
+            unit.cached_again = true;
             if !std::mem::replace(&mut unit.cached, true) {
                 state.to_clean.push(part.unit);
             }
@@ -268,7 +275,10 @@ impl Core {
                 self.issue(id, work);
             }
             Err(error) => self.transfer_failed(id, error, work),
-            Ok(_) if part.step == Step::Syncing => self.finish(id, Ok(()), work),
+            Ok(_) if part.step == Step::Syncing => {
+                let is_lost = part.region.losses.are_there();
+                self.finish(id, if is_lost { Err(AccessError::Flush) } else { Ok(()) }, work);
+            }
             Ok(count) => {
                 let io = part.io.as_mut().expect("a step with a transfer");
                 let before = io.done;
@@ -314,7 +324,10 @@ impl Core {
             tracing::warn!(%error, offset, len, ?task, "an access to a region's file failed");
         }
         let error = match error {
-            _ if part.step == Step::Syncing => AccessError::Flush,
+            _ if part.step == Step::Syncing => {
+                part.region.note_loss(&error);
+                AccessError::Flush
+            }
             Errno::NOSPC | Errno::DQUOT => AccessError::NoSpace,
             _ => AccessError::Device,
         };
@@ -379,13 +392,26 @@ impl Core {
             state.units[part.unit].writes -= 1;
             self.start_flushes(region.id, work);
         }
+        if part.step == Step::Syncing {
+            self.sync_done(region.id, result, work);
+        }
         work.ended.push(part);
     }
 
-    /// Starts the flushes that no longer wait for a write.
+    /// A flush was carried out: ends those that it was carried out for as well, and starts what waited for it.
+    fn sync_done(&mut self, region: RegionId, result: Result<(), AccessError>, work: &mut Work) {
+        let state = &mut self.regions[region];
+        state.is_syncing = false;
+        for id in std::mem::take(&mut state.synced_along) {
+            self.finish(id, result, work);
+        }
+        self.start_flushes(region, work);
+    }
+
+    /// Starts the flushes that no longer wait for a write, as one.
     fn start_flushes(&mut self, region: RegionId, work: &mut Work) {
         let state = &mut self.regions[region];
-        if state.flushes.is_empty() {
+        if state.flushes.is_empty() || state.is_syncing {
             return;
         }
         let oldest_write = state.writes.first().copied().unwrap_or(u64::MAX);
@@ -394,11 +420,16 @@ impl Core {
             Task::Flush { before, .. } => before <= oldest_write,
             _ => false,
         };
-        let ready: Vec<PartId> = state.flushes.extract_if(.., is_ready).collect();
-        for id in ready {
-            self.parts[id].step = Step::Syncing;
-            self.issue(id, work);
+        let mut ready: Vec<PartId> = state.flushes.extract_if(.., is_ready).collect();
+        let Some(id) = ready.pop() else { return };
+        let part = &mut self.parts[id];
+        if let (Task::Flush { len, .. }, false) = (&mut part.task, ready.is_empty()) {
+            // All of the file.
+            *len = u64::MAX;
         }
+        (state.is_syncing, state.synced_along) = (true, ready);
+        part.step = Step::Syncing;
+        self.issue(id, work);
     }
 }
 

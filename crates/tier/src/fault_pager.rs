@@ -281,7 +281,7 @@ impl Shared {
             oldest.inspect(|oldest| _ = pages.mapped.remove(oldest))
         };
         if let Some(page) = oldest {
-            self.region.region.drop_from_memory(self.page_range(page));
+            self.region.engine.drop_from_memory(&self.region.region, self.page_range(page));
         }
     }
 

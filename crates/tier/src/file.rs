@@ -38,6 +38,8 @@ pub struct Source {
 pub(crate) struct Ways {
     /// Through the page cache.
     pub(crate) buffered: Arc<OwnedFd>,
+    /// The same for FLUSH alone: whoever writes back must not be told in its stead of what has failed.
+    pub(crate) durable: Arc<OwnedFd>,
     /// Past it; `None` where the file system does not offer that.
     pub(crate) direct: Option<Arc<OwnedFd>>,
     /// The file is memory: reading and writing do not wait for anything.
@@ -49,17 +51,19 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    /// Opens the file once more for direct access, if that is possible.
+    /// Opens the file once more for FLUSH, and for direct access, if that is possible.
     ///
     /// # Errors
-    /// When the descriptor is not a file's.
+    /// When the descriptor is not a file's, or when it cannot be opened again.
     pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<Ways> {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
         // The names of devices are on a memory file system; what they name is not.
         let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
         let direct = if is_memory { None } else { open_direct(&file, writable) };
-        Ok(Ways { buffered: Arc::new(file), direct: direct.map(Arc::new), is_memory, file_len, is_file })
+        let durable = Arc::new(open_again(&file, OFlags::RDONLY)?);
+        let (buffered, direct) = (Arc::new(file), direct.map(Arc::new));
+        Ok(Ways { buffered, durable, direct, is_memory, file_len, is_file })
     }
 
     /// Locks a part of the file for direct requests, which do not hold the description that [`BackingFile`] has locked.

@@ -26,6 +26,7 @@
 //! | `engine` | progress: from the core to the device and back |
 //! | `workers` | threads for copies that take page faults |
 //! | `residency` | promoting, demoting, cleaning a unit |
+//! | `write_back`, `losses` | what cannot be written back is remembered, and written again |
 //! | `promoter`, `heat` | the thread; which units are hot |
 //! | `fault_pager` | a baseline: on-demand paging as hardware does it |
 //! | `device` | io_uring, threads, one that fails on purpose, one that a fault plan troubles |
@@ -45,6 +46,7 @@ mod fault_pager;
 mod file;
 mod heat;
 mod job;
+mod losses;
 mod order;
 mod part;
 mod pool;
@@ -59,6 +61,7 @@ mod tier;
 mod transfer;
 mod unit;
 mod workers;
+mod write_back;
 
 pub use budget::{check as check_budget, kernel_bytes};
 pub use config::{IoMethod, TierConfig};

@@ -170,7 +170,8 @@ impl Part {
         Means {
             method: self.region.method,
             exclusive: self.region.exclusive,
-            direct: within && self.region.direct_works(),
+            // Past the page cache is what was there before that which could not be written back.
+            direct: within && self.region.direct_works() && !self.region.losses.are_there(),
         }
     }
 
@@ -224,7 +225,7 @@ impl Part {
         let Task::Flush { len, .. } = self.task else { unreachable!("only a flush makes durable") };
         // A range that a request cannot name becomes the whole file.
         let (offset, len) = u32::try_from(len).map_or((0, 0), |len| (self.file_offset(), len));
-        Request { id, file: self.region.ways.buffered.clone(), offset, command: Command::Sync { len } }
+        Request { id, file: self.region.ways.durable.clone(), offset, command: Command::Sync { len } }
     }
 }
 

@@ -111,9 +111,10 @@ fn take_counts(watched: &mut [Watched]) {
     }
 }
 
-/// Writes back what buffered access has left in the page cache of absent units.
+/// Writes back what buffered access has left in the page cache of absent units, and again what could not be written.
 fn clean(shared: &Shared, watched: &[Watched]) {
     for Watched { region, .. } in watched {
+        shared.engine.repair(region);
         let units = {
             let mut core = shared.engine.core.lock();
             core.regions.get_mut(region.id).map(|state| std::mem::take(&mut state.to_clean))
@@ -136,8 +137,10 @@ fn move_units(shared: &Shared, watched: &[Watched], deadline: Instant) {
             break;
         }
         if let Some((region, unit)) = step.demote {
-            // What cannot be written back was logged; the memory is free all the same.
-            let _ = shared.engine.demote(&watched[region].region, unit);
+            // What cannot be written back was logged, and stays.
+            if shared.engine.demote(&watched[region].region, unit).is_err() {
+                continue;
+            }
         }
         let (region, unit) = step.promote;
         if shared.engine.begin_promotion(&watched[region].region, unit) {
@@ -169,7 +172,9 @@ fn survey(shared: &Shared, watched: &[Watched]) -> (Vec<Candidate<Key>>, Vec<Can
             let candidate = Candidate { key: (index, unit), heat: *heat };
             match state.residency {
                 Residency::Absent if heat.is_warm() => absent.push(candidate),
-                Residency::Resident if !state.pinned => resident.push(candidate),
+                Residency::Resident if !state.pinned && !region.losses.are_there() => {
+                    resident.push(candidate)
+                }
                 _ => {}
             }
         }

@@ -11,6 +11,7 @@ use crate::config::IoMethod;
 use crate::core::Work;
 use crate::engine::Engine;
 use crate::file::Ways;
+use crate::losses::Losses;
 use crate::part::{Lane, Part, Step, Task};
 use crate::pool::{Buffer, TRANSFER_BYTES_MAX};
 use crate::regions::RegionId;
@@ -33,6 +34,7 @@ pub(crate) struct Region {
     /// Accesses that clients have counted, per unit, since they were last taken.
     pub(crate) client_counts: Box<[AtomicU32]>,
     pub(crate) counters: RegionCounters,
+    pub(crate) losses: Losses,
 }
 
 impl Region {
@@ -57,6 +59,7 @@ impl Region {
             direct_refused: AtomicBool::new(false),
             client_counts,
             counters: RegionCounters::default(),
+            losses: Losses::default(),
         }
     }
 

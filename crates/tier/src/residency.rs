@@ -57,7 +57,7 @@ impl Engine {
         self.await_pages(region, range);
         if let Err(error) = self.suffer(StorageOperation::Read).and_then(|()| sys::lock(range)) {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
-            let _ = forget(region, range);
+            let _ = self.forget(region, range);
             self.end_departure(region, unit, range.len, true);
             return Err(error);
         }
@@ -78,7 +78,7 @@ impl Engine {
     /// Waits for a unit to be in the page cache. Locking would do so, too, but with the address space locked meanwhile: then
     /// whichever thread allocates memory waits for the disk.
     fn await_pages(&self, region: &Region, range: HostRange) {
-        let mut offset = unit_offset(region, range);
+        let mut offset = region.offset_in_file(range);
         let end = offset + range.len;
         while offset < end {
             let wanted = (end - offset) as usize;
@@ -108,14 +108,25 @@ impl Engine {
     /// Takes a unit out of memory, in the order that DESIGN gives. False if it is not resident, or pinned.
     ///
     /// # Errors
-    /// When it cannot be written back. It is absent then, and what was stored is still in the page cache.
+    /// When it cannot be written back: it stays.
     pub(crate) fn demote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
         if !self.begin_departure(region, unit) {
             return Ok(false);
         }
         let range = region.presence.unit_range(unit);
+        // As long as nothing has changed: what cannot be written back must not leave.
+        if let Err(error) = self.write_back(region, range) {
+            self.cancel_departure(region, unit);
+            return Err(error);
+        }
         // First: as long as the NIC copies without asking, an access that comes here must not wait for anything.
         region.presence.expel(unit);
+        self.depart(region, unit).map(|()| true)
+    }
+
+    /// The second half of taking a unit out: only accesses that come here reach it.
+    fn depart(&self, region: &Arc<Region>, unit: usize) -> io::Result<()> {
+        let range = region.presence.unit_range(unit);
         self.core.lock().unit(region.id, unit).residency = Residency::Locked;
         // Reading, changing and writing in the file must not fall into an atomic operation on memory.
         self.when(
@@ -126,13 +137,35 @@ impl Engine {
                 state.cached = false;
             },
         );
-        let dropped = forget(region, range);
+        let dropped = self.forget(region, range);
+        if let Err(error) = dropped {
+            region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
+            // What was stored since it was written back first. It is locked again before the kernel takes it.
+            {
+                let mut core = self.core.lock();
+                let state = core.unit(region.id, unit);
+                (state.residency, state.leaving) = (Residency::Arriving, false);
+            }
+            return self.finish_promotion(region, unit).and(Err(error));
+        }
         self.end_departure(region, unit, range.len, !matches!(dropped, Ok(true)));
         region.counters.demotions.fetch_add(1, Ordering::Relaxed);
-        if dropped.is_err() {
-            region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
-        }
-        dropped.map(|_| true)
+        Ok(())
+    }
+
+    /// Unlocks a unit, writes it back and drops it from the page cache. Says whether all of it is gone.
+    fn forget(&self, region: &Region, range: HostRange) -> io::Result<bool> {
+        // The mapping may be gone; then there is nothing to unlock.
+        let _ = sys::unlock(range);
+        let _ = sys::unmap_pages(range);
+        self.drop_pages(region, range)
+    }
+
+    fn cancel_departure(&self, region: &Region, unit: usize) {
+        region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
+        let mut core = self.core.lock();
+        core.unit(region.id, unit).leaving = false;
+        core.regions[region.id].moves -= 1;
     }
 
     fn begin_departure(&self, region: &Region, unit: usize) -> bool {
@@ -175,12 +208,10 @@ impl Engine {
             if state.residency != Residency::Absent || !state.cached {
                 return Ok(false);
             }
-            // Before the pages go: what is written meanwhile sets it again.
-            state.cached = false;
+            // Still cached while the pages go: past the page cache is what was there before, if they cannot be written. What is
+            // written meanwhile says so.
+            state.cached_again = state.writes > 0;
             let touched = std::mem::take(&mut state.touched);
-            if state.writes > 0 {
-                core.note_cached(region.id, unit);
-            }
             core.regions[region.id].moves += 1;
             touched
         };
@@ -189,14 +220,15 @@ impl Engine {
             // The mapping may be gone; then its pages are, too.
             let _ = sys::unmap_pages(range);
         }
-        let dropped = drop_pages(region, range);
+        let dropped = self.drop_pages(region, range);
         let mut core = self.core.lock();
         core.regions[region.id].moves -= 1;
         let state = core.unit(region.id, unit);
         // Somebody uses what was not dropped, the program perhaps, or the kernel was busy with it for a moment.
         let again = matches!(dropped, Ok(false)) && state.cleanings < CLEANINGS_MAX;
         state.cleanings = if again { state.cleanings + 1 } else { 0 };
-        if again || dropped.is_err() {
+        state.cached = again || dropped.is_err() || state.cached_again;
+        if state.cached {
             core.note_cached(region.id, unit);
         }
         dropped.map(|_| true)
@@ -261,52 +293,12 @@ impl Engine {
     }
 }
 
-/// Where in the file a unit begins.
-fn unit_offset(region: &Region, range: HostRange) -> u64 {
-    region.file_offset + (range.addr - region.presence.range().addr)
-}
-
 /// Has a unit read into the page cache.
 fn read_ahead(region: &Region, range: HostRange) {
-    let first = unit_offset(region, range);
+    let first = region.offset_in_file(range);
     for offset in (0..range.len).step_by(READ_AHEAD_BYTES as usize) {
         let len = std::num::NonZero::new(READ_AHEAD_BYTES.min(range.len - offset));
         // Only advice; locking reads what it has not brought.
         let _ = rustix::fs::fadvise(region.ways.buffered.as_fd(), first + offset, len, Advice::WillNeed);
     }
-}
-
-/// Unlocks a unit, writes it back and drops it from the page cache. Says whether all of it is gone.
-fn forget(region: &Region, range: HostRange) -> io::Result<bool> {
-    // The mapping may be gone; then there is nothing to unlock.
-    let _ = sys::unlock(range);
-    let _ = sys::unmap_pages(range);
-    drop_pages(region, range)
-}
-
-impl Region {
-    /// Takes some pages out of the page table and, once written back, out of the page cache.
-    pub(crate) fn drop_from_memory(&self, range: HostRange) {
-        // The mapping may be gone; then its pages are, too.
-        let _ = sys::unmap_pages(range);
-        // What cannot be written back was logged, and stays in the page cache.
-        let _ = drop_pages(self, range);
-    }
-}
-
-/// Writes pages back and takes those that nobody uses out of the page cache. Says whether that was all of them.
-fn drop_pages(region: &Region, range: HostRange) -> io::Result<bool> {
-    let offset = unit_offset(region, range);
-    let file = region.ways.buffered.as_fd();
-    if let Err(error) = sys::write_back(file, offset, range.len) {
-        tracing::error!(%error, offset, "a part of a file cannot be written back; it stays in the page cache");
-        return Err(error);
-    }
-    if region.ways.is_memory {
-        return Ok(true);
-    }
-    let len = std::num::NonZero::new(range.len.next_multiple_of(4096));
-    // Only advice: pages that somebody uses stay.
-    let _ = rustix::fs::fadvise(file, offset, len, Advice::DontNeed);
-    Ok(sys::cached_pages(range).is_none_or(|count| count == 0))
 }

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use rustix::fs::Advice;
-use terrace_memory::{HostRange, PAGE_BYTES, fault};
+use terrace_memory::{PAGE_BYTES, fault};
 
 use crate::budget;
 use crate::config::{IoMethod, TierConfig};
@@ -83,25 +83,26 @@ impl Tier {
             locked.map_err(TierError::system("lock a region's file, which another server may have"))?;
         }
         sys::expect_random(map).map_err(TierError::system("advise on a region's mapping"))?;
-        // Reading by the page cache alone is a baseline, and the cache is as the kernel keeps it.
-        if self.config.io != IoMethod::Buffered {
-            keep_to_what_is_asked(&ways);
-            if source.exclusive {
-                drop_cached(&ways, source.file_offset, map);
-            }
-        }
         let engine = &self.shared.engine;
         let properties = (source.file_offset, source.exclusive, source.writable);
         let region = engine.core.lock().regions.add(|id| {
             let region = Arc::new(Region::new(id, map, ways, properties, self.config.io));
             (RegionState::new(region.presence.unit_count()), region)
         });
+        // Reading by the page cache alone is a baseline, and the cache is as the kernel keeps it.
+        if self.config.io != IoMethod::Buffered {
+            keep_to_what_is_asked(&region.ways);
+            if source.exclusive {
+                // What earlier users have left. Only a beginning: what cannot be dropped is found and used.
+                let _ = engine.drop_pages(&region, map);
+            }
+        }
         self.shared.regions.lock().push(region.clone());
         Ok(Arc::new(TierRegion { engine: engine.clone(), region }))
     }
 
     /// Ends a region: waits for its accesses, and unlocks its memory. Accesses that are asked for later fail. What was
-    /// acknowledged is in the file or in the page cache.
+    /// acknowledged is in the file or in the page cache; of what could not be written back until now, the log tells.
     pub fn remove(&self, region: &Arc<TierRegion>) {
         let (engine, region) = (&self.shared.engine, &region.region);
         {
@@ -114,6 +115,11 @@ impl Tier {
         self.shared.regions.lock().retain(|known| !Arc::ptr_eq(known, region));
         let is_quiet = |state: &RegionState| state.part_count == 0 && state.moves == 0;
         engine.when(|core| is_quiet(&core.regions[region.id]), |_| ());
+        if region.losses.are_there()
+            && let Err(error) = engine.write_again(region)
+        {
+            tracing::error!(%error, "a region ends, and what could not be written back of it is lost");
+        }
         engine.unlock_region(region);
         engine.core.lock().regions.remove(region.id);
     }
@@ -156,7 +162,7 @@ impl Tier {
     /// Takes a unit out of memory now, and waits for that. False if it is not there, or pinned.
     ///
     /// # Errors
-    /// When it cannot be written back.
+    /// When it cannot be written back: it stays.
     pub fn demote(&self, region: &TierRegion, unit: usize) -> std::io::Result<bool> {
         self.shared.engine.demote(&region.region, unit)
     }
@@ -174,16 +180,6 @@ impl Tier {
 fn keep_to_what_is_asked(ways: &Ways) {
     // Only advice, and only about descriptors that were opened for the region.
     let _ = rustix::fs::fadvise(&*ways.buffered, 0, None, Advice::Random);
-}
-
-/// Drops what earlier users of a file have left in the page cache.
-fn drop_cached(ways: &Ways, offset: u64, map: HostRange) {
-    if ways.is_memory {
-        return;
-    }
-    // Only a beginning; what cannot be dropped is found and used.
-    let _ = sys::write_back(ways.buffered.as_fd(), offset, map.len);
-    let _ = rustix::fs::fadvise(&*ways.buffered, offset, std::num::NonZero::new(map.len), Advice::DontNeed);
 }
 
 impl Drop for Tier {

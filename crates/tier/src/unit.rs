@@ -17,6 +17,7 @@ use crate::config::IoMethod;
 ///     └────────────────────────│ Leaving │<───────────────────────────────────────│ Locked │
 ///          back, dropped       └─────────┘                                        └────────┘
 ///
+///   Leaving            becomes Arriving again if it cannot be written back
 ///   Absent             exclusive: direct; otherwise: reads direct unless cached, writes through the page cache
 ///   Arriving, Leaving  through the page cache, which the mapping shares
 ///   Locked             by copying to and from the mapping, in the order of asking
@@ -53,6 +54,8 @@ pub(crate) struct Unit {
     pub(crate) pinned: bool,
     /// Buffered access may have left pages in the page cache.
     pub(crate) cached: bool,
+    /// It may have left more since those began to be dropped.
+    pub(crate) cached_again: bool,
     /// How often in a row it was tried in vain to drop its pages.
     pub(crate) cleanings: u8,
     /// The mapping was touched while the unit was absent.
@@ -93,7 +96,7 @@ pub(crate) struct Means {
     pub(crate) method: IoMethod,
     /// Nobody else writes the file.
     pub(crate) exclusive: bool,
-    /// Direct access is to be had, and the pages concerned lie wholly within the file.
+    /// Direct access is to be had and reaches the same bytes, and the pages concerned lie wholly within the file.
     pub(crate) direct: bool,
 }
 

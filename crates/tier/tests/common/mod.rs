@@ -102,6 +102,16 @@ impl Served {
         Ok(u64::from_ne_bytes(before))
     }
 
+    /// Flushes until that succeeds: after a failure, all is written again first, which is tried every now and then.
+    pub fn flush_when_repaired(&self, offset: u64, len: u64) {
+        let started = Instant::now();
+        while let Err(error) = self.flush(offset, len) {
+            assert_eq!(error, AccessError::Flush);
+            assert!(started.elapsed() < PATIENCE, "it is never written again");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Flushes and waits.
     pub fn flush(&self, offset: u64, len: u64) -> Result<(), AccessError> {
         self.wait(&self.region.flush(self.range(offset, len), &self.waker)?)
