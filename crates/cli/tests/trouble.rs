@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use terrace_nic::WcStatus;
 use terrace_node::{Client, Region};
@@ -13,7 +14,7 @@ mod disk;
 #[path = "crash/node.rs"]
 mod node;
 
-use disk::{Disk, Place};
+use disk::{Disk, Place, loop_device};
 use node::{Node, REGION};
 
 const MIB: usize = 1 << 20;
@@ -149,4 +150,61 @@ fn a_disk_that_is_full_refuses_what_was_never_written_and_nothing_else() {
     assert!(node.is_alive());
     let said = node.complaints();
     assert!(said.contains("No space left on device"), "{said}");
+}
+
+/// What a client reads in a mebibyte: all bytes, if they are the same.
+fn read_value(client: &Client, offset: usize) -> Option<u8> {
+    let region = client.open(REGION).expect("the region");
+    let buffer = client.buffer(MIB).expect("a buffer");
+    region.read(offset as u64, &buffer, 0, MIB as u32, 1).expect("begun");
+    assert_eq!(end_of_one(client), WcStatus::Success);
+    let mut bytes = vec![0; MIB];
+    buffer.read(0, &mut bytes).expect("within");
+    bytes.iter().all(|byte| *byte == bytes[0]).then(|| bytes[0])
+}
+
+/// Tries it until it is so.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    assert!((0..60).any(|_| is_so()), "{what}: that does not happen");
+}
+
+/// A device whose disk fills up: what is in the node's memory cannot be written back.
+#[test]
+fn what_cannot_be_written_back_is_kept_and_not_committed() {
+    let Some(small) = Mounted::new(8 * MIB as u64) else { return eprintln!("no right to mount: not tried") };
+    let image = small.point.join("image");
+    File::create(&image).and_then(|image| image.set_len(REGION_BYTES as u64)).expect("an image");
+    let Ok((device, _open)) = loop_device(&image) else { return eprintln!("no loop device: not tried") };
+    let mut node = Node::start(&device);
+    let filler = small.point.join("filler");
+    let mut file = File::create(&filler).expect("there is room");
+    assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "it is full now");
+    drop(file);
+    let unit = 5 * MIB;
+    // One that has met with no failure: those that have are counted for a while.
+    let reader = node.connect();
+    eventually("a hole that is much read is in memory, and can be written there", || {
+        (0..50).for_each(|_| assert_eq!(read_value(&reader, unit), Some(0)));
+        write(&node, unit, MIB) == WcStatus::Success
+    });
+    // Others are more in demand, and the kernel itself writes.
+    let written = File::options().write(true).open(&device).and_then(|device| device.sync_data());
+    assert!(written.is_err(), "there is no room for it");
+    for round in 0..5 {
+        assert_eq!(commit(&node, REGION_BYTES), WcStatus::RemoteOperation, "round {round}");
+        for other in [7, 8, 9, 10, 11] {
+            (0..20).for_each(|_| assert_eq!(read_value(&reader, other * MIB), Some(0)));
+        }
+        assert_eq!(read_value(&reader, unit), Some(7), "round {round}");
+    }
+    std::fs::remove_file(&filler).expect("it is there");
+    eventually("there is room again", || {
+        std::thread::sleep(Duration::from_secs(1));
+        commit(&node, REGION_BYTES) == WcStatus::Success
+    });
+    assert!(node.is_alive());
+    let said = node.complaints();
+    assert!(said.contains("no FLUSH succeeds until it is written"), "{said}");
+    let stored = std::fs::read(&image).expect("the image");
+    assert!(stored[unit..unit + MIB].iter().all(|byte| *byte == 7), "committed, and not on the disk");
 }

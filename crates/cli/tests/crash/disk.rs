@@ -92,7 +92,7 @@ impl Disk {
 }
 
 /// A loop device over an image. It goes away when the file that is returned, and whoever else has it open, is closed.
-fn loop_device(image: &Path) -> Result<(PathBuf, File), String> {
+pub fn loop_device(image: &Path) -> Result<(PathBuf, File), String> {
     let losetup = |arguments: &[&str], path: &Path| {
         let output =
             Command::new("losetup").args(arguments).arg(path).output().map_err(|error| error.to_string())?;
