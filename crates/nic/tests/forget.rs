@@ -1,0 +1,48 @@
+//! Peers on the same host give up what they have mapped of regions that are no more, also those that were slow to hear of it.
+
+mod common;
+#[path = "common/shared.rs"]
+mod shared;
+
+use common::*;
+use shared::{SharedRegion, register};
+
+/// More than there is room for in a socket, one message for each.
+const REGIONS: u64 = 600;
+const LEN: u64 = 4096;
+
+/// How often this process, with both of its devices, has mapped the file behind an address.
+fn mappings_of_file_at(addr: u64) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("one's own mappings");
+    let name = |line: &str| line.split_whitespace().nth(5).map(str::to_owned);
+    let at_addr = maps.lines().find(|line| line.starts_with(&format!("{addr:x}-"))).expect("it is mapped");
+    maps.lines().filter(|line| name(line) == name(at_addr)).count()
+}
+
+#[test]
+fn a_peer_that_does_not_listen_hears_later_of_every_region_that_is_no_more() {
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, _qb) = rc_pair(&a, &b);
+    let SharedRegion { addr, mr: whole } = SharedRegion::new(&b, (REGIONS * LEN) as usize);
+    let parts = (1..REGIONS).map(|number| register(&b, addr + number * LEN, LEN));
+    let regions: Vec<_> = [whole].into_iter().chain(parts).collect();
+    for mr in &regions {
+        wait_until("it is reached without packets", || {
+            qa.read_now(mr.rkey(), mr.addr(), &mut [0; 8]).expect("a queue pair")
+        });
+    }
+    let is_mapped = || mappings_of_file_at(addr);
+    assert_eq!(is_mapped(), 1 + REGIONS as usize);
+    // What would hear of it rests, as in a process that is stopped.
+    let pause = a.device.pause_for_fork();
+    regions.iter().for_each(|mr| mr.dereg().expect("nobody is waited for"));
+    // All that can be sent is.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    pause.resume_in_parent();
+    wait_until("everything is given up", || is_mapped() == 1);
+    // The two go on as before.
+    let mr = register(&b, addr, LEN);
+    wait_until("a new one is reached without packets", || {
+        qa.read_now(mr.rkey(), mr.addr(), &mut [0; 8]).expect("a queue pair")
+    });
+}
