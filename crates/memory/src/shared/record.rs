@@ -11,7 +11,7 @@ pub(super) const BYTES: usize = QUADS * 8;
 pub(super) type Content = [u64; QUADS - 1];
 
 /// A version of a record: it names this content for as long as the record is not written again. Never 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub u64);
 
 /// Writes a record. There is one writer at a time.

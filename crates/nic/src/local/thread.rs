@@ -1,5 +1,6 @@
 //! The thread that finds peers on the same host, and is found by them.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -116,14 +117,29 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
     (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
 }
 
-/// A process that may reach into this one, once it has said hello.
+/// A process that may reach into this one, once it has said hello. It is not heard while it does not take what it is sent: so it has no
+/// more to be sent than an answer and what it was told of regions that there were then.
 pub(super) struct Guest {
     socket: OwnedFd,
+    /// The regions that it was told to map.
+    told: HashSet<(u32, Version)>,
+    unsent: Unsent,
     /// Which of our addresses it has connected to.
     gid_index: u8,
     /// Names its ring.
     number: u64,
     visitor: Option<Visitor>,
+}
+
+/// What a guest's socket has no room for.
+#[derive(Default)]
+struct Unsent {
+    /// How is this region reached?
+    question: Option<(u32, Version)>,
+    /// The guest is to forget these.
+    ended: Vec<(u32, Version)>,
+    /// Whether the socket is watched for room, and not for messages.
+    waits_for_room: bool,
 }
 
 /// A process that this one reaches into, once it has welcomed us.
@@ -171,9 +187,9 @@ impl Sockets {
                     }
                 }
                 Command::Recall(key, version) => {
-                    let forget = Message::Forget { key, version: version.0 };
-                    for guest in self.visitors.iter().filter(|guest| guest.visitor.is_some()) {
-                        let _ = message::send(&guest.socket, &forget, &[]);
+                    // They are sent it when they are heard next.
+                    for Guest { told, unsent, .. } in &mut self.visitors {
+                        unsent.ended.extend(told.take(&(key, version)));
                     }
                 }
             }
@@ -231,7 +247,8 @@ impl Sockets {
             if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
                 let (gid_index, number) = (index as u8, self.visitor_count);
                 self.visitor_count += 1;
-                self.visitors.push(Guest { socket, gid_index, number, visitor: None });
+                let (told, unsent) = (HashSet::new(), Unsent::default());
+                self.visitors.push(Guest { socket, told, unsent, gid_index, number, visitor: None });
             }
         }
     }
@@ -239,9 +256,14 @@ impl Sockets {
     fn hear_guest(&mut self, device: &Arc<Device>, index: usize) {
         loop {
             let guest = &mut self.visitors[index];
-            let heard = match message::receive(&guest.socket) {
+            let sent = guest.send_unsent(device);
+            let waits_for_room = sent == Err(Errno::AGAIN);
+            let heard = match sent.and_then(|()| message::receive(&guest.socket)) {
                 Ok(Some(received)) => guest.hear(device, received),
-                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(Errno::AGAIN | Errno::INTR) => match guest.watch_for_room(&self.waits, waits_for_room) {
+                    Ok(()) => return,
+                    Err(_) => None,
+                },
                 _ => None,
             };
             if heard.is_none() {
@@ -272,13 +294,40 @@ impl Guest {
                 message::send(&self.socket, &Message::Welcome, &[board, desk.as_fd(), bell.fd()]).ok()
             }
             Message::Ask { key, version } if self.visitor.is_some() => {
-                self.answer(device, key, Version(version)).ok()
+                self.unsent.question = Some((key, Version(version)));
+                Some(())
             }
             _ => None,
         }
     }
 
-    fn answer(&self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
+    /// Sends what has not been sent.
+    ///
+    /// # Errors
+    /// `AGAIN` when there is no room for all of it; otherwise it has gone.
+    fn send_unsent(&mut self, device: &Device) -> Result<(), Errno> {
+        while let Some(&(key, version)) = self.unsent.ended.last() {
+            message::send(&self.socket, &Message::Forget { key, version: version.0 }, &[])?;
+            self.unsent.ended.pop();
+        }
+        if let Some((key, version)) = self.unsent.question {
+            self.answer(device, key, version)?;
+            self.unsent.question = None;
+        }
+        Ok(())
+    }
+
+    /// Has the thread woken when there is room in the socket, or when there is something to be read.
+    fn watch_for_room(&mut self, waits: &OwnedFd, for_room: bool) -> Result<(), Errno> {
+        if self.unsent.waits_for_room != for_room {
+            let event = if for_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+            epoll::modify(waits, &self.socket, epoll::EventData::new_u64(0), event)?;
+            self.unsent.waits_for_room = for_room;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, device: &Device, key: u32, version: Version) -> Result<(), Errno> {
         let mut memory = device.memory.memory_of(key, version);
         let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
         if backed.is_some() {
@@ -297,14 +346,16 @@ impl Guest {
                 match (&memory.pager, tables) {
                     (None, _) => {
                         let way = Way::Mapped { offset, addr, len };
-                        message::send(&self.socket, &answer(way), &[backed.file.as_fd()])
+                        message::send(&self.socket, &answer(way), &[backed.file.as_fd()])?;
                     }
                     (Some(_), Some((bitmap, hits))) => {
                         let way = Way::Paged { offset, addr, len };
-                        message::send(&self.socket, &answer(way), &[backed.file.as_fd(), bitmap, hits])
+                        message::send(&self.socket, &answer(way), &[backed.file.as_fd(), bitmap, hits])?;
                     }
-                    (Some(_), None) => message::send(&self.socket, &answer(Way::Packets), &[]),
+                    (Some(_), None) => return message::send(&self.socket, &answer(Way::Packets), &[]),
                 }
+                self.told.insert((key, version));
+                Ok(())
             }
             (None, Some(memory)) if memory.pager.is_none() => {
                 message::send(&self.socket, &answer(Way::Process), &[])
