@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Served, sleep_until_readable};
+use common::{Served, cached_bytes, sleep_until_readable};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_memory::{AccessError, Pager, Transfer, UNIT_BYTES};
@@ -20,16 +20,6 @@ fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-}
-
-/// How much of a region's file is in the page cache.
-fn cached_bytes(served: &Served) -> u64 {
-    let map = served.file.map();
-    let mut pages = vec![0u8; (map.len / 4096) as usize];
-    // SAFETY: the kernel writes one byte for each page of the mapping.
-    let result = unsafe { libc::mincore(map.addr as *mut _, map.len as usize, pages.as_mut_ptr().cast()) };
-    assert_eq!(result, 0);
-    pages.iter().filter(|&&page| page & 1 != 0).count() as u64 * 4096
 }
 
 /// Reads and writes at random, many at a time, until enough units have come and gone; looks at the memory meanwhile.
@@ -61,7 +51,7 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
         count += 1;
         if count % 1000 == 0 {
             resident_max = resident_max.max(resident_bytes());
-            cached_max = cached_max.max(cached_bytes(served));
+            cached_max = cached_max.max(cached_bytes(served.file.map()));
             assert!(served.tier.stats().locked_bytes <= BUDGET_BYTES);
         }
         assert!(count < 5_000_000, "units do not move: {:?}", served.region.stats());
@@ -93,7 +83,7 @@ fn memory_stays_within_the_budget_and_misses_leave_nothing_in_the_page_cache() {
         }
         file.sync_all().unwrap();
         // The kernel leaves out what it is busy with.
-        while cached_bytes(&served) > 0 {
+        while cached_bytes(served.file.map()) > 0 {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         }
         let before = resident_bytes();
@@ -107,12 +97,12 @@ fn memory_stays_within_the_budget_and_misses_leave_nothing_in_the_page_cache() {
             assert!(cached <= BUDGET_BYTES + UNIT_BYTES, "{cached} bytes in the page cache");
         }
         // Two periods later nothing is there but what is locked.
-        let clean = || cached_bytes(&served) <= served.tier.stats().locked_bytes + UNIT_BYTES / 16;
+        let clean = || cached_bytes(served.file.map()) <= served.tier.stats().locked_bytes + UNIT_BYTES / 16;
         let was_clean = (0..2000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
             clean()
         });
-        let (left, stats) = (cached_bytes(&served), served.tier.stats());
+        let (left, stats) = (cached_bytes(served.file.map()), served.tier.stats());
         assert!(was_clean, "exclusive {exclusive}: {left} bytes are still in the page cache: {stats:#?}");
     }
 }

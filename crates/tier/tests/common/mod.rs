@@ -135,6 +135,15 @@ pub fn loop_device(image: &Path, bytes: u64) -> Option<(PathBuf, File)> {
     Some((path, device))
 }
 
+/// How much of a mapped file is in the page cache.
+pub fn cached_bytes(map: HostRange) -> u64 {
+    let mut pages = vec![0u8; (map.len / 4096) as usize];
+    // SAFETY: the kernel writes one byte for each page of the mapping.
+    let result = unsafe { libc::mincore(map.addr as *mut _, map.len as usize, pages.as_mut_ptr().cast()) };
+    assert_eq!(result, 0);
+    pages.iter().filter(|&&page| page & 1 != 0).count() as u64 * 4096
+}
+
 /// Has what the tier logs shown with the output of a test that fails: why the file was not read, for example.
 pub fn log() {
     let subscriber =
