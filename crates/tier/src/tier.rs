@@ -92,9 +92,11 @@ impl Tier {
         // Reading by the page cache alone is a baseline, and the cache is as the kernel keeps it.
         if self.config.io != IoMethod::Buffered {
             keep_to_what_is_asked(&region.ways);
-            if source.exclusive {
-                // What earlier users have left. Only a beginning: what cannot be dropped is found and used.
-                let _ = engine.drop_pages(&region, map);
+            // What the program and earlier users have left, which no budget counts. The kernel may have it in pieces larger than a
+            // unit, of which it keeps all as long as some is locked. What cannot be dropped is found and used.
+            // (The model of a NIC that takes page faults begins with what is in memory.)
+            if source.exclusive || self.config.io != IoMethod::Mapping {
+                engine.drop_from_memory(&region, map);
             }
         }
         self.shared.regions.lock().push(region.clone());
