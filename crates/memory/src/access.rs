@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::shared::StillReached;
+
 bitflags! {
     /// What may be done through a key. Values are those of `enum ibv_access_flags`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -195,9 +197,12 @@ pub enum RegisterError {
     /// As many regions or windows as the device may have (ENOMEM).
     #[error("no room for another key")]
     NoRoom,
-    /// Windows are bound to the region (EBUSY).
-    #[error("memory windows are bound to the region")]
+    /// Windows are bound to the region, or another thread changes it (EBUSY).
+    #[error("memory windows are bound to the region, or another thread changes it")]
     Busy,
+    /// Another process of the host does not come to the end of an access to it (EBUSY).
+    #[error("{0}")]
+    StillReached(StillReached),
     /// There is no such region or window (EINVAL).
     #[error("no such region or window")]
     UnknownKey,

@@ -53,6 +53,8 @@ pub(crate) struct Entry {
     pub(crate) policy: RegionPolicy,
     /// How far the tag moves when the slot is freed.
     pub(crate) step: u8,
+    /// Regions: how many changes wait for other processes to come to the end of their accesses. Meanwhile those do not see it.
+    pub(crate) withdrawals: u32,
 }
 
 impl Entry {
@@ -75,6 +77,7 @@ impl Entry {
             pattern: None,
             policy: RegionPolicy::Wait,
             step,
+            withdrawals: 0,
         }
     }
 

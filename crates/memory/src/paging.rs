@@ -15,8 +15,8 @@ use crate::access::AccessError;
 use crate::flush::HostRange;
 use crate::pin::{PinLock, Pinned};
 use crate::registry::AtomicOp;
+use crate::shared::GracePeriod;
 use crate::shared::segment::{Others, Segment};
-use crate::shared::wait_for_visitors;
 
 /// The page of the version table and of the access protocol, in bytes; not necessarily the processor's.
 pub const PAGE_BYTES: u64 = 4096;
@@ -176,13 +176,12 @@ impl Presence {
         }
     }
 
-    /// Takes the tables away from other processes for good, and returns when none of them copies any more: what the bitmap says is
-    /// no longer about the file.
-    pub fn withdraw(&self) {
-        if let Some(withdrawn) = self.withdrawn() {
-            withdrawn.store(1, Ordering::Relaxed);
-            wait_for_visitors();
-        }
+    /// Takes the tables away from other processes for good: what the bitmap says is no longer about the file. Accesses that they have
+    /// begun are over when what this returns is.
+    pub fn withdraw(&self) -> GracePeriod {
+        let Some(withdrawn) = self.withdrawn() else { return GracePeriod::default() };
+        withdrawn.store(1, Ordering::Relaxed);
+        GracePeriod::of_pages(self.range)
     }
 
     fn is_withdrawn(&self) -> bool {
@@ -236,12 +235,13 @@ impl Presence {
         self.bitmap[unit / 64].fetch_or(unit_bit(unit), Ordering::Release);
     }
 
-    /// Marks a unit absent, and returns when no copy is running any more that saw it present.
-    pub fn expel(&self, unit: usize) {
+    /// Marks a unit absent, and returns when no copy of this process is running any more that saw it present. Those of other processes
+    /// are over when what this returns is.
+    pub fn expel(&self, unit: usize) -> GracePeriod {
         self.bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
         self.step_versions(unit);
         drop(self.copies.close());
-        wait_for_visitors();
+        GracePeriod::of_pages(self.unit_range(unit))
     }
 
     /// Moves the versions of a unit's pages on.
@@ -400,7 +400,7 @@ mod tests {
         presence.admit(1);
         assert!(presence.hold(across).is_some());
         assert!(presence.versions()[..512].iter().all(|version| version.load(Ordering::Relaxed) == 1));
-        presence.expel(0);
+        assert!(presence.expel(0).is_over());
         assert!(presence.hold(across).is_none());
         assert_eq!(presence.versions()[0].load(Ordering::Relaxed), 2);
         assert_eq!(presence.bitmap()[0].load(Ordering::Relaxed), 0b10);

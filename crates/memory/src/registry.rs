@@ -271,27 +271,25 @@ impl Registry {
     /// the old checks is still running.
     ///
     /// # Errors
-    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`.
+    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`; `StillReached`.
     pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
-        let _changing = self.changes.pin();
-        let slot = self.region_slot(key)?;
-        // Walks the mappings before anybody is kept out.
-        let spec = change.of(&slot.pin(), key)?;
-        spec.checked()?;
-        let mut entry = slot.close();
-        let spec = change.of(&entry, key)?;
-        self.hide_region(key);
-        let applied = spec.apply(&mut entry);
-        self.show_region(key, &entry);
-        applied?;
-        Ok(Region { key, start: entry.start, len: entry.len })
+        {
+            let _changing = self.changes.pin();
+            // Walks the mappings before anybody is kept out.
+            change.of(&self.region_slot(key)?.pin(), key)?.checked()?;
+        }
+        let check = |entry: &Entry| change.of(entry, key).map(drop);
+        self.change_region(key, check, |entry| {
+            change.of(entry, key)?.apply(entry)?;
+            Ok(Region { key, start: entry.start, len: entry.len })
+        })
     }
 
     /// Gives a region a pager, or takes its pager away. When this returns, no access by way of the old one is running.
     ///
     /// # Errors
     /// `Invalid` when the region does not lie within the pager's range; `Busy` when windows are bound, which share the old
-    /// pager; `UnknownKey`. The region is then as it was.
+    /// pager; `UnknownKey`; `StillReached`. The region is then as it was.
     pub fn set_pager(
         &self,
         key: u32,
@@ -299,15 +297,16 @@ impl Registry {
         pattern: Option<Pattern>,
         policy: RegionPolicy,
     ) -> Result<(), RegisterError> {
-        let _changing = self.changes.pin();
-        let mut entry = self.region_slot(key)?.close();
-        let spec = RegionSpec { pager, pattern, policy, ..RegionChange::default().of(&entry, key)? };
-        spec.check_pager()?;
-        self.hide_region(key);
-        let before = std::mem::replace(&mut entry.pager, spec.pager);
-        (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
-        self.show_region(key, &entry);
-        drop(entry);
+        let with_pager = |entry: &Entry| {
+            let spec = RegionChange::default().of(entry, key)?;
+            Ok(RegionSpec { pager: pager.clone(), pattern: pattern.clone(), policy, ..spec })
+        };
+        let check = |entry: &Entry| with_pager(entry)?.check_pager();
+        let before = self.change_region(key, check, |entry| {
+            let spec = with_pager(entry)?;
+            (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
+            Ok(std::mem::replace(&mut entry.pager, spec.pager))
+        })?;
         // Its end may take a while.
         drop(before);
         Ok(())
@@ -316,19 +315,17 @@ impl Registry {
     /// Ends a region. When this returns, no access to it is still running, and its key names nothing.
     ///
     /// # Errors
-    /// `Busy` when windows are bound; `UnknownKey`.
+    /// `Busy` when windows are bound; `UnknownKey`; `StillReached`. The region is then as it was.
     pub fn deregister(&self, key: u32) -> Result<(), RegisterError> {
+        let check = |entry: &Entry| match entry {
+            _ if entry.kind != Kind::Region || entry.tag != tag_of(key) => Err(RegisterError::UnknownKey),
+            _ if entry.windows.load(Ordering::Relaxed) != 0 => Err(RegisterError::Busy),
+            _ => Ok(()),
+        };
+        let before = self.change_region(key, check, |entry| Ok(vacate(entry)))?;
+        // The end of its pager may take a while.
+        drop(before);
         let _changing = self.changes.pin();
-        let mut entry = self.region_slot(key)?.close();
-        if entry.kind != Kind::Region || entry.tag != tag_of(key) {
-            return Err(RegisterError::UnknownKey);
-        }
-        if entry.windows.load(Ordering::Relaxed) != 0 {
-            return Err(RegisterError::Busy);
-        }
-        self.hide_region(key);
-        vacate(&mut entry);
-        drop(entry);
         self.table.release(key, false);
         Ok(())
     }
@@ -475,6 +472,7 @@ impl Registry {
         for (_, slot) in self.table.slots() {
             slot.forget_pins();
             let mut entry = slot.close();
+            entry.withdrawals = 0;
             if let Some(pager) = entry.pager.take() {
                 pager.presence().forget_copies();
                 // Its end might wait for threads that this process does not have.

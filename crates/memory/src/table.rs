@@ -266,10 +266,11 @@ fn random_step(rng: &mut StdRng) -> u8 {
     rng.random_range(1..=126) * 2 + 1
 }
 
-/// Empties a closed slot, with the tag of the next use.
-pub(crate) fn vacate(entry: &mut Entry) {
+/// Empties a closed slot, with the tag of the next use. Returns what was there.
+pub(crate) fn vacate(entry: &mut Entry) -> Entry {
     debug_assert!(entry.kind != Kind::Free, "a free slot was freed");
-    *entry = Entry::free(entry.tag.wrapping_add(entry.step), entry.step);
+    let free = Entry::free(entry.tag.wrapping_add(entry.step), entry.step);
+    std::mem::replace(entry, free)
 }
 
 #[cfg(test)]
@@ -277,6 +278,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
+    use crate::flush::HostRange;
     use crate::shared::Hands;
 
     #[test]
@@ -287,12 +289,12 @@ mod tests {
         let (hands, done) = (Hands::new().expect("made"), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                let mut hand = hands.take().expect("a word");
+                let mut hand = hands.take(7).expect("a word");
                 let (table, done) = (&table, &done);
                 scope.spawn(move || {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) || looks == 0 {
-                        let reaching = hand.reach_from(number);
+                        let reaching = hand.reach_from(number, HostRange { addr: 0, len: 1 });
                         let Some(entry) = table.look(&reaching) else { continue };
                         let first = entry.start;
                         (0..20).for_each(|_| std::hint::spin_loop());

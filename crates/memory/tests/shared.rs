@@ -31,7 +31,7 @@ impl Both {
     fn new() -> Both {
         let registry = Registry::new(Limits { seed: 5, ..Limits::default() }).expect("handlers");
         let hands = Hands::new().expect("hands");
-        let visitor = Visitor::admit(sent(hands.file())).expect("mapped");
+        let visitor = Visitor::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
         let board = sent(registry.show().expect("a board"));
         let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
         registry.set_queue_pair(QPN, Some(&shown(REMOTE)));

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -10,6 +11,7 @@ use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
+use terrace_memory::shared::GracePeriod;
 use terrace_transport::{AckPolicy, MESSAGE_LEN_MAX, Time};
 use terrace_wire::Path;
 
@@ -94,6 +96,9 @@ pub struct PortAttributes {
 
 /// How many fruitless polls go by between two looks at the clock, which would cost a tenth of each.
 const POLLS_PER_CLOCK: u32 = 8;
+
+/// How long a device that is closed waits for other processes of the host that are in the middle of accesses.
+const READERS_AT_CLOSE: Duration = Duration::from_secs(1);
 
 /// A software RDMA NIC.
 pub struct Device {
@@ -203,6 +208,7 @@ impl Device {
             return;
         }
         self.engine.stop();
+        self.withdraw_all();
         self.local.stop();
         for qp in self.table.all() {
             qp.send_held_ack();
@@ -218,6 +224,21 @@ impl Device {
         self.companions.clear();
         self.management.clear();
         self.events.close();
+    }
+
+    /// Other processes of the host see none of its queue pairs any more, and have come to the end of their accesses, unless they take
+    /// too long.
+    fn withdraw_all(&self) {
+        let qps = self.table.all();
+        let hidden: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
+        let deadline = Instant::now() + READERS_AT_CLOSE;
+        for qp in hidden {
+            let patience = deadline.saturating_duration_since(Instant::now());
+            if let Err(reached) = GracePeriod::of_queue_pair(qp.qpn()).wait(patience) {
+                tracing::error!("{reached}: the device is closed meanwhile");
+                return;
+            }
+        }
     }
 
     /// What the device promises.

@@ -1,6 +1,7 @@
 //! Why a verb was refused, and the one place where that becomes an errno.
 
 use rustix::io::Errno;
+use terrace_memory::shared::StillReached;
 use terrace_transport::{ModifyError, PostError};
 
 /// Why a verb was refused. [`Error::errno`] is the value that the C ABI answers.
@@ -73,6 +74,12 @@ impl From<Errno> for Error {
             other => Error::System(other.raw_os_error()),
         }
     }
+}
+
+/// What becomes of another process that does not come to the end of an access.
+pub(crate) fn still_reached(reached: StillReached) -> Error {
+    tracing::error!("{reached}: given up; what was to be ended is still there");
+    Error::Busy("another process of the host is in the middle of an access")
 }
 
 impl From<PostError> for Error {

@@ -7,7 +7,7 @@ use terrace_memory::{
     Access, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError, WindowKind,
 };
 
-use crate::error::Error;
+use crate::error::{Error, still_reached};
 use crate::limits::Life;
 use crate::pd::Pd;
 
@@ -135,7 +135,7 @@ impl Mr {
 
     /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given.
     /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing
-    /// has changed. EBUSY while windows are bound.
+    /// has changed. EBUSY while windows are bound, and when another process of the host does not come to the end of an access.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
@@ -163,7 +163,7 @@ impl Mr {
     }
 
     /// Makes the region one whose bytes need not be in memory, or an ordinary one. EINVAL when it does not lie within the
-    /// pager's range; EBUSY while windows are bound. On error nothing has changed.
+    /// pager's range; EBUSY as for `rereg`. On error nothing has changed.
     pub fn set_paging(&self, paging: Option<Paging>) -> Result<(), Error> {
         self.life.check()?;
         let place = self.place.lock();
@@ -174,7 +174,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Ends the region; EBUSY while windows are bound to it. No access is running once it returns.
+    /// Ends the region; EBUSY as for `rereg`, and the region is as it was. No access is running once it returns.
     pub fn dereg(&self) -> Result<(), Error> {
         self.life.check()?;
         let pd = self.pd();
@@ -268,6 +268,7 @@ fn register_error(error: RegisterError) -> Error {
         RegisterError::NotMapped => Error::Fault,
         RegisterError::NoRoom => Error::NoMemory("keys"),
         RegisterError::Busy => Error::Busy("memory windows are bound to the region"),
+        RegisterError::StillReached(reached) => still_reached(reached),
         RegisterError::UnknownKey => Error::Invalid("no such region or window"),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use terrace_fabric::Port;
-use terrace_memory::shared::Outlook;
+use terrace_memory::shared::{GracePeriod, Outlook};
 use terrace_memory::{Absence, Waker};
 use terrace_sync::{Guard, LeaningMutex};
 use terrace_transport::{
@@ -15,7 +15,7 @@ use terrace_transport::{
 use crate::cq::Cq;
 use crate::datapath::Way;
 use crate::device::Device;
-use crate::error::Error;
+use crate::error::{Error, still_reached};
 use crate::events::EventAccount;
 use crate::host::{LastKeys, MagicKeys, QpHost, Receives};
 use crate::limits::{Life, Limits};
@@ -311,7 +311,8 @@ impl QueuePair {
     }
 
     /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or
-    /// too many, or values are out of range; nothing has changed then. RESET forgets the queue pair's completions.
+    /// too many, or values are out of range; nothing has changed then. RESET forgets the queue pair's completions. Other processes of
+    /// the host may still be in the middle of accesses that they were permitted before: see [`QueuePair::await_readers`].
     pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
         let device = self.device();
         if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
@@ -556,8 +557,25 @@ impl QueuePair {
         }
     }
 
+    /// Hides the queue pair from other processes of the host until it is modified. Packets get through. False if it was not to be seen.
+    pub fn withdraw(&self) -> bool {
+        let mut core = self.lock();
+        let was_shown = core.local.withdraw();
+        if was_shown {
+            self.device().memory.set_queue_pair(self.qpn, None);
+        }
+        was_shown
+    }
+
+    /// Waits until other processes of the host have come to the end of all accesses by way of this queue pair that they began before it
+    /// was last modified or withdrawn. EBUSY when one of them does not within half a minute: it may be stopped.
+    pub fn await_readers(&self) -> Result<(), Error> {
+        GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(still_reached)
+    }
+
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are forgotten, its
-    /// type 2 windows are unbound. Waits until the asynchronous events that were handed out are acknowledged.
+    /// type 2 windows are unbound. Waits until the asynchronous events that were handed out are acknowledged, but not for other processes
+    /// of the host: see [`QueuePair::await_readers`].
     pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
         self.life.end()?;
         let device = self.device();

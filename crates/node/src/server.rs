@@ -314,12 +314,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // First: from then on no other process of the host is waited for, be it stopped or not.
+        self.device.close();
         for served in &self.regions {
             self.agent.withdraw(served.mr.rkey());
-            // The device is about to close: what cannot be ended ends with it.
+            // The device is closed: what cannot be ended has ended with it.
             let _ = served.mr.dereg();
         }
-        self.device.close();
         for served in &self.regions {
             self.tier.remove(&served.region);
         }

@@ -15,6 +15,7 @@ use crate::device::{Device, Injected};
 use crate::error::TierError;
 use crate::job::Job;
 use crate::pool::Pool;
+use crate::residency::Departure;
 use crate::workers::Workers;
 
 /// Requests that are submitted at a time.
@@ -27,6 +28,8 @@ const PATIENCE: Duration = Duration::from_micros(200);
 pub(crate) struct Engine {
     pub(crate) pool: Arc<Pool>,
     pub(crate) core: Mutex<Core>,
+    /// Units that other processes keep from leaving. Locked after `core`.
+    pub(crate) set_aside: Mutex<Vec<Departure>>,
     /// Signalled when parts have ended.
     ended: Condvar,
     device: Mutex<Box<dyn Device>>,
@@ -61,6 +64,7 @@ impl Engine {
             pool,
             in_flight: core.in_flight.clone(),
             core: Mutex::new(core),
+            set_aside: Mutex::default(),
             ended: Condvar::new(),
             device: Mutex::new(device),
             workers: Workers::default(),

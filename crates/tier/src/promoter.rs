@@ -77,6 +77,7 @@ pub(crate) fn run(shared: &Shared, config: &TierConfig) {
         let deadline = start + config.period;
         follow(shared, &mut watched);
         clean(shared, &watched);
+        shared.engine.finish_departures();
         take_counts(&mut watched);
         if config.promote {
             move_units(shared, &watched, deadline);
@@ -172,7 +173,7 @@ fn survey(shared: &Shared, watched: &[Watched]) -> (Vec<Candidate<Key>>, Vec<Can
             let candidate = Candidate { key: (index, unit), heat: *heat };
             match state.residency {
                 Residency::Absent if heat.is_warm() => absent.push(candidate),
-                Residency::Resident if !state.pinned && !region.losses.are_there() => {
+                Residency::Resident if !state.pinned && !state.leaving && !region.losses.are_there() => {
                     resident.push(candidate)
                 }
                 _ => {}

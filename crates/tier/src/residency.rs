@@ -5,10 +5,12 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
 use terrace_memory::HostRange;
+use terrace_memory::shared::GracePeriod;
 
 use crate::engine::Engine;
 use crate::error::TierError;
@@ -16,12 +18,22 @@ use crate::region::Region;
 use crate::sys;
 use crate::unit::Residency;
 
+/// How long whoever takes units out waits for other processes that are in the middle of accesses. Most take microseconds.
+const READERS_PATIENCE: Duration = Duration::from_millis(1);
 /// How many units are read at a time.
 pub(crate) const AHEAD_MAX: usize = 4;
 /// How often in a row it is tried to drop pages that somebody uses.
 const CLEANINGS_MAX: u8 = 3;
 /// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
+
+/// A unit that is about to leave, and to which other processes have yet to end accesses.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    region: Arc<Region>,
+    unit: usize,
+    readers: GracePeriod,
+}
 
 impl Engine {
     /// Brings a unit into memory. False if it is not absent, or if the budget has no room for it.
@@ -105,7 +117,8 @@ impl Engine {
         true
     }
 
-    /// Takes a unit out of memory, in the order that DESIGN gives. False if it is not resident, or pinned.
+    /// Takes a unit out of memory, in the order that DESIGN gives; or sets it aside, if another process is in the middle of an access to
+    /// it and does not come to its end: then [`Engine::finish_departures`] takes it out. False if it is not resident, or pinned.
     ///
     /// # Errors
     /// When it cannot be written back: it stays.
@@ -113,15 +126,44 @@ impl Engine {
         if !self.begin_departure(region, unit) {
             return Ok(false);
         }
-        let range = region.presence.unit_range(unit);
         // As long as nothing has changed: what cannot be written back must not leave.
-        if let Err(error) = self.write_back(region, range) {
+        if let Err(error) = self.write_back(region, region.presence.unit_range(unit)) {
             self.cancel_departure(region, unit);
             return Err(error);
         }
         // First: as long as the NIC copies without asking, an access that comes here must not wait for anything.
-        region.presence.expel(unit);
-        self.depart(region, unit).map(|()| true)
+        let mut readers = region.presence.expel(unit);
+        if readers.wait(READERS_PATIENCE).is_err() {
+            let core = self.core.lock();
+            // Otherwise somebody takes the region away: nobody comes to look after units that are set aside.
+            if core.serves(region.id) {
+                self.set_aside.lock().push(Departure { region: region.clone(), unit, readers });
+                return Ok(true);
+            }
+        }
+        self.depart(region, unit)?;
+        Ok(true)
+    }
+
+    /// Takes out of memory what was set aside, and is not accessed any more.
+    pub(crate) fn finish_departures(&self) {
+        self.depart_all(|departure| departure.readers.is_over());
+    }
+
+    /// The same for all of a region that takes no more accesses.
+    pub(crate) fn abandon_departures(&self, region: &Arc<Region>) {
+        self.depart_all(|departure| Arc::ptr_eq(&departure.region, region));
+    }
+
+    fn depart_all(&self, mut which: impl FnMut(&mut Departure) -> bool) {
+        let departing: Vec<Departure> = {
+            let mut set_aside = self.set_aside.lock();
+            set_aside.extract_if(.., &mut which).collect()
+        };
+        for Departure { region, unit, .. } in departing {
+            // What cannot be written back was logged.
+            let _ = self.depart(&region, unit);
+        }
     }
 
     /// The second half of taking a unit out: only accesses that come here reach it.
@@ -277,12 +319,13 @@ impl Engine {
         result
     }
 
-    /// Unlocks everything of a region that takes no more accesses, has none under way, and whose units do not move.
+    /// Unlocks everything of a region that takes no more accesses, has none under way, and whose units do not move. Other processes have
+    /// been kept from it before.
     pub(crate) fn unlock_region(&self, region: &Region) {
         let mut locked_bytes = 0;
         for unit in 0..region.presence.unit_count() {
             if region.presence.is_present(unit) {
-                region.presence.expel(unit);
+                let _ = region.presence.expel(unit);
                 locked_bytes += region.presence.unit_range(unit).len;
             }
         }

@@ -103,8 +103,8 @@ impl Tier {
         Ok(Arc::new(TierRegion { engine: engine.clone(), region }))
     }
 
-    /// Ends a region: waits for its accesses, and unlocks its memory. Accesses that are asked for later fail. What was
-    /// acknowledged is in the file or in the page cache; of what could not be written back until now, the log tells.
+    /// Ends a region, which other processes can reach no more: waits for its accesses, and unlocks its memory. Accesses that are asked
+    /// for later fail. What was acknowledged is in the file or in the page cache; of what could not be written back until now, the log tells.
     pub fn remove(&self, region: &Arc<TierRegion>) {
         let (engine, region) = (&self.shared.engine, &region.region);
         {
@@ -115,6 +115,7 @@ impl Tier {
             }
         }
         self.shared.regions.lock().retain(|known| !Arc::ptr_eq(known, region));
+        engine.abandon_departures(region);
         let is_quiet = |state: &RegionState| state.part_count == 0 && state.moves == 0;
         engine.when(|core| is_quiet(&core.regions[region.id]), |_| ());
         if region.losses.are_there()
@@ -161,7 +162,8 @@ impl Tier {
         self.shared.engine.promote(&region.region, unit)
     }
 
-    /// Takes a unit out of memory now, and waits for that. False if it is not there, or pinned.
+    /// Takes a unit out of memory now, and waits for that; or has that done later, if another process of the host is in the middle of an
+    /// access to it. False if it is not there, or pinned.
     ///
     /// # Errors
     /// When it cannot be written back: it stays.

@@ -6,9 +6,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker};
+
+/// How long a program that changes a mapping waits for other processes that are in the middle of accesses to it.
+const READERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A pager that can be switched off.
 #[derive(Debug)]
@@ -52,7 +56,10 @@ impl MappingPager {
         if *is_paged {
             let presence = self.inner.presence();
             // To neighbours, present would mean that the bytes are the file's.
-            presence.withdraw();
+            // Who is stopped in the middle of an access reads or writes the file, as it would have done before.
+            if let Err(reached) = presence.withdraw().wait(READERS_PATIENCE) {
+                tracing::warn!("{reached}, while its mapping is changed");
+            }
             let_go();
             let absent = (0..presence.unit_count()).filter(|&unit| !presence.is_present(unit));
             absent.for_each(|unit| presence.admit(unit));

@@ -279,7 +279,8 @@ pub unsafe extern "C" fn create_qp_ex(
     pointer(create())
 }
 
-/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. A target of XRC stays as long as there are other handles of it.
+/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. EBUSY when another process of the host does not come to the end of an
+/// access by way of it. A target of XRC stays as long as there are other handles of it.
 ///
 /// # Safety
 /// `qp` is null or a queue pair.
@@ -288,6 +289,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<QpObject>(qp.cast())? };
+        // Nothing of a queue pair goes before nobody uses it any more: a refusal leaves it as it was.
+        object.qp.withdraw();
+        object.qp.await_readers()?;
         object.qp.release(qp as u64)?;
         object.forget_completions();
         // SAFETY: the NIC knows it no more.

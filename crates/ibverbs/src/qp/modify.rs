@@ -102,7 +102,8 @@ fn ignored(qp_type: QpType) -> M {
     }
 }
 
-/// `ibv_modify_qp(3)`.
+/// `ibv_modify_qp(3)`. EBUSY when the queue pair has changed, and another process of the host does not come to the end of an access that it
+/// was permitted before; to call it again is to wait again.
 ///
 /// # Safety
 /// `qp` is null or a queue pair, `attr` null or attributes.
@@ -122,7 +123,8 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             // SAFETY: our own structure; this verb and the query are the ones that change the field.
             unsafe { (*object.as_c()).state = attr.qp_state };
         }
-        Ok(())
+        // Rights that were taken away are gone when this returns, as they are from a NIC.
+        Ok(object.qp.await_readers()?)
     };
     status(modify())
 }

@@ -142,10 +142,36 @@ impl Board {
 /// What one connection has seen of another process's records: most accesses find them as they were.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
+    pub(super) region: SeenRegion,
+    pub(super) rights: SeenRights,
+}
+
+/// Of regions.
+#[derive(Debug, Default)]
+pub(super) struct SeenRegion {
     number: KeyMemo,
     /// A key, and the region that it named.
     region: Option<(u32, Version, ShownRegion)>,
-    rights: Option<(Version, u32, Access)>,
+}
+
+/// Of the queue pair at the other end.
+#[derive(Debug, Default)]
+pub(super) struct SeenRights(Option<(Version, u32, Access)>);
+
+/// A region as it was seen.
+#[derive(Debug)]
+pub(super) struct RegionView<'a> {
+    record: &'a [AtomicU64],
+    pub(super) version: Version,
+    pub(super) region: &'a ShownRegion,
+}
+
+impl RegionView<'_> {
+    /// Whether it is as it was seen.
+    #[inline(always)]
+    pub(super) fn is_current(&self) -> bool {
+        record::version(self.record) == self.version
+    }
 }
 
 /// The records of another process.
@@ -169,15 +195,17 @@ impl BoardView {
         Ok(BoardView { segment, order })
     }
 
-    /// The region that a key names, unless it is not shown.
+    /// The region that a key names, unless it is not shown. Who has raised a word since asks [`RegionView::is_current`] whether it still
+    /// is so.
     #[inline(always)]
-    pub(super) fn region<'a>(&self, key: u32, seen: &'a mut Seen) -> Option<(Version, &'a ShownRegion)> {
+    pub(super) fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Option<RegionView<'a>> {
         let record = region_record(&self.segment, seen.number.number(&self.order, key))?;
         let is_as_seen = matches!(seen.region, Some((known, version, _)) if known == key && version == record::version(record));
         if !is_as_seen {
             seen.region = Some(read_region(record, key)?);
         }
-        seen.region.as_ref().map(|(_, version, region)| (*version, region))
+        let (_, version, region) = seen.region.as_ref()?;
+        Some(RegionView { record, version: *version, region })
     }
 
     /// What a queue pair leads to, and what it permits, unless it is not shown, or connected to another one than `own_qpn` at `own`.
@@ -188,16 +216,16 @@ impl BoardView {
         qpn: u32,
         own: [u64; 2],
         own_qpn: u32,
-        seen: &mut Seen,
+        seen: &mut SeenRights,
     ) -> Option<(u32, Access)> {
         let record = queue_pair_record(&self.segment, qpn);
-        if let Some((version, pd, access)) = seen.rights
+        if let Some((version, pd, access)) = seen.0
             && version == record::version(record)
         {
             return Some((pd, access));
         }
         let read @ (_, pd, access) = read_rights(record, own, own_qpn)?;
-        seen.rights = Some(read);
+        seen.0 = Some(read);
         Some((pd, access))
     }
 }
@@ -249,8 +277,8 @@ mod tests {
         let board = Board::new(&order()).expect("made");
         let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
         let (number, key) = (7, order().outward(7) << 8 | 0x42);
-        let mut seen = Seen::default();
-        let mut view = |key| view.region(key, &mut seen).map(|(version, region)| (version, *region));
+        let mut seen = SeenRegion::default();
+        let mut view = |key| view.region(key, &mut seen).map(|view| (view.version, *view.region));
         assert_eq!(view(key), None);
         let region = ShownRegion {
             tag: 0x42,
@@ -280,8 +308,8 @@ mod tests {
         let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };
         board.set_queue_pair(0x05_ffff, Some(&shown));
         let own = halves(peer);
-        let first = |qpn, own, own_qpn| view.rights(qpn, own, own_qpn, &mut Seen::default());
-        let mut seen = Seen::default();
+        let first = |qpn, own, own_qpn| view.rights(qpn, own, own_qpn, &mut SeenRights::default());
+        let mut seen = SeenRights::default();
         let mut again = || view.rights(0x05_ffff, own, 0x80_1234, &mut seen);
         for _ in 0..2 {
             assert_eq!(again(), Some((3, Access::REMOTE_READ)));

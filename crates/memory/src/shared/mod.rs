@@ -21,8 +21,8 @@ mod source;
 
 pub use board::ShownQueuePair;
 pub(crate) use board::{Board, ShownRegion};
-pub use hands::{Hand, Hands, Visitor};
-pub(crate) use hands::{Reaching, forget_hands, wait_for_own_hands, wait_for_visitors};
+pub use hands::{GracePeriod, Hand, Hands, StillReached, Visitor};
+pub(crate) use hands::{Reaching, forget_hands, wait_for_own_hands};
 pub use outlook::Outlook;
 pub use reach::{Lead, Local, Reach, Refusal};
 pub use record::Version;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 
-use super::board::{BoardView, Seen, ShownRegion, halves};
+use super::board::{BoardView, RegionView, Seen, SeenRegion, SeenRights, halves};
 use super::hands::{Hand, Hands, Reaching};
 use super::outlook::Outlook;
 use super::record::Version;
@@ -86,7 +86,7 @@ impl Reach {
 
     /// A connection from a queue pair of this process to one of the other.
     pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
-        let hand = self.hands.take()?;
+        let hand = self.hands.take(qpn)?;
         let (own, seen, last) = (halves(own), Seen::default(), Last::default());
         Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, seen, last })
     }
@@ -132,13 +132,22 @@ enum Here<'a> {
 }
 
 impl Here<'_> {
-    /// Raises the hand for the copy.
+    /// Length in bytes.
     #[inline(always)]
-    fn reach<'a>(&self, hand: &'a mut Hand) -> Reaching<'a> {
+    fn len(&self) -> u64 {
         match *self {
-            Here::Range(_) => hand.reach(),
+            Here::Range(range) => range.len,
+            Here::Piece(Local { piece, .. }) => piece.len,
+        }
+    }
+
+    /// Raises the hand for the copy from or to `theirs`.
+    #[inline(always)]
+    fn reach<'a>(&self, hand: &'a mut Hand, theirs: HostRange) -> Reaching<'a> {
+        match *self {
+            Here::Range(_) => hand.reach(theirs),
             Here::Piece(Local { registry, memo, piece, .. }) => {
-                hand.reach_from(registry.table.number_again(piece.lkey, memo))
+                hand.reach_from(registry.table.number_again(piece.lkey, memo), theirs)
             }
         }
     }
@@ -261,12 +270,15 @@ impl Lead {
             AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
         };
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let _reaching = hand.reach();
-        let (version, host) = reach.locate((*own, *own_qpn, *qpn), seen, need, key, va, 8)?;
-        let Source::Mapped(mapped) = last.source(reach, key, version, va, host)? else {
+        let region = reach.region(key, &mut seen.region)?;
+        let theirs = HostRange { addr: region.locate(va, 8)?, len: 8 };
+        let _reaching = hand.reach(theirs);
+        let connection = (*own, *own_qpn, *qpn);
+        let version = reach.check(connection, &mut seen.rights, &region, need)?;
+        let Source::Mapped(mapped) = last.source(reach, key, version, va, theirs.addr)? else {
             return Err(Refusal::NotHere);
         };
-        let addr = mapped.place(host, 8).map_err(|Missing| Refusal::NotHere)?;
+        let addr = mapped.place(theirs.addr, theirs.len).map_err(|Missing| Refusal::NotHere)?;
         if !va.is_multiple_of(8) || !addr.is_multiple_of(8) {
             return Err(Refusal::NotHere);
         }
@@ -349,12 +361,14 @@ impl Lead {
         here: Here<'_>,
     ) -> Result<(), Refusal> {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let reaching = here.reach(hand);
+        let region = reach.region(key, &mut seen.region)?;
+        let theirs = HostRange { addr: region.locate(va, whole)?, len: here.len() };
+        let reaching = here.reach(hand, theirs);
         let here = here.find(direction, &reaching)?;
         let connection = (*own, *own_qpn, *qpn);
-        let (version, host) = reach.locate(connection, seen, direction.need(), key, va, whole)?;
-        let source = last.source(reach, key, version, va, host)?;
-        source.copy(direction, reach.pid, host, here).map_err(|Missing| Refusal::NotHere)
+        let version = reach.check(connection, &mut seen.rights, &region, direction.need())?;
+        let source = last.source(reach, key, version, va, theirs.addr)?;
+        source.copy(direction, reach.pid, theirs.addr, here).map_err(|Missing| Refusal::NotHere)
     }
 }
 
@@ -399,28 +413,29 @@ impl Last {
 }
 
 impl Reach {
-    /// All checks on an access, as the other process would make them on a packet; and the other process's address. Only while the
-    /// connection's word is odd does the answer stay true.
+    /// The region that a key names, as it is shown now.
     #[inline(always)]
-    fn locate(
-        &self,
-        (own, own_qpn, qpn): ([u64; 2], u32, u32),
-        seen: &mut Seen,
-        need: AccessNeed,
-        key: u32,
-        va: u64,
-        len: u64,
-    ) -> Result<(Version, u64), Refusal> {
+    fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Result<RegionView<'a>, Refusal> {
         if self.is_gone() {
             return Err(Refusal::NotHere);
         }
+        self.board.region(key, seen).ok_or(Refusal::NotHere)
+    }
+
+    /// All checks on an access, as the other process would make them on a packet; and the region's version. Only while the connection's
+    /// word is odd does the answer stay true.
+    #[inline(always)]
+    fn check(
+        &self,
+        (own, own_qpn, qpn): ([u64; 2], u32, u32),
+        seen: &mut SeenRights,
+        view: &RegionView<'_>,
+        need: AccessNeed,
+    ) -> Result<Version, Refusal> {
         let (pd, access) = self.board.rights(qpn, own, own_qpn, seen).ok_or(Refusal::NotHere)?;
-        let (version, region) = self.board.region(key, seen).ok_or(Refusal::NotHere)?;
         let permission = need.permission(Side::Remote);
-        if pd != region.pd || !permits(access, region.access, permission) {
-            return Err(Refusal::NotHere);
-        }
-        region.translate(va, len).map(|host| (version, host)).ok_or(Refusal::NotHere)
+        let is_permitted = pd == view.region.pd && permits(access, view.region.access, permission);
+        if is_permitted && view.is_current() { Ok(view.version) } else { Err(Refusal::NotHere) }
     }
 }
 
@@ -428,11 +443,12 @@ fn permits(queue_pair: Access, region: Access, permission: Access) -> bool {
     queue_pair.contains(permission) && region.contains(permission)
 }
 
-impl ShownRegion {
+impl RegionView<'_> {
     /// The other process's address for `va`, when `len` bytes from there lie within the region.
     #[inline(always)]
-    fn translate(&self, va: u64, len: u64) -> Option<u64> {
-        let offset = va.wrapping_sub(self.start);
-        (offset <= self.len && len <= self.len - offset).then(|| va.wrapping_add(self.to_host))
+    fn locate(&self, va: u64, len: u64) -> Result<u64, Refusal> {
+        let offset = va.wrapping_sub(self.region.start);
+        let is_within = offset <= self.region.len && len <= self.region.len - offset;
+        if is_within { Ok(va.wrapping_add(self.region.to_host)) } else { Err(Refusal::NotHere) }
     }
 }

@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Board, Reaching, ShownQueuePair, ShownRegion, Version, wait_for_visitors};
-use crate::access::{AccessError, AccessNeed, Accessor};
+use super::{Board, GracePeriod, Reaching, ShownQueuePair, ShownRegion, Version};
+use crate::access::{AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::flush::HostRange;
 use crate::paging::Pager;
-use crate::pin::Pinned;
+use crate::pin::{Closed, Pinned};
 use crate::registry::Registry;
 use crate::table::{KeyMemo, tag_of};
 
@@ -81,14 +81,11 @@ impl Registry {
         self.board.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
     }
 
-    /// Shows a queue pair that leads to regions, or hides it. When it is hidden and this returns, nobody copies any more by way
-    /// of it. The caller has the queue pair locked.
+    /// Shows a queue pair that leads to regions, or hides it. The caller has the queue pair locked. Accesses that others have begun may
+    /// still be under way, until [`GracePeriod::of_queue_pair`] is over.
     pub fn set_queue_pair(&self, qpn: u32, queue_pair: Option<&ShownQueuePair>) {
         if let Some(board) = self.board() {
             board.set_queue_pair(qpn, queue_pair);
-            if queue_pair.is_none() {
-                wait_for_visitors();
-            }
         }
     }
 
@@ -99,12 +96,40 @@ impl Registry {
         }
     }
 
-    /// Hides a region, and returns when no other process copies any more. The caller has its slot closed.
-    pub(crate) fn hide_region(&self, key: u32) {
-        if let Some(board) = self.board() {
+    /// Changes a region while no other process has it: what `check` lets pass becomes invisible to them, their accesses end, and then
+    /// `change` has the region to itself. Those ends are waited for with nothing locked: the region serves packets meanwhile.
+    ///
+    /// # Errors
+    /// Those of `check` and `change`; `StillReached` when another process does not come to the end of an access. The region is then as
+    /// it was.
+    pub(crate) fn change_region<R>(
+        &self,
+        key: u32,
+        check: impl Fn(&Entry) -> Result<(), RegisterError>,
+        change: impl FnOnce(&mut Closed<'_, Entry>) -> Result<R, RegisterError>,
+    ) -> Result<R, RegisterError> {
+        let slot = self.table.slot_of(key).ok_or(RegisterError::UnknownKey)?;
+        let pages = {
+            let _changing = self.changes.pin();
+            let mut entry = slot.close();
+            check(&entry)?;
+            let Some(board) = self.board() else { return change(&mut entry) };
+            entry.withdrawals += 1;
             board.hide_region(self.number(key));
-            wait_for_visitors();
-        }
+            HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len }
+        };
+        let over = GracePeriod::of_pages(pages).wait_long();
+        let _changing = self.changes.pin();
+        let mut entry = slot.close();
+        entry.withdrawals -= 1;
+        let result = match over {
+            // Another thread may have changed it meanwhile, or is about to.
+            Ok(()) if entry.withdrawals == 0 => check(&entry).and_then(|()| change(&mut entry)),
+            Ok(()) => Err(RegisterError::Busy),
+            Err(reached) => Err(RegisterError::StillReached(reached)),
+        };
+        self.show_region(key, &entry);
+        result
     }
 
     /// What another process wants to know before it reaches into a region that it sees with this version.
@@ -200,7 +225,7 @@ impl Registry {
 }
 
 fn shown(entry: &Entry) -> Option<ShownRegion> {
-    (entry.kind == Kind::Region && entry.bound).then_some(ShownRegion {
+    (entry.kind == Kind::Region && entry.bound && entry.withdrawals == 0).then_some(ShownRegion {
         tag: entry.tag,
         access: entry.access,
         pd: entry.pd,

@@ -127,7 +127,8 @@ impl TestPager {
         if !self.presence.is_present(unit) {
             return false;
         }
-        self.presence.expel(unit);
+        let mut readers = self.presence.expel(unit);
+        while !readers.is_over() {}
         if let Some((start, end)) = self.inside(self.presence.unit_range(unit)) {
             self.cells.get(start, &mut state.store[start..end]);
             self.cells.set(start, &vec![SPOILED; end - start]);

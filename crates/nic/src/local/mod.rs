@@ -102,6 +102,8 @@ pub(crate) struct QpLocal {
     asked: Option<(u32, Version)>,
     /// The state in which others see it.
     shown: Option<QpState>,
+    /// They are not to see it until it is modified.
+    is_withdrawn: bool,
 }
 
 impl QpLocal {
@@ -109,6 +111,13 @@ impl QpLocal {
     #[inline]
     pub fn has_outlet(&self) -> bool {
         self.outlet.is_some()
+    }
+
+    /// Notes that others are to see it no more. False if they do not.
+    pub fn withdraw(&mut self) -> bool {
+        let was_shown = self.shown.is_some();
+        self.is_withdrawn = true;
+        was_shown
     }
 
     /// The way into the peer's memory. One into a process that has gone is given up: it would keep that one's memory.
@@ -285,6 +294,7 @@ impl Device {
     /// Shows a queue pair to peers on this host as it is now.
     #[inline]
     pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
+        core.local.is_withdrawn &= !anew;
         if self.memory.is_shown() && (anew || core.local.shown != Some(core.qp.state())) {
             self.show_now(qp, core);
         }
@@ -312,8 +322,8 @@ impl Device {
 /// What others may do by way of a queue pair; `None` when it takes no requests.
 fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     let attr = core.qp.attr();
-    let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) && !core.dead;
-    let path = attr.path.filter(|_| takes_requests)?;
+    let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+    let path = attr.path.filter(|_| takes_requests && !core.dead && !core.local.is_withdrawn)?;
     let mut access = Access::from_bits_truncate(attr.access);
     if attr.max_dest_rd_atomic == 0 {
         access -= Access::REMOTE_READ | Access::REMOTE_ATOMIC;

@@ -267,9 +267,11 @@ impl Sockets {
                 _ => None,
             };
             if heard.is_none() {
-                let guest = self.visitors.remove(index);
-                unwatch(&self.waits, guest.socket.as_fd());
-                return device.end_inlet(guest.number);
+                let Guest { socket, number, visitor, .. } = self.visitors.remove(index);
+                unwatch(&self.waits, socket.as_fd());
+                // First: others may wait for it, and this thread would wait for them.
+                drop(visitor);
+                return device.end_inlet(number);
             }
         }
     }
@@ -282,7 +284,8 @@ impl Guest {
             Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
                 let inbox = Inbox::new(files.pop()?).ok()?;
                 // Before it sees anything.
-                self.visitor = Some(Visitor::admit(files.pop()?).ok()?);
+                let pid = check_peer(&self.socket)?;
+                self.visitor = Some(Visitor::admit(files.pop()?, pid).ok()?);
                 let board =
                     device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
                 device.show_all();

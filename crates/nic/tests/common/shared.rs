@@ -1,6 +1,7 @@
-//! Memory that neighbours can map: a file in memory.
+//! Memory that neighbours can map: files in memory.
+#![allow(dead_code)] // Every test file uses its own part of this.
 
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use terrace_memory::HostRange;
 use terrace_nic::*;
@@ -8,30 +9,55 @@ use terrace_tier::BackingFile;
 
 use crate::common::{Node, REMOTE_ALL};
 
-/// A region over a file in memory. Its node's device can have one.
+/// The files behind a node's memory.
+#[derive(Clone, Default)]
+pub struct Files(Arc<RwLock<Vec<BackingFile>>>);
+
+/// A region over a file in memory.
 pub struct SharedRegion {
     pub addr: u64,
     pub mr: Arc<Mr>,
 }
 
-struct OneFile(BackingFile);
-
-impl Backings for OneFile {
+impl Backings for Files {
     fn find(&self, range: HostRange, _: bool) -> Option<BackedBy> {
-        let all = self.0.map();
-        let is_part = range.addr >= all.addr && range.addr + range.len <= all.addr + all.len;
-        let file = is_part.then(|| self.0.open_again().ok())??;
-        Some(BackedBy { file, offset: 0, range: all })
+        let files = self.0.read().expect("whole");
+        files.iter().find_map(|file| {
+            let all = file.map();
+            let is_part = range.addr >= all.addr && range.addr + range.len <= all.addr + all.len;
+            let file = is_part.then(|| file.open_again().ok())??;
+            Some(BackedBy { file, offset: 0, range: all })
+        })
+    }
+}
+
+impl Files {
+    /// What the node's device knows, from now on.
+    pub fn on(node: &Node) -> Files {
+        let files = Files::default();
+        node.device.set_backings(Arc::new(files.clone()));
+        files
+    }
+
+    /// Adds a file. It stays mapped.
+    pub fn add(&self, file: BackingFile) -> HostRange {
+        let all = file.map();
+        self.0.write().expect("whole").push(file);
+        all
+    }
+
+    pub fn region(&self, node: &Node, len: usize) -> SharedRegion {
+        let path = tempfile::NamedTempFile::new_in("/dev/shm").expect("a name in memory");
+        let file = BackingFile::open(path.path(), Some(len as u64), false).expect("a file in memory");
+        let addr = self.add(file).addr;
+        SharedRegion { addr, mr: register(node, addr, len as u64) }
     }
 }
 
 impl SharedRegion {
+    /// The only one of its node.
     pub fn new(node: &Node, len: usize) -> SharedRegion {
-        let path = tempfile::NamedTempFile::new_in("/dev/shm").expect("a name in memory");
-        let file = BackingFile::open(path.path(), Some(len as u64), false).expect("a file in memory");
-        let addr = file.map().addr;
-        node.device.set_backings(Arc::new(OneFile(file)));
-        SharedRegion { addr, mr: register(node, addr, len as u64) }
+        Files::on(node).region(node, len)
     }
 }
 
