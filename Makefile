@@ -132,8 +132,9 @@ chaos: build ## Hostile peers against a live node and live programs, bystanders 
 	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
 	$(PYTHON) tests/chaos/run.py $(ONLY)
 
-crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; neighbours 5 times as often
+crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; same-host peers killed 5 times as often, and stopped
 	@scripts/setup.sh build
+	TERRACE_STOP_ROUNDS=$(ROUNDS) cargo test --locked --package terrace-nic --test stop -- --nocapture
 	TERRACE_KILL_ROUNDS=$$(($(ROUNDS) * 5)) cargo test --locked --package terrace-nic --test kill
 	TERRACE_CRASH_ROUNDS=$(ROUNDS) TERRACE_CRASH_DROP_CACHES=1 cargo test --locked --package terrace-cli --test crash -- \
 	    --nocapture --test-threads 1

@@ -59,6 +59,15 @@ def is_listening(port):
     return False
 
 
+def wait_until(condition, what, patience_s=20):
+    """Returns when it is so."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {patience_s} s")
+        time.sleep(0.05)
+
+
 @dataclass
 class Outcome:
     """How one program ended and what it printed."""

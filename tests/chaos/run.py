@@ -2,9 +2,10 @@
 
     python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
 
-Each attack of `attacks.py` has its turn; then all at once. What must hold: the bystanders (`bystanders.py`) complete all that they
-begin, without an error and with the right data; nobody crashes or complains; memory, descriptors and threads stay bounded, and come
-back down. How fast the bystanders were, compared with before, is reported and nothing more: it depends on the machine.
+Each attack of `attacks.py` has its turn; then all at once; then clients of the same host are stopped (`stops.py`). What must hold:
+the bystanders (`bystanders.py`) complete all that they begin, without an error and with the right data; nobody crashes or complains;
+memory, descriptors and threads stay bounded, and come back down. How fast the bystanders were, compared with before, is reported and
+nothing more: it depends on the machine.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/badinput")]
 import attacks  # noqa: E402
 import bystanders  # noqa: E402
 import roce  # noqa: E402
+import stops  # noqa: E402
 from harness import procs  # noqa: E402
 from harness.endpoint import PROGRAM, stat  # noqa: E402
 
@@ -98,6 +100,7 @@ class Scene:
 
     def __init__(self, stack, log_dir):
         fresh, self.log_dir, self.failures = addresses(), log_dir, []
+        self.fail = failing(self.failures)
         # Attackers take no processors of those whom they attack. Here they do, and must not get more of them than the engines.
         self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
@@ -106,7 +109,7 @@ class Scene:
             [procs.terrace_binary(), "serve", "--region", f"{REGION}={file}:{REGION_BYTES}", "--dram", DRAM_BYTES, "--listen",
              self.node_address], log_dir, "node")
         stack.callback(self.stop, self.node)
-        wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")
+        procs.wait_until(lambda: "serving at" in self.node.paths[0].read_text(), "the node serves")
         self.program, client, other = (self.endpoint(stack, next(fresh)) for _ in range(3))
         verbs, seen = bystanders.stream_between("verbs to a program", client, self.program, "b", STREAM_SPAN)
         stream, seen_too = bystanders.stream_to_node("verbs to the node", other, self.node_address, REGION, 0, STREAM_SPAN)
@@ -116,7 +119,7 @@ class Scene:
             procs.under_terrace(["rping", "-s", "-P", "-V", "-a", listener_address, "-p", str(port)], "--path", "auto", addr=listener_address),
             log_dir, "listener")
         stack.callback(self.stop, self.listener)
-        wait_until(lambda: procs.is_listening(port), "rping listens")
+        procs.wait_until(lambda: procs.is_listening(port), "rping listens")
         caller = bystanders.Caller("connections", next(fresh), listener_address, port, log_dir)
         self.workers = [requester, caller]
         for worker in self.workers:
@@ -165,10 +168,6 @@ class Scene:
                 rates[bystander.name] = 0
         return rates
 
-    def fail(self, why):
-        print(f"FAILED: {why}", flush=True)
-        self.failures.append(why)
-
     def expect_life(self):
         for victim in self.victims:
             if victim.process.poll() is not None:
@@ -196,14 +195,6 @@ def may_go_first():
         return False
     os.setpriority(os.PRIO_PROCESS, 0, 0)
     return True
-
-
-def wait_until(condition, what, patience=20):
-    deadline = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {patience} s")
-        time.sleep(0.05)
 
 
 def attack(scene, chosen, seconds):
@@ -266,9 +257,29 @@ def main(only):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     chosen = [one for one in attacks.ATTACKS if fnmatch.fnmatch(one.__name__, only)]
-    if not chosen:
-        sys.exit(f"no attack is named {only!r}: {', '.join(one.__name__ for one in attacks.ATTACKS)}")
+    stopping = fnmatch.fnmatch(stops.__name__, only)
+    if not chosen and not stopping:
+        sys.exit(f"no attack is named {only!r}: {', '.join(one.__name__ for one in [*attacks.ATTACKS, stops])}")
     log_dir = procs.new_run_dir("chaos")
+    failures = attack_in_turn(chosen, log_dir) if chosen else []
+    if stopping:
+        print(f"{stops.__name__:<15}{stops.run(addresses(), log_dir, failing(failures))}", flush=True)
+    print(f"{len(chosen) + stopping} attacks, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+def failing(failures):
+    """What notes a failure and says it."""
+
+    def fail(why):
+        print(f"FAILED: {why}", flush=True)
+        failures.append(why)
+
+    return fail
+
+
+def attack_in_turn(chosen, log_dir):
+    """Every attack of those chosen, and all at once. Returns what went wrong."""
     with contextlib.ExitStack() as stack:
         scene = Scene(stack, log_dir)
         quiet = scene.work(QUIET_S)
@@ -299,8 +310,7 @@ def main(only):
     for worker in scene.workers:
         for what, count in worker.counts.items():
             print(f"{worker.name}: {count} {what}")
-    print(f"{len(chosen)} attacks, {len(scene.failures)} failures")
-    return 1 if scene.failures else 0
+    return scene.failures
 
 
 def attack_and_quiet(scene, chosen, seconds, quiet):

@@ -413,6 +413,7 @@ fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
                     qb.modify(&error, QpAttrMask::STATE).expect("in error");
                 }
             }
+            qb.await_readers().expect("nobody is stopped");
             b.memory.fill(0, &[0x11; 4096]);
             std::thread::sleep(std::time::Duration::from_micros(200));
             assert_eq!(b.memory.bytes(0, 4096), [0x11; 4096], "round {round}");

@@ -1,0 +1,281 @@
+//! Processes that are stopped while they reach into their neighbour: others do not notice, and whoever takes away what a stopped process
+//! is in the middle of waits alone. `TERRACE_STOP_ROUNDS=200` for more rounds.
+
+mod common;
+#[path = "common/shared.rs"]
+mod shared;
+#[path = "common/victim.rs"]
+mod victim;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::finally::Finally;
+use common::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use shared::{Files, register};
+use terrace_memory::shared::GracePeriod;
+use terrace_memory::{HostRange, UNIT_BYTES};
+use terrace_nic::*;
+use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
+use victim::{End, IMPATIENT, Load, Victim, begin, work};
+
+const LEN: usize = 1 << 20;
+/// Units of the region that is larger than its memory.
+const UNITS: u64 = 8;
+/// The longest that a child is at work, in microseconds, before it is stopped.
+const LIFE_US: u64 = 2000;
+/// How long others are watched while a child is stopped.
+const WATCHED: Duration = Duration::from_millis(40);
+/// How long whatever needs nobody else may take on a machine that is busy with other things. What it did take is printed.
+const SOON: Duration = Duration::from_secs(10);
+
+/// What the test starts in processes of their own; nothing by itself.
+#[test]
+#[ignore = "started by the test"]
+fn child() {
+    victim::child(LEN);
+}
+
+/// A region that is larger than the memory it may have, whose units come and go all the time.
+struct Paged {
+    tier: Arc<Tier>,
+    region: Arc<TierRegion>,
+    mr: Arc<Mr>,
+}
+
+impl Paged {
+    fn new(node: &Node, files: &Files) -> Paged {
+        let name = tempfile::NamedTempFile::new_in("/var/tmp").expect("a name");
+        let file = BackingFile::open(name.path(), Some(UNITS * UNIT_BYTES), true).expect("a file");
+        let tier = Tier::open(TierConfig { promote: false, ..TierConfig::new(UNITS / 2 * UNIT_BYTES) })
+            .expect("a tier");
+        let region = tier.add(file.source().expect("a source")).expect("a region");
+        let map = file.map();
+        files.add(file);
+        let paging =
+            Paging { pager: region.clone(), pattern: Arc::new([0xa5; 4096]), policy: RegionPolicy::Wait };
+        let request = MrRequest {
+            addr: map.addr,
+            length: map.len,
+            iova: map.addr,
+            access: REMOTE_ALL,
+            paging: Some(paging),
+        };
+        let mr = node.pd.reg_mr(request).expect("a region");
+        Paged { tier, region, mr }
+    }
+
+    /// Moves units until it is told to stop. Counts those that have left.
+    fn churn(&self, stop: &AtomicBool, left: &AtomicU64) {
+        let mut rng = StdRng::seed_from_u64(3);
+        while !stop.load(Ordering::Relaxed) {
+            let (coming, going) = (rng.random_range(0..UNITS), rng.random_range(0..UNITS));
+            let has_left = self.tier.demote(&self.region, going as usize).expect("written back");
+            left.fetch_add(u64::from(has_left), Ordering::Relaxed);
+            self.tier.promote(&self.region, coming as usize).expect("read");
+        }
+    }
+}
+
+/// A queue pair of another node to the one that is reached into, and what it has done.
+struct Bystander {
+    node: Node,
+    own: Arc<QueuePair>,
+    target: Arc<QueuePair>,
+    /// Of the target alone: nobody else looks there for completions.
+    target_cq: Arc<Cq>,
+    done: AtomicU64,
+}
+
+impl Bystander {
+    fn new(target: &Node) -> Bystander {
+        let node = Node::local();
+        let target_cq =
+            target.device.create_cq(CqInit { depth: 64, channel: None, cookie: 0 }).expect("a queue");
+        let init = QpInit { recv_cq: target_cq.clone(), ..target.init(QpType::Rc) };
+        let (own, there) = (node.qp(QpType::Rc), target.pd.create_qp(init).expect("a queue pair"));
+        connect(&own, target, there.qpn(), &Tuning::default());
+        connect(&there, &node, own.qpn(), &Tuning::default());
+        Bystander { node, own, target: there, target_cq, done: AtomicU64::new(0) }
+    }
+
+    /// READs and WRITEs its own part of the target's memory and sends messages, and checks each.
+    fn work(&self, target: &Node, region: (u64, u32), number: u64, stop: &AtomicBool) {
+        let (own, slice) = (&self.node, number as usize * 4096);
+        let (va, rkey) = (region.0 + slice as u64, region.1);
+        let sent = |wr| {
+            self.own.post_send([Ok(wr)]).expect("posted");
+            own.completion()
+        };
+        for round in 0.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            own.memory.fill(0, &pattern(512, round as u8));
+            assert_eq!(sent(own.wr(1, SendOp::Write { va, rkey }, 0, 512)).status, WcStatus::Success);
+            assert_eq!(sent(own.wr(2, SendOp::Read { va, rkey }, 4096, 512)).status, WcStatus::Success);
+            assert_eq!(own.memory.bytes(4096, 512), pattern(512, round as u8));
+            let receive = target.recv(number, (LEN - 4096 * (number as usize + 1)) as u64, 64);
+            self.target.post_recv([receive]).expect("posted");
+            assert_eq!(sent(own.wr(3, SendOp::Send, 0, 64)).status, WcStatus::Success);
+            assert_eq!(poll_for(&self.target_cq, 1)[0].wr_id, number);
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What the rounds came to.
+#[derive(Default)]
+struct Tally {
+    /// Stopped in the middle of an access.
+    in_access: u64,
+    /// The rate of others while a child is stopped, and while it has yet to begin.
+    stopped: Rate,
+    idle: Rate,
+    /// The longest that an end took which waits for nobody.
+    ended: Duration,
+}
+
+#[derive(Default)]
+struct Rate {
+    done: u64,
+    took: Duration,
+}
+
+impl Rate {
+    fn watch(&mut self, others: &[Bystander], act: impl FnOnce()) {
+        let count = || others.iter().map(|other| other.done.load(Ordering::Relaxed)).sum::<u64>();
+        let (before, started) = (count(), Instant::now());
+        act();
+        self.done += count() - before;
+        self.took += started.elapsed();
+    }
+
+    fn per_second(&self) -> f64 {
+        self.done as f64 / self.took.as_secs_f64()
+    }
+}
+
+struct Round<'a> {
+    node: &'a Node,
+    regions: &'a [(u64, u32)],
+    others: &'a [Bystander],
+    /// Units that have left the paged region.
+    left: &'a AtomicU64,
+    number: u64,
+}
+
+impl Round<'_> {
+    fn run(&self, rng: &mut StdRng, tally: &mut Tally) {
+        let Round { node, regions, others, left, number } = *self;
+        let qp = node.qp(QpType::Rc);
+        // Taken away while the child is stopped.
+        let own = HostRange { addr: node.memory.addr(), len: LEN as u64 };
+        let mr = register(node, own.addr, own.len);
+        let all = [&[(own.addr, mr.rkey())], regions].concat();
+        let load = if number % 4 < 3 { Load::Long } else { Load::Mixed };
+        let mut victim = Victim::start(&End { qpn: qp.qpn(), regions: all }, load);
+        let peer = victim.hear(End::from_line);
+        begin(node, &qp, &peer, &IMPATIENT);
+        let done = |other: &Bystander| other.done.load(Ordering::Relaxed);
+        for other in others {
+            let before = done(other);
+            wait_until("others are at work", || done(other) > before + 2);
+        }
+        tally.idle.watch(others, || std::thread::sleep(WATCHED));
+        victim.say_go();
+        victim.hear(|line| (line == "reaching").then_some(()));
+        let until = Instant::now() + Duration::from_micros(rng.random_range(0..LIFE_US));
+        work(node, &qp, &peer, Load::Mixed, rng, || Instant::now() > until);
+        victim.stop();
+        let is_in_access = !GracePeriod::of_all().is_over();
+        tally.in_access += u64::from(is_in_access);
+        let before: Vec<_> = others.iter().map(done).collect();
+        // Until it is given up.
+        work(node, &qp, &peer, Load::Mixed, rng, || false);
+        tally.stopped.watch(others, || std::thread::sleep(WATCHED));
+        for (other, before) in others.iter().zip(before) {
+            wait_until("others work while one is stopped", || done(other) > before);
+        }
+        let before = left.load(Ordering::Relaxed);
+        wait_until("units leave while one is stopped", || left.load(Ordering::Relaxed) > before);
+        let started = Instant::now();
+        let is_at_own = !GracePeriod::of_pages(own).is_over();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                mr.dereg().expect("nobody holds it up for ever");
+                ended.store(true, Ordering::SeqCst);
+            });
+            if is_at_own {
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!ended.load(Ordering::SeqCst), "round {number}: it is still accessed");
+            } else {
+                wait_until("a region that nobody accesses is deregistered", || ended.load(Ordering::SeqCst));
+            }
+            qp.destroy().expect("nobody holds it up");
+            if !is_at_own {
+                tally.ended = tally.ended.max(started.elapsed());
+            }
+            assert!(started.elapsed() < SOON, "round {number}");
+            // Who is stopped can go on, or die.
+            if number.is_multiple_of(2) {
+                victim.go_on();
+            }
+            let went_on = Instant::now();
+            if number.is_multiple_of(2) {
+                wait_until("what was accessed is deregistered", || ended.load(Ordering::SeqCst));
+            }
+            victim.kill();
+            wait_until("what was accessed is deregistered", || ended.load(Ordering::SeqCst));
+            tally.ended = tally.ended.max(went_on.elapsed());
+            assert!(tally.ended < SOON, "round {number}");
+        });
+        // What this end still had under way is forgotten with the queue pair.
+        while node.cq.poll(64, &mut |_| ()).expect("healthy") > 0 {}
+    }
+}
+
+#[test]
+fn whoever_is_stopped_in_mid_access_holds_up_nobody_else() {
+    let rounds = std::env::var("TERRACE_STOP_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    let node = Node::local();
+    let files = Files::on(&node);
+    let region = files.region(&node, LEN);
+    let paged = Paged::new(&node, &files);
+    let regions = [
+        (region.addr, region.mr.rkey()),
+        (paged.mr.addr(), paged.mr.rkey()),
+        (node.memory.addr(), node.mr.rkey()),
+    ];
+    // Written by others alone.
+    let quiet = files.region(&node, LEN);
+    let mut rng = StdRng::seed_from_u64(12);
+    let (mut tally, left) = (Tally::default(), AtomicU64::new(0));
+    let others: Vec<_> = (0..4).map(|_| Bystander::new(&node)).collect();
+    for number in 0..rounds {
+        let others = &others[..=number as usize % 4];
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _stop = Finally(&stop);
+            scope.spawn(|| paged.churn(&stop, &left));
+            for (index, other) in (0..).zip(others) {
+                let quiet = (quiet.addr, quiet.mr.rkey());
+                let (node, stop) = (&node, &stop);
+                scope.spawn(move || other.work(node, quiet, index, stop));
+            }
+            Round { node: &node, regions: &regions, others, left: &left, number }.run(&mut rng, &mut tally);
+        });
+    }
+    println!(
+        "{rounds} rounds, {} of them stopped in the middle of an access; others: {:.0} a second while one is stopped, {:.0} before: {:.3}; ends took {} ms at most",
+        tally.in_access,
+        tally.stopped.per_second(),
+        tally.idle.per_second(),
+        tally.stopped.per_second() / tally.idle.per_second(),
+        tally.ended.as_millis()
+    );
+}
