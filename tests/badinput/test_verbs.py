@@ -40,6 +40,9 @@ class Verbs(BadInput):
     def test_work_requests(self):
         self.check("verbs_post", least=1000)
 
+    def test_semantics_that_devices_agree_on(self):
+        self.check("verbs_semantics", least=250)
+
     def test_no_descriptors_left(self):
         said = self.check("exhaustion", "descriptors", least=20)
         self.assertIn("raise the limit with `ulimit -n`", said)
