@@ -35,6 +35,18 @@ impl MwObject {
     pub fn mw(&self) -> &Arc<Mw> {
         &self.mw
     }
+
+    /// The key that a work request with this rkey binds a type 2 window to: the low 8 bits are the program's choice, the others
+    /// are the window's.
+    pub fn key_with_tag_of(&self, rkey: u32) -> u32 {
+        self.mw.rkey() & !0xff | rkey & 0xff
+    }
+
+    /// Shows the program the key of a bind that has been posted.
+    pub fn set_rkey(&self, rkey: u32) {
+        // SAFETY: our own structure; posting a bind is what changes the field.
+        unsafe { (*self.c.get()).rkey = rkey };
+    }
 }
 
 /// `ibv_alloc_mw(3)`.
@@ -110,8 +122,7 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
             access: info.mw_access_flags,
         };
         let rkey = queue_pair.qp().bind_mw(&window.mw, &request)?;
-        // SAFETY: our own structure; the verb is the one that changes the field.
-        unsafe { (*window.c.get()).rkey = rkey };
+        window.set_rkey(rkey);
         Ok(())
     };
     status(post())

@@ -22,7 +22,7 @@ pub enum WindowKind {
 /// What a bind asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBind {
-    /// The window's current key.
+    /// A key of the window; its low 8 bits are not looked at.
     pub window_key: u32,
     /// Its key from now on: the same but for the low 8 bits.
     pub new_key: u32,
@@ -228,10 +228,9 @@ impl Registry {
 
 /// What can be said without looking at the region.
 fn check_window(window: &Entry, bind: &WindowBind) -> Result<(), BindError> {
-    // A type 1 window is named by its handle, and its owner counts the key on with each bind that is posted: after one
-    // that failed, the owner's key is ahead of the one in effect.
-    let current = window.kind == Kind::WindowType1 || window.tag == tag_of(bind.window_key);
-    if !window.is_window() || !current {
+    // A window is named by its handle, and its owner's key is that of the last bind that was posted: after one that
+    // failed, it is not the one in effect. So the tag says nothing.
+    if !window.is_window() {
         return Err(BindError::UnknownWindow);
     }
     if window.pd != bind.pd {

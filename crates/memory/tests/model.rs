@@ -207,6 +207,10 @@ impl Model {
     }
 
     fn bind(&mut self, bind: WindowBind) {
+        // As for `free_window`.
+        if !self.objects.contains_key(&bind.window_key) {
+            return;
+        }
         let result = self.registry.bind_window(&bind);
         let expected = self.bindable(&bind);
         assert_eq!(result, expected.map(drop));

@@ -127,9 +127,6 @@ fn binds_that_break_a_rule_are_refused_and_change_nothing() {
             setup.registry.bind_window(&bind).unwrap_err()
         };
         assert_eq!(refused(&|b| b.new_key ^= 0x100), BindError::BadKey);
-        if kind == WindowKind::Type2 {
-            assert_eq!(refused(&|b| b.window_key ^= 1), BindError::UnknownWindow);
-        }
         assert_eq!(
             refused(&|b| (b.window_key, b.new_key) = (b.region_key, b.region_key)),
             BindError::UnknownWindow
@@ -206,6 +203,16 @@ fn type_2_must_be_invalidated_before_it_is_bound_again() {
     assert_eq!(setup.read(peer(), first.new_key), Err(AccessError::UnknownKey));
     assert_eq!(setup.registry.bind_window(&WindowBind { len: 0, ..again }), Err(BindError::Empty));
     setup.registry.bind_window(&again).unwrap();
+    assert_eq!(setup.read(peer(), again.new_key), Ok(()));
+}
+
+#[test]
+fn type_2_is_bound_by_its_handle_whatever_its_key_was_last() {
+    let (setup, first) = Setup::bound(WindowKind::Type2);
+    setup.registry.invalidate(local(), first.new_key).unwrap();
+    let again = WindowBind { window_key: setup.window, new_key: next_key(first.new_key), ..first };
+    assert_eq!(setup.registry.bind_window(&again), Ok(()));
+    assert_eq!(setup.read(peer(), first.new_key), Err(AccessError::UnknownKey));
     assert_eq!(setup.read(peer(), again.new_key), Ok(()));
 }
 

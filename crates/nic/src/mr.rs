@@ -230,7 +230,8 @@ impl Mw {
         self.kind
     }
 
-    /// The key that the last bind of a type 1 window gave it, or that a type 2 window had at first.
+    /// The key that the last bind of a type 1 window gave it, or that a type 2 window had at first: work requests bind that, and
+    /// choose the low 8 bits.
     pub fn rkey(&self) -> u32 {
         *self.rkey.lock()
     }

@@ -17,6 +17,7 @@ use crate::abi::{
     IBV_QP_EX_WITH_SEND_WITH_INV, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge,
 };
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
+use crate::mw::MwObject;
 use crate::object::borrow;
 
 /// Operations of the kinds of queue pair.
@@ -51,6 +52,8 @@ unsafe impl Sync for Builder {}
 #[derive(Default)]
 struct List {
     wrs: Vec<SendWr>,
+    /// The windows of the binds among them, and the keys that they are bound to.
+    bound: Vec<(*mut ibv_mw, u32)>,
     /// The first thing that went wrong.
     error: Option<Error>,
 }
@@ -179,6 +182,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: this thread holds the session now.
     let list = unsafe { &mut *builder.list.get() };
     list.wrs.clear();
+    list.bound.clear();
     list.error = None;
 }
 
@@ -194,6 +198,12 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         Some(error) => Err(error),
         None => object.qp.post_send_batch(&mut list.wrs),
     };
+    for (mw, rkey) in list.bound.drain(..).filter(|_| posted.is_ok()) {
+        // SAFETY: the program's windows, alive as long as a bind of them is not complete.
+        if let Ok(window) = unsafe { borrow::<MwObject>(mw) } {
+            window.set_rkey(rkey);
+        }
+    }
     list.wrs.clear();
     // SAFETY: as above; `list` is not used any more.
     unsafe { builder.session.unlock() };
@@ -291,8 +301,12 @@ unsafe extern "C" fn wr_bind_mw(
 ) {
     // SAFETY: as above; the window and the region are the program's.
     unsafe {
-        let op = info.as_ref().ok_or(Error::Invalid("no bind information"));
-        begin(qp, IBV_QP_EX_WITH_BIND_MW.into(), op.and_then(|info| convert::bind(mw, rkey, info)));
+        let info = info.as_ref().ok_or(Error::Invalid("no bind information"));
+        let op = info.and_then(|info| convert::bind(mw, rkey, info));
+        if let (Ok(SendOp::BindWindow(bind)), Ok((_, builder))) = (&op, parts(qp)) {
+            (*builder.list.get()).bound.push((mw, bind.new_rkey));
+        }
+        begin(qp, IBV_QP_EX_WITH_BIND_MW.into(), op);
     }
 }
 

@@ -90,8 +90,8 @@ pub unsafe fn datagram(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<Target, E
 /// `mw` is null or a window, `info.mr` null or a region.
 pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Error> {
     // SAFETY: the caller's.
-    let window = unsafe { borrow::<MwObject>(mw) }.map_err(refused)?.mw();
-    if !matches!(window.kind(), MwKind::Type2) {
+    let window = unsafe { borrow::<MwObject>(mw) }.map_err(refused)?;
+    if !matches!(window.mw().kind(), MwKind::Type2) {
         return Err(Error::Invalid("a window of type 1 is bound by ibv_bind_mw"));
     }
     // SAFETY: the caller's.
@@ -99,8 +99,8 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     // SAFETY: the caller's.
     let region_lkey = unsafe { mw::bound_region(info) }.map_err(refused)?;
     Ok(SendOp::BindWindow(BindWindow {
-        window_rkey: window.rkey(),
-        new_rkey: rkey,
+        window_rkey: window.mw().rkey(),
+        new_rkey: window.key_with_tag_of(rkey),
         region_lkey,
         addr: info.addr,
         length: info.length,

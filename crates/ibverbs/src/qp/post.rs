@@ -5,13 +5,16 @@ use std::ffi::c_int;
 use terrace_nic::{Error, QpType, RecvWr, SendWr};
 
 use super::{PostLimits, QpObject, convert};
-use crate::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr};
+use crate::abi::{IBV_WR_BIND_MW, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::errno::{EINVAL, Errno};
+use crate::mw::MwObject;
 use crate::object::borrow;
 
 /// A list of sends.
 struct SendList {
     next: *const ibv_send_wr,
+    /// Whether there was a bind among those that were converted.
+    has_binds: bool,
     qp_type: QpType,
     limits: PostLimits,
 }
@@ -27,6 +30,7 @@ impl Iterator for SendList {
         // SAFETY: `post_send`'s caller promised a list of work requests that ends with null.
         unsafe {
             self.next = (*wr).next;
+            self.has_binds |= (*wr).opcode == IBV_WR_BIND_MW;
             Some(convert::send(wr, self.qp_type, self.limits))
         }
     }
@@ -106,6 +110,30 @@ pub unsafe fn report_recv(
     unsafe { report(posted, first, bad, |wr| (*wr).next) }
 }
 
+/// Gives the windows of the first `count` work requests the keys that they are bound to.
+///
+/// # Safety
+/// `first` is a list that ends with null; those work requests were posted.
+#[cold]
+unsafe fn show_bound_keys(first: *const ibv_send_wr, count: usize) {
+    let mut wr = first;
+    for _ in 0..count {
+        if wr.is_null() {
+            return;
+        }
+        // SAFETY: the caller's; a bind was converted, so its window is one.
+        unsafe {
+            if (*wr).opcode == IBV_WR_BIND_MW {
+                let request = &(*wr).__bindgen_anon_2.bind_mw;
+                if let Ok(window) = borrow::<MwObject>(request.mw) {
+                    window.set_rkey(window.key_with_tag_of(request.rkey));
+                }
+            }
+            wr = (*wr).next;
+        }
+    }
+}
+
 /// `ibv_post_send(3)`.
 ///
 /// # Safety
@@ -127,7 +155,17 @@ pub unsafe extern "C" fn post_send(
         Some(short) if object.qp.qp_type() == QpType::Rc => {
             object.qp.post_short(&short).map_err(|error| (0, error))
         }
-        _ => object.qp.post_send(SendList { next: wr, qp_type: object.qp.qp_type(), limits: object.limits }),
+        _ => {
+            let qp_type = object.qp.qp_type();
+            let mut list = SendList { next: wr, has_binds: false, qp_type, limits: object.limits };
+            let posted = object.qp.post_send(&mut list);
+            if list.has_binds {
+                let count = posted.as_ref().map_or_else(|(index, _)| *index, |()| usize::MAX);
+                // SAFETY: the caller's; so many of them were posted.
+                unsafe { show_bound_keys(wr, count) };
+            }
+            posted
+        }
     };
     // SAFETY: the caller's; only elements of the list are asked for the next one.
     unsafe { report(posted, wr, bad_wr, |wr| (*wr).next) }
