@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::access::{Access, AccessError, Accessor, RegisterError, Side};
+use crate::access::{Access, AccessError, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::pin::Closed;
 use crate::registry::Registry;
@@ -187,7 +187,7 @@ impl Registry {
         window.unbind();
     }
 
-    /// Invalidates a key: a local work request (`Side::Local`) or a peer's SEND with invalidate (`Side::Remote`). Only
+    /// Invalidates a key: a work request of the queue pair, or its peer's SEND with invalidate. Only
     /// type 2 windows can be invalidated. When this returns, no access through the window is still running. A window
     /// that is not bound stays so, which is no error.
     ///
@@ -274,7 +274,7 @@ fn check_invalidate(entry: &Entry, who: Accessor, key: u32) -> Result<(), Access
     if entry.pd != who.pd {
         return Err(AccessError::WrongPd);
     }
-    if entry.bound && entry.qpn != who.qpn && who.side == Side::Remote {
+    if entry.bound && entry.qpn != who.qpn {
         return Err(AccessError::WrongQp);
     }
     Ok(())

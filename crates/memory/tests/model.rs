@@ -255,14 +255,14 @@ impl Model {
         Ok(Some(Range { start, len, access: bind.access, qpn, region }))
     }
 
-    fn invalidate(&mut self, key: u32, who: Accessor, remote: bool) {
+    fn invalidate(&mut self, key: u32, who: Accessor) {
         let expected = match self.objects.get(&key) {
             None => Err(AccessError::UnknownKey),
             Some(Object { what: What::Region | What::Window(WindowKind::Type1), .. }) => {
                 Err(AccessError::Permission)
             }
             Some(window) if window.pd != who.pd => Err(AccessError::WrongPd),
-            Some(Object { range: Some(Range { qpn: Some(qpn), .. }), .. }) if remote && *qpn != who.qpn => {
+            Some(Object { range: Some(Range { qpn: Some(qpn), .. }), .. }) if *qpn != who.qpn => {
                 Err(AccessError::WrongQp)
             }
             Some(_) => Ok(()),
@@ -366,7 +366,7 @@ impl Model {
                 });
             }
             Step::Invalidate { window, pd, qpn, remote } => {
-                self.invalidate(self.pick(window), who(pd, qpn, remote), remote);
+                self.invalidate(self.pick(window), who(pd, qpn, remote));
             }
             Step::FreeWindow { window } => self.free_window(self.pick(window)),
             Step::EndQp { qpn } => self.end_qp(qpn),

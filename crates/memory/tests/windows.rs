@@ -226,10 +226,11 @@ fn only_type_2_windows_can_be_invalidated() {
 }
 
 #[test]
-fn peers_invalidate_only_through_the_queue_pair_of_the_window() {
+fn windows_are_invalidated_only_through_their_queue_pair() {
     let (setup, bind) = Setup::bound(WindowKind::Type2);
     let invalidate = |who| setup.registry.invalidate(who, bind.new_key);
     assert_eq!(invalidate(Accessor::remote(PD, QPN + 1)), Err(AccessError::WrongQp));
+    assert_eq!(invalidate(Accessor::local(PD, QPN + 1)), Err(AccessError::WrongQp));
     assert_eq!(invalidate(Accessor::remote(PD + 1, QPN)), Err(AccessError::WrongPd));
     assert_eq!(setup.registry.invalidate(peer(), setup.window), Err(AccessError::UnknownKey), "the old key");
     assert_eq!(setup.read(peer(), bind.new_key), Ok(()));
