@@ -121,6 +121,9 @@ impl Requester {
         if common.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
             return self.give_up(common, WcStatus::LocalQpOperation);
         }
+        if common.is(QpType::Ud) && self.queue[self.index].length > common.mtu() {
+            return self.give_up(common, WcStatus::LocalLength);
+        }
         if common.is_reliable() && self.is_to_wait(host) {
             return Emitted::Nothing;
         }

@@ -178,8 +178,7 @@ impl Requester {
         if !knows_where {
             return Err(PostError::NoTarget);
         }
-        let limit = if config.qp_type == QpType::Ud { common.mtu() } else { MESSAGE_LEN_MAX.into() };
-        if wr.payload.len() > limit { Err(PostError::TooLong) } else { Ok(()) }
+        if wr.payload.len() > MESSAGE_LEN_MAX.into() { Err(PostError::TooLong) } else { Ok(()) }
     }
 
     /// Queues a request that was found to fit.
