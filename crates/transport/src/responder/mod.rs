@@ -137,6 +137,9 @@ pub(crate) enum Refusal {
     ReceiveTooShort,
     /// The receive's own memory cannot be written.
     ReceiveProtection,
+    /// The key that the peer wants invalidated is not one that it may have invalidated (IBTA volume 1, 9.9.3, class J): the program
+    /// learns it by its receive, and the peer is not answered.
+    Invalidation,
 }
 
 impl From<RemoteError> for Refusal {
@@ -285,6 +288,10 @@ impl Responder {
             Refusal::ReceiveProtection => {
                 self.fail_receive(common, WcStatus::LocalProtection);
                 NakCode::RemoteOperation
+            }
+            Refusal::Invalidation => {
+                self.fail_receive(common, WcStatus::RemoteInvalidRequest);
+                return Verdict::ResponderBroken(QpEvent::AccessError);
             }
         };
         common.counters.error_naks_sent += 1;
@@ -439,7 +446,7 @@ impl Responder {
             return Ok(());
         }
         if let Some(rkey) = packet.ext.ieth {
-            host.remote_invalidate(rkey)?;
+            host.remote_invalidate(rkey).map_err(|_| Refusal::Invalidation)?;
         }
         let wr_id = receive.wr_id;
         self.incoming = None;

@@ -42,7 +42,11 @@ impl Responder {
                 Verdict::ResponderBroken(QpEvent::Fatal)
             }
             Err(
-                Refusal::Nak(_) | Refusal::NotReady | Refusal::ComeBack { .. } | Refusal::ReceiveTooShort,
+                Refusal::Nak(_)
+                | Refusal::NotReady
+                | Refusal::ComeBack { .. }
+                | Refusal::ReceiveTooShort
+                | Refusal::Invalidation,
             ) => self.skip(common),
         }
     }
