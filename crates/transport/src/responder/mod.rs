@@ -313,6 +313,17 @@ impl Responder {
         }
     }
 
+    /// Completes the receive that a WRITE with immediate would have consumed, had the peer been allowed to write (IBTA volume 1,
+    /// 9.9.3, class C). Not while the refusal is postponed: the packet comes again.
+    fn fail_receive_of_write(&mut self, common: &mut Common, host: &impl Host) {
+        if !self.is_unsettled()
+            && let Ok(receive) = self.next_receive(common, host)
+        {
+            let wc = common.receive_error(receive.wr_id, self.srqn, WcStatus::LocalAccess);
+            common.complete_receive(wc);
+        }
+    }
+
     /// Carries a request out; one of XRC for the shared receive queue that it names. All packets of a message name the same
     /// (IBTA annex A14).
     fn carry_out_for(
@@ -350,7 +361,11 @@ impl Responder {
             Operation::Write => {
                 self.check_order(info)?;
                 check_payload_len(common, packet, info)?;
-                self.receive_write(common, packet, info, host)?;
+                let written = self.receive_write(common, packet, info, host);
+                if written == Err(Refusal::Nak(NakCode::RemoteAccess)) && info.trailer == Trailer::Immediate {
+                    self.fail_receive_of_write(common, host);
+                }
+                written?;
                 self.finish_packet(common, packet, info);
             }
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
