@@ -88,6 +88,27 @@ impl QpHost<'_> {
         Accessor::local(self.pd, self.qp.qpn())
     }
 
+    /// Whose memory receives are.
+    fn receiver(&self) -> Accessor {
+        match &self.receives {
+            Receives::Shared(srq) => Accessor::local(srq.pd().handle(), self.qp.qpn()),
+            Receives::Own | Receives::Named(_) => self.local(),
+        }
+    }
+
+    #[inline]
+    fn scatter_as(&self, who: Accessor, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        let mut done = 0;
+        for piece in Pieces::new(sges, offset, data.len()) {
+            let part = &data[done..done + piece.len];
+            let keys = &self.qp.keys;
+            let written = self.device.memory.write_again(who, piece.lkey, &keys.received, piece.addr, part);
+            written.map_err(local_error)?;
+            done += piece.len;
+        }
+        covers(done, data.len())
+    }
+
     fn remote(&self, rkey: u32) -> Accessor {
         let absence = if self.qp.magic.contains(rkey) { Absence::Magic } else { Absence::Wait };
         Accessor::remote(self.pd, self.qp.qpn()).with_absence(absence)
@@ -120,16 +141,11 @@ impl Host for QpHost<'_> {
     }
 
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
-        let mut done = 0;
-        for piece in Pieces::new(sges, offset, data.len()) {
-            let part = &data[done..done + piece.len];
-            let keys = &self.qp.keys;
-            let written =
-                self.device.memory.write_again(self.local(), piece.lkey, &keys.received, piece.addr, part);
-            written.map_err(local_error)?;
-            done += piece.len;
-        }
-        covers(done, data.len())
+        self.scatter_as(self.local(), sges, offset, data)
+    }
+
+    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        self.scatter_as(self.receiver(), sges, offset, data)
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {

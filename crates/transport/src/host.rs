@@ -82,6 +82,10 @@ pub trait Host {
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
     /// Copies `data` to the place `offset` bytes into the list's concatenation. The caller has checked the length.
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError>;
+    /// The same for the list of a receive. One of a shared receive queue is checked against that queue's protection domain.
+    fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
+        self.scatter(sges, offset, data)
+    }
     /// Checks the whole range without touching it. `NotReady` and `Retry` say that part of it is absent.
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;

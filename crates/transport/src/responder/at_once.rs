@@ -48,7 +48,7 @@ impl Responder {
         }
         if len > 0 {
             // What is wrong will be found again, and told.
-            host.scatter(&receive.sges, 0, packet.payload).ok()?;
+            host.scatter_to_receive(&receive.sges, 0, packet.payload).ok()?;
         }
         let wr_id = receive.wr_id;
         self.receives.pop_front();

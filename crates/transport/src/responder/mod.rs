@@ -454,7 +454,8 @@ impl Responder {
             return Err(Refusal::ReceiveTooShort);
         }
         if !packet.payload.is_empty() {
-            host.scatter(&receive.sges, *offset, packet.payload).map_err(|_| Refusal::ReceiveProtection)?;
+            let scattered = host.scatter_to_receive(&receive.sges, *offset, packet.payload);
+            scattered.map_err(|_| Refusal::ReceiveProtection)?;
         }
         if !info.position.is_last() {
             *offset = end;
