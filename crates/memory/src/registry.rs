@@ -37,7 +37,7 @@ pub struct RegionSpec {
     pub pd: u32,
     /// First byte in the program's address space. With `len` = `u64::MAX`, `addr` = 0 and `ON_DEMAND`: all of it.
     pub addr: u64,
-    /// Length in bytes.
+    /// Length in bytes; of none, whose key then is good for accesses of no bytes.
     pub len: u64,
     /// The address by which keys' users name the first byte; ignored (taken as 0) with `ZERO_BASED`.
     pub iova: u64,
@@ -81,7 +81,7 @@ impl RegionSpec {
         self.apply(&mut entry)?;
         self.check_pager()?;
         let range = HostRange { addr: self.addr, len: self.len };
-        if self.access.contains(Access::ON_DEMAND) || is_mapped(range) {
+        if self.access.contains(Access::ON_DEMAND) || self.len == 0 || is_mapped(range) {
             return Ok(entry);
         }
         Err(RegisterError::NotMapped)
@@ -99,9 +99,6 @@ impl RegionSpec {
     fn apply(&self, entry: &mut Entry) -> Result<(), RegisterError> {
         if !self.access.writable_if_remotely_writable() {
             return Err(RegisterError::Invalid("remote write or atomic access needs local write access"));
-        }
-        if self.len == 0 {
-            return Err(RegisterError::Invalid("a region of no bytes"));
         }
         let start = if self.access.contains(Access::ZERO_BASED) { 0 } else { self.iova };
         if self.addr.checked_add(self.len).is_none() || start.checked_add(self.len).is_none() {

@@ -131,11 +131,8 @@ impl Model {
         {
             return Err(RegisterError::Invalid("remote write or atomic access needs local write access"));
         }
-        if len == 0 {
-            return Err(RegisterError::Invalid("a region of no bytes"));
-        }
         // Nothing is mapped behind the memory, up to the end of the page that the range ends in.
-        if (addr + len).next_multiple_of(PAGE as u64) > self.memory.addr + MEMORY {
+        if len > 0 && (addr + len).next_multiple_of(PAGE as u64) > self.memory.addr + MEMORY {
             return Err(RegisterError::NotMapped);
         }
         Ok(())

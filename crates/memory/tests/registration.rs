@@ -24,7 +24,6 @@ fn refuses_arguments_that_make_no_sense() {
             "{addr:#x} {len:#x} {access:?}"
         );
     };
-    invalid(memory.addr, 0, Access::LOCAL_WRITE);
     invalid(memory.addr, u64::MAX, Access::LOCAL_WRITE | Access::ON_DEMAND);
     invalid(u64::MAX, 1, Access::LOCAL_WRITE);
     invalid(memory.addr, PAGE as u64, Access::REMOTE_WRITE);
@@ -252,6 +251,19 @@ fn rereg_changes_what_it_is_told_and_keeps_the_key() {
 }
 
 #[test]
+fn a_region_of_no_bytes_lets_nobody_at_any() {
+    let registry = registry();
+    let memory = Mapping::anonymous(PAGE);
+    for addr in [memory.addr, 0, 1, u64::MAX] {
+        let key = registry.register(&RegionSpec::new(PD, addr, 0, ALL)).expect("registered").key;
+        assert_eq!(registry.check(peer(), key, addr, 0, AccessNeed::Write), Ok(()));
+        assert_eq!(registry.write(peer(), key, addr, &[1]), Err(AccessError::OutOfRange));
+        assert_eq!(registry.read(local(), key, addr, &mut [0]), Err(AccessError::OutOfRange));
+        assert_eq!(registry.deregister(key), Ok(()));
+    }
+}
+
+#[test]
 fn a_refused_rereg_changes_nothing() {
     let registry = registry();
     let memory = Mapping::anonymous(PAGE);
@@ -261,7 +273,7 @@ fn a_refused_rereg_changes_nothing() {
     assert!(matches!(refused(RegionChange { access, ..Default::default() }), RegisterError::Invalid(_)));
     let range = Some(NewRange { addr: 0, len: 4096, iova: 0 });
     assert_eq!(refused(RegionChange { range, pd: Some(9), access: None }), RegisterError::NotMapped);
-    let range = Some(NewRange { addr: memory.addr, len: 0, iova: 0 });
+    let range = Some(NewRange { addr: memory.addr, len: 1, iova: u64::MAX });
     assert!(matches!(refused(RegionChange { range, ..Default::default() }), RegisterError::Invalid(_)));
     assert_eq!(registry.write(peer(), key, memory.addr, &[1; 64]), Ok(()));
     assert_eq!(registry.reregister(key ^ 1, &RegionChange::default()), Err(RegisterError::UnknownKey));

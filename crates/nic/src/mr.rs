@@ -13,7 +13,7 @@ use crate::pd::Pd;
 
 /// What to register.
 ///
-/// Registration fails with EINVAL for an empty or overflowing range, unknown access flags, or remote write access
+/// Registration fails with EINVAL for an overflowing range, unknown access flags, or remote write access
 /// without local write access, or a pager whose range does not cover the region; with ENOMEM when the device has as many
 /// regions as it can.
 #[derive(Clone, Debug)]
