@@ -16,8 +16,6 @@ pub const EAGAIN: Errno = Errno(libc::EAGAIN);
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
 /// This device cannot do that.
 pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-/// Objects of different protection domains do not go together.
-pub const EPERM: Errno = Errno(libc::EPERM);
 
 /// What a verb of this library comes to.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -36,11 +34,14 @@ impl Errno {
     }
 }
 
-/// For verbs that return 0 or the errno.
+/// For verbs that return 0 or the errno. Most programs print `errno`, which the system call of another library would have left.
 pub fn status(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(errno) => errno.0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
     }
 }
 
