@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::lock_api::RawMutex as _;
@@ -39,6 +40,8 @@ pub struct ExtendedPoll {
     /// The entry that the read functions read; theirs to touch while the session is held.
     current: UnsafeCell<Entry>,
     ahead: Mutex<Ahead>,
+    /// See [`ExtendedPoll::wall_clock_lead_ns`].
+    lead_ns: AtomicU64,
 }
 
 // SAFETY: `current` is touched only by the thread that holds the session.
@@ -50,8 +53,6 @@ struct Ahead {
     entries: [Entry; BATCH],
     next: usize,
     end: usize,
-    /// The NIC had no more when it was last asked, so a batch ends here.
-    drained: bool,
 }
 
 impl ExtendedPoll {
@@ -60,7 +61,17 @@ impl ExtendedPoll {
             session: RawMutex::INIT,
             current: UnsafeCell::default(),
             ahead: Mutex::new(Ahead::default()),
+            lead_ns: AtomicU64::new(0),
         }
+    }
+
+    /// How far the wall clock is ahead of the device's. It never falls, so that times that are read never step back, even where
+    /// somebody sets the wall clock back.
+    fn wall_clock_lead_ns(&self, now: impl FnOnce() -> Time) -> u64 {
+        let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+        // Read second: whatever comes in between makes the lead less, never more than it is.
+        let lead_ns = wall_ns.saturating_sub(now().0);
+        self.lead_ns.fetch_max(lead_ns, Relaxed).max(lead_ns)
     }
 
     /// Takes entries that an extended poll left over, for a plain poll. Returns how many.
@@ -87,20 +98,17 @@ impl ExtendedPoll {
     }
 }
 
-/// Steps to the next entry: ENOENT when there is none. `fresh` asks the NIC even if it had no more just now.
-fn advance(object: &CqObject, poll: &ExtendedPoll, fresh: bool) -> Result<()> {
+/// Steps to the next entry: ENOENT when there is none.
+fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
     let mut ahead = poll.ahead.lock();
     if ahead.next == ahead.end {
-        if ahead.drained && !fresh {
-            return Err(Errno(libc::ENOENT));
-        }
         let mut entries = [Entry::default(); BATCH];
         let mut count = 0;
         let polled = object.cq().poll_timed(BATCH, &mut |wc, time| {
             entries[count] = (*wc, time);
             count += 1;
         });
-        *ahead = Ahead { entries, next: 0, end: count, drained: count < BATCH };
+        *ahead = Ahead { entries, next: 0, end: count };
         polled?;
         if count == 0 {
             return Err(Errno(libc::ENOENT));
@@ -141,7 +149,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
             return Err(EINVAL);
         }
         poll.session.lock();
-        advance(object, poll, true).inspect_err(|_| {
+        advance(object, poll).inspect_err(|_| {
             // SAFETY: locked above by this thread; a poll that finds nothing is over.
             unsafe { poll.session.unlock() }
         })
@@ -151,7 +159,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above; the program is in a session.
-    code(unsafe { sessions(cq) }.and_then(|(object, poll)| advance(object, poll, false)))
+    code(unsafe { sessions(cq) }.and_then(|(object, poll)| advance(object, poll)))
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
@@ -231,10 +239,8 @@ unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
 /// Nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: as above.
-    let Ok((object, _)) = (unsafe { sessions(cq) }) else { return 0 };
-    let age = object.context().device().now().0.saturating_sub(entry(cq).1.0);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (now.as_nanos() as u64).saturating_sub(age)
+    let Ok((object, poll)) = (unsafe { sessions(cq) }) else { return 0 };
+    entry(cq).1.0 + poll.wall_clock_lead_ns(|| object.context().device().now())
 }
 
 fn functions() -> ibv_cq_ex {
