@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use terrace_nic::{Mw, MwBind, MwKind, SendFlags};
 
-use crate::abi::{
-    IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp,
-};
+use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
 use crate::context::Context;
-use crate::errno::{EINVAL, EPERM, Result, pointer, status};
+use crate::errno::{EINVAL, Result, pointer, status};
 use crate::mr::MrObject;
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
@@ -126,17 +124,4 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
         Ok(())
     };
     status(post())
-}
-
-/// EPERM unless the region and the window belong to the same protection domain, as the inline verb checks.
-///
-/// # Safety
-/// `mr` is null or a region.
-pub unsafe fn check_domain(mw: *mut ibv_mw, mr: *mut ibv_mr) -> Result<()> {
-    if mr.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the caller's.
-    let same = unsafe { (*mw).pd == (*mr).pd };
-    if same { Ok(()) } else { Err(EPERM) }
 }

@@ -95,8 +95,6 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
         return Err(Error::Invalid("a window of type 1 is bound by ibv_bind_mw"));
     }
     // SAFETY: the caller's.
-    unsafe { mw::check_domain(mw, info.mr) }.map_err(refused)?;
-    // SAFETY: the caller's.
     let region_lkey = unsafe { mw::bound_region(info) }.map_err(refused)?;
     Ok(SendOp::BindWindow(BindWindow {
         window_rkey: window.mw().rkey(),
