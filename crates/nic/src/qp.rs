@@ -189,6 +189,7 @@ impl QueuePair {
             init.cap.max_recv_wr = 0;
             init.cap.max_recv_sge = 0;
         }
+        init.cap.max_inline_data = inline_bytes(&init.cap, device.limits());
         let window = window_bytes(&*device.port);
         let config = QpConfig {
             qpn,
@@ -515,13 +516,10 @@ impl QueuePair {
     }
 
     /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
-    /// type 2 window or one of another protection domain.
+    /// type 2 window. One of another protection domain is found out by the bind, as with other devices, and completes in error.
     pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
         if mw.kind() != MwKind::Type1 {
             return Err(Error::Invalid("type 2 windows are bound by work requests"));
-        }
-        if !Arc::ptr_eq(mw.pd(), &self.pd) {
-            return Err(Error::Invalid("window and queue pair belong to different protection domains"));
         }
         mw.advance(|window_rkey, new_rkey| {
             let bind_window = BindWindow {
@@ -763,6 +761,15 @@ fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
         ),
         (init.srq.is_none() || init.qp_type.has_receives(), "a shared receive queue for an end of XRC"),
     ])
+}
+
+/// What an element takes in a work request of other devices.
+const SGE_BYTES: u32 = 16;
+
+/// Inline data that is granted: as with rxe, what a work request's elements leave room for, if that is more than was asked for. mlx5
+/// grants what is left of its blocks of 64 bytes, and programs rely on there being some (`rdma_xclient`, which asks for none).
+fn inline_bytes(cap: &QpCap, limits: &Limits) -> u32 {
+    cap.max_inline_data.max((cap.max_send_sge * SGE_BYTES).min(limits.max_inline_data))
 }
 
 /// Whether its sizes are within the device's limits. With a shared receive queue those of the own one do not count.

@@ -210,7 +210,7 @@ static void local_invalidation_of_anothers(const struct lab *lab)
     bound(pair.left, pair.left_cq, bind_wr(lab, mw, key), IBV_WC_SUCCESS);
     RETURNS(0, post_invalidate(others.left, key));
     struct ibv_wc wc = lab_poll(others.left_cq);
-    CHECK(wc.wr_id == 12 && wc.status == IBV_WC_MW_BIND_ERR);
+    CHECK(wc.wr_id == 12 && wc.status == IBV_WC_LOC_QP_OP_ERR);
     RETURNS(0, post_send(lab, pair.right, IBV_WR_RDMA_WRITE, key, 0));
     CHECK(lab_poll(pair.right_cq).status == IBV_WC_SUCCESS);
     RETURNS(0, post_invalidate(pair.left, key));
