@@ -43,6 +43,9 @@ class Verbs(BadInput):
     def test_semantics_that_devices_agree_on(self):
         self.check("verbs_semantics", least=230)
 
+    def test_small_print_of_the_man_pages(self):
+        self.check("verbs_promises", least=450)
+
     def test_no_descriptors_left(self):
         said = self.check("exhaustion", "descriptors", least=20)
         self.assertIn("raise the limit with `ulimit -n`", said)

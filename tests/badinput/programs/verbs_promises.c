@@ -1,0 +1,623 @@
+/*
+ * verbs_promises: the small print of libibverbs' man pages, a function for each page and what nothing else tests.
+ */
+#include "check.h"
+#include "lab.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { PIECE = 64, GRH_BYTES = 40 };
+
+static const double SHORTLY_S = 0.05;
+
+static uint8_t *far_half(const struct lab *lab)
+{
+    return lab->buffer + LAB_BYTES / 2;
+}
+
+static struct ibv_sge piece(const struct lab *lab, void *addr)
+{
+    return (struct ibv_sge){.addr = (uintptr_t)addr, .length = PIECE, .lkey = lab->mr->lkey};
+}
+
+/* A connected queue pair that is its own peer. */
+static struct ibv_qp *loop_of(const struct lab *lab, struct ibv_qp_init_attr init)
+{
+    struct ibv_qp *qp = ibv_create_qp(lab->pd, &init);
+    if (qp == NULL)
+        die("no queue pair");
+    lab_advance(lab, qp, init.qp_type == IBV_QPT_UD ? 0 : qp->qp_num, IBV_QPS_RTS);
+    return qp;
+}
+
+static struct ibv_qp *loop(const struct lab *lab)
+{
+    return loop_of(lab, lab_init(lab, IBV_QPT_RC));
+}
+
+static void receive(const struct lab *lab, struct ibv_qp *qp, uint64_t wr_id)
+{
+    struct ibv_sge sge = piece(lab, far_half(lab));
+    struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1}, *bad;
+    RETURNS(0, ibv_post_recv(qp, &wr, &bad));
+}
+
+static void send_by(const struct lab *lab, struct ibv_qp *qp, enum ibv_wr_opcode opcode, unsigned flags)
+{
+    struct ibv_sge sge = piece(lab, lab->buffer);
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags}, *bad;
+    wr.wr.rdma.remote_addr = (uintptr_t)far_half(lab), wr.wr.rdma.rkey = lab->mr->rkey;
+    RETURNS(0, ibv_post_send(qp, &wr, &bad));
+}
+
+static void to_error(struct ibv_qp *qp)
+{
+    struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+    RETURNS(0, ibv_modify_qp(qp, &error, IBV_QP_STATE));
+}
+
+static void drain(const struct lab *lab, unsigned count)
+{
+    while (count-- > 0)
+        CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+}
+
+/* Whether an event waits; it is taken and acknowledged. The channel does not block. */
+static bool has_event(const struct lab *lab)
+{
+    struct ibv_cq *cq = NULL;
+    void *context = (void *)1;
+    errno = 0;
+    int code = ibv_get_cq_event(lab->channel, &cq, &context);
+    CHECK(code == 0 || (code == -1 && errno == EAGAIN));
+    if (code != 0)
+        return false;
+    CHECK(cq == lab->cq && context == lab->cq->cq_context);
+    ibv_ack_cq_events(cq, 1);
+    return true;
+}
+
+/* One request, one event, however many completions; nothing without a request. */
+static void req_notify_cq(const struct lab *lab)
+{
+    struct ibv_qp *qp = loop(lab);
+    send_by(lab, qp, IBV_WR_RDMA_WRITE, 0);
+    drain(lab, 1);
+    CHECK(!has_event(lab));
+    RETURNS(0, ibv_req_notify_cq(lab->cq, 0));
+    CHECK(!has_event(lab));
+    for (int i = 0; i < 3; i++)
+        send_by(lab, qp, IBV_WR_RDMA_WRITE, 0);
+    drain(lab, 3);
+    CHECK(has_event(lab));
+    CHECK(!has_event(lab));
+
+    /* Solicited: a receive that the sender marked, and whatever fails. Neither other receives nor sends, marked or not. */
+    RETURNS(0, ibv_req_notify_cq(lab->cq, 1));
+    receive(lab, qp, 2);
+    send_by(lab, qp, IBV_WR_SEND, 0);
+    drain(lab, 2);
+    CHECK(!has_event(lab));
+    send_by(lab, qp, IBV_WR_RDMA_WRITE, IBV_SEND_SOLICITED);
+    drain(lab, 1);
+    CHECK(!has_event(lab));
+    receive(lab, qp, 2);
+    send_by(lab, qp, IBV_WR_SEND, IBV_SEND_SOLICITED);
+    drain(lab, 2);
+    CHECK(has_event(lab));
+    RETURNS(0, ibv_req_notify_cq(lab->cq, 1));
+    receive(lab, qp, 2);
+    send_by(lab, qp, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SOLICITED);
+    drain(lab, 2);
+    CHECK(has_event(lab) && !has_event(lab));
+    RETURNS(0, ibv_req_notify_cq(lab->cq, 1));
+    receive(lab, qp, 2);
+    to_error(qp);
+    CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
+    CHECK(has_event(lab) && !has_event(lab));
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
+struct ending {
+    struct ibv_cq *cq;
+    atomic_bool is_over;
+};
+
+static void *end_cq(void *arg)
+{
+    struct ending *ending = arg;
+    RETURNS(0, ibv_destroy_cq(ending->cq));
+    atomic_store(&ending->is_over, true);
+    return NULL;
+}
+
+/* Destroying waits until every event is acknowledged, by as few calls as the program likes. */
+static void get_cq_event(const struct lab *lab)
+{
+    int context;
+    struct ibv_cq *cq = ibv_create_cq(lab->context, 8, &context, lab->channel, 0);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.send_cq = init.recv_cq = cq;
+    struct ibv_qp *qp = loop_of(lab, init);
+    for (int i = 0; i < 3; i++) {
+        RETURNS(0, ibv_req_notify_cq(cq, 0));
+        send_by(lab, qp, IBV_WR_RDMA_WRITE, 0);
+        CHECK(lab_poll(cq).status == IBV_WC_SUCCESS);
+        struct ibv_cq *told = NULL;
+        void *told_context = NULL;
+        RETURNS(0, ibv_get_cq_event(lab->channel, &told, &told_context));
+        CHECK(told == cq && told_context == &context);
+    }
+    RETURNS(0, ibv_destroy_qp(qp));
+    struct ending ending = {.cq = cq};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, end_cq, &ending) != 0)
+        die("no thread");
+    ibv_ack_cq_events(cq, 1);
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    CHECK(!atomic_load(&ending.is_over));
+    ibv_ack_cq_events(cq, 2);
+    pthread_join(thread, NULL);
+    CHECK(atomic_load(&ending.is_over));
+}
+
+/* The table of ibv_post_send(3): which kind of queue pair has which opcode. */
+static void opcodes(const struct lab *lab)
+{
+    enum { UD = 1, UC = 2, RC = 4 };
+    static const struct {
+        enum ibv_wr_opcode opcode;
+        int types;
+    } table[] = {
+        {IBV_WR_SEND, UD | UC | RC},       {IBV_WR_SEND_WITH_IMM, UD | UC | RC},
+        {IBV_WR_RDMA_WRITE, UC | RC},      {IBV_WR_RDMA_WRITE_WITH_IMM, UC | RC},
+        {IBV_WR_RDMA_READ, RC},            {IBV_WR_ATOMIC_CMP_AND_SWP, RC},
+        {IBV_WR_ATOMIC_FETCH_AND_ADD, RC}, {IBV_WR_LOCAL_INV, UC | RC},
+        {IBV_WR_BIND_MW, UC | RC},         {IBV_WR_SEND_WITH_INV, RC},
+        {IBV_WR_TSO, 0},
+    };
+    static const enum ibv_qp_type types[] = {IBV_QPT_UD, IBV_QPT_UC, IBV_QPT_RC};
+    struct ibv_mw *mw = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_2);
+    struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
+    struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr);
+    for (int type = 0; type < 3; type++) {
+        struct ibv_qp *qp = loop_of(lab, lab_init(lab, types[type]));
+        to_error(qp); /* what is taken comes back as flushed */
+        for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+            struct ibv_sge sge = {.addr = (uintptr_t)lab->buffer, .length = 8, .lkey = lab->mr->lkey};
+            struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = table[i].opcode}, *bad;
+            if (types[type] == IBV_QPT_UD)
+                wr.wr.ud.ah = ah;
+            if (table[i].opcode == IBV_WR_BIND_MW)
+                wr.bind_mw.mw = mw, wr.bind_mw.bind_info = (struct ibv_mw_bind_info){lab->mr, sge.addr, 8, 0};
+            bool has = table[i].types & 1 << type;
+            int code = ibv_post_send(qp, &wr, &bad);
+            if (!check_note(code == (has ? 0 : EINVAL), __FILE__, __LINE__, "the table of opcodes"))
+                printf("opcode %d of queue pairs of type %d: %s\n", wr.opcode, types[type], check_errno_name(code));
+            if (code == 0)
+                CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
+        }
+        RETURNS(0, ibv_destroy_qp(qp));
+    }
+    RETURNS(0, ibv_destroy_ah(ah));
+    RETURNS(0, ibv_dealloc_mw(mw));
+}
+
+static void flags_of_sends(const struct lab *lab)
+{
+    /* Inline data is copied as it is posted, and needs no key. */
+    struct ibv_qp *qp = loop(lab);
+    uint8_t data[LAB_INLINE];
+    memset(data, 'i', sizeof data);
+    struct ibv_sge sge = {.addr = (uintptr_t)data, .length = sizeof data, .lkey = ~lab->mr->lkey};
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_INLINE}, *bad;
+    wr.wr.rdma.remote_addr = (uintptr_t)far_half(lab), wr.wr.rdma.rkey = lab->mr->rkey;
+    memset(far_half(lab), 0, sizeof data);
+    RETURNS(0, ibv_post_send(qp, &wr, &bad));
+    memset(data, 'o', sizeof data);
+    drain(lab, 1);
+    memset(data, 'i', sizeof data);
+    CHECK(memcmp(far_half(lab), data, sizeof data) == 0);
+    RETURNS(0, ibv_destroy_qp(qp));
+
+    /* With sq_sig_all = 0 only what is signaled completes, and what fails. */
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.sq_sig_all = 0;
+    qp = loop_of(lab, init);
+    for (int i = 0; i < 3 * LAB_DEPTH; i++) {
+        send_by(lab, qp, IBV_WR_RDMA_WRITE, i % 2 == 0 ? 0 : IBV_SEND_SIGNALED | IBV_SEND_FENCE);
+        if (i % 2 != 0)
+            drain(lab, 1);
+    }
+    struct ibv_wc wc;
+    CHECK(!lab_poll_within(lab->cq, &wc, SHORTLY_S));
+    wr.send_flags = 0, sge.lkey = ~lab->mr->lkey, wr.wr_id = 77;
+    RETURNS(0, ibv_post_send(qp, &wr, &bad));
+    wc = lab_poll(lab->cq);
+    CHECK(wc.wr_id == 77 && wc.status == IBV_WC_LOC_PROT_ERR && wc.qp_num == qp->qp_num);
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
+static struct ibv_srq *srq_of(const struct lab *lab, uint32_t max_wr)
+{
+    struct ibv_srq_init_attr init = {.attr = {.max_wr = max_wr, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(lab->pd, &init);
+    CHECK(srq != NULL && init.attr.max_wr >= max_wr && init.attr.max_sge >= 1);
+    return srq;
+}
+
+/* The data of a datagram is behind 40 bytes, in a receive of either kind. */
+static void post_recv(const struct lab *lab)
+{
+    struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
+    struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr);
+    for (int shared = 0; shared < 2; shared++) {
+        struct ibv_srq *srq = shared ? srq_of(lab, 4) : NULL;
+        struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_UD);
+        init.srq = srq;
+        if (shared) /* these are ignored */
+            init.cap.max_recv_wr = init.cap.max_recv_sge = UINT32_MAX;
+        struct ibv_qp *qp = loop_of(lab, init);
+        memset(lab->buffer, 'd', PIECE), memset(far_half(lab), 0, 2 * PIECE + GRH_BYTES);
+        struct ibv_sge sge = {.addr = (uintptr_t)far_half(lab), .length = GRH_BYTES + PIECE, .lkey = lab->mr->lkey};
+        struct ibv_recv_wr wr = {.wr_id = 5, .sg_list = &sge, .num_sge = 1}, *bad = NULL;
+        if (shared) { /* the queue pair's own queue is not used */
+            CHECK(ibv_post_recv(qp, &wr, &bad) != 0 && bad == &wr);
+            RETURNS(0, ibv_post_srq_recv(srq, &wr, &bad));
+        } else {
+            RETURNS(0, ibv_post_recv(qp, &wr, &bad));
+        }
+        struct ibv_sge from = piece(lab, lab->buffer);
+        struct ibv_send_wr send = {.wr_id = 1, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad_send;
+        send.wr.ud.ah = ah, send.wr.ud.remote_qpn = qp->qp_num, send.wr.ud.remote_qkey = LAB_QKEY;
+        RETURNS(0, ibv_post_send(qp, &send, &bad_send));
+        for (int i = 0; i < 2; i++) {
+            struct ibv_wc wc = lab_poll(lab->cq);
+            CHECK(wc.status == IBV_WC_SUCCESS);
+            if (wc.wr_id == 5)
+                CHECK(wc.byte_len == GRH_BYTES + PIECE && (wc.wc_flags & IBV_WC_GRH) && wc.src_qp == qp->qp_num);
+        }
+        CHECK(memcmp(far_half(lab) + GRH_BYTES, lab->buffer, PIECE) == 0);
+        CHECK(far_half(lab)[GRH_BYTES + PIECE] == 0);
+        RETURNS(0, ibv_destroy_qp(qp));
+        if (shared)
+            RETURNS(0, ibv_destroy_srq(srq));
+    }
+    RETURNS(0, ibv_destroy_ah(ah));
+}
+
+/* An event once fewer receives wait than the limit, and the limit is 0 from then on. */
+static void modify_srq(const struct lab *lab)
+{
+    struct ibv_srq *srq = srq_of(lab, 8);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.srq = srq;
+    struct ibv_qp *qp = loop_of(lab, init);
+    struct ibv_sge sge = piece(lab, far_half(lab));
+    struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+    for (int i = 0; i < 4; i++)
+        RETURNS(0, ibv_post_srq_recv(srq, &wr, &bad));
+    struct ibv_srq_attr attr = {.srq_limit = 2, .max_wr = 1, .max_sge = UINT32_MAX}; /* only the limit counts */
+    RETURNS(0, ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
+    RETURNS(0, ibv_query_srq(srq, &attr));
+    CHECK(attr.srq_limit == 2 && attr.max_wr == 8);
+    struct ibv_async_event event;
+    for (int left = 3; left >= 0; left--) {
+        send_by(lab, qp, IBV_WR_SEND, 0);
+        drain(lab, 2);
+        errno = 0;
+        int code = ibv_get_async_event(lab->context, &event);
+        if (left != 1) { /* at the limit is not below it, and once is enough */
+            CHECK(code == -1 && errno == EAGAIN);
+            continue;
+        }
+        CHECK(code == 0 && event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
+        ibv_ack_async_event(&event);
+        RETURNS(0, ibv_query_srq(srq, &attr));
+        CHECK(attr.srq_limit == 0);
+    }
+    if (lab->attr.device_cap_flags & IBV_DEVICE_SRQ_RESIZE) {
+        attr.max_wr = 16;
+        RETURNS(0, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+        RETURNS(0, ibv_query_srq(srq, &attr));
+        CHECK(attr.max_wr >= 16);
+        for (int i = 0; i < 16; i++)
+            RETURNS(0, ibv_post_srq_recv(srq, &wr, &bad));
+    }
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_srq(srq));
+}
+
+/* What waits is kept, in its order; the size is what the structure says. */
+static void resize_cq(const struct lab *lab)
+{
+    struct ibv_cq *cq = ibv_create_cq(lab->context, 4, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.send_cq = init.recv_cq = cq;
+    struct ibv_qp *qp = loop_of(lab, init);
+    for (uint64_t i = 0; i < 4; i++)
+        receive(lab, qp, i);
+    to_error(qp);
+    RETURNS(0, ibv_resize_cq(cq, 64));
+    CHECK(cq->cqe >= 64);
+    struct ibv_wc wc[4];
+    CHECK(ibv_poll_cq(cq, 1, wc) == 1 && wc[0].wr_id == 0);
+    RETURNS(0, ibv_resize_cq(cq, 3));
+    CHECK(cq->cqe >= 3);
+    CHECK(ibv_poll_cq(cq, 4, wc) == 3 && wc[0].wr_id == 1 && wc[1].wr_id == 2 && wc[2].wr_id == 3);
+    CHECK(ibv_poll_cq(cq, 4, wc) == 0);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_cq(cq));
+}
+
+/* What is in use is not destroyed, and still there afterwards. */
+static void destroying(const struct lab *lab)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
+    struct ibv_ah *ah = ibv_create_ah(pd, &attr);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    RETURNS(0, ibv_destroy_ah(ah));
+    struct ibv_mr *mr = ibv_reg_mr(pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    RETURNS(0, ibv_dereg_mr(mr));
+    struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    RETURNS(0, ibv_dealloc_mw(mw));
+    struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 1, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    struct ibv_cq *cq = ibv_create_cq(lab->context, 1, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.recv_cq = cq, init.srq = srq;
+    struct ibv_qp *qp = ibv_create_qp(lab->pd, &init);
+    RETURNS(EBUSY, ibv_destroy_srq(srq));
+    RETURNS(EBUSY, ibv_destroy_cq(cq));
+    RETURNS(EBUSY, ibv_destroy_cq(lab->cq));
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_srq(srq));
+    RETURNS(0, ibv_destroy_cq(cq));
+    init.srq = NULL, init.recv_cq = lab->cq;
+    qp = ibv_create_qp(pd, &init);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_dealloc_pd(pd));
+}
+
+/* How a WRITE by this key ends; the queue pair is a new one, in this domain. */
+static enum ibv_wc_status outcome(const struct lab *lab, struct ibv_pd *pd, uint32_t rkey, uint64_t addr, struct ibv_qp *via)
+{
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    struct ibv_qp *asks = ibv_create_qp(lab->pd, &init), *answers = via != NULL ? via : ibv_create_qp(pd, &init);
+    lab_advance(lab, asks, answers->qp_num, IBV_QPS_RTS);
+    if (via == NULL) {
+        lab_advance(lab, answers, asks->qp_num, IBV_QPS_RTS);
+    } else {
+        struct ibv_qp_attr attr = lab_attr(lab, asks->qp_num);
+        attr.qp_state = IBV_QPS_RESET;
+        RETURNS(0, ibv_modify_qp(via, &attr, IBV_QP_STATE));
+        lab_advance(lab, via, asks->qp_num, IBV_QPS_RTS);
+    }
+    struct ibv_sge sge = piece(lab, lab->buffer);
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE}, *bad;
+    wr.wr.rdma.remote_addr = addr, wr.wr.rdma.rkey = rkey;
+    RETURNS(0, ibv_post_send(asks, &wr, &bad));
+    struct ibv_wc wc = lab_poll(lab->cq);
+    RETURNS(0, ibv_destroy_qp(asks));
+    if (via == NULL)
+        RETURNS(0, ibv_destroy_qp(answers));
+    return wc.status;
+}
+
+static void bind_mw(const struct lab *lab)
+{
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.sq_sig_all = 0;
+    struct ibv_qp *qp = loop_of(lab, init);
+    struct ibv_mr *mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mw *mw = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_1);
+    uint64_t addr = (uintptr_t)far_half(lab);
+    CHECK(outcome(lab, lab->pd, mw->rkey, addr, NULL) == IBV_WC_REM_ACCESS_ERR); /* not bound as it is made */
+    struct ibv_mw_bind bind = {.wr_id = 9,
+                               .bind_info = {.mr = mr, .addr = addr, .length = PIECE, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}};
+    uint32_t first = mw->rkey;
+    RETURNS(0, ibv_bind_mw(qp, mw, &bind)); /* not signaled: it does not complete with an entry */
+    struct ibv_wc wc;
+    CHECK(!lab_poll_within(lab->cq, &wc, SHORTLY_S));
+    CHECK(mw->rkey != first && mw->rkey >> 8 == first >> 8);
+    CHECK(outcome(lab, lab->pd, mw->rkey, addr, NULL) == IBV_WC_SUCCESS);
+    CHECK(outcome(lab, lab->pd, mw->rkey, addr + 1, NULL) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(EBUSY, ibv_dereg_mr(mr));
+
+    /* Windows of type 1 have no base of their own. */
+    uint32_t bound = mw->rkey;
+    bind.send_flags = IBV_SEND_SIGNALED;
+    bind.bind_info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
+    RETURNS(EINVAL, ibv_bind_mw(qp, mw, &bind));
+    CHECK(mw->rkey == bound);
+
+    /* No bytes unbind it. */
+    bind.bind_info = (struct ibv_mw_bind_info){.mr = NULL};
+    RETURNS(0, ibv_bind_mw(qp, mw, &bind));
+    wc = lab_poll(lab->cq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 9);
+    CHECK(outcome(lab, lab->pd, mw->rkey, addr, NULL) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(0, ibv_dereg_mr(mr));
+
+    /* Windows of type 2 may count from 0, and are unbound by their end. */
+    mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS);
+    struct ibv_mw *second = ibv_alloc_mw(lab->pd, IBV_MW_TYPE_2);
+    struct ibv_send_wr wr = {.wr_id = 10, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED}, *bad;
+    wr.bind_mw.mw = second, wr.bind_mw.rkey = 1;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){mr, addr, PIECE, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED};
+    RETURNS(0, ibv_post_send(qp, &wr, &bad));
+    CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
+    CHECK(outcome(lab, lab->pd, second->rkey, 0, qp) == IBV_WC_SUCCESS);
+    CHECK(outcome(lab, lab->pd, second->rkey, 1, qp) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(EBUSY, ibv_dereg_mr(mr));
+    RETURNS(0, ibv_dealloc_mw(second));
+    RETURNS(0, ibv_dereg_mr(mr));
+
+    /* What peers may change must be writable here. */
+    mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ);
+    lab_advance(lab, (RETURNS(0, ibv_modify_qp(qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}, IBV_QP_STATE)), qp),
+                qp->qp_num, IBV_QPS_RTS);
+    bind.bind_info = (struct ibv_mw_bind_info){mr, addr, PIECE, IBV_ACCESS_REMOTE_ATOMIC};
+    RETURNS(0, ibv_bind_mw(qp, mw, &bind));
+    CHECK(lab_poll(lab->cq).status == IBV_WC_MW_BIND_ERR);
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_dealloc_mw(mw));
+    RETURNS(0, ibv_dereg_mr(mr));
+}
+
+static void rereg_mr(const struct lab *lab)
+{
+    struct ibv_pd *pd = ibv_alloc_pd(lab->context);
+    struct ibv_mr *mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES / 4, LAB_ACCESS);
+    uint64_t addr = (uintptr_t)far_half(lab);
+    CHECK(outcome(lab, lab->pd, mr->rkey, addr, NULL) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, far_half(lab), LAB_BYTES / 4, 0));
+    CHECK(mr->addr == far_half(lab) && mr->length == LAB_BYTES / 4);
+    CHECK(outcome(lab, lab->pd, mr->rkey, addr, NULL) == IBV_WC_SUCCESS);
+    CHECK(outcome(lab, lab->pd, mr->rkey, (uintptr_t)lab->buffer, NULL) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, 0));
+    CHECK(mr->pd == pd);
+    CHECK(outcome(lab, lab->pd, mr->rkey, addr, NULL) == IBV_WC_REM_ACCESS_ERR);
+    CHECK(outcome(lab, pd, mr->rkey, addr, NULL) == IBV_WC_SUCCESS);
+    RETURNS(EBUSY, ibv_dealloc_pd(pd));
+    RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS | IBV_REREG_MR_CHANGE_PD, lab->pd, NULL, 0, IBV_ACCESS_REMOTE_READ));
+    RETURNS(0, ibv_dealloc_pd(pd));
+    CHECK(outcome(lab, lab->pd, mr->rkey, addr, NULL) == IBV_WC_REM_ACCESS_ERR);
+    RETURNS(0, ibv_dereg_mr(mr));
+}
+
+/* What was set is what is told, by whatever mask; a refused change has changed nothing. */
+static void query_qp(const struct lab *lab)
+{
+    int context;
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC), told_init;
+    init.qp_context = &context;
+    struct ibv_qp *qp = ibv_create_qp(lab->pd, &init);
+    lab_advance(lab, qp, 0x123, IBV_QPS_RTS);
+    struct ibv_qp_attr set = lab_attr(lab, 0x123), told, again;
+    RETURNS(0, ibv_query_qp(qp, &told, IBV_QP_STATE, &told_init));
+    RETURNS(0, ibv_query_qp(qp, &told, ~0, &told_init));
+    CHECK(told.qp_state == IBV_QPS_RTS && told.path_mtu == set.path_mtu && told.rq_psn == set.rq_psn);
+    CHECK(told.sq_psn == set.sq_psn && told.dest_qp_num == 0x123 && told.qp_access_flags == set.qp_access_flags);
+    CHECK(told.pkey_index == 0 && told.port_num == LAB_PORT && told.timeout == set.timeout);
+    CHECK(told.retry_cnt == set.retry_cnt && told.rnr_retry == set.rnr_retry && told.min_rnr_timer == set.min_rnr_timer);
+    CHECK(told.max_rd_atomic == set.max_rd_atomic && told.max_dest_rd_atomic == set.max_dest_rd_atomic);
+    CHECK(told.ah_attr.is_global && memcmp(&told.ah_attr.grh.dgid, &set.ah_attr.grh.dgid, sizeof set.ah_attr.grh.dgid) == 0);
+    CHECK(told.ah_attr.grh.hop_limit == set.ah_attr.grh.hop_limit && told.ah_attr.port_num == LAB_PORT);
+    CHECK(told_init.qp_context == &context && told_init.send_cq == lab->cq && told_init.recv_cq == lab->cq);
+    CHECK(told_init.srq == NULL && told_init.qp_type == IBV_QPT_RC && told_init.sq_sig_all == 1);
+    CHECK(memcmp(&told_init.cap, &init.cap, sizeof init.cap) == 0 && memcmp(&told.cap, &init.cap, sizeof init.cap) == 0);
+    CHECK(init.cap.max_send_wr >= LAB_DEPTH && init.cap.max_recv_wr >= LAB_DEPTH);
+    CHECK(init.cap.max_send_sge >= LAB_SGES && init.cap.max_recv_sge >= LAB_SGES);
+
+    set.min_rnr_timer = 3, set.qp_access_flags = 0, set.cur_qp_state = IBV_QPS_RTR, set.qp_state = IBV_QPS_RTS;
+    int mask = IBV_QP_STATE | IBV_QP_MIN_RNR_TIMER | IBV_QP_ACCESS_FLAGS;
+    RETURNS(EINVAL, ibv_modify_qp(qp, &set, mask | IBV_QP_CUR_STATE));
+    RETURNS(EINVAL, ibv_modify_qp(qp, &set, mask | IBV_QP_DEST_QPN));
+    set.min_rnr_timer = 32;
+    RETURNS(EINVAL, ibv_modify_qp(qp, &set, mask));
+    RETURNS(0, ibv_query_qp(qp, &again, ~0, &told_init));
+    CHECK(again.min_rnr_timer == told.min_rnr_timer && again.qp_access_flags == told.qp_access_flags);
+    set.min_rnr_timer = 3;
+    RETURNS(0, ibv_modify_qp(qp, &set, mask));
+    RETURNS(0, ibv_query_qp(qp, &again, ~0, &told_init));
+    CHECK(again.min_rnr_timer == 3 && again.qp_access_flags == 0);
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
+/* Shared receive queues are for RC and UD. */
+static void create_qp(const struct lab *lab)
+{
+    struct ibv_srq *srq = srq_of(lab, 1);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_UC);
+    init.srq = srq;
+    REFUSED(EINVAL, ibv_create_qp(lab->pd, &init));
+    RETURNS(0, ibv_destroy_srq(srq));
+}
+
+/* An address handle may serve many requests, and its attributes may go once it is made. */
+static void create_ah(const struct lab *lab)
+{
+    struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
+    struct ibv_ah *first = ibv_create_ah(lab->pd, &attr), *second = ibv_create_ah(lab->pd, &attr);
+    memset(&attr, 0xff, sizeof attr);
+    CHECK(first != NULL && second != NULL && first != second && first->pd == lab->pd && first->context == lab->context);
+    RETURNS(0, ibv_destroy_ah(first));
+    struct ibv_qp *qp = loop_of(lab, lab_init(lab, IBV_QPT_UD));
+    struct ibv_sge sge = piece(lab, lab->buffer);
+    struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+    wr.wr.ud.ah = second, wr.wr.ud.remote_qpn = qp->qp_num, wr.wr.ud.remote_qkey = LAB_QKEY;
+    for (int i = 0; i < 3; i++) {
+        RETURNS(0, ibv_post_send(qp, &wr, &bad));
+        drain(lab, 1);
+    }
+    RETURNS(0, ibv_destroy_qp(qp));
+    RETURNS(0, ibv_destroy_ah(second));
+}
+
+/* There is no multicast: the device says so as well. */
+static void attach_mcast(const struct lab *lab)
+{
+    CHECK(lab->attr.max_mcast_grp == 0 && lab->attr.max_mcast_qp_attach == 0 && lab->attr.max_total_mcast_qp_attach == 0);
+}
+
+static void *end_qp(void *arg)
+{
+    RETURNS(0, ibv_destroy_qp(arg));
+    return NULL;
+}
+
+/* -1 without an event; destroying a queue pair waits until its events are acknowledged. */
+static void get_async_event(const struct lab *lab)
+{
+    struct ibv_async_event event;
+    MINUS_ONE(EAGAIN, ibv_get_async_event(lab->context, &event));
+    struct ibv_srq *srq = srq_of(lab, 1);
+    struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
+    init.srq = srq;
+    struct ibv_qp *qp = loop_of(lab, init);
+    to_error(qp);
+    RETURNS(0, ibv_get_async_event(lab->context, &event));
+    CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qp);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, end_qp, qp) != 0)
+        die("no thread");
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    CHECK(pthread_tryjoin_np(thread, NULL) == EBUSY);
+    ibv_ack_async_event(&event);
+    pthread_join(thread, NULL);
+    RETURNS(0, ibv_destroy_srq(srq));
+}
+
+int main(void)
+{
+    struct lab lab = lab_open();
+    lab_nonblocking(lab.channel->fd);
+    lab_nonblocking(lab.context->async_fd);
+    req_notify_cq(&lab);
+    get_cq_event(&lab);
+    opcodes(&lab);
+    flags_of_sends(&lab);
+    post_recv(&lab);
+    modify_srq(&lab);
+    resize_cq(&lab);
+    destroying(&lab);
+    bind_mw(&lab);
+    rereg_mr(&lab);
+    query_qp(&lab);
+    create_qp(&lab);
+    create_ah(&lab);
+    attach_mcast(&lab);
+    get_async_event(&lab);
+    lab_close(&lab);
+    return check_end();
+}
