@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use terrace_nic::{Mw, MwBind, MwKind, SendFlags};
 
-use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
+use crate::abi::{
+    IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd,
+    ibv_qp,
+};
 use crate::context::Context;
 use crate::errno::{EINVAL, Result, pointer, status};
 use crate::mr::MrObject;
@@ -106,7 +109,8 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
         let (queue_pair, window, bind) =
             unsafe { (borrow::<QpObject>(qp.cast())?, borrow::<MwObject>(mw)?, object::read(bind)?) };
         let info = &bind.bind_info;
-        if !matches!(window.mw.kind(), MwKind::Type1) {
+        // A base of its own came with type 2.
+        if !matches!(window.mw.kind(), MwKind::Type1) || info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
             return Err(EINVAL);
         }
         // SAFETY: the caller's.
