@@ -14,7 +14,8 @@ fn a_buffer_is_read_and_written_within_its_bounds() {
     buffer.read(4999, &mut out).expect("within");
     assert_eq!(&out, b"\0here\0");
     assert!(buffer.read(9_995, &mut out).is_err() && buffer.write(usize::MAX, &out).is_err());
-    assert!(Buffer::new(&node.pd, 0, REMOTE_ALL).is_err());
+    let empty = Buffer::new(&node.pd, 0, REMOTE_ALL).expect("a buffer of no bytes");
+    assert!(empty.is_empty() && empty.read(0, &mut out[..1]).is_err());
 }
 
 #[test]
