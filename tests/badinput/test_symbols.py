@@ -1,0 +1,80 @@
+"""The symbols of our libibverbs beside those of the libraries that it stands in for: Debian's here, and rdma-core's newest."""
+
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+from support import ROOT
+
+OURS = ROOT / "build/lib/terrace/libibverbs.so.1"
+
+# Names and nodes of a release newer than this machine's.
+NEWER = pathlib.Path(__file__).with_name("libibverbs-65.txt")
+
+# A defined dynamic symbol, as readelf prints it: its kind, binding, name and node; `@@` marks the default node of a name.
+SYMBOL = re.compile(r"\d+: [0-9a-f]+ +\d+ (\w+) +(?:GLOBAL|WEAK) +DEFAULT +(ABS|\d+) (\w[^@\s]*)(?:(@@?)(\S+))?$")
+
+
+def output_of(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
+
+
+def path_from_linker(library):
+    """Where programs find a library of the system."""
+    return output_of("gcc", f"-print-file-name={library}").strip()
+
+
+def symbols_of(library):
+    """(name, node) -> (kind, whether it is the default node) of all that a library defines. Nodes are symbols of their own."""
+    symbols = {}
+    for line in output_of("readelf", "--dyn-syms", "--wide", str(library)).splitlines():
+        if found := SYMBOL.search(line):
+            kind, section, name, mark, node = found.groups()
+            symbols[name, name if section == "ABS" else node] = (kind, mark == "@@")
+    return symbols
+
+
+def soname_of(library):
+    return re.search(r"SONAME.*\[(.*)\]", output_of("readelf", "--dynamic", "--wide", str(library)))[1]
+
+
+class Symbols(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.theirs, cls.ours = symbols_of(path_from_linker("libibverbs.so.1")), symbols_of(OURS)
+
+    def test_the_systems_library_can_be_replaced(self):
+        self.assertGreater(len(self.theirs), 180)
+        self.assertEqual(soname_of(OURS), soname_of(path_from_linker("libibverbs.so.1")))
+        self.assertEqual(self.theirs.keys() - self.ours.keys(), set())
+        for (name, node), (kind, is_default) in self.theirs.items():
+            with self.subTest(name=name, node=node):
+                self.assertEqual(self.ours[name, node][0], kind)
+                # Several releases' private nodes are there, so none is the default of a name; providers name theirs.
+                if "PRIVATE" not in node:
+                    self.assertEqual(self.ours[name, node][1], is_default)
+
+    def test_debian_would_not_miss_a_symbol(self):
+        (symbols,) = pathlib.Path("/var/lib/dpkg/info").glob("libibverbs1*.symbols")
+        version = output_of("dpkg-query", "--show", "--showformat=${Version}", "libibverbs1")
+        with tempfile.TemporaryDirectory() as directory:
+            # With -c1 it fails for symbols that have gone; newer ones are no mistake.
+            command = ["dpkg-gensymbols", "-c1", "-plibibverbs1", f"-v{version}", f"-I{symbols}", f"-e{OURS}", "-O/dev/null"]
+            checked = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_newer_programs_find_what_they_need(self):
+        lines = [line.split() for line in NEWER.read_text().splitlines() if not line.startswith("#")]
+        self.assertGreater(len(lines), 120)
+        self.assertEqual({tuple(line) for line in lines} - self.ours.keys(), set())
+
+    def test_what_has_no_node_stands_in_for_the_c_library(self):
+        public = {name for name, node in self.ours if node is None}
+        self.assertGreater(len(public), 20)
+        self.assertEqual(public - {name for name, _ in symbols_of(path_from_linker("libc.so.6"))}, set())
+
+
+if __name__ == "__main__":
+    unittest.main()
