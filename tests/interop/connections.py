@@ -34,11 +34,12 @@ def rping_cases():
 # Program -> options of both ends, of the server, of the client; what the client prints when all went well.
 PROGRAMS = {
     "rdma_server": (["-p", "{port}"], [], ["-s", "{addr}"], "end 0"),
+    "rdma_xserver": (["-p", "{port}"], [], ["-s", "{addr}"], "end 0"),
     "ucmatose": (["-p", "{port}", "-c", "10", "-C", "10"], ["-b", "{addr}"], ["-s", "{addr}"], "return status 0"),
     "rstream": (["-p", "{port}", "-C", "100", "-S", "4096"], [], ["-s", "{addr}"], "4k"),
     "riostream": (["-p", "{port}", "-C", "100", "-S", "4096"], [], ["-s", "{addr}"], "custom"),
 }
-CLIENTS = {"rdma_server": "rdma_client"}
+CLIENTS = {"rdma_server": "rdma_client", "rdma_xserver": "rdma_xclient"}
 
 
 def example_cases():
