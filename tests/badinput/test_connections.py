@@ -1,6 +1,8 @@
 """Connections by address: with a peer that does not do as Linux or Terrace do, but as the standard allows; by the loopback's
 address; with a peer that is killed."""
 
+import os
+import signal
 import struct
 import tempfile
 
@@ -42,6 +44,8 @@ class Manager(roce.Peer):
         self.packet(address, header_bytes, (header + refusal).ljust(256, b"\0"))
 
 
+# Generous: a second where nothing else is at work.
+MISSED_WITHIN_S = 5.0
 TALK = procs.ROOT / "build/interop/programs/cm_talk"
 
 
@@ -101,10 +105,11 @@ class Talking(BadInput):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.folder, self.port = folder.name, procs.free_port()
+        self.folder, self.port, self.options = folder.name, procs.free_port(), ()
 
     def talk(self, name, own_address, *arguments):
-        program = procs.Program(procs.under_terrace([TALK, *arguments], addr=own_address), self.folder, name)
+        command = procs.under_terrace([TALK, *arguments], *self.options, addr=own_address)
+        program = procs.Program(command, self.folder, name)
         self.addCleanup(program.stop)
         return program
 
@@ -124,3 +129,31 @@ class Talking(BadInput):
         for program in (client, server):
             self.assertEqual(program.wait(PATIENCE_S), 0, program.outcome().text)
             self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", program.outcome().text)
+
+    def idle_and_killed(self, own, peer, killed):
+        """One end of an idle connection is killed. Returns the other one."""
+        ends = {"server": self.serve(peer, peer), "client": self.ask(own, peer, "idle")}
+        for program in ends.values():
+            self.eventually(lambda: "RDMA_CM_EVENT_ESTABLISHED" in program.paths[0].read_text(), "it is established")
+        victim = ends.pop(killed)
+        os.killpg(victim.process.pid, signal.SIGKILL)
+        victim.wait(PATIENCE_S)
+        self.assertEqual(victim.outcome().status, -signal.SIGKILL)
+        return ends.popitem()[1]
+
+    def test_a_peer_that_is_killed_is_missed(self):
+        """On one host at once, by either end, at one address or two: nothing is sent by the connection itself."""
+        for killed in ("server", "client"):
+            for addresses in ((fresh_address(), fresh_address()), (fresh_address(),) * 2):
+                with self.subTest(killed=killed, addresses=addresses):
+                    survivor = self.idle_and_killed(*addresses, killed)
+                    self.assertEqual(survivor.wait(MISSED_WITHIN_S), 0, survivor.paths[0].read_text())
+                    self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", survivor.outcome().text)
+
+    def test_a_peer_that_is_killed_is_missed_over_the_network(self):
+        """Nothing but UDP, as between hosts: the host refuses what asks for the peer, every 20 s at the latest."""
+        self.options = ("--path", "udp")
+        survivor = self.idle_and_killed(fresh_address(), fresh_address(), "server")
+        status = survivor.wait(20.0 + MISSED_WITHIN_S)
+        self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", survivor.paths[0].read_text())
+        self.assertEqual((status, survivor.outcome().status), (0, 0))

@@ -3,7 +3,8 @@
  * status and private data.
  *
  *   cm_talk server ADDRESS PORT accept|reject COUNT   answers so many requests, one after the other
- *   cm_talk client ADDRESS PORT stay|leave            asks once; "leave" ends the connection, "stay" waits for the server to end it
+ *   cm_talk client ADDRESS PORT stay|leave|idle       asks once; "leave" ends the connection, "stay" waits for the server to end it,
+ *                                                   "idle" for whatever ends it
  *
  * A server that has accepted ends the connection itself if the client's private data says "stay".
  */
@@ -17,7 +18,7 @@
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
 
-enum { PATIENCE_MS = 2000, LIMIT_MS = 20000, DATA_BYTES = 40 };
+enum { PATIENCE_MS = 2000, LIMIT_MS = 30000, DATA_BYTES = 40 };
 
 static void fail(const char *what)
 {
@@ -188,7 +189,7 @@ int main(int argc, char **argv)
 	struct rdma_event_channel *channel;
 
 	if (argc < 5 || argc != (strcmp(argv[1], "server") == 0 ? 6 : 5)) {
-		fprintf(stderr, "usage: cm_talk server ADDRESS PORT accept|reject COUNT | client ADDRESS PORT stay|leave\n");
+		fprintf(stderr, "usage: cm_talk server ADDRESS PORT accept|reject COUNT | client ADDRESS PORT stay|leave|idle\n");
 		return 2;
 	}
 	channel = rdma_create_event_channel();
