@@ -117,7 +117,7 @@ impl Cm {
     ///
     /// # Errors
     /// `Unknown`; `State` unless the peer has just accepted.
-    pub fn establish(&mut self, conn: ConnId) -> Result<(), Error> {
+    pub fn establish(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
         let connection = self.get(conn)?;
         if connection.state != State::RepReceived {
             return Err(Error::State);
@@ -126,6 +126,7 @@ impl Cm {
         let rtu = Rtu { local_comm_id: conn.0, remote_comm_id, private_data: [0; Rtu::PRIVATE_BYTES] };
         self.enter(conn, State::Established);
         self.say(conn, Message::Rtu(rtu));
+        self.keep_alive(now, conn);
         Ok(())
     }
 

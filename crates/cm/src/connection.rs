@@ -82,6 +82,8 @@ pub(crate) struct Connection {
     pub agreed: Agreed,
     /// What the peer's queue pair is known by, once it is.
     pub peer_qp: Option<PeerQp>,
+    /// How often the peer's host has refused datagrams since the last time that the peer was asked without suspicion.
+    pub refusals: u8,
     /// What was said last, to be repeated by us or on request.
     pub said: Option<[u8; MAD_BYTES]>,
     pub repeat: Option<Repeat>,
@@ -107,6 +109,7 @@ impl Connection {
             tid,
             agreed: Agreed::default(),
             peer_qp: None,
+            refusals: 0,
             said: None,
             repeat: None,
             deadline: None,

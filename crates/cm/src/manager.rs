@@ -133,6 +133,8 @@ pub struct Transmit {
     pub path: Path,
     /// The bytes.
     pub bytes: [u8; MAD_BYTES],
+    /// Whether it asks if the peer is still there: then [`Cm::note_refused`] wants to know if its host refuses the datagram.
+    pub is_probe: bool,
 }
 
 /// What was not handled, and why.
@@ -169,7 +171,7 @@ pub struct Cm {
     /// Ports that were listened at until a moment ago.
     pub(crate) left: Vec<(u16, Time)>,
     deadlines: BTreeSet<(Time, ConnId)>,
-    transmits: VecDeque<Transmit>,
+    pub(crate) transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
     pub(crate) counters: Counters,
 }
@@ -207,7 +209,7 @@ impl Cm {
             Message::Req(req) => self.handle_req(now, from, mad.tid, req, elsewhere),
             Message::Mra(mra) => self.handle_mra(now, from, mra),
             Message::Rep(rep) => self.handle_rep(now, from, mad.tid, rep),
-            Message::Rtu(rtu) => self.handle_rtu(from, rtu),
+            Message::Rtu(rtu) => self.handle_rtu(now, from, rtu),
             Message::Rej(rej) => self.handle_rej(now, from, rej),
             Message::Dreq(dreq) => self.handle_dreq(now, from, mad.tid, dreq),
             Message::Drep(drep) => self.handle_drep(now, from, drep),
@@ -369,7 +371,7 @@ impl Cm {
     }
 
     pub(crate) fn transmit(&mut self, path: Path, bytes: [u8; MAD_BYTES]) {
-        self.transmits.push_back(Transmit { path, bytes });
+        self.transmits.push_back(Transmit { path, bytes, is_probe: false });
     }
 
     /// Says something on a connection.
@@ -419,15 +421,19 @@ impl Cm {
         {
             repeat.attempts_left -= 1;
             repeat.interval_ns = (repeat.interval_ns * 2).min(self.config.timing.interval_ns_max);
-            // Up to a quarter earlier: those that were lost together should not come together again.
-            let fraction = u64::from(self.numbers.next() >> 16);
-            let earlier_ns = ((repeat.interval_ns / 4) * fraction) >> 16;
-            let next = now.after_ns(repeat.interval_ns - earlier_ns);
+            let interval_ns = repeat.interval_ns;
+            // Those that were lost together should not come together again.
+            let next = now.after_ns(self.up_to_a_quarter_sooner(interval_ns));
             self.counters.repeated += 1;
             self.repeat_what_was_said(conn);
             return self.set_deadline(conn, Some(next));
         }
         self.give_up(now, conn);
+    }
+
+    pub(crate) fn up_to_a_quarter_sooner(&mut self, interval_ns: u64) -> u64 {
+        let fraction = u64::from(self.numbers.next() >> 16);
+        interval_ns - (((interval_ns / 4) * fraction) >> 16)
     }
 
     fn give_up(&mut self, now: Time, conn: ConnId) {

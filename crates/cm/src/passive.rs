@@ -76,10 +76,10 @@ impl Cm {
     ///
     /// # Errors
     /// `Unknown`; `State` unless the request was accepted.
-    pub fn note_traffic(&mut self, conn: ConnId) -> Result<(), Error> {
+    pub fn note_traffic(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
         match self.get(conn)?.state {
             State::RepSent => {
-                self.stand(conn);
+                self.stand(now, conn);
                 Ok(())
             }
             State::Established => Ok(()),
@@ -87,15 +87,16 @@ impl Cm {
         }
     }
 
-    fn stand(&mut self, conn: ConnId) {
+    fn stand(&mut self, now: Time, conn: ConnId) {
         self.enter(conn, State::Established);
+        self.keep_alive(now, conn);
         self.tell(conn, EventKind::Established);
     }
 
-    pub(crate) fn handle_rtu(&mut self, from: &Path, rtu: &Rtu) {
+    pub(crate) fn handle_rtu(&mut self, now: Time, from: &Path, rtu: &Rtu) {
         let Some(conn) = self.of_peer(rtu.remote_comm_id, Some(rtu.local_comm_id), from) else { return };
         match self.connections.get(&conn).map(|connection| connection.state) {
-            Some(State::RepSent) => self.stand(conn),
+            Some(State::RepSent) => self.stand(now, conn),
             _ => self.counters.duplicates += 1,
         }
     }

@@ -13,6 +13,8 @@ pub struct Timing {
     pub goodbye_attempts: u32,
     /// How long the names of a connection that has ended are not used again, and what arrives late is still answered.
     pub time_wait_ns: u64,
+    /// How often the peer of a connection that stands is asked whether it still has it; up to a quarter sooner.
+    pub keepalive_ns: u64,
     /// The longest patience that a peer's MRA can ask for.
     pub patience_ns_max: u64,
 }
@@ -26,6 +28,7 @@ impl Default for Timing {
             attempts: 10,
             goodbye_attempts: 7,
             time_wait_ns: 1_000_000_000,
+            keepalive_ns: 20_000_000_000,
             patience_ns_max: 120_000_000_000,
         }
     }

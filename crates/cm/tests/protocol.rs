@@ -168,14 +168,14 @@ fn a_program_that_thinks_is_waited_for() {
     world.ends[1].accept(world.now, passive, &accept_with(22)).expect("accepted");
     world.run_for(1000);
     assert!(matches!(world.take_only(0).kind, EventKind::Response(_)));
-    world.ends[0].establish(active).expect("established");
+    world.ends[0].establish(world.now, active).expect("established");
 }
 
 #[test]
 fn an_rtu_that_is_lost_is_sent_again() {
     let mut world = fair();
     let [active, _passive] = world.accepted();
-    world.ends[0].establish(active).expect("established");
+    world.ends[0].establish(world.now, active).expect("established");
     world.set_weather(everything_lost());
     world.run_for(1);
     world.set_weather(Weather::default());
@@ -188,10 +188,10 @@ fn an_rtu_that_is_lost_is_sent_again() {
 fn traffic_stands_for_an_rtu() {
     let mut world = fair();
     let [_, passive] = world.connected();
-    assert_eq!(world.ends[1].note_traffic(passive), Ok(()));
+    assert_eq!(world.ends[1].note_traffic(world.now, passive), Ok(()));
     world.run_for(1000);
     assert_eq!(world.take_heard(1), []);
-    assert_eq!(world.ends[1].note_traffic(ConnId(1)), Err(Error::Unknown));
+    assert_eq!(world.ends[1].note_traffic(world.now, ConnId(1)), Err(Error::Unknown));
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn names_say_whose_a_connection_is() {
     from_home.remote.set_port(4794);
     asker.handle_mad(Time(1), &from_home, &rep.bytes, &|_, _| None);
     let asked = asker.poll_event().expect("a response").conn;
-    asker.establish(asked).expect("established");
+    asker.establish(Time(1), asked).expect("established");
     let rtu = asker.poll_transmit().expect("an RTU");
     assert_eq!(rtu.path.remote.port(), 4794);
     assert_eq!(asker.meant_for(&from_home, &rep.bytes, &|_, _| None), None);
@@ -484,13 +484,74 @@ fn a_forged_acceptance_of_a_queue_pair_in_use_ends_no_connection() {
 }
 
 #[test]
+fn a_peer_that_has_forgotten_an_idle_connection_is_missed() {
+    for end in 0..2 {
+        let mut world = fair();
+        let conns = world.connected();
+        // It was killed, and another process of its host answers.
+        world.ends[end] = Cm::new(config(99));
+        world.run_for(Timing::default().keepalive_ns + SECOND_NS);
+        let kinds: Vec<_> =
+            world.take_heard(1 - end).into_iter().map(|event| (event.conn, event.kind)).collect();
+        assert_eq!(kinds.first(), Some(&(conns[1 - end], EventKind::Disconnected { timed_out: false })));
+    }
+}
+
+#[test]
+fn a_peer_that_has_an_idle_connection_is_asked_seldom() {
+    let mut world = fair();
+    world.connected();
+    let (before, minutes) = (world.sent, 10);
+    world.run_for(minutes * 60 * SECOND_NS);
+    assert_eq!((world.take_heard(0), world.take_heard(1)), (vec![], vec![]));
+    let seldom = 2 * minutes * 60 * SECOND_NS / (Timing::default().keepalive_ns * 3 / 4) + 2;
+    assert!((1..=seldom).contains(&(world.sent - before)), "{} datagrams", world.sent - before);
+    // Nobody is there, and nobody says so: a host that is off, or a process that is stopped.
+    world.set_weather(everything_lost());
+    world.run_for(minutes * 60 * SECOND_NS);
+    assert_eq!((world.take_heard(0), world.take_heard(1)), (vec![], vec![]));
+}
+
+#[test]
+fn a_peer_whose_host_refuses_its_datagrams_is_missed() {
+    let mut world = fair();
+    let [_, passive] = world.connected();
+    world.set_weather(everything_lost());
+    world.run_for(Timing::default().keepalive_ns);
+    world.ends[1].note_refused(world.now, address(0), 4792);
+    assert_eq!(world.take_heard(1), [], "that is another process");
+    // One refusal may be forged; each time it is asked again.
+    for _ in 0..2 {
+        let sent = world.sent;
+        world.ends[1].note_refused(world.now, address(0), 4791);
+        world.run_for(SECOND_NS / 2);
+        assert!(world.sent > sent);
+        assert_eq!(world.take_heard(1), []);
+    }
+    world.ends[1].note_refused(world.now, address(0), 4791);
+    world.run_for(1000);
+    let event = world.take_only(1);
+    assert_eq!((event.conn, event.kind), (passive, EventKind::Disconnected { timed_out: false }));
+}
+
+#[test]
+fn a_peer_that_may_be_gone_is_asked_at_once() {
+    let mut world = fair();
+    world.connected();
+    world.ends[0] = Cm::new(config(99));
+    world.ends[1].suspect_host(world.now, address(0));
+    world.run_for(1000);
+    assert_eq!(world.take_only(1).kind, EventKind::Disconnected { timed_out: false });
+}
+
+#[test]
 fn what_is_too_much_or_too_late_is_refused() {
     let mut world = fair();
     let mut connect = connect_from(0, 11);
     connect.private_data = vec![0; 57];
     assert_eq!(world.ends[0].connect(world.now, 1, &connect), Err(Error::PrivateData));
     let [active, passive] = world.connected();
-    assert_eq!(world.ends[0].establish(active), Err(Error::State));
+    assert_eq!(world.ends[0].establish(world.now, active), Err(Error::State));
     assert_eq!(world.ends[1].accept(world.now, passive, &accept_with(1)), Err(Error::State));
     let reason = RejReason::CONSUMER_DEFINED;
     assert_eq!(world.ends[1].reject(world.now, passive, reason, &[]), Err(Error::State));

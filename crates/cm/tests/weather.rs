@@ -27,6 +27,9 @@ struct Program {
 
 const CONNECTIONS: u32 = 30;
 
+/// Longer than anything is repeated without anybody hearing of it.
+const SILENCE_NS: u64 = 200 * SECOND_NS;
+
 fn play(seed: u64) {
     let mut dice = StdRng::seed_from_u64(seed);
     let weather = Weather {
@@ -38,6 +41,7 @@ fn play(seed: u64) {
     let mut programs = [0, 1].map(|_| Program { stories: HashMap::new() });
     world.ends[1].listen(ListenerId(1), service(), None, 1000).expect("free");
     let mut to_begin = CONNECTIONS;
+    let mut heard_at = world.now;
     loop {
         let until = world.now.after_ns(1000 * SECOND_NS);
         let begins = to_begin > 0 && dice.random_bool(0.2);
@@ -46,13 +50,15 @@ fn play(seed: u64) {
             programs[0].stories.insert(conn.expect("sent"), Story { asked: true, ..Story::default() });
             to_begin -= 1;
         }
-        let idle = !world.step(until);
+        world.step(until);
         for end in 0..2 {
             for event in world.take_heard(end) {
+                heard_at = world.now;
                 act(&mut world, &mut programs, end, &event, &mut dice);
             }
         }
-        if idle && to_begin == 0 && !begins {
+        // Those that stand ask each other from time to time whether they do.
+        if to_begin == 0 && !begins && world.now > heard_at.after_ns(SILENCE_NS) {
             break;
         }
     }
@@ -82,7 +88,7 @@ fn act(world: &mut World, programs: &mut [Program; 2], end: usize, event: &Event
             }
         }
         EventKind::Response(_) => {
-            world.ends[0].establish(conn).expect("established");
+            world.ends[0].establish(world.now, conn).expect("established");
             story.established += 1;
         }
         EventKind::Established => story.established += 1,

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use common::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_fabric::udp::{OpenError, UdpConfig, UdpPort};
+use terrace_fabric::udp::{OpenError, Probe, UdpConfig, UdpPort};
 use terrace_fabric::{Port, TxBatch};
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{Path, ROCE_PORT};
@@ -255,4 +255,21 @@ fn datagrams_that_the_system_drops_are_counted() {
     send(&sender, &path, &packet(200, 1000));
     assert_eq!(receive(&port, 1).len(), 1);
     assert_eq!(first as u64 + port.counters().snapshot().rx_overflows, 200);
+}
+
+#[test]
+fn a_probe_hears_whether_somebody_has_the_port() {
+    let port = UdpPort::open(&UdpConfig { addr: Some([127, 0, 0, 29].into()), ..UdpConfig::default() });
+    let port = port.expect("a free slot");
+    let probe = |remote: SocketAddr| {
+        let mut tx = TxBatch::new(0);
+        push(&mut tx, &path_to(remote), &packet(1, 64));
+        Probe::send(&port.gids()[0], &mut tx).expect("sent")
+    };
+    let refusal = |probe: &Probe| probe.take_error().map(|error| error.kind());
+    // On the loopback the answer comes before the call is over.
+    let nobody = UdpSocket::bind("127.0.0.28:0").and_then(|socket| socket.local_addr()).expect("a free port");
+    assert_eq!(refusal(&probe(nobody)), Some(std::io::ErrorKind::ConnectionRefused));
+    assert_eq!(refusal(&probe(address_of(&port))), None);
+    assert_eq!(receive(&port, 1)[0].1, packet(1, 64));
 }

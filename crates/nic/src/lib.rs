@@ -67,7 +67,7 @@ pub use engine::ForkPause;
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;
-pub use local::Backings;
+pub use local::{Backings, PeerGone};
 pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
 pub use mr::{Mr, MrRequest, Mw, MwKind, Paging};
 pub use pd::Pd;
@@ -77,6 +77,7 @@ pub use srq::{Srq, SrqAttr, SrqInit};
 pub use stat::{DeviceSnapshot, QpSnapshot};
 pub use xrc::Xrcd;
 
+pub use terrace_fabric::udp::Probe;
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_memory::shared::BackedBy;
 pub use terrace_memory::{Absence, AtomicOp, HostRange, RegionPolicy};

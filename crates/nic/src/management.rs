@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use terrace_fabric::TxBatch;
+use terrace_fabric::udp::Probe;
 use terrace_transport::Time;
 use terrace_wire::{
     Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,
@@ -253,6 +254,22 @@ impl Device {
         self.activate_gid(path.source_gid_index);
         self.flush(unit, self.clock.now());
         Ok(())
+    }
+
+    /// Sends a management datagram from a port of its own, to hear if nobody has the receiver's. Answers come to the device.
+    ///
+    /// # Errors
+    /// As for [`Device::send_management`]; the system's.
+    pub fn probe_management(&self, path: &Path, payload: &[u8]) -> Result<Probe, Error> {
+        self.check_open()?;
+        let slot = slot_of(path.remote.port())?;
+        let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
+        let gid = self.gids().get(usize::from(path.source_gid_index));
+        let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
+        let mut batch = TxBatch::new(0);
+        write(&mut batch, path, psn, [slot, self.port.slot()], payload)?;
+        self.activate_gid(path.source_gid_index);
+        Probe::send(gid, &mut batch).map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))
     }
 }
 

@@ -128,12 +128,12 @@ impl Player {
                 let answer = Answer { qpn: 1, qkey: 2, private_data: Vec::new() };
                 let _ = self.cm.answer(now, self.conn(index), &answer);
             }
-            Step::Establish(index) => _ = self.cm.establish(self.conn(index)),
+            Step::Establish(index) => _ = self.cm.establish(now, self.conn(index)),
             Step::Reject(index) => {
                 _ = self.cm.reject(now, self.conn(index), RejReason::CONSUMER_DEFINED, b"no");
             }
             Step::Disconnect(index) => _ = self.cm.disconnect(now, self.conn(index)),
-            Step::Traffic(index) => _ = self.cm.note_traffic(self.conn(index)),
+            Step::Traffic(index) => _ = self.cm.note_traffic(now, self.conn(index)),
             Step::Destroy(index) => self.cm.destroy(self.conn(index), now),
             Step::Take(index) => self.cm.take_request(self.conn(index), 2),
             Step::Listen(true) => self.listen(),

@@ -178,7 +178,7 @@ impl World {
     /// The same, and end 0 has taken it.
     pub fn connected(&mut self) -> [ConnId; 2] {
         let [active, passive] = self.accepted();
-        self.ends[0].establish(active).expect("established");
+        self.ends[0].establish(self.now, active).expect("established");
         self.run_for(1000);
         assert_eq!(self.take_only(1).kind, EventKind::Established);
         [active, passive]

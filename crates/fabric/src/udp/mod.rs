@@ -7,6 +7,7 @@ mod addresses;
 mod attention;
 mod error;
 mod open;
+mod probe;
 mod socket;
 
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
 use attention::Attention;
 pub use error::OpenError;
+pub use probe::Probe;
 use socket::{Received, Sent, UdpSocket};
 
 /// A function that is shown every new socket before it is bound.

@@ -93,14 +93,18 @@ fn bind_others(
     }
 }
 
-fn bind(gid: &Gid, slot: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
-    let port = ROCE_PORT + u16::from(slot);
-    let local = match gid.addr {
+/// A UDP port of one of this host's addresses.
+pub(super) fn address_of(gid: &Gid, port: u16) -> SocketAddr {
+    match gid.addr {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), port),
         IpAddr::V6(v6) => {
             let scope = if is_link_local(v6) { gid.ifindex } else { 0 };
             SocketAddrV6::new(v6, port, 0, scope).into()
         }
-    };
+    }
+}
+
+fn bind(gid: &Gid, slot: u8, config: &UdpConfig) -> io::Result<UdpSocket> {
+    let local = address_of(gid, ROCE_PORT + u16::from(slot));
     UdpSocket::bind(local, config.receive_buffer_bytes.unwrap_or(RECEIVE_BUFFER_BYTES), config.socket_hook)
 }

@@ -97,6 +97,23 @@ impl UdpSocket {
         Ok(UdpSocket { socket, local, scope_id, overflows_seen: AtomicU32::new(0) })
     }
 
+    /// The same at the port that the system chose, hearing what hosts say of datagrams that it sends.
+    pub fn hearing_errors(mut self) -> io::Result<UdpSocket> {
+        if let Some(local) = self.socket.local_addr()?.as_socket() {
+            self.local = local;
+        }
+        match self.local {
+            SocketAddr::V4(_) => setsockopt(&self.socket, sockopt::Ipv4RecvErr, &true)?,
+            SocketAddr::V6(_) => setsockopt(&self.socket, sockopt::Ipv6RecvErr, &true)?,
+        }
+        Ok(self)
+    }
+
+    /// What was said of a datagram since this was last asked.
+    pub fn take_error(&self) -> Option<io::Error> {
+        self.socket.take_error().ok().flatten()
+    }
+
     /// The address and port that packets leave from.
     pub fn local(&self) -> SocketAddr {
         self.local

@@ -259,7 +259,7 @@ impl Call<'_> {
             let id = service.ids.get(self.file, number)?;
             let conn = connection_of(id)?;
             if !param.valid {
-                return service.cm.establish(conn).map_err(refused);
+                return service.cm.establish(now(), conn).map_err(refused);
             }
             id.uid = uid;
             if id.is_ud() {
@@ -367,7 +367,7 @@ impl Call<'_> {
             if event != IBV_EVENT_COMM_EST {
                 return Err(EINVAL);
             }
-            service.cm.note_traffic(conn).map_err(refused)
+            service.cm.note_traffic(now(), conn).map_err(refused)
         })
     }
 

@@ -6,14 +6,15 @@
 //! The lock is the innermost of this library: whoever holds it opens or closes no NIC, and waits for nothing.
 
 use std::ffi::c_int;
-use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use terrace_cm::{Cm, Config, Limits, Timing};
-use terrace_nic::{Device, Time};
+use terrace_cm::{Cm, Config, Limits, Timing, Transmit};
+use terrace_nic::{Device, Probe, Time};
 use terrace_wire::Path;
 use terrace_wire::cm::{CM_CLASS, service_of};
 
@@ -36,6 +37,8 @@ pub struct Service {
     /// Until when the thread sleeps.
     sleeps_until: Option<Time>,
     has_thread: bool,
+    /// Probes that may yet be refused, where they went, and until when that is waited for.
+    probes: Vec<(Probe, SocketAddr, Time)>,
 }
 
 static SERVICE: Mutex<Option<Box<Service>>> = Mutex::new(None);
@@ -158,6 +161,7 @@ impl Service {
             bell: unsafe { OwnedFd::from_raw_fd(bell) },
             sleeps_until: None,
             has_thread: false,
+            probes: Vec::new(),
         })
     }
 
@@ -179,6 +183,7 @@ impl Service {
         }
         device.on_management_class(CM_CLASS, Arc::new(receive));
         device.hear_at_all_gids();
+        device.on_peer_gone(Arc::new(note_peer_gone));
         self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
         // The thread sleeps less deeply with some NICs.
@@ -195,8 +200,8 @@ impl Service {
     fn settle(&mut self) {
         loop {
             while let Some(transmit) = self.cm.poll_transmit() {
-                if let Some(device) = &self.device
-                    && let Err(error) = device.send_management(&transmit.path, &transmit.bytes)
+                if let Some(device) = self.device.clone()
+                    && let Err(error) = self.send(&device, &transmit)
                 {
                     tracing::debug!(%error, to = %transmit.path.remote, "connection datagram not sent");
                 }
@@ -208,6 +213,34 @@ impl Service {
         if due.is_some_and(|due| self.sleeps_until.is_none_or(|until| due < until)) {
             self.sleeps_until = due;
             self.ring();
+        }
+    }
+
+    /// Of probes to one peer at a time, one is sent so that a refusal is heard of: it is about all connections to that peer.
+    fn send(&mut self, device: &Device, transmit: &Transmit) -> std::result::Result<(), terrace_nic::Error> {
+        let peer = transmit.path.remote;
+        let is_new = self.probes.len() < PROBES_MAX && self.probes.iter().all(|(_, other, _)| *other != peer);
+        if !transmit.is_probe || !is_new {
+            return device.send_management(&transmit.path, &transmit.bytes);
+        }
+        let probe = device.probe_management(&transmit.path, &transmit.bytes)?;
+        self.probes.push((probe, peer, now().after_ns(REFUSED_WITHIN_NS)));
+        self.ring();
+        Ok(())
+    }
+
+    /// Takes in which probes were refused, and forgets those that will not be any more.
+    fn hear_refusals(&mut self) {
+        let mut refused = Vec::new();
+        self.probes.retain(|(probe, peer, until)| {
+            let error = probe.take_error();
+            if error.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                refused.push(*peer);
+            }
+            error.is_none() && *until > now()
+        });
+        for peer in refused {
+            self.cm.note_refused(now(), peer.ip(), peer.port());
         }
     }
 
@@ -256,11 +289,9 @@ impl Service {
 
     /// What the thread looks after, and until when it may sleep.
     fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
-        self.sleeps_until = self.cm.poll_timeout();
-        if self.depends_on_others() {
-            let next_look = now().after_ns(LOOK_INTERVAL_NS);
-            self.sleeps_until = Some(self.sleeps_until.map_or(next_look, |until| until.min(next_look)));
-        }
+        let next_look = self.depends_on_others().then(|| now().after_ns(LOOK_INTERVAL_NS));
+        let probes_end = self.probes.iter().map(|(.., until)| *until).min();
+        self.sleeps_until = [self.cm.poll_timeout(), next_look, probes_end].into_iter().flatten().min();
         let ends = self.ids.files.iter().map(|(file, it)| (it.end.as_raw_fd(), *file)).collect();
         (ends, self.sleeps_until)
     }
@@ -268,6 +299,15 @@ impl Service {
     fn is_unused(&self) -> bool {
         self.ids.files.is_empty() && self.cm.connection_count() == 0
     }
+}
+
+/// A process of this host that some queue pair was connected to has ended, or has closed its NIC.
+fn note_peer_gone(address: SocketAddr) {
+    // Without a connection manager there is nobody to be told.
+    let _ = with(|service| {
+        service.cm.suspect_host(now(), address.ip());
+        Ok(())
+    });
 }
 
 /// A seed that nobody can guess.
@@ -342,6 +382,10 @@ fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     result
 }
 
+/// How long a refusal of a probe is waited for, and how many probes at a time; beyond them refusals are not heard of.
+const REFUSED_WITHIN_NS: u64 = 1_000_000_000;
+const PROBES_MAX: usize = 32;
+
 /// How often a process that is not in slot 0 looks whether anybody is.
 const LOOK_INTERVAL_NS: u64 = 1_000_000_000;
 
@@ -352,11 +396,14 @@ fn run() {
         let watched = {
             let mut service = locked();
             let Some(service) = service.as_mut() else { return };
-            (service.watch(), service.bell.as_raw_fd())
+            let probes: Vec<RawFd> =
+                service.probes.iter().map(|(probe, ..)| probe.as_fd().as_raw_fd()).collect();
+            (service.watch(), probes, service.bell.as_raw_fd())
         };
-        let ((ends, until), bell) = watched;
-        let hung_up = sleep(bell, &ends, until);
+        let ((ends, until), probes, bell) = watched;
+        let hung_up = sleep(bell, &ends, &probes, until);
         let unused = with(|service| {
+            service.hear_refusals();
             hung_up.iter().for_each(|file| service.close(*file));
             service.cm.handle_timeout(now());
             Ok(())
@@ -377,11 +424,13 @@ fn run() {
 }
 
 /// Sleeps until the bell rings, a file's last descriptor is closed, or the time has come. Returns the files that are closed.
-fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], until: Option<Time>) -> Vec<FileId> {
+fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<Time>) -> Vec<FileId> {
     let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
     let mut fds = vec![watch(bell, libc::POLLIN)];
     // That the other end is closed is told unasked.
     fds.extend(ends.iter().map(|(fd, _)| watch(*fd, 0)));
+    // And so are errors.
+    fds.extend(probes.iter().map(|fd| watch(*fd, 0)));
     let timeout_ms = until.map_or(-1, |until| {
         let ns = until.0.saturating_sub(now().0);
         i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX)

@@ -44,6 +44,9 @@ pub trait Backings: Send + Sync {
     fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy>;
 }
 
+/// Hears of the address of a process on this host that has gone, or is not reached in this way any more.
+pub type PeerGone = Arc<dyn Fn(SocketAddr) + Send + Sync>;
+
 /// What the thread is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
@@ -79,6 +82,7 @@ pub(crate) struct LocalPath {
     /// Moves on when there is a new peer, so that queue pairs look again.
     generation: AtomicU32,
     backings: RwLock<Option<Arc<dyn Backings>>>,
+    on_peer_gone: RwLock<Option<PeerGone>>,
 }
 
 struct Running {
@@ -147,6 +151,12 @@ impl LocalPath {
     /// Who knows the files behind the program's memory, from now on.
     pub fn set_backings(&self, backings: Arc<dyn Backings>) {
         *self.backings.write() = Some(backings);
+    }
+
+    /// Tells of peers that have gone. Without locks held.
+    fn tell_gone(&self, gone: Vec<SocketAddr>) {
+        let Some(hear) = self.on_peer_gone.read().clone() else { return };
+        gone.into_iter().for_each(|address| hear(address));
     }
 
     /// What it has to tell: nothing if it is off.
@@ -237,6 +247,11 @@ impl Device {
     /// Who knows the files behind the program's memory: regions over files are then reached fastest by peers on this host.
     pub fn set_backings(&self, backings: Arc<dyn Backings>) {
         self.local.set_backings(backings);
+    }
+
+    /// Who hears of peers on this host that have gone, from now on.
+    pub fn on_peer_gone(&self, hear: PeerGone) {
+        *self.local.on_peer_gone.write() = Some(hear);
     }
 
     /// Looks for the peer of a queue pair that has just been connected, and forgets that of one that no longer is.

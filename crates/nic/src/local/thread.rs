@@ -49,6 +49,7 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
         visitors: Vec::new(),
         visitor_count: 0,
         peers: Vec::new(),
+        gone: Vec::new(),
     };
     *device.local.sockets.lock() = Some(sockets);
     let thread = {
@@ -70,8 +71,8 @@ fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
         let _ = epoll::wait(waits, spare_capacity(&mut events), None);
         events.clear();
         bell.silence();
-        let mut sockets = device.local.sockets.lock();
-        let Some(sockets) = sockets.as_mut() else { return };
+        let mut held = device.local.sockets.lock();
+        let Some(sockets) = held.as_mut() else { return };
         if device.local.is_stopped() {
             return sockets.leave();
         }
@@ -80,6 +81,9 @@ fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
         (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
         (0..sockets.visitors.len()).rev().for_each(|index| sockets.hear_guest(device, index));
         (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
+        let gone = std::mem::take(&mut sockets.gone);
+        drop(held);
+        device.local.tell_gone(gone);
     }
 }
 
@@ -161,6 +165,8 @@ pub(crate) struct Sockets {
     /// How many there ever were.
     visitor_count: u64,
     peers: Vec<Peer>,
+    /// Those that have gone since this was last told.
+    gone: Vec<SocketAddr>,
 }
 
 impl Sockets {
@@ -231,6 +237,7 @@ impl Sockets {
                 let peer = self.peers.remove(index);
                 unwatch(&self.waits, peer.socket.as_fd());
                 device.local.remove(&peer.address);
+                self.gone.push(peer.address);
                 if let Some(neighbour) = peer.neighbour {
                     neighbour.note_gone();
                 }
