@@ -1,9 +1,12 @@
 //! Reaching into registered memory as another process would: here both are one process, which the kernel allows as well.
 
+mod common;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
+use common::Mapping;
 use terrace_memory::shared::*;
 use terrace_memory::*;
 
@@ -184,6 +187,50 @@ fn an_outlook_is_of_the_region_that_was_reached_last() {
     lead.read_into(other, base, &mut byte).expect("read");
     lead.tell(&outlook);
     assert_eq!((outlook.place(mapped, base), outlook.place(other, base)), (None, None), "it is not mapped");
+}
+
+/// Told by an ordinary store, as a program or a ring tells; by each way of copying, and in sizes that are copied in different ways.
+#[test]
+fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
+    const LEN: usize = 300_000;
+    const ROUNDS: u8 = 200;
+    let both = Both::new();
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(LEN as u64).expect("room");
+    let memory = Mapping::file(&file, LEN, libc::MAP_SHARED);
+    let range_of_all = HostRange { addr: memory.addr, len: LEN as u64 };
+    let spec = RegionSpec::new(PD, memory.addr, LEN as u64, REMOTE);
+    let [by_process, by_mapping] = [(); 2].map(|()| both.registry.register(&spec).expect("registered").key);
+    both.learn(by_process, Source::Process);
+    let backed = BackedBy { file: file.into(), offset: 0, range: range_of_all };
+    both.learn(by_mapping, Source::Mapped(Mapped::new(&backed).expect("mapped")));
+    // SAFETY: the mapping lives until the end; others change it meanwhile, and bytes are atomic.
+    let cells = unsafe { std::slice::from_raw_parts(memory.addr as *const AtomicU8, LEN) };
+    for (key, len) in [by_process, by_mapping]
+        .into_iter()
+        .flat_map(|key| [1, 8, 64, 4096, 65_536, LEN].map(|len| (key, len)))
+    {
+        cells.iter().for_each(|cell| cell.store(0, Ordering::SeqCst));
+        let told = AtomicU8::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut round = 0;
+                while round < ROUNDS {
+                    round = told.load(Ordering::Acquire);
+                    // From the end, which is copied last.
+                    let oldest =
+                        cells[..len].iter().rev().step_by(61).map(|cell| cell.load(Ordering::Relaxed)).min();
+                    assert!(oldest >= Some(round), "{len} bytes: told of {round}, saw {oldest:?}");
+                }
+            });
+            let mut lead = both.lead();
+            for round in 1..=ROUNDS {
+                let mut data = vec![round; len];
+                lead.write(key, memory.addr, &[range(&mut data)]).expect("written");
+                told.store(round, Ordering::Release);
+            }
+        });
+    }
 }
 
 #[test]
