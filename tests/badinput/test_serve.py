@@ -169,6 +169,18 @@ class Lies(Serving):
             liar.request(FIND, b"r", patience=0.2)
         self.expect_peace()
 
+    def test_a_node_sends_to_its_clients_addresses_only(self):
+        """Whatever queue pair a client names: its number chooses a port, and nothing an address."""
+        talker = self.talker()
+        talker.find("r")
+        for qpn in (0x300, 0x7F_0300, 0xFF_FFFE):
+            kind, _, _ = talker.request(PAIR, struct.pack("<IIH", qpn, 0, control.MTU))
+            self.assertEqual(kind, PAIRED)
+        remotes = [pair["remote"] for pair in stat(self.process.pid)["queue_pairs"] if pair["remote"]]
+        addresses = {remote.rsplit(":", 1)[0] for remote in remotes}
+        self.assertEqual(addresses, {talker.peer.address, self.witness.peer.address})
+        self.assertEqual(sum(remote.startswith(f"{talker.peer.address}:") for remote in remotes), 4)
+
     def test_messages_that_make_no_sense_end_their_connection(self):
         rkey, va, length, region_id = self.region
         lies = {

@@ -1,0 +1,37 @@
+//! The socket that `terrace stat` asks, and anybody on the host can connect to. A process of its own: the name is the process's.
+
+mod common;
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+
+use common::*;
+use terrace_nic::*;
+
+const CONNECTIONS: usize = 200;
+/// So many that what is said of them is more than a socket holds: whoever writes it has to wait for a reader.
+const QUEUE_PAIRS: usize = 1_000;
+const SOCKET_BYTES: usize = 256 << 10;
+
+#[test]
+fn connections_that_nobody_reads_do_not_keep_the_engine_from_its_work() {
+    let (a, b) = (Node::udp(), Node::udp());
+    let (_qa, qb) = rc_pair(&a, &b);
+    let many: Vec<_> = (0..QUEUE_PAIRS).map(|_| a.qp(QpType::Rc)).collect();
+    assert!(serde_json::to_vec(&a.device.snapshot()).expect("JSON").len() > SOCKET_BYTES);
+    let name = format!("terrace/{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(name).expect("a name");
+    let connecting = std::thread::spawn(move || {
+        let connect = |_| UnixStream::connect_addr(&address).expect("taken");
+        (0..CONNECTIONS).map(connect).collect::<Vec<_>>()
+    });
+    let mut rounds = 0;
+    while rounds < 200 || !connecting.is_finished() {
+        // The engine of the first node answers.
+        let op = SendOp::Read { va: a.memory.addr(), rkey: a.mr.rkey() };
+        qb.post_send([Ok(b.wr(1, op, 0, 4096))]).expect("posted");
+        assert_eq!(b.completion().status, WcStatus::Success, "round {rounds}");
+        rounds += 1;
+    }
+    drop((connecting.join().expect("connected"), many));
+}
