@@ -1,0 +1,97 @@
+"""Which processes of a host reach each other without packets, and which do not."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+from unittest import mock
+
+from support import PROGRAMS, SUCCESS, TERRACE, BadInput, connect
+
+SIZE = 65536
+ROUNDS = 30
+NOBODY = ("setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "--")
+IS_ROOT = os.geteuid() == 0
+
+
+class Ways(BadInput):
+    """Processes of one user in one network name space reach each other without packets; others by packets only."""
+
+    def read_both_ways(self, left, right):
+        """READs of each end from the other, one after the other, as they need to find another way than packets."""
+        regions = [end.mr("m", "anon", SIZE) for end in (left, right)]
+        connect(left, "q", right, "q")
+        for number in range(ROUNDS):
+            for end, region in ((left, regions[1]), (right, regions[0])):
+                end("post", "q", "read", number, "m", 0, 4096, region["addr"], region["rkey"])
+                self.assertEqual(end.poll("q"), [(number, SUCCESS)])
+            time.sleep(0.01)
+
+    @staticmethod
+    def way(snapshot):
+        """Peers that are reached without packets, and how many READs needed packets."""
+        (pair,) = snapshot["queue_pairs"]
+        return snapshot["same_host"]["peers"], pair["counts"]["tx_packets"]
+
+    def test_of_one_user(self):
+        ends = self.start(), self.start()
+        self.read_both_ways(*ends)
+        for end in ends:
+            peers, packets = self.way(end.stat())
+            self.assertEqual(peers, 1)
+            self.assertLess(packets, ROUNDS)
+
+    @unittest.skipUnless(IS_ROOT and shutil.which("setpriv"), "needs root and setpriv")
+    def test_of_two_users(self):
+        # Where anybody may read them.
+        directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        directory.chmod(0o755)
+        for part in ("bin", "lib"):
+            shutil.copytree(TERRACE.parents[1] / part, directory / part)
+        program = shutil.copy(PROGRAMS / "endpoint", directory)
+        mine = self.start()
+        with mock.patch.dict("os.environ", TERRACE=str(directory / "bin/terrace")):
+            theirs = self.start(wrapper=NOBODY, program=(program,))
+        self.assertEqual(os.stat(f"/proc/{theirs.pid}").st_uid, 65534)
+        self.read_both_ways(mine, theirs)
+        for end in (mine, theirs):
+            peers, packets = self.way(end.stat())
+            self.assertEqual(peers, 0)
+            self.assertGreaterEqual(packets, ROUNDS)
+
+    @unittest.skipUnless(IS_ROOT and shutil.which("nsenter") and shutil.which("ip"), "needs root, nsenter and ip")
+    def test_of_two_network_name_spaces(self):
+        inside = [self.name_space(), self.name_space()]
+        made = subprocess.run([*inside[0], "ip", "link", "add", "left", "type", "veth", "peer", "name", "right", "netns", inside[1][2]],
+                              capture_output=True, text=True)
+        if made.returncode != 0:
+            self.skipTest(f"no pair of interfaces here: {made.stderr.strip()}")
+        ends = []
+        for wrapper, name, address in zip(inside, ("left", "right"), ("192.0.2.1", "192.0.2.2")):
+            subprocess.run([*wrapper, "ip", "address", "add", f"{address}/24", "dev", name], check=True)
+            subprocess.run([*wrapper, "ip", "link", "set", name, "up"], check=True)
+            ends.append(self.start(address, wrapper=wrapper))
+        self.read_both_ways(*ends)
+        for end, wrapper in zip(ends, inside):
+            # The status socket is in the name space, too.
+            shown = subprocess.run([*wrapper, TERRACE, "stat", str(end.pid), "--json"], capture_output=True, text=True, check=True)
+            peers, packets = self.way(json.loads(shown.stdout)[0])
+            self.assertEqual(peers, 0)
+            self.assertGreaterEqual(packets, ROUNDS)
+
+    def name_space(self):
+        """The start of a command in a network name space that ends with the test."""
+        holder = subprocess.Popen(["unshare", "--net", "sleep", "600"])
+        self.addCleanup(holder.wait)
+        self.addCleanup(holder.kill)
+        own = os.readlink("/proc/self/ns/net")
+        self.eventually(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != own, "a name space of its own")
+        return ["nsenter", "-t", str(holder.pid), "-n"]
+
+
+if __name__ == "__main__":
+    unittest.main()
