@@ -566,7 +566,7 @@ impl QueuePair {
     }
 
     /// Waits until other processes of the host have come to the end of all accesses by way of this queue pair that they began before it
-    /// was last modified or withdrawn. EBUSY when one of them does not within half a minute: it may be stopped.
+    /// was last modified or withdrawn. EBUSY when one of them does not within ten seconds: it may be stopped.
     pub fn await_readers(&self) -> Result<(), Error> {
         GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(still_reached)
     }

@@ -15,7 +15,7 @@ use common::finally::Finally;
 use common::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use shared::{Files, register};
+use shared::{Files, SharedRegion, register};
 use terrace_memory::shared::GracePeriod;
 use terrace_memory::{HostRange, UNIT_BYTES};
 use terrace_nic::*;
@@ -191,8 +191,7 @@ impl Round<'_> {
         let until = Instant::now() + Duration::from_micros(rng.random_range(0..LIFE_US));
         work(node, &qp, &peer, Load::Mixed, rng, || Instant::now() > until);
         victim.stop();
-        let is_in_access = !GracePeriod::of_all().is_over();
-        tally.in_access += u64::from(is_in_access);
+        tally.in_access += u64::from(!GracePeriod::of_queue_pair(qp.qpn()).is_over());
         let before: Vec<_> = others.iter().map(done).collect();
         // Until it is given up.
         work(node, &qp, &peer, Load::Mixed, rng, || false);
@@ -278,4 +277,41 @@ fn whoever_is_stopped_in_mid_access_holds_up_nobody_else() {
         tally.stopped.per_second() / tally.idle.per_second(),
         tally.ended.as_millis()
     );
+}
+
+/// A process that was stopped in the middle of an access to a region.
+fn stopped_in_access(node: &Node, region: &SharedRegion) -> Victim {
+    let mut rng = StdRng::seed_from_u64(13);
+    let pages = HostRange { addr: region.addr, len: LEN as u64 };
+    for _ in 0..100 {
+        let qp = node.qp(QpType::Rc);
+        let regions = vec![(region.addr, region.mr.rkey())];
+        let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Long);
+        let peer = victim.hear(End::from_line);
+        begin(node, &qp, &peer, &IMPATIENT);
+        victim.say_go();
+        victim.hear(|line| (line == "reaching").then_some(()));
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..LIFE_US)));
+        victim.stop();
+        if !GracePeriod::of_pages(pages).is_over() {
+            return victim;
+        }
+    }
+    panic!("no process was stopped in the middle of an access");
+}
+
+#[test]
+fn what_a_stopped_process_is_in_the_middle_of_is_not_taken_away_until_it_goes_on() {
+    let node = Node::local();
+    let region = Files::on(&node).region(&node, LEN);
+    let victim = stopped_in_access(&node, &region);
+    let refused = region.mr.dereg().expect_err("it is still accessed");
+    assert!(matches!(refused, Error::Busy(_)), "{refused}");
+    // It is as it was.
+    let other = Bystander::new(&node);
+    let read = SendOp::Read { va: region.addr, rkey: region.mr.rkey() };
+    other.own.post_send([Ok(other.node.wr(1, read, 0, 512))]).expect("posted");
+    assert_eq!(other.node.completion().status, WcStatus::Success);
+    victim.go_on();
+    region.mr.dereg().expect("nobody is stopped");
 }
