@@ -1,5 +1,5 @@
 /*
- * verbs_promises: the small print of libibverbs' man pages, a function for each page and what nothing else tests.
+ * verbs_promises: the small print of libibverbs' man pages that no other test holds, a function for each page.
  */
 #include "check.h"
 #include "lab.h"
@@ -96,7 +96,7 @@ static void req_notify_cq(const struct lab *lab)
     CHECK(has_event(lab));
     CHECK(!has_event(lab));
 
-    /* Solicited: a receive that the sender marked, and whatever fails. Neither other receives nor sends, marked or not. */
+    /* Solicited are a receive that the sender marked, and a completion in error; not other receives, nor sends, marked or not. */
     RETURNS(0, ibv_req_notify_cq(lab->cq, 1));
     receive(lab, qp, 2);
     send_by(lab, qp, IBV_WR_SEND, 0);
@@ -186,7 +186,7 @@ static void opcodes(const struct lab *lab)
     struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr);
     for (int type = 0; type < 3; type++) {
         struct ibv_qp *qp = loop_of(lab, lab_init(lab, types[type]));
-        to_error(qp); /* what is taken comes back as flushed */
+        to_error(qp); /* accepted work requests complete as flushed */
         for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
             struct ibv_sge sge = {.addr = (uintptr_t)lab->buffer, .length = 8, .lkey = lab->mr->lkey};
             struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = table[i].opcode}, *bad;
@@ -224,7 +224,7 @@ static void flags_of_sends(const struct lab *lab)
     CHECK(memcmp(far_half(lab), data, sizeof data) == 0);
     RETURNS(0, ibv_destroy_qp(qp));
 
-    /* With sq_sig_all = 0 only what is signaled completes, and what fails. */
+    /* With sq_sig_all = 0 only signaled work requests complete with an entry, and failed ones. */
     struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
     init.sq_sig_all = 0;
     qp = loop_of(lab, init);
@@ -332,7 +332,7 @@ static void modify_srq(const struct lab *lab)
     RETURNS(0, ibv_destroy_srq(srq));
 }
 
-/* What waits is kept, in its order; the size is what the structure says. */
+/* The queue keeps its entries, in their order; the structure tells the new size. */
 static void resize_cq(const struct lab *lab)
 {
     struct ibv_cq *cq = ibv_create_cq(lab->context, 4, NULL, NULL, 0);
@@ -354,7 +354,7 @@ static void resize_cq(const struct lab *lab)
     RETURNS(0, ibv_destroy_cq(cq));
 }
 
-/* What is in use is not destroyed, and still there afterwards. */
+/* Destroying an object that is in use fails, and the object stays. */
 static void destroying(const struct lab *lab)
 {
     struct ibv_pd *pd = ibv_alloc_pd(lab->context);
@@ -462,7 +462,7 @@ static void bind_mw(const struct lab *lab)
     RETURNS(0, ibv_dealloc_mw(second));
     RETURNS(0, ibv_dereg_mr(mr));
 
-    /* What peers may change must be writable here. */
+    /* A window for remote atomics or writes needs a region with local write access. */
     mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ);
     lab_advance(lab, (RETURNS(0, ibv_modify_qp(qp, &(struct ibv_qp_attr){.qp_state = IBV_QPS_RESET}, IBV_QP_STATE)), qp),
                 qp->qp_num, IBV_QPS_RTS);
@@ -495,7 +495,7 @@ static void rereg_mr(const struct lab *lab)
     RETURNS(0, ibv_dereg_mr(mr));
 }
 
-/* What was set is what is told, by whatever mask; a refused change has changed nothing. */
+/* A query returns the attributes as they were set, whatever its mask; a refused change changes none of them. */
 static void query_qp(const struct lab *lab)
 {
     int context;
@@ -564,6 +564,68 @@ static void create_ah(const struct lab *lab)
     RETURNS(0, ibv_destroy_ah(second));
 }
 
+/* A datagram is answered by what its completion and its first 40 bytes say. */
+static void create_ah_from_wc(const struct lab *lab)
+{
+    struct ibv_qp *qp = loop_of(lab, lab_init(lab, IBV_QPT_UD));
+    struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
+    struct ibv_ah *ah = ibv_create_ah(lab->pd, &attr);
+    for (int answers = 0; answers < 2; answers++) {
+        struct ibv_sge to = {.addr = (uintptr_t)far_half(lab), .length = GRH_BYTES + PIECE, .lkey = lab->mr->lkey};
+        struct ibv_recv_wr receive = {.wr_id = 5, .sg_list = &to, .num_sge = 1}, *bad_receive;
+        RETURNS(0, ibv_post_recv(qp, &receive, &bad_receive));
+        struct ibv_sge from = piece(lab, lab->buffer);
+        struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND}, *bad;
+        wr.wr.ud.ah = ah, wr.wr.ud.remote_qpn = qp->qp_num, wr.wr.ud.remote_qkey = LAB_QKEY;
+        RETURNS(0, ibv_post_send(qp, &wr, &bad));
+        struct ibv_wc wc = {0}, received = {0};
+        for (int i = 0; i < 2; i++) {
+            wc = lab_poll(lab->cq);
+            CHECK(wc.status == IBV_WC_SUCCESS);
+            if (wc.wr_id == 5)
+                received = wc;
+        }
+        CHECK(received.wr_id == 5 && received.src_qp == qp->qp_num);
+        struct ibv_grh *grh = (struct ibv_grh *)far_half(lab);
+        memset(&attr, 0, sizeof attr);
+        CHECK(ibv_init_ah_from_wc(lab->context, LAB_PORT, &received, grh, &attr) == 0);
+        CHECK(attr.is_global && attr.port_num == LAB_PORT && memcmp(&attr.grh.dgid, &lab->gid, sizeof lab->gid) == 0);
+        RETURNS(0, ibv_destroy_ah(ah));
+        ah = ibv_create_ah_from_wc(lab->pd, &received, grh, LAB_PORT);
+        CHECK(ah != NULL);
+    }
+    RETURNS(0, ibv_destroy_ah(ah));
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
+/* The event that the send queue is drained comes where it was asked for. */
+static void drained(const struct lab *lab)
+{
+    struct ibv_qp *qp = loop(lab);
+    struct ibv_async_event event;
+    for (int asked = 0; asked < 2; asked++) {
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = (uint8_t)asked};
+        RETURNS(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+        if (asked) {
+            RETURNS(0, ibv_get_async_event(lab->context, &event));
+            CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == qp);
+            ibv_ack_async_event(&event);
+        }
+        MINUS_ONE(EAGAIN, ibv_get_async_event(lab->context, &event));
+        struct ibv_qp_init_attr init;
+        RETURNS(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+        CHECK(attr.qp_state == IBV_QPS_SQD && attr.sq_draining == 0);
+        /* A work request that is posted now waits for RTS. */
+        send_by(lab, qp, IBV_WR_RDMA_WRITE, 0);
+        struct ibv_wc wc;
+        CHECK(!lab_poll_within(lab->cq, &wc, SHORTLY_S));
+        attr.qp_state = IBV_QPS_RTS;
+        RETURNS(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+        drain(lab, 1);
+    }
+    RETURNS(0, ibv_destroy_qp(qp));
+}
+
 /* There is no multicast: the device says so as well. */
 static void attach_mcast(const struct lab *lab)
 {
@@ -616,6 +678,8 @@ int main(void)
     query_qp(&lab);
     create_qp(&lab);
     create_ah(&lab);
+    create_ah_from_wc(&lab);
+    drained(&lab);
     attach_mcast(&lab);
     get_async_event(&lab);
     lab_close(&lab);

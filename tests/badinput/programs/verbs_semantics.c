@@ -113,7 +113,7 @@ static void keys_of_windows(const struct lab *lab)
     RETURNS(0, post_invalidate(pair.left, mw->rkey));
     CHECK(lab_poll(pair.left_cq).status == IBV_WC_SUCCESS);
 
-    /* The upper bits of another window change nothing, and neither does what the program has made of `mw->rkey`. */
+    /* The upper bits of another window change nothing, and neither does a value that the program stores in `mw->rkey`. */
     mw->rkey = 0;
     bound(pair.left, pair.left_cq, bind_wr(lab, mw, (~index & ~0xffu) | 0x42), IBV_WC_SUCCESS);
     CHECK(mw->rkey == (index | 0x42));
@@ -167,7 +167,7 @@ static void keys_of_windows_by_builder(const struct lab *lab)
     RETURNS(0, ibv_dealloc_mw(mw));
 }
 
-/* IBTA class J: the receive ends in error, and nobody answers. */
+/* IBTA class J: the receive ends in error, and the responder sends no answer. */
 static void bad_remote_invalidation(const struct lab *lab, uint32_t rkey)
 {
     struct pair pair = pair_of(lab);
@@ -238,7 +238,7 @@ static void domain_of_shared_receives(const struct lab *lab)
         CHECK(wc.wr_id == 22 && wc.status == (own ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS));
         CHECK(lab_poll(pair.left_cq).status == (own ? IBV_WC_REM_OP_ERR : IBV_WC_SUCCESS));
         CHECK(lab->buffer[LAB_BYTES / 2] == (own ? 0 : 'a'));
-        if (!own) { /* What the queue pair itself asks for arrives by its own domain. */
+        if (!own) { /* Data of its READs is checked against the queue pair's own domain. */
             RETURNS(0, post_send(lab, pair.right, IBV_WR_RDMA_READ, lab->mr->rkey, 0));
             CHECK(lab_poll(pair.right_cq).status == IBV_WC_SUCCESS);
         }
@@ -405,7 +405,7 @@ static void region_of_no_bytes(const struct lab *lab)
     part(&pair);
 }
 
-/* Only the inline ibv_bind_mw compares domains as it posts; all else the device finds out as it binds. */
+/* Only the inline ibv_bind_mw compares domains as it posts; the device finds the other cases as it binds. */
 static void binds_across_domains(const struct lab *lab)
 {
     struct ibv_pd *pd = ibv_alloc_pd(lab->context);
@@ -435,7 +435,7 @@ static void binds_across_domains(const struct lab *lab)
     bound(pair.left, pair.left_cq, bind_wr(lab, second, 2), IBV_WC_MW_BIND_ERR);
     part(&pair);
 
-    /* Both windows can still be bound: what failed has not used them up. */
+    /* The window can be bound after binds that failed. */
     pair = pair_of(lab);
     bound(pair.left, pair.left_cq, bind_wr(lab, own, 3), IBV_WC_SUCCESS);
     part(&pair);
