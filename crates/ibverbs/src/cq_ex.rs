@@ -65,11 +65,11 @@ impl ExtendedPoll {
         }
     }
 
-    /// How far the wall clock is ahead of the device's. It never falls, so that times that are read never step back, even where
-    /// somebody sets the wall clock back.
+    /// How far the wall clock is ahead of the device's. It never falls, so that the times never step back, not even after the
+    /// wall clock has been set back.
     fn wall_clock_lead_ns(&self, now: impl FnOnce() -> Time) -> u64 {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        // Read second: whatever comes in between makes the lead less, never more than it is.
+        // Read second: a delay between the two makes the lead smaller, never larger than it is.
         let lead_ns = wall_ns.saturating_sub(now().0);
         self.lead_ns.fetch_max(lead_ns, Relaxed).max(lead_ns)
     }

@@ -88,7 +88,7 @@ impl QpHost<'_> {
         Accessor::local(self.pd, self.qp.qpn())
     }
 
-    /// Whose memory receives are.
+    /// The accessor of receives: one of a shared receive queue has that queue's protection domain.
     fn receiver(&self) -> Accessor {
         match &self.receives {
             Receives::Shared(srq) => Accessor::local(srq.pd().handle(), self.qp.qpn()),

@@ -766,8 +766,8 @@ fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
 /// What an element takes in a work request of other devices.
 const SGE_BYTES: u32 = 16;
 
-/// Inline data that is granted: as with rxe, what a work request's elements leave room for, if that is more than was asked for. mlx5
-/// grants what is left of its blocks of 64 bytes, and programs rely on there being some (`rdma_xclient`, which asks for none).
+/// Inline data that is granted: the room of a work request's elements, if that is more than was asked for. rxe grants the same, mlx5
+/// the rest of its blocks of 64 bytes, and `rdma_xclient`, which asks for none, relies on it.
 fn inline_bytes(cap: &QpCap, limits: &Limits) -> u32 {
     cap.max_inline_data.max((cap.max_send_sge * SGE_BYTES).min(limits.max_inline_data))
 }

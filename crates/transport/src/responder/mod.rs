@@ -137,8 +137,7 @@ pub(crate) enum Refusal {
     ReceiveTooShort,
     /// The receive's own memory cannot be written.
     ReceiveProtection,
-    /// The key that the peer wants invalidated is not one that it may have invalidated (IBTA volume 1, 9.9.3, class J): the program
-    /// learns it by its receive, and the peer is not answered.
+    /// The peer may not have this key invalidated (IBTA volume 1, 9.9.3, class J): the receive completes in error, and no answer leaves.
     Invalidation,
 }
 
