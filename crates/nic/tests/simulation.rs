@@ -159,3 +159,37 @@ fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
         cq.ack_events(1);
     }
 }
+
+/// A process that was not scheduled for longer than its timeout finds the answers in its socket, behind many others: it looks at all of
+/// them before it takes its own packets for lost.
+#[test]
+fn what_has_come_is_looked_at_before_a_timer_counts() {
+    let world = world(9, SimConfig::default());
+    let [a, b] = &world.nodes;
+    let tuning = Tuning { mtu: 256, retry_cnt: 1, ..Tuning::default() };
+    let (busy, _busy_b) = pair_on(a, b, QpType::Rc, &tuning);
+    let (waiting, waiting_b) = pair_on(a, b, QpType::Rc, &tuning);
+    waiting_b.post_recv([b.recv(1, 100_000, 64)]).expect("posted");
+    let (va, rkey) = (b.memory.addr(), b.mr.rkey());
+    busy.post_send([Ok(a.wr(1, SendOp::Read { va, rkey }, 0, 60_000))]).expect("posted");
+    waiting.post_send([Ok(a.wr(2, SendOp::Send, 70_000, 64))]).expect("posted");
+    a.device.step(Time(world.net.now()));
+    // Meanwhile only the peer is scheduled.
+    while let Some(next) = world.net.next_delivery() {
+        world.net.advance_to(next);
+        world.clock.set(Time(next));
+        b.device.step(Time(next));
+    }
+    let late = Time(world.net.now()).after_ns(10_000_000_000);
+    world.net.advance_to(late.0);
+    world.clock.set(late);
+    a.device.step(late);
+    let mut done = Vec::new();
+    a.cq.poll(64, &mut |wc| done.push((wc.wr_id, wc.status))).expect("healthy");
+    done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+    assert_eq!(done, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    for qp in [&busy, &waiting] {
+        let counters = qp.counters();
+        assert_eq!((counters.timeouts, counters.retransmits), (0, 0));
+    }
+}
