@@ -30,7 +30,7 @@ use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
 /// packet of anybody else is received, and before the next timer runs out.
 const BATCHES_PER_LOOK: usize = 8;
 
-/// How often the network is asked at most for what was sent before a ring was used. Each time brings up to 32 datagrams.
+/// How often the network is asked at most for what was sent before a ring was used, or before a timer ran out. Each time brings up to 32 datagrams.
 const LOOKS_TO_CATCH_UP: u32 = 64;
 
 /// After so many looks everything is read that was in a ring when they began: there is room for 8192 of the shortest packets, and a look
@@ -60,7 +60,8 @@ impl Device {
         let mut rx = self.rx.try_lock();
         let mail = rx.as_mut().map_or_else(Mail::default, |rx| rx.inlets.look(catch.is_none()));
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
-        let due = now.is_some_and(|now| self.timers.is_due(now));
+        // What a timer takes for lost may have come: that takes the right to receive to find out. The engine comes back.
+        let due = rx.is_some() && now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
         }
@@ -75,12 +76,15 @@ impl Device {
             }
         }
         let older_count = unit.work.len();
-        if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits) {
+        if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits || due) {
             let Receiver { batch, holders, inlets, .. } = &mut **rx;
             let (table, early) = (OnceCell::new(), Vec::new());
             let mut look = Look { now, holders, table, unit: &mut unit, catch, early };
             if received > 0 {
                 self.handle_burst(batch, &mut look);
+            }
+            if due {
+                self.catch_up_with_network(batch, &mut look);
             }
             if mail.waits {
                 self.handle_mail(inlets, batch, &mut look);
@@ -200,8 +204,8 @@ impl Device {
         }
     }
 
-    /// A queue pair's packets now come through a ring. What was sent over the network before is looked at first: unreliable
-    /// services take what has been overtaken for lost.
+    /// Looks at everything that has come over the network, before timers take it for lost; or before a queue pair's packets that come
+    /// through a ring from now on: unreliable services take what has been overtaken for lost.
     #[cold]
     fn catch_up_with_network<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         for _ in 0..LOOKS_TO_CATCH_UP {

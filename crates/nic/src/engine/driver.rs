@@ -54,6 +54,7 @@ pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>
         budget: SpinBudget::default(),
         rank: Rank::default(),
         behind_at: None,
+        due: None,
     };
     driver.run();
 }
@@ -73,6 +74,8 @@ struct Driver<'a> {
     rank: Rank,
     /// When packets were last seen to pile up.
     behind_at: Option<Time>,
+    /// The timer that was due when the engine last went to sleep.
+    due: Option<Time>,
 }
 
 impl Driver<'_> {
@@ -98,10 +101,14 @@ impl Driver<'_> {
         let has_mail = self.device.fall_asleep_at_rings();
         let wanted = has_mail || self.device.wants_look() || self.device.companions.are_asked();
         let awaited = self.device.timers.next() == deadline && !wanted;
+        // Still due: another thread has the right to receive, and needs a processor to look at what has come.
+        let is_left = deadline.is_some() && self.due == deadline;
         let timeout = match awaited {
+            true if is_left => Some(timespec(TICK_NS)),
             true => deadline.map(|deadline| self.time_until(deadline)),
             false => Some(Timespec::default()),
         };
+        self.due = deadline.filter(|deadline| *deadline <= self.now());
         let descriptors = self.device.port.descriptors();
         let companions = self.device.companions.all();
         let others: SmallVec<[BorrowedFd<'_>; 2]> =
