@@ -38,7 +38,7 @@ const LOOKS_TO_CATCH_UP: u32 = 64;
 const LOOKS_PER_RING: u32 = 128;
 
 /// Most packets from the network that are kept until the rings are read.
-const EARLY_MAX: usize = 4096;
+const EARLY_MAX: usize = 1024;
 
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
@@ -171,9 +171,11 @@ impl Device {
     fn handle_burst<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         while let Some(packet) = rx.next() {
             let (meta, bytes) = (&packet.meta, packet.bytes);
-            let packet = Arrived { meta, ack: None, bytes, way: Way::Network, is_next: false };
+            // A peer that floods us is not worth the memory.
+            let is_next = look.early.len() >= EARLY_MAX;
+            let packet = Arrived { meta, ack: None, bytes, way: Way::Network, is_next };
             if self.handle_packet(packet, look) == Arrival::TooEarly {
-                look.keep_early(meta, bytes);
+                look.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
             }
         }
     }
@@ -689,16 +691,7 @@ struct Look<'a, 'b> {
     early: Vec<EarlyPacket>,
 }
 
-impl Look<'_, '_> {
-    /// Keeps a packet for [`Device::handle_early`]. There are as many as the network is asked for; more than a socket holds are lost.
-    #[cold]
-    fn keep_early(&mut self, meta: &RxMeta, bytes: &[u8]) {
-        if self.early.len() < EARLY_MAX {
-            self.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
-        }
-    }
-}
-
+/// A packet that is kept for [`Device::handle_early`].
 struct EarlyPacket {
     meta: RxMeta,
     bytes: Box<[u8]>,

@@ -34,8 +34,8 @@ const FULL_RETRY_NS: u64 = 1_000_000;
 /// A ring that has been full for so long belongs to a process that is stopped. What it has no room for is lost, as in the full socket
 /// of such a process; by the network it would overtake what is in the ring.
 const STALLED_NS: u64 = 1_000_000_000;
-/// A writer that was not there for so long has not seen whether its reader took anything meanwhile.
-const FULL_GAP_NS: u64 = 100_000_000;
+/// No more counts between two tries: a writer that did not run itself has not seen whether its reader had the time.
+const FULL_STEP_NS: u64 = 100_000_000;
 /// Packets that one turn of a queue pair loses at most.
 const LOST_PER_TURN: u64 = 64;
 
@@ -43,10 +43,10 @@ const LOST_PER_TURN: u64 = 64;
 pub(super) struct Outlet {
     outbox: Outbox,
     bell: OwnedFd,
-    /// Since when it has been full, in nanoseconds, and when it was last seen so; 0 if it is not. Changed by whoever has the right to
-    /// write.
-    full_since: AtomicU64,
+    /// When it was last seen to be full, 0 if it is not; and for how long it had been then. In nanoseconds, and changed by whoever has
+    /// the right to write.
     full_at: AtomicU64,
+    full_ns: AtomicU64,
     /// Packets so far. Changed by whoever has the right to write.
     sent: AtomicU64,
     gone: AtomicBool,
@@ -59,8 +59,8 @@ impl Outlet {
     /// When that is no descriptor that can be told not to block.
     pub fn new(outbox: Outbox, bell: OwnedFd) -> rustix::io::Result<Outlet> {
         rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK)?;
-        let [full_since, full_at, sent] = [(); 3].map(|()| AtomicU64::new(0));
-        Ok(Outlet { outbox, bell, full_since, full_at, sent, gone: AtomicBool::new(false) })
+        let [full_at, full_ns, sent] = [(); 3].map(|()| AtomicU64::new(0));
+        Ok(Outlet { outbox, bell, full_at, full_ns, sent, gone: AtomicBool::new(false) })
     }
 
     /// Packets so far.
@@ -72,7 +72,7 @@ impl Outlet {
     #[inline]
     fn note_sent(&self, packets: u64) {
         self.sent.store(self.sent() + packets, Ordering::Relaxed);
-        self.full_since.store(0, Ordering::Relaxed);
+        self.full_at.store(0, Ordering::Relaxed);
     }
 
     /// Nobody reads any more.
@@ -86,11 +86,15 @@ impl Outlet {
 
     /// Notes that it is full, and returns for how long it has been, in nanoseconds.
     fn note_full(&self, now: Time) -> u64 {
-        let last_at = self.full_at.swap(now.0, Ordering::Relaxed);
-        if self.full_since.load(Ordering::Relaxed) == 0 || now.0.saturating_sub(last_at) > FULL_GAP_NS {
-            self.full_since.store(now.0, Ordering::Relaxed);
-        }
-        now.0.saturating_sub(self.full_since.load(Ordering::Relaxed))
+        let full_ns = match self.full_at.swap(now.0, Ordering::Relaxed) {
+            0 => 0,
+            last_at => {
+                let step_ns = now.0.saturating_sub(last_at).min(FULL_STEP_NS);
+                self.full_ns.load(Ordering::Relaxed).saturating_add(step_ns)
+            }
+        };
+        self.full_ns.store(full_ns, Ordering::Relaxed);
+        full_ns
     }
 }
 
