@@ -4,6 +4,7 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::*;
@@ -11,7 +12,7 @@ use terrace_fabric::{Port, TxBatch};
 use terrace_nic::*;
 use terrace_wire::{Bth, Extensions, Opcode, Psn, emit_headers};
 
-/// A queue pair of `a`, whose device has an engine, with one of `b`, which looks for packets only when the test polls.
+/// A queue pair of `a`, whose device has an engine, with one of `b`.
 struct Ends {
     a: Node,
     b: Node,
@@ -31,11 +32,16 @@ fn packets(node: &Node) -> (u64, u64) {
 }
 
 impl Ends {
-    /// Ends at two addresses, whose packets take the ring in both directions.
+    /// Ends at two addresses, whose packets take the ring in both directions. `b` looks for packets only when the test polls.
     fn new(qp_type: QpType, a_last: u8, b_last: u8) -> Ends {
+        Ends::with_engine(qp_type, a_last, b_last, false)
+    }
+
+    /// The same, with or without an engine at `b`.
+    fn with_engine(qp_type: QpType, a_last: u8, b_last: u8, engine: bool) -> Ends {
         let a = Node::with(port(a_last).device().expect("a port"), 1 << 20);
-        let silent = DeviceConfig { engine: false, ..port(b_last).device().expect("a port") };
-        let b = Node::with(silent, 1 << 20);
+        let config = DeviceConfig { engine, ..port(b_last).device().expect("a port") };
+        let b = Node::with(config, 1 << 20);
         let (qa, qb) = pair_on(&a, &b, qp_type, &Tuning::default());
         let ends = Ends { a, b, qa, qb };
         wait_until("both take the ring", || {
@@ -124,6 +130,49 @@ fn attributes_change_and_the_ring_stays() {
     }
 }
 
+/// As before, with both ends at work.
+#[test]
+fn attributes_change_under_load_and_every_message_arrives() {
+    const MESSAGES: u32 = 20_000;
+    for (qp_type, last) in [(QpType::Uc, 10), (QpType::Rc, 12)] {
+        let ends = Ends::with_engine(qp_type, last, last + 1, true);
+        let Ends { a, b, qa, qb } = &ends;
+        let before = [packets(a).1, packets(b).1];
+        let attr = QpAttr { state: QpState::Rts, access: REMOTE_ALL, ..QpAttr::default() };
+        ends.post_receives(200, 64);
+        let received = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..MESSAGES {
+                    assert_eq!(immediates(&b.completions(1)), [number], "{qp_type:?}");
+                    qb.post_recv([b.recv(number.into(), 0, 64)]).expect("posted");
+                    received.store(number + 1, Ordering::SeqCst);
+                }
+            });
+            let mut sent = 0;
+            for number in 0..MESSAGES {
+                wait_until_polled("the other end", || {
+                    let count = |wc: &Wc| {
+                        assert_eq!(wc.status, WcStatus::Success);
+                        sent += 1;
+                    };
+                    a.cq.poll(64, &mut { count }).expect("a healthy queue");
+                    number - sent < 100 && number - received.load(Ordering::SeqCst) < 100
+                });
+                ends.post(number, 32);
+                if number % 100 == 99 {
+                    for qp in [qa, qb] {
+                        qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).expect("RTS");
+                    }
+                }
+            }
+        });
+        let naks = qa.counters().sequence_naks_received;
+        let by_network = [packets(a).1 - before[0], packets(b).1 - before[1]];
+        assert_eq!((naks, by_network), (0, [0, 0]), "{qp_type:?}: sequence NAKs, packets by the network");
+    }
+}
+
 /// Processes wait for a processor longer than this on a machine that has too few.
 #[test]
 fn a_reader_that_is_late_gets_everything_in_order() {
@@ -150,10 +199,12 @@ fn a_reader_that_stands_still_holds_nobody_up() {
     qc.post_send([Ok(ends.a.wr(99, SendOp::Send, 0, 8))]).expect("posted");
     assert_eq!(ends.a.completion().status, WcStatus::RetryExceeded);
     // The reader goes on, and gets the rest in order.
-    let mut got = Vec::new();
-    while ends.b.cq.poll(64, &mut |wc| got.push(*wc)).expect("a healthy queue") > 0 {}
+    let mut got = ends.b.completions(2);
     ends.post(98, 8);
-    got.extend(ends.b.completions(1));
+    wait_until_polled("what is sent from now on", || {
+        ends.b.cq.poll(64, &mut |wc| got.push(*wc)).expect("a healthy queue");
+        got.last().is_some_and(|wc| wc.imm == 98)
+    });
     let got = immediates(&got);
     assert!(got.len() > 2 && got.starts_with(&[0, 1]) && got.ends_with(&[98]), "{got:?}");
     assert!(got.is_sorted() && got.len() < late[1] as usize, "{got:?}");
