@@ -2,7 +2,11 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use common::*;
@@ -129,4 +133,63 @@ fn through_a_window_it_covers_the_window() {
         registry.flush(peer(), window, bind.addr, 8, GLOBAL, FlushScope::Range),
         Err(AccessError::Permission)
     );
+}
+
+fn run(program: &str, arguments: &[&str], path: &Path) -> Option<String> {
+    let output = Command::new(program).args(arguments).arg(path).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// A small file system in memory; unmounted at the end.
+struct Disk(tempfile::TempDir);
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        run("umount", &["--lazy"], self.0.path());
+    }
+}
+
+/// The kernel tells of what it could not write once, and takes it for written from then on.
+#[test]
+fn what_could_not_be_written_is_not_said_to_be_durable_until_it_was() {
+    let disk = Disk(tempfile::tempdir().unwrap());
+    let path = disk.0.path();
+    if run("mount", &["-t", "tmpfs", "-o", "size=1m", "tmpfs"], path).is_none() {
+        return eprintln!("no right to mount: not tried");
+    }
+    let (image, filler) = (path.join("image"), path.join("filler"));
+    File::create(&image).unwrap().set_len(64 * PAGE as u64).unwrap();
+    let Some(device) = run("losetup", &["--find", "--show"], &image) else {
+        return eprintln!("no right to make loop devices: not tried");
+    };
+    let file = File::options().read(true).write(true).open(&device).unwrap();
+    // It goes when nobody has it open any more.
+    run("losetup", &["--detach"], device.as_ref()).unwrap();
+    let full = File::create(&filler).unwrap();
+    assert!((0..).any(|page| full.write_all_at(&[1; PAGE], page * PAGE as u64).is_err()));
+    let memory = Mapping::file(&file, 64 * PAGE, libc::MAP_SHARED);
+    let registry = registry();
+    let mut keys = Vec::new();
+    for start in [0, 32] {
+        let addr = memory.addr + start * PAGE as u64;
+        let spec = RegionSpec::new(PD, addr, 32 * PAGE as u64, ALL);
+        keys.push((registry.register(&spec).unwrap().key, addr));
+    }
+    let flush = |(key, addr): (u32, u64)| {
+        registry.flush(peer(), key, addr, 32 * PAGE as u64, PERSISTENT, FlushScope::Range)
+    };
+    memory.bytes().fill(7);
+    for round in 0..3 {
+        for &key in &keys {
+            assert_eq!(flush(key), Err(AccessError::Flush), "round {round}");
+        }
+    }
+    drop(full);
+    std::fs::remove_file(&filler).unwrap();
+    for &key in &keys {
+        assert_eq!(flush(key), Ok(()), "there is room now");
+    }
+    let mut stored = Vec::new();
+    File::open(&image).unwrap().read_to_end(&mut stored).unwrap();
+    assert!(stored.iter().all(|byte| *byte == 7), "durable, and not on the disk");
 }
