@@ -1,9 +1,12 @@
 //! Making bytes visible or durable, and fetching them ahead.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;
+use crate::fault;
+use crate::paging::PAGE_BYTES;
+use crate::pin::PinLock;
 use crate::registry::Registry;
 use crate::table::tag_of;
 
@@ -162,17 +165,68 @@ pub(crate) fn pages_of(range: HostRange) -> Option<(u64, u64)> {
     (range.len != 0).then_some((start, end - start))
 }
 
-/// `msync` of the pages: for a shared file mapping it writes them, for anonymous memory it does nothing.
-fn sync_mapping(range: HostRange) -> Result<(), AccessError> {
+/// Whether an `msync` of this process has failed. The kernel tells of a failure once, of the whole file, and takes the pages for clean
+/// from then on: which ones, and of which regions, is not known.
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Held from asking for failures until they are noted: another thread would hear of nothing meanwhile.
+// SAFETY: of zeros, this is an open lock. (One that is made at the first use could be half made when the process forks.)
+static ASKING: PinLock<()> = unsafe { std::mem::zeroed() };
+
+/// In the child of a `fork`: the threads that were at it are the parent's.
+pub(crate) fn after_fork_child() {
+    ASKING.forget_pins();
+}
+
+/// Writes the pages of a range to their file with `msync`: for a shared file mapping it does that, for anonymous memory nothing. Once one
+/// has failed in this process, all that is in memory of a range is written, be it clean or not.
+///
+/// # Errors
+/// `Fault` when part of it is not mapped, `Flush` when it cannot be written.
+pub fn sync_mapping(range: HostRange) -> Result<(), AccessError> {
     let (start, len) = pages_of(range).ok_or(AccessError::Flush)?;
+    let _asking = ASKING.close();
+    if HAS_FAILED.load(Ordering::Relaxed) {
+        make_dirty(HostRange { addr: start, len }).map_err(|_| AccessError::Flush)?;
+    }
     // SAFETY: msync changes no memory; the kernel checks the range.
     if unsafe { libc::msync(start as *mut _, len as usize, libc::MS_SYNC) } == 0 {
         return Ok(());
     }
     match std::io::Error::last_os_error().raw_os_error() {
         Some(libc::ENOMEM) => Err(AccessError::Fault),
-        _ => Err(AccessError::Flush),
+        _ => {
+            HAS_FAILED.store(true, Ordering::Relaxed);
+            Err(AccessError::Flush)
+        }
     }
+}
+
+/// Has the kernel take all pages of a range that are in memory for changed, whatever they hold and whoever stores to them meanwhile. The
+/// range begins at a page.
+///
+/// # Errors
+/// When part of the range is not mapped, or a page cannot be stored to.
+pub fn make_dirty(range: HostRange) -> std::io::Result<()> {
+    /// As many pages are asked for at a time.
+    const PAGES: usize = 1024;
+    let mut cached = [0u8; PAGES];
+    let end = range.addr + range.len;
+    for start in (range.addr..end).step_by(PAGES * PAGE_BYTES as usize) {
+        let len = (end - start).min(PAGES as u64 * PAGE_BYTES);
+        // SAFETY: the kernel checks the range, and writes one byte for each of its pages; there is room for them.
+        if unsafe { libc::mincore(start as *mut _, len as usize, cached.as_mut_ptr().cast()) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let pages = (start..start + len).step_by(PAGE_BYTES as usize).zip(cached);
+        for page in pages.filter_map(|(page, is_cached)| (is_cached & 1 != 0).then_some(page)) {
+            // SAFETY: the program registered these bytes; an addition of nothing changes none, and no other store is lost to it. What
+            // is not mapped any more is a fault.
+            let stored = unsafe { fault::fetch_add(page, 0) };
+            stored.map_err(|_| std::io::Error::other("a page in memory cannot be stored to"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether the whole range is mapped somehow. Looks at mappings, never at pages, so the length costs nothing.

@@ -45,7 +45,7 @@ mod window;
 mod zeros;
 
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
-pub use flush::{Advice, FlushHook, FlushScope, HostRange};
+pub use flush::{Advice, FlushHook, FlushScope, HostRange, make_dirty, sync_mapping};
 pub use paging::{
     AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
 };

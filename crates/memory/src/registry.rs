@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::fault;
-use crate::flush::{FlushHook, HostRange, is_mapped};
+use crate::flush::{self, FlushHook, HostRange, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
@@ -477,6 +477,7 @@ impl Registry {
             }
         }
         self.changes.forget_pins();
+        flush::after_fork_child();
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
-use terrace_memory::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_memory::{HostRange, PAGE_BYTES, make_dirty};
 
 use crate::engine::Engine;
 use crate::region::Region;
@@ -101,9 +101,9 @@ impl Engine {
         *tried = Some(Instant::now());
         let noticed = region.losses.noticed();
         // What may not be written holds nothing that a client was told is stored.
-        let unit_count = if region.writable { region.presence.unit_count() } else { 0 };
-        let units = 0..unit_count;
-        units.map(|unit| region.presence.unit_range(unit)).try_for_each(make_dirty)?;
+        if region.writable {
+            make_dirty(region.presence.range())?;
+        }
         self.suffer(StorageOperation::WriteBack)?;
         // Both, because each of the descriptions is told of failures by itself.
         rustix::fs::fdatasync(&region.ways.buffered)?;
@@ -126,16 +126,4 @@ impl Region {
     pub(crate) fn offset_in_file(&self, range: HostRange) -> u64 {
         self.file_offset + (range.addr - self.presence.range().addr)
     }
-}
-
-/// Has the kernel take all pages of a unit that are in memory for changed, whatever they hold and whoever stores to them meanwhile.
-fn make_dirty(unit: HostRange) -> io::Result<()> {
-    let cached = sys::cached(unit).ok_or_else(io::Error::last_os_error)?;
-    let pages = (unit.addr..).step_by(PAGE_BYTES as usize).zip(cached);
-    for page in pages.filter_map(|(page, is_cached)| is_cached.then_some(page)) {
-        // A store that changes nothing, and that no other store can be lost to.
-        sys::atomic(page, AtomicOp::FetchAdd { add: 0 })
-            .map_err(|_| io::Error::other("a page in memory cannot be written to"))?;
-    }
-    Ok(())
 }

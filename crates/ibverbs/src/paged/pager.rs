@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker};
+use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker, sync_mapping};
 
 /// How long a program that changes a mapping waits for other processes that are in the middle of accesses to it.
 const READERS_PATIENCE: Duration = Duration::from_secs(1);
@@ -113,7 +113,7 @@ impl Pager for MappingPager {
 
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         if self.is_ordinary() {
-            return Ok(Arc::new(Synced(sync(range))));
+            return Ok(Arc::new(Synced(sync_mapping(range))));
         }
         self.pass(waker, |inner| inner.flush(range, waker))
     }
@@ -130,20 +130,6 @@ impl Transfer for Synced {
 
     fn read(&self, _offset: u64, _out: &mut [u8]) -> Result<(), AccessError> {
         Err(AccessError::OutOfRange)
-    }
-}
-
-/// Writes the pages of a range to their file.
-fn sync(range: HostRange) -> Result<(), AccessError> {
-    // SAFETY: asks for a constant.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-    let start = range.addr & !(page_bytes - 1);
-    let len = range.addr + range.len - start;
-    // SAFETY: msync changes no memory; the kernel checks the range.
-    match unsafe { libc::msync(start as *mut _, len as usize, libc::MS_SYNC) } {
-        0 => Ok(()),
-        _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM) => Err(AccessError::Fault),
-        _ => Err(AccessError::Flush),
     }
 }
 
