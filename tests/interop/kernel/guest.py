@@ -96,6 +96,8 @@ class Session:
 
 # A guest that answers nothing for so long has died, however busy this machine is.
 SILENCE_S = 60.0
+# So long may it take a guest to write where it is.
+TRACE_S = 10.0
 LAST_LINES = 40
 
 _boots = itertools.count(1)
@@ -120,8 +122,9 @@ class Guest:
         self._introduce_neighbours()
 
     def _argv(self, kernel, initramfs):
-        # An oops is the end: what it leaves locked would stop later tests.
-        words = f"console=ttyS0 panic=-1 oops=panic terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
+        # An oops is the end: what it leaves locked would stop later tests. So is an NMI, by which a silent guest is made to say where
+        # it is.
+        words = f"console=ttyS0 panic=-1 oops=panic unknown_nmi_panic terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
         device = f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:56,host_mtu={MTU}"
         # /dev/kvm is left alone: where it is emulated itself, a stock kernel hangs in it.
         return ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "384", "-nodefaults",
@@ -191,6 +194,9 @@ class Guest:
         except (GuestError, OSError) as error:
             # It may just be about to end.
             if self.qemu.wait(1) is None:
+                with contextlib.suppress(GuestError, OSError):
+                    self._ask_qemu("inject-nmi")
+                self.qemu.wait(TRACE_S)
                 return f"the guest answers nothing: {error}"
         return f"the guest has ended, QEMU with {self.qemu.outcome().verdict}"
 

@@ -91,8 +91,13 @@ class Served(KernelPeer):
         argv = [TERRACE, "serve", "--region", f"table={self.path}", "--dram", DRAM_BYTES, "--listen", address, *options]
         node = procs.Program(argv, peers.guest.log_dir, f"serve-{address}")
         self.addCleanup(node.stop)
-        self.eventually(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
-        return node, Client(self.peer(6), address, "table")
+        try:
+            self.eventually(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
+            return node, Client(self.peer(6), address, "table")
+        except BaseException:
+            # It has the file locked, which the next one needs.
+            node.stop()
+            raise
 
     def memory(self, node):
         """The node's account of its memory and of the region."""
@@ -118,11 +123,13 @@ class Served(KernelPeer):
             with self.subTest(mode=mode):
                 self.forget_pages()
                 node, client = self.serve("--mode", mode)
-                self.assertEqual(client.length, REGION_BYTES)
-                self.read_everything(client, lambda _offset: SEED)
-                reads = self.memory(node)["reads"]
-                self.assertGreater(sum(reads[way] for way in MISSES), 0, reads)
-                node.stop()
+                try:
+                    self.assertEqual(client.length, REGION_BYTES)
+                    self.read_everything(client, lambda _offset: SEED)
+                    reads = self.memory(node)["reads"]
+                    self.assertGreater(sum(reads[way] for way in MISSES), 0, reads)
+                finally:
+                    node.stop()
 
     def test_writes_and_atomics(self):
         """They take effect in the file, wherever its pages are."""
