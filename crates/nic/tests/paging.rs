@@ -5,7 +5,7 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use common::finally::Finally;
 use common::pager::{Cells, TestPager};
@@ -537,6 +537,80 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
     let mut done = Vec::new();
     a.cq.take(4, &mut |wc| done.push(*wc)).expect("a healthy queue");
     ok(&done, [1]);
+}
+
+/// A pager in whose call a thread stays, as one does that has been preempted.
+#[derive(Debug)]
+struct Preempting {
+    presence: Presence,
+    entered: Barrier,
+    resumed: Barrier,
+}
+
+impl Pager for Preempting {
+    fn presence(&self) -> &Presence {
+        &self.presence
+    }
+
+    fn read(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        self.entered.wait();
+        self.resumed.wait();
+        Err(AccessError::Fault)
+    }
+
+    fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn atomic(&self, _: u64, _: AtomicOp, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+
+    fn flush(&self, _: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
+        Err(AccessError::Fault)
+    }
+}
+
+/// The acknowledgement is in the socket, but another thread has the right to receive, and no processor.
+#[test]
+fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
+    let (net, clock, [a, b]) = simulated();
+    let (reading, _read) = pair_on(&a, &b, QpType::Rc, &Tuning::default());
+    let (taking, sending) = pair_on(&a, &b, QpType::Rc, &Tuning { retry_cnt: 0, ..Tuning::default() });
+    let pager = Arc::new(Preempting {
+        presence: Presence::new(HostRange { addr: b.memory.addr(), len: 1 << 20 }),
+        entered: Barrier::new(2),
+        resumed: Barrier::new(2),
+    });
+    let paging =
+        Paging { pager: pager.clone(), pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
+    b.mr.set_paging(Some(paging)).expect("the pager covers the region");
+    let deliver = || {
+        while let Some(next) = net.next_delivery() {
+            net.advance_to(next);
+        }
+        Time(net.now())
+    };
+    taking.post_recv([a.recv(1, 0, 64)]).expect("posted");
+    sending.post_send([Ok(b.wr(2, SendOp::Send, 0, 0))]).expect("posted");
+    let read = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+    reading.post_send([Ok(a.wr(3, read, 0, 8))]).expect("posted");
+    let before = deliver();
+    let timeouts = std::thread::scope(|scope| {
+        scope.spawn(|| b.device.step(before));
+        pager.entered.wait();
+        a.device.step(before);
+        let late = deliver().after_ns(10_000_000_000);
+        clock.set(late);
+        b.device.step(late);
+        let timeouts = sending.counters().timeouts;
+        pager.resumed.wait();
+        timeouts
+    });
+    assert_eq!(timeouts, 0);
+    b.device.step(clock.now());
+    assert_eq!(sending.counters().timeouts, 0);
+    ok(&b.completions(1), [2]);
 }
 
 #[test]
