@@ -85,17 +85,17 @@ class Programs(unittest.TestCase):
 class Ends(unittest.TestCase):
     """A program that is stopped must end as it is told to; how it ends is never lost."""
 
-    LISTENS_THEN_ABORTS = ("import os, socket, sys, time\n"
+    LISTENS_THEN_ABORTS = ("import os, signal, socket, sys\n"
+                           "signal.signal(signal.SIGTERM, lambda *_: os.abort())\n"
                            "listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
-                           "time.sleep(0.3)\n"
-                           "os.abort()\n")
+                           "signal.pause()\n")
 
-    def stop(self, script):
+    def stop(self, script, is_late=False):
         with tempfile.TemporaryDirectory() as directory:
             program = procs.Program(["sh", "-c", script], directory, "program")
             while "ready" not in program.paths[0].read_text():
                 self.assertIsNone(program.wait(0.02))
-            program.stop()
+            program.stop(is_late)
 
     def test_as_told(self):
         for script in ("echo ready; exec sleep 60", "trap 'exit 0' TERM; echo ready; sleep 60 & wait"):
@@ -108,11 +108,10 @@ class Ends(unittest.TestCase):
 
     def test_one_that_is_late(self):
         """It has failed by that; only a crash is news."""
-        late = "trap '{}' TERM; sleep 60 & wait"
-        with tempfile.TemporaryDirectory() as directory:
-            self.assertIsNone(procs.run_one(["sh", "-c", late.format("exit 3")], directory, timeout_s=0.5).status)
-            with self.assertRaisesRegex(AssertionError, "SIGSEGV"):
-                procs.run_one(["sh", "-c", late.format("kill -SEGV $$")], directory, timeout_s=0.5)
+        late = "trap '{}' TERM; echo ready; while true; do sleep 60 & wait; done"
+        self.stop(late.format("exit 3"), is_late=True)
+        with self.assertRaisesRegex(AssertionError, "SIGSEGV"):
+            self.stop(late.format("kill -SEGV $$"), is_late=True)
 
     def test_one_that_has_ended_before(self):
         with tempfile.TemporaryDirectory() as directory:
@@ -125,7 +124,7 @@ class Ends(unittest.TestCase):
         port = procs.free_port()
         server = [sys.executable, "-c", self.LISTENS_THEN_ABORTS, str(port)]
         with tempfile.TemporaryDirectory() as directory, self.assertRaisesRegex(AssertionError, "SIGABRT"):
-            procs.run_pair(server, ["sleep", "1"], port, directory, server_stays=True)
+            procs.run_pair(server, ["true"], port, directory, server_stays=True)
 
     def test_of_an_endpoint(self):
         with mock.patch.object(procs, "under_terrace", side_effect=lambda argv, **_: argv):
