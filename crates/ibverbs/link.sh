@@ -4,7 +4,7 @@
 # usage: link.sh OUTPUT_DIR [STATICLIB]
 #
 # A Rust cdylib cannot carry symbol versions, so the last step is the C linker's. All of the static library becomes one
-# object; in it the implementations get the names that exports.map gives them (see there), every other symbol but the
+# object; in it the implementations get the names that exports.map and private_nodes.txt give them, every other symbol but the
 # interposed functions of the C library (interposed.txt) becomes local, and what nothing reaches is dropped.
 set -eu
 if [ $# -lt 1 ]; then
@@ -23,6 +23,22 @@ mkdir -p "$out"
 work=$(mktemp -d "$out/.link.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
+# The public nodes, and behind them the private ones.
+{
+    cat "$here/exports.map"
+    awk '
+        $1 == "nodes" { for (i = 2; i <= NF; i++) nodes[++count] = $i; next }
+        /^#/ || NF < 3 { next }
+        {
+            for (i = 1; i <= count; i++) {
+                node = nodes[i]; name = $1; sub(/NODE$/, node, name)
+                if (node >= $3 + 0 && (NF < 4 || node <= $4 + 0)) text[i] = text[i] "        " name ";\n"
+            }
+        }
+        END { for (i = 1; i <= count; i++) printf "\nIBVERBS_PRIVATE_%s {\n    global:\n%s};\n", nodes[i], text[i] }
+    ' "$here/private_nodes.txt"
+} >"$work/exports.map"
+
 awk '
     /^IBVERBS_[A-Z0-9_.]+ *\{/ { node = $1; next }
     /^ *[a-z_A-Z0-9]+;/ {
@@ -40,20 +56,20 @@ awk '
                 print "compat_" suffix "__" name, name "@" node
             else print name, name "@@" node
         }
-    }' "$here/exports.map" >"$work/rename"
+    }' "$work/exports.map" >"$work/rename"
 { cut -d' ' -f2 "$work/rename"; grep -v '^#' "$here/interposed.txt"; } >"$work/keep"
 
 ld -r --whole-archive "$library" -o "$work/all.o"
 objcopy --redefine-syms="$work/rename" --keep-global-symbols="$work/keep" "$work/all.o" "$work/renamed.o"
 gcc -shared -o "$work/libibverbs.so.1" "$work/renamed.o" \
-    -Wl,--version-script="$here/exports.map" -Wl,-soname,libibverbs.so.1 \
+    -Wl,--version-script="$work/exports.map" -Wl,-soname,libibverbs.so.1 \
     -Wl,--gc-sections -Wl,-z,nodelete -Wl,-z,relro,-z,now -Wl,--no-undefined -lgcc_s -lpthread -ldl -lm -lc
 
-# A name that exports.map promises and no implementation bears would only fail in the program that needs it.
+# A name that the maps promise and no implementation bears would only fail in the program that needs it.
 readelf --dyn-syms -W "$work/libibverbs.so.1" | awk '$7 != "UND" { print $8 }' | sed 's/@@/@/' | sort >"$work/have"
 missing=$(sed 's/@@/@/' "$work/keep" | sort | comm -23 - "$work/have")
 if [ -n "$missing" ]; then
-    echo "link.sh: exports.map and interposed.txt promise symbols that nothing implements:" >&2
+    echo "link.sh: exports.map, private_nodes.txt and interposed.txt promise symbols that nothing implements:" >&2
     echo "$missing" >&2
     exit 1
 fi

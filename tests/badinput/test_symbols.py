@@ -10,8 +10,8 @@ from support import ROOT
 
 OURS = ROOT / "build/lib/terrace/libibverbs.so.1"
 
-# Names and nodes of a release newer than this machine's.
-NEWER = pathlib.Path(__file__).with_name("libibverbs-65.txt")
+# Names and nodes of other releases than this machine's: public ones of the newest, private ones of all.
+NEWER, PRIVATE = (pathlib.Path(__file__).with_name(f"libibverbs-{which}.txt") for which in ("65", "private"))
 
 # A defined dynamic symbol, as readelf prints it: its kind, binding, name and node; `@@` marks the default node of a name.
 SYMBOL = re.compile(r"\d+: [0-9a-f]+ +\d+ (\w+) +(?:GLOBAL|WEAK) +DEFAULT +(ABS|\d+) (\w[^@\s]*)(?:(@@?)(\S+))?$")
@@ -66,8 +66,14 @@ class Symbols(unittest.TestCase):
         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
 
     def test_newer_programs_find_what_they_need(self):
-        lines = [line.split() for line in NEWER.read_text().splitlines() if not line.startswith("#")]
-        self.assertGreater(len(lines), 120)
+        self.expect(NEWER, 120)
+
+    def test_providers_of_every_release_find_what_they_need(self):
+        self.expect(PRIVATE, 390)
+
+    def expect(self, listed, count_min):
+        lines = [line.split() for line in listed.read_text().splitlines() if not line.startswith("#")]
+        self.assertGreater(len(lines), count_min)
         self.assertEqual({tuple(line) for line in lines} - self.ours.keys(), set())
 
     def test_what_has_no_node_stands_in_for_the_c_library(self):

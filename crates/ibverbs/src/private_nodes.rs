@@ -1,10 +1,13 @@
 //! The private symbols that hardware providers bind when they are loaded. perftest loads two of them at start, whatever
-//! the device; nothing calls these functions, because no device of theirs is ever found.
+//! the device; nothing calls most of these functions, because no device of theirs is ever found. Which node has which: `private_nodes.txt`.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
+use crate::abi::ibv_context;
 use crate::errno::{EINVAL, EOPNOTSUPP};
+use crate::query::gid_type;
+use crate::strings::wr_opcode_text;
 
 /// Defines functions that answer EOPNOTSUPP, for one private node.
 macro_rules! unsupported {
@@ -71,173 +74,50 @@ macro_rules! final_num_attrs {
     };
 }
 
-/// Whether destroying an object of a device that is gone succeeds: a flag of the library that providers read.
-#[unsafe(no_mangle)]
-pub static private_34__verbs_allow_disassociate_destroy: bool = false;
-
-/// As above.
-#[unsafe(no_mangle)]
-pub static private_64__verbs_allow_disassociate_destroy: bool = false;
-
-nothing! {
-    private_34____verbs_log
-    private_34__verbs_init_cq
-    private_34__verbs_register_driver_34
-    private_34__verbs_set_ops
-    private_34__verbs_uninit_context
-    private_64____verbs_log
-    private_64__ibv_dmabuf_heap_destroy
-    private_64__ibv_dmabuf_heap_free
-    private_64__verbs_init_cq
-    private_64__verbs_register_driver_64
-    private_64__verbs_set_ops
-    private_64__verbs_uninit_context
+/// Defines flags of the library that providers read: whether destroying an object of a device that is gone succeeds.
+macro_rules! flag {
+    ($($name:ident)*) => {
+        $(
+            /// Whether destroying an object of a device that is gone succeeds.
+            #[unsafe(no_mangle)]
+            pub static $name: bool = false;
+        )*
+    };
 }
 
-null! {
-    private_34___verbs_init_and_alloc_context
-    private_34__verbs_open_device
-    private_64___verbs_init_and_alloc_context
-    private_64__ibv_dmabuf_heap_alloc
-    private_64__ibv_dmabuf_heap_cc_shared_init
-    private_64__verbs_open_device
+/// Defines `ibv_query_gid_type`, which librdmacm and pyverbs use.
+macro_rules! gid_type {
+    ($($name:ident)*) => {
+        $(
+            /// The GID's kind as sysfs tells it.
+            ///
+            /// # Safety
+            /// `context` is null or open, `kind` null or writable.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                context: *mut ibv_context,
+                port: u8,
+                index: c_uint,
+                kind: *mut c_uint,
+            ) -> c_int {
+                // SAFETY: the caller's.
+                unsafe { gid_type(context, port, index, kind) }
+            }
+        )*
+    };
 }
 
-no_file! {
-    private_34__ibv_read_ibdev_sysfs_file
-    private_64__ibv_read_ibdev_sysfs_file
+/// Defines `ibv_wr_opcode_str`.
+macro_rules! opcode_str {
+    ($($name:ident)*) => {
+        $(
+            /// The text of a work request's opcode.
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name(opcode: c_uint) -> *const c_char {
+                wr_opcode_text(opcode)
+            }
+        )*
+    };
 }
 
-final_num_attrs! {
-    private_34____ioctl_final_num_attrs
-    private_64____ioctl_final_num_attrs
-}
-
-unsupported! {
-    private_34__execute_ioctl
-    private_34__ibv_cmd_advise_mr
-    private_34__ibv_cmd_alloc_dm
-    private_34__ibv_cmd_alloc_mw
-    private_34__ibv_cmd_alloc_pd
-    private_34__ibv_cmd_attach_mcast
-    private_34__ibv_cmd_close_xrcd
-    private_34__ibv_cmd_create_ah
-    private_34__ibv_cmd_create_counters
-    private_34__ibv_cmd_create_cq
-    private_34__ibv_cmd_create_cq_ex
-    private_34__ibv_cmd_create_flow
-    private_34__ibv_cmd_create_flow_action_esp
-    private_34__ibv_cmd_create_qp
-    private_34__ibv_cmd_create_qp_ex
-    private_34__ibv_cmd_create_qp_ex2
-    private_34__ibv_cmd_create_rwq_ind_table
-    private_34__ibv_cmd_create_srq
-    private_34__ibv_cmd_create_srq_ex
-    private_34__ibv_cmd_create_wq
-    private_34__ibv_cmd_dealloc_mw
-    private_34__ibv_cmd_dealloc_pd
-    private_34__ibv_cmd_dereg_mr
-    private_34__ibv_cmd_destroy_ah
-    private_34__ibv_cmd_destroy_counters
-    private_34__ibv_cmd_destroy_cq
-    private_34__ibv_cmd_destroy_flow
-    private_34__ibv_cmd_destroy_flow_action
-    private_34__ibv_cmd_destroy_qp
-    private_34__ibv_cmd_destroy_rwq_ind_table
-    private_34__ibv_cmd_destroy_srq
-    private_34__ibv_cmd_destroy_wq
-    private_34__ibv_cmd_detach_mcast
-    private_34__ibv_cmd_free_dm
-    private_34__ibv_cmd_get_context
-    private_34__ibv_cmd_modify_cq
-    private_34__ibv_cmd_modify_flow_action_esp
-    private_34__ibv_cmd_modify_qp
-    private_34__ibv_cmd_modify_qp_ex
-    private_34__ibv_cmd_modify_srq
-    private_34__ibv_cmd_modify_wq
-    private_34__ibv_cmd_open_qp
-    private_34__ibv_cmd_open_xrcd
-    private_34__ibv_cmd_poll_cq
-    private_34__ibv_cmd_post_recv
-    private_34__ibv_cmd_post_send
-    private_34__ibv_cmd_post_srq_recv
-    private_34__ibv_cmd_query_context
-    private_34__ibv_cmd_query_device_any
-    private_34__ibv_cmd_query_mr
-    private_34__ibv_cmd_query_port
-    private_34__ibv_cmd_query_qp
-    private_34__ibv_cmd_query_srq
-    private_34__ibv_cmd_read_counters
-    private_34__ibv_cmd_reg_dm_mr
-    private_34__ibv_cmd_reg_dmabuf_mr
-    private_34__ibv_cmd_reg_mr
-    private_34__ibv_cmd_req_notify_cq
-    private_34__ibv_cmd_rereg_mr
-    private_34__ibv_cmd_resize_cq
-    private_64__execute_ioctl
-    private_64__ibv_cmd_advise_mr
-    private_64__ibv_cmd_alloc_dm
-    private_64__ibv_cmd_alloc_dmah
-    private_64__ibv_cmd_alloc_mw
-    private_64__ibv_cmd_alloc_pd
-    private_64__ibv_cmd_attach_mcast
-    private_64__ibv_cmd_close_xrcd
-    private_64__ibv_cmd_create_ah
-    private_64__ibv_cmd_create_counters
-    private_64__ibv_cmd_create_cq
-    private_64__ibv_cmd_create_cq_ex
-    private_64__ibv_cmd_create_cq_ex2
-    private_64__ibv_cmd_create_flow
-    private_64__ibv_cmd_create_flow_action_esp
-    private_64__ibv_cmd_create_qp
-    private_64__ibv_cmd_create_qp_ex
-    private_64__ibv_cmd_create_qp_ex2
-    private_64__ibv_cmd_create_rwq_ind_table
-    private_64__ibv_cmd_create_srq
-    private_64__ibv_cmd_create_srq_ex
-    private_64__ibv_cmd_create_wq
-    private_64__ibv_cmd_dealloc_mw
-    private_64__ibv_cmd_dealloc_pd
-    private_64__ibv_cmd_dereg_mr
-    private_64__ibv_cmd_destroy_ah
-    private_64__ibv_cmd_destroy_counters
-    private_64__ibv_cmd_destroy_cq
-    private_64__ibv_cmd_destroy_flow
-    private_64__ibv_cmd_destroy_flow_action
-    private_64__ibv_cmd_destroy_qp
-    private_64__ibv_cmd_destroy_rwq_ind_table
-    private_64__ibv_cmd_destroy_srq
-    private_64__ibv_cmd_destroy_wq
-    private_64__ibv_cmd_detach_mcast
-    private_64__ibv_cmd_export_dmabuf_fd
-    private_64__ibv_cmd_free_dm
-    private_64__ibv_cmd_free_dmah
-    private_64__ibv_cmd_get_context
-    private_64__ibv_cmd_modify_cq
-    private_64__ibv_cmd_modify_flow_action_esp
-    private_64__ibv_cmd_modify_qp
-    private_64__ibv_cmd_modify_qp_ex
-    private_64__ibv_cmd_modify_srq
-    private_64__ibv_cmd_modify_wq
-    private_64__ibv_cmd_open_qp
-    private_64__ibv_cmd_open_xrcd
-    private_64__ibv_cmd_poll_cq
-    private_64__ibv_cmd_post_recv
-    private_64__ibv_cmd_post_send
-    private_64__ibv_cmd_post_srq_recv
-    private_64__ibv_cmd_query_context
-    private_64__ibv_cmd_query_device_any
-    private_64__ibv_cmd_query_mr
-    private_64__ibv_cmd_query_port
-    private_64__ibv_cmd_query_port_speed
-    private_64__ibv_cmd_query_qp
-    private_64__ibv_cmd_query_srq
-    private_64__ibv_cmd_read_counters
-    private_64__ibv_cmd_reg_dm_mr
-    private_64__ibv_cmd_reg_dmabuf_mr
-    private_64__ibv_cmd_reg_mr
-    private_64__ibv_cmd_reg_mr_ex
-    private_64__ibv_cmd_req_notify_cq
-    private_64__ibv_cmd_rereg_mr
-    private_64__ibv_cmd_resize_cq
-}
+include!(concat!(env!("OUT_DIR"), "/private_nodes.rs"));

@@ -376,7 +376,12 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 ///
 /// # Safety
 /// `context` is null or open, `kind` null or writable.
-unsafe fn gid_type(context: *mut ibv_context, port: u8, index: c_uint, kind: *mut c_uint) -> c_int {
+pub(crate) unsafe fn gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
     let query = || {
         // SAFETY: the caller's.
         let device = unsafe { of_port(context, port.into())? };
@@ -389,36 +394,6 @@ unsafe fn gid_type(context: *mut ibv_context, port: u8, index: c_uint, kind: *mu
         unsafe { object::write(kind, value) }
     };
     minus_one(query())
-}
-
-/// A private symbol that librdmacm and pyverbs use.
-///
-/// # Safety
-/// `context` is null or open, `kind` null or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn private_34__ibv_query_gid_type(
-    context: *mut ibv_context,
-    port: u8,
-    index: c_uint,
-    kind: *mut c_uint,
-) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { gid_type(context, port, index, kind) }
-}
-
-/// The same of the newer node.
-///
-/// # Safety
-/// `context` is null or open, `kind` null or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn private_64__ibv_query_gid_type(
-    context: *mut ibv_context,
-    port: u8,
-    index: c_uint,
-    kind: *mut c_uint,
-) -> c_int {
-    // SAFETY: the caller's.
-    unsafe { gid_type(context, port, index, kind) }
 }
 
 /// `ibv_query_pkey(3)`: in network byte order.

@@ -123,9 +123,8 @@ pub extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     text(&WC_STATUSES, i64::from(status))
 }
 
-/// The text of a work request's opcode; a private symbol since rdma-core 57.
-#[unsafe(no_mangle)]
-pub extern "C" fn private_64__ibv_wr_opcode_str(opcode: c_uint) -> *const c_char {
+/// The text of a work request's opcode.
+pub(crate) fn wr_opcode_text(opcode: c_uint) -> *const c_char {
     text(&WR_OPCODES, i64::from(opcode))
 }
 
@@ -214,7 +213,7 @@ mod tests {
         assert_eq!(read(ibv_node_type_str(-1)), "unknown");
         assert_eq!(read(ibv_event_type_str(16)), "last WQE reached");
         assert_eq!(read(ibv_port_state_str(4)), "active");
-        assert_eq!(read(private_64__ibv_wr_opcode_str(14)), "flush");
+        assert_eq!(read(wr_opcode_text(14)), "flush");
     }
 
     #[test]
