@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall badinput-programs interop-programs demo test conformance interop chaos crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
+.PHONY: help setup build profile install uninstall badinput-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 # Targets build into one another's directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -93,7 +93,14 @@ build/badinput/programs/%: tests/badinput/programs/%.c $(BADINPUT_SHARED)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
 
-badinput-programs: $(BADINPUT_PROGRAMS)
+# Its constructor calls a function of the program.
+build/badinput/programs/fork_load: CFLAGS += -rdynamic
+
+build/badinput/libraries/%.so: tests/badinput/libraries/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -fPIC -o $@ $< -lpthread
+
+badinput-programs: $(BADINPUT_PROGRAMS) build/badinput/libraries/waiting.so
 
 build/endurance/programs/%: tests/endurance/programs/%.c $(BADINPUT_SHARED)
 	@mkdir -p $(@D)
@@ -131,6 +138,10 @@ chaos: build ## Hostile peers against a live node and live programs, bystanders 
 	@scripts/setup.sh conformance
 	@$(MAKE) --no-print-directory badinput-programs build/interop/programs/cm_talk
 	$(PYTHON) tests/chaos/run.py $(ONLY)
+
+fork: build ## Fork 2,000 times while threads call every interposed function, and as often while they use devices: no child hangs
+	@$(MAKE) --no-print-directory badinput-programs
+	TERRACE_FORKS=2000 $(PYTHON) -m unittest discover --start-directory tests/badinput --pattern test_fork.py
 
 crash: ## Kill memory nodes ROUNDS=n times, and clients half as often: nothing acknowledged may be lost; same-host peers killed 5 times as often, and stopped
 	@scripts/setup.sh build

@@ -1,0 +1,696 @@
+/*
+ * fork_load.c: fork, signals and dlopen against the functions of the C library that libibverbs.so.1 stands in front of.
+ *
+ * usage: fork_load names                   the interposed functions that it calls, one a line
+ *        fork_load load FORKS              forks while threads call each of them in a loop; each child calls each of them once
+ *        fork_load verbs FORKS             the same while threads open devices and work with them; each child opens one
+ *        fork_load signal SIGNALS          a signal handler makes the first calls, and interrupts malloc and dlopen
+ *        fork_load fork-in-signal FORKS    a signal handler forks
+ *        fork_load vfork                   a vfork child resets its signals; the parent's handler stays
+ *        fork_load bare FORKS              _Fork and clone, which call no hooks: the child calls what is async-signal-safe
+ *        fork_load constructor LIBRARY     LIBRARY's constructor waits for a thread that makes the first calls
+ *
+ * load and verbs fork in many short processes, because most of what may be half done at a fork is done once per process.
+ * A child that has not ended after 10 s is reported with its stack, and the program fails.
+ */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lab.h"
+
+enum {
+    FORKS_PER_PROCESS = 20,
+    THREADS = 4,
+    PATIENCE_S = 10,
+    PAGE = 4096,
+};
+
+/* Paths that are passed on as they are, and paths that lead to the library's own tree. */
+static const char *const ordinary[] = {"/proc/self/status", "/etc", "/dev/null"};
+static const char *const ours[] = {"/sys/class/infiniband/terrace0/ports/1/state", "/sys/class/infiniband",
+                                   "/dev/infiniband/uverbs0"};
+#define RDMA_CM "/dev/infiniband/rdma_cm"
+
+/* ---- each interposed function, called once ------------------------------------------------------------------- */
+
+typedef void (*any_function)(void);
+
+struct place {
+    const char *path;
+    int fd; /* of an ordinary file, or of the connection manager's device */
+};
+
+static void close_if_open(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+#define CALL(type, ...) ((type)function)(__VA_ARGS__)
+#define CALLER(name) static void name(any_function function, const struct place *at)
+#define UNUSED (void)at
+
+typedef int (*open_t)(const char *, int, ...);
+typedef int (*openat_t)(int, const char *, int, ...);
+typedef int (*stat_t)(const char *, void *);
+typedef sighandler_t (*signal_t)(int, sighandler_t);
+typedef int (*mask_t)(int, const sigset_t *, sigset_t *);
+
+CALLER(call_open) { close_if_open(CALL(open_t, at->path, O_RDONLY | O_CLOEXEC, 0)); }
+CALLER(call_openat) { close_if_open(CALL(openat_t, AT_FDCWD, at->path, O_RDONLY | O_CLOEXEC, 0)); }
+CALLER(call_stat)
+{
+    struct stat status;
+    CALL(stat_t, at->path, &status);
+}
+CALLER(call_xstat)
+{
+    struct stat status;
+    CALL(int (*)(int, const char *, void *), 1, at->path, &status);
+}
+CALLER(call_fxstatat)
+{
+    struct stat status;
+    CALL(int (*)(int, int, const char *, void *, int), 1, AT_FDCWD, at->path, &status, 0);
+}
+CALLER(call_fstatat)
+{
+    struct stat status;
+    CALL(int (*)(int, const char *, void *, int), AT_FDCWD, at->path, &status, 0);
+}
+CALLER(call_statx)
+{
+    struct statx status;
+    CALL(int (*)(int, const char *, int, unsigned, void *), AT_FDCWD, at->path, 0, STATX_BASIC_STATS, &status);
+}
+CALLER(call_fstat)
+{
+    struct stat status;
+    CALL(int (*)(int, void *), at->fd, &status);
+}
+CALLER(call_fxstat)
+{
+    struct stat status;
+    CALL(int (*)(int, int, void *), 1, at->fd, &status);
+}
+CALLER(call_write)
+{
+    /* To the connection manager: the command that makes an identifier. */
+    struct {
+        uint32_t command;
+        uint16_t in, out;
+        uint64_t uid, response;
+        uint16_t port_space;
+        uint8_t qp_type, reserved[5];
+    } create = {.in = 24, .out = 4, .port_space = 0x106, .qp_type = 2};
+    uint32_t id;
+    create.response = (uintptr_t)&id;
+    CALL(ssize_t (*)(int, const void *, size_t), at->fd, &create, sizeof create);
+}
+CALLER(call_access) { CALL(int (*)(const char *, int), at->path, R_OK); }
+CALLER(call_faccessat) { CALL(int (*)(int, const char *, int, int), AT_FDCWD, at->path, R_OK, 0); }
+CALLER(call_readlink)
+{
+    char target[PATH_MAX];
+    CALL(ssize_t (*)(const char *, char *, size_t, size_t), at->path, target, sizeof target, sizeof target);
+}
+CALLER(call_readlinkat)
+{
+    char target[PATH_MAX];
+    CALL(ssize_t (*)(int, const char *, char *, size_t, size_t), AT_FDCWD, at->path, target, sizeof target, sizeof target);
+}
+CALLER(call_getxattr)
+{
+    char value[64];
+    CALL(ssize_t (*)(const char *, const char *, void *, size_t), at->path, "user.none", value, sizeof value);
+}
+CALLER(call_listxattr)
+{
+    char names[64];
+    CALL(ssize_t (*)(const char *, char *, size_t), at->path, names, sizeof names);
+}
+CALLER(call_realpath)
+{
+    char found[PATH_MAX];
+    CALL(char *(*)(const char *, char *, size_t), at->path, found, sizeof found);
+}
+CALLER(call_canonicalize) { free(CALL(char *(*)(const char *), at->path)); }
+CALLER(call_fopen)
+{
+    FILE *file = CALL(FILE *(*)(const char *, const char *), at->path, "re");
+    if (file != NULL)
+        fclose(file);
+}
+CALLER(call_opendir)
+{
+    DIR *directory = CALL(DIR *(*)(const char *), at->path);
+    if (directory != NULL)
+        closedir(directory);
+}
+CALLER(call_scandir)
+{
+    typedef int (*scandir_t)(const char *, struct dirent ***, int (*)(const struct dirent *), void *);
+    struct dirent **entries;
+    int count = CALL(scandir_t, at->path, &entries, NULL, NULL);
+    for (int i = 0; i < count; i++)
+        free(entries[i]);
+    if (count >= 0)
+        free(entries);
+}
+CALLER(call_mmap)
+{
+    typedef void *(*mmap_t)(void *, size_t, int, int, int, off_t);
+    UNUSED;
+    void *page = CALL(mmap_t, NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    syscall(SYS_munmap, page, PAGE);
+}
+static void *raw_page(void)
+{
+    return (void *)syscall(SYS_mmap, NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+CALLER(call_munmap)
+{
+    UNUSED;
+    CALL(int (*)(void *, size_t), raw_page(), PAGE);
+}
+CALLER(call_mprotect)
+{
+    UNUSED;
+    void *page = raw_page();
+    CALL(int (*)(void *, size_t, int), page, PAGE, PROT_NONE);
+    syscall(SYS_munmap, page, PAGE);
+}
+CALLER(call_mremap)
+{
+    UNUSED;
+    void *moved = CALL(void *(*)(void *, size_t, size_t, int, ...), raw_page(), PAGE, 2 * PAGE, MREMAP_MAYMOVE);
+    syscall(SYS_munmap, moved, 2 * PAGE);
+}
+static void ignore(int number)
+{
+    (void)number;
+}
+CALLER(call_sigaction)
+{
+    typedef int (*sigaction_t)(int, const struct sigaction *, struct sigaction *);
+    UNUSED;
+    struct sigaction action = {.sa_handler = ignore}, before;
+    CALL(sigaction_t, SIGUSR2, &action, NULL);
+    CALL(sigaction_t, SIGBUS, &action, &before);
+    CALL(sigaction_t, SIGBUS, &before, NULL);
+}
+CALLER(call_signal)
+{
+    UNUSED;
+    CALL(signal_t, SIGUSR2, ignore);
+    CALL(signal_t, SIGSEGV, SIG_DFL);
+}
+CALLER(call_mask)
+{
+    UNUSED;
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR2);
+    sigaddset(&set, SIGBUS);
+    CALL(mask_t, SIG_BLOCK, &set, NULL);
+    CALL(mask_t, SIG_UNBLOCK, &set, NULL);
+}
+
+static const struct entry {
+    const char *name;
+    void (*call)(any_function, const struct place *);
+    bool is_signal_safe; /* by signal-safety(7), or nothing but a system call */
+} entries[] = {
+    {"__fxstat", call_fxstat, true},
+    {"__fxstat64", call_fxstat, true},
+    {"__fxstatat", call_fxstatat, true},
+    {"__fxstatat64", call_fxstatat, true},
+    {"__lxstat", call_xstat, true},
+    {"__lxstat64", call_xstat, true},
+    {"__open64_2", call_open, true},
+    {"__open_2", call_open, true},
+    {"__openat64_2", call_openat, true},
+    {"__openat_2", call_openat, true},
+    {"__readlink_chk", call_readlink, true},
+    {"__readlinkat_chk", call_readlinkat, true},
+    {"__realpath_chk", call_realpath, false},
+    {"__sigaction", call_sigaction, true},
+    {"__sysv_signal", call_signal, true},
+    {"__xstat", call_xstat, true},
+    {"__xstat64", call_xstat, true},
+    {"access", call_access, true},
+    {"bsd_signal", call_signal, true},
+    {"canonicalize_file_name", call_canonicalize, false},
+    {"eaccess", call_access, true},
+    {"euidaccess", call_access, true},
+    {"faccessat", call_faccessat, true},
+    {"fopen", call_fopen, false},
+    {"fopen64", call_fopen, false},
+    {"fstat", call_fstat, true},
+    {"fstat64", call_fstat, true},
+    {"fstatat", call_fstatat, true},
+    {"fstatat64", call_fstatat, true},
+    {"getxattr", call_getxattr, true},
+    {"lgetxattr", call_getxattr, true},
+    {"listxattr", call_listxattr, true},
+    {"llistxattr", call_listxattr, true},
+    {"lstat", call_stat, true},
+    {"lstat64", call_stat, true},
+    {"mmap", call_mmap, true},
+    {"mmap64", call_mmap, true},
+    {"mprotect", call_mprotect, true},
+    {"mremap", call_mremap, true},
+    {"munmap", call_munmap, true},
+    {"open", call_open, true},
+    {"open64", call_open, true},
+    {"openat", call_openat, true},
+    {"openat64", call_openat, true},
+    {"opendir", call_opendir, false},
+    {"pthread_sigmask", call_mask, true},
+    {"readlink", call_readlink, true},
+    {"readlinkat", call_readlinkat, true},
+    {"realpath", call_realpath, false},
+    {"scandir", call_scandir, false},
+    {"scandir64", call_scandir, false},
+    {"sigaction", call_sigaction, true},
+    {"signal", call_signal, true},
+    {"sigprocmask", call_mask, true},
+    {"ssignal", call_signal, true},
+    {"stat", call_stat, true},
+    {"stat64", call_stat, true},
+    {"statx", call_statx, true},
+    {"sysv_signal", call_signal, true},
+    {"write", call_write, true},
+};
+enum { ENTRIES = sizeof entries / sizeof *entries };
+static any_function functions[ENTRIES];
+
+static void find_functions(void)
+{
+    for (int i = 0; i < ENTRIES; i++) {
+        functions[i] = (any_function)dlsym(RTLD_DEFAULT, entries[i].name);
+        if (functions[i] == NULL)
+            die("no function %s", entries[i].name);
+    }
+}
+
+/* Calls all of them from `first` on, or only those that a signal handler may call. */
+static void call_each(int first, const char *path, int fd, bool only_signal_safe)
+{
+    const struct place at = {path, fd};
+    for (int i = 0; i < ENTRIES; i++) {
+        int which = (first + i) % ENTRIES;
+        if (!only_signal_safe || entries[which].is_signal_safe)
+            entries[which].call(functions[which], &at);
+    }
+}
+
+/* One round of everything: ordinary paths, the library's, and the connection manager's device. */
+static void call_all(int first)
+{
+    int null = syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
+    int channel = open(RDMA_CM, O_RDWR | O_CLOEXEC);
+    for (int i = 0; i < 3; i++) {
+        call_each(first, ordinary[i], null, false);
+        call_each(first, ours[i], channel, false);
+    }
+    close_if_open(channel);
+    close_if_open(null);
+}
+
+/* ---- children, and what is said of one that hangs ------------------------------------------------------------- */
+
+static void print_file(pid_t pid, const char *name)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
+    int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY);
+    ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    if (got > 0)
+        printf("  %s: %.*s\n", name, (int)got, text);
+    close_if_open(fd);
+}
+
+static void report(pid_t pid, const char *what)
+{
+    char command[128];
+    printf("%s: child %d hangs\n", what, pid);
+    print_file(pid, "wchan");
+    print_file(pid, "syscall");
+    fflush(stdout);
+    snprintf(command, sizeof command, "gdb -p %d -batch -ex 'thread apply all bt 12' 2>&1 | grep '^[#T]'", pid);
+    if (system(command) != 0)
+        printf("  no stack: install gdb\n");
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    fflush(stdout);
+}
+
+/* Whether a child ends well, and in time. */
+static bool ends_well(pid_t pid, const char *what)
+{
+    if (pid < 0)
+        die("%s: fork: %s", what, strerror(errno));
+    double deadline = seconds_now() + PATIENCE_S;
+    for (;;) {
+        int status;
+        pid_t ended = waitpid(pid, &status, WNOHANG);
+        if (ended == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            return true;
+        if (ended == pid) {
+            printf("%s: child %d ended with status %#x\n", what, pid, status);
+            return false;
+        }
+        if (seconds_now() > deadline) {
+            report(pid, what);
+            return false;
+        }
+        usleep(200);
+    }
+}
+
+/* ---- fork under load ------------------------------------------------------------------------------------------ */
+
+static void *call_for_ever(void *first)
+{
+    for (int round = (int)(intptr_t)first;; round++)
+        call_all(round * 7);
+    return NULL;
+}
+
+/* A device's life, with a queue pair connected to itself. */
+static void use_device(void)
+{
+    struct lab lab = lab_open();
+    struct ibv_qp *left = lab_qp(&lab, IBV_QPT_RC), *right = lab_qp(&lab, IBV_QPT_RC);
+    lab_connect(&lab, left, right);
+    for (int i = 0; i < 8; i++) {
+        struct ibv_mr *mr = ibv_reg_mr(lab.pd, lab.buffer, LAB_BYTES, LAB_ACCESS);
+        struct ibv_sge sge = {(uintptr_t)lab.buffer, 64, lab.mr->lkey};
+        struct ibv_send_wr *bad, wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+                                       .send_flags = IBV_SEND_SIGNALED};
+        wr.wr.rdma.remote_addr = (uintptr_t)lab.buffer + 4096;
+        wr.wr.rdma.rkey = mr->rkey;
+        if (ibv_post_send(left, &wr, &bad) != 0 || lab_poll(lab.cq).status != IBV_WC_SUCCESS)
+            die("no READ");
+        ibv_dereg_mr(mr);
+    }
+    ibv_destroy_qp(left);
+    ibv_destroy_qp(right);
+    lab_close(&lab);
+}
+
+static void *use_devices_for_ever(void *unused)
+{
+    for (;;)
+        use_device();
+    return unused;
+}
+
+/* Forks while threads are at work; how many children did not end well. */
+static int fork_while(void *(*work)(void *), int threads, void (*in_child)(int), int forks, const char *what)
+{
+    int failed = 0;
+    for (int i = 0; i < threads; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, (void *)(intptr_t)i) != 0)
+            die("no thread");
+    }
+    for (int i = 0; i < forks; i++) {
+        usleep(rand() % 3000);
+        pid_t child = fork();
+        if (child == 0) {
+            in_child(i);
+            _exit(0);
+        }
+        failed += !ends_well(child, what);
+    }
+    return failed;
+}
+
+static void device_in_child(int number)
+{
+    (void)number;
+    use_device();
+}
+
+/* Each of many short processes forks some times, from its beginning on. */
+static int in_processes(int forks, const char *mode)
+{
+    int failed = 0;
+    for (int done = 0; done < forks; done += FORKS_PER_PROCESS) {
+        pid_t process = fork();
+        if (process == 0) {
+            char seed[16];
+            snprintf(seed, sizeof seed, "%d", done);
+            execl("/proc/self/exe", "fork_load", mode, seed, (char *)NULL);
+            _exit(127);
+        }
+        int status;
+        waitpid(process, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+            printf("%s: process %d ended with status %#x\n", mode, process, status);
+            failed++;
+        }
+        fflush(stdout);
+    }
+    return failed;
+}
+
+static int one_process(const char *what, int seed)
+{
+    srand(seed);
+    bool verbs = strcmp(what, "one-verbs") == 0;
+    int failed = verbs ? fork_while(use_devices_for_ever, 2, device_in_child, FORKS_PER_PROCESS, what)
+                       : fork_while(call_for_ever, THREADS, call_all, FORKS_PER_PROCESS, what);
+    fflush(stdout);
+    _exit(failed != 0);
+}
+
+/* ---- signals -------------------------------------------------------------------------------------------------- */
+
+static atomic_int handled;
+static int handled_failures;
+static bool forks_in_handler;
+
+static void start_timer(int microseconds)
+{
+    struct itimerval timer = {.it_value.tv_usec = microseconds, .it_interval.tv_usec = microseconds};
+    setitimer(ITIMER_REAL, &timer, NULL);
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    int saved = errno;
+    if (forks_in_handler) {
+        pid_t child = fork();
+        if (child == 0) {
+            call_each(handled, ordinary[handled % 3], -1, true);
+            _exit(0);
+        }
+        handled_failures += !ends_well(child, "fork in a signal handler");
+    } else {
+        call_each(handled, ordinary[handled % 3], -1, true);
+        /* An action that was never asked for before. */
+        struct sigaction action = {.sa_handler = ignore};
+        for (int bit = 0; bit < 9; bit++)
+            if (handled >> bit & 1)
+                sigaddset(&action.sa_mask, SIGRTMIN + bit);
+        sigaction(SIGBUS, &action, NULL);
+    }
+    atomic_fetch_add(&handled, 1);
+    errno = saved;
+}
+
+/* By the C library's own function: the handler is to make the first interposed calls. */
+static void install_alarm(void)
+{
+    typedef int (*sigaction_t)(int, const struct sigaction *, struct sigaction *);
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+    void *libc = dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+    if (libc == NULL || ((sigaction_t)dlsym(libc, "sigaction"))(SIGALRM, &action, NULL) != 0)
+        die("no handler");
+}
+
+static void watch_over(const char *what)
+{
+    pid_t worker = fork();
+    if (worker != 0)
+        _exit(ends_well(worker, what) ? 0 : 1);
+}
+
+/* The compiler may not leave it out. */
+static void allocate(size_t size)
+{
+    void *volatile memory = malloc(size);
+    free(memory);
+}
+
+static int signals(int count)
+{
+    watch_over("signal");
+    install_alarm();
+    start_timer(200);
+    while (handled < count / 2) {
+        for (int size = 1; size < 4096; size *= 2)
+            allocate(size);
+        void *library = dlopen("libm.so.6", RTLD_NOW);
+        if (library != NULL)
+            dlclose(library);
+    }
+    /* The same once the library has its own handlers for faults. */
+    start_timer(0);
+    struct lab lab = lab_open();
+    start_timer(500);
+    while (handled < count)
+        for (int size = 2048; size < 1 << 16; size += 512)
+            allocate(size);
+    start_timer(0);
+    lab_close(&lab);
+    _exit(0);
+}
+
+static int forks_in_signals(int count)
+{
+    watch_over("fork-in-signal");
+    forks_in_handler = true;
+    install_alarm();
+    start_timer(2000);
+    while (handled < count)
+        call_each(handled, ordinary[handled % 3], -1, true);
+    start_timer(0);
+    _exit(handled_failures != 0);
+}
+
+/* ---- vfork, _Fork, clone -------------------------------------------------------------------------------------- */
+
+static void end_well(int number)
+{
+    (void)number;
+    _exit(0);
+}
+
+static bool vfork_and_reset(void)
+{
+    static const struct sigaction reset = {.sa_handler = SIG_DFL};
+    pid_t child = vfork();
+    if (child == 0) {
+        sigaction(SIGSEGV, &reset, NULL);
+        execl("/bin/true", "true", (char *)NULL);
+        _exit(127);
+    }
+    return ends_well(child, "vfork");
+}
+
+static int check_vfork(void)
+{
+    struct sigaction action = {.sa_handler = end_well}, now;
+    struct lab lab = lab_open();
+    sigaction(SIGSEGV, &action, NULL);
+    if (!vfork_and_reset())
+        return 1;
+    sigaction(SIGSEGV, NULL, &now);
+    if (now.sa_handler != end_well) {
+        printf("vfork: the child has reset its parent's handler\n");
+        return 1;
+    }
+    lab_close(&lab);
+    *(volatile char *)raw_page() = 1; /* a page that may only be read: the handler ends the program */
+    return 1;
+}
+
+static int in_clone(void *number)
+{
+    call_each((int)(intptr_t)number, ordinary[(intptr_t)number % 3], -1, true);
+    _exit(0);
+}
+
+static int bare_forks(int forks)
+{
+    int failed = 0;
+    void *stack = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, call_for_ever, (void *)(intptr_t)i) != 0)
+            die("no thread");
+    }
+    for (int i = 0; i < forks; i++) {
+        usleep(rand() % 3000);
+        pid_t child;
+        if (i % 2 == 0)
+            child = clone(in_clone, (char *)stack + 64 * PAGE, SIGCHLD, (void *)(intptr_t)i);
+        else if ((child = _Fork()) == 0)
+            in_clone((void *)(intptr_t)i);
+        failed += !ends_well(child, i % 2 == 0 ? "clone" : "_Fork");
+    }
+    _exit(failed != 0);
+}
+
+/* ---- a constructor that waits ---------------------------------------------------------------------------------- */
+
+/* For the library's constructor. */
+void first_calls(void)
+{
+    for (int i = 0; i < 3; i++)
+        call_each(i, ordinary[i], -1, false);
+}
+
+static int constructor(const char *library)
+{
+    watch_over("constructor");
+    if (dlopen(library, RTLD_NOW) == NULL)
+        die("%s", dlerror());
+    _exit(0);
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "", *argument = argc > 2 ? argv[2] : "0";
+    int number = atoi(argument);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (strcmp(mode, "names") == 0) {
+        for (int i = 0; i < ENTRIES; i++)
+            puts(entries[i].name);
+        return 0;
+    }
+    if (strcmp(mode, "load") == 0)
+        return in_processes(number, "one-load") != 0;
+    if (strcmp(mode, "verbs") == 0)
+        return in_processes(number, "one-verbs") != 0;
+    find_functions();
+    if (strncmp(mode, "one-", 4) == 0)
+        return one_process(mode, number);
+    if (strcmp(mode, "signal") == 0)
+        return signals(number);
+    if (strcmp(mode, "fork-in-signal") == 0)
+        return forks_in_signals(number);
+    if (strcmp(mode, "vfork") == 0)
+        return check_vfork();
+    if (strcmp(mode, "bare") == 0)
+        return bare_forks(number);
+    if (strcmp(mode, "constructor") == 0)
+        return constructor(argument);
+    fprintf(stderr, "fork_load: see its beginning for how it is called\n");
+    return 2;
+}
