@@ -1,46 +1,133 @@
-//! The process's own events: fork and exit.
+//! The process's own events: its beginning, fork and exit.
 //!
 //! Nothing is pinned here, so memory needs no care when a process forks; threads and locks do. And a program that exits
 //! leaves its peers waiting for the acknowledgements that were held back for its next verb.
+//!
+//! # What a fork meets
+//!
+//! A child has the memory of its parent and one of its threads. A lock that another thread had at that moment stays locked in the
+//! child for ever, and what that thread was changing stays half changed. So the hooks below, which `fork` calls, take every lock
+//! that a child may come to, in the order in which they are taken elsewhere, and give them back in the parent and in the child.
+//! They are installed when the library is loaded: the tree of the path shim is made, and forked over, without any device.
+//!
+//! | what another thread may be at | what is done about it |
+//! |---|---|
+//! | the path shim's tree is made (`shim/tree.rs`, `MAKING`) | held. Looking for it takes no lock: a pointer to what is never freed |
+//! | the C library's functions are looked up (`dlsym`, the dynamic linker's lock) | done when the library is loaded (`shim/real.rs`) |
+//! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is read: once per process | `ONCE`, held |
+//! | a served mapping begins or ceases to be one (`paged/table.rs`, `TABLE`) | held; the child forgets the tier with all of its locks and threads |
+//! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | held; the child forgets it |
+//! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
+//! | a device joins the list (`DEVICES`) | held |
+//! | a device receives, its engine or its thread for same-host peers is at work, is started, woken or ended, companions are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the rest is held; the child starts an engine of its own |
+//! | a packet is passed on to a device of this process (`nic/src/siblings.rs`) | only with the right to receive, which is held; the child takes its parent's devices off the list |
+//! | a lock's waiters are listed | locks are words, and waiters in the kernel (`sync/src/futex.rs`); a table of the process, as `parking_lot` has, may be locked in the child. Which lock a child may take is in this table all the same |
+//! | reader slots of same-host peers are listed (`memory/src/shared/hands.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
+//! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | held; the child forgets it and keeps the list of descriptors |
+//! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | only tried for; who does not get it reads the list itself |
+//! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
+//! | the log's call sites are registered (`tracing-core`) | lists without locks; a site that another thread was registering is asked each time |
+//! | the program's handlers for faults change (`memory/src/fault/handler.rs`) | atomics, and memory that is not the allocator's |
+//! | the environment is read (`std::env`) | readers only: nothing here changes it, so a reader that is left over keeps nobody out |
+//! | a lock is biased to a thread that is not there (`sync`) | revoked as from a thread that is elsewhere; held in the middle of a verb: see below |
+//! | thread-locals of other threads | none that anything waits for: a reader's pin is forgotten (`Registry::after_fork_child`), buffers of the log are lost |
+//! | the allocator, standard IO, the dynamic linker (glibc) | glibc's `fork` holds the allocator and makes the others' locks anew. A library that another thread was loading at that moment stays half loaded, with or without this one |
+//!
+//! The list ends at the program's own calls: a thread that is in the middle of a verb has the locks of its queue pair, and a child
+//! that uses the very same objects may wait for it. With a device of its own the child meets none of them.
+//!
+//! # Children without hooks, and signals
+//!
+//! `_Fork`, `clone` and `vfork` call no hooks. Such a child may only call what is async-signal-safe, and of the interposed functions
+//! those are: on paths and descriptors that are not the device's they take no lock. A child of `vfork` or `posix_spawn` has signals
+//! of its own in its parent's memory: there `sigaction` leaves the parent's handlers alone. What holds a lock here on behalf of
+//! `open` or `write`, which handlers may call, blocks signals for so long; verbs do not, so a handler that interrupts a verb may
+//! neither call verbs nor fork.
 
-use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::io::Write;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use terrace_faults::Faults;
+use terrace_memory::fault;
 use terrace_nic::{Device, ForkPause};
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
+use crate::log::tell_user;
 use crate::paged::{self, ForkHold};
-use crate::{nic, rdma_cm};
+use crate::{nic, rdma_cm, shim, xrcd};
 
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
 
 type Devices = Vec<Weak<Device>>;
 
-/// The devices of this process, to be paused around a fork. Not a lock of parking_lot: that keeps its waiters in a table
-/// of the process, and a child would hand the lock to a thread that it does not have.
+/// The devices of this process, to be paused around a fork.
 static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
+
+/// Held by a thread that does what is done once per process. Inside it nothing here is locked but what a device has.
+static ONCE: Mutex<()> = Mutex::new(());
 
 /// What the forking thread holds still.
 struct Paused {
     pauses: Vec<ForkPause>,
-    paged: ForkHold,
-    nic: nic::Hold,
     rdma_cm: rdma_cm::Hold,
     _devices: MutexGuard<'static, Devices>,
+    _once: MutexGuard<'static, ()>,
+    xrcd: xrcd::Hold,
+    nic: nic::Hold,
+    _shim: shim::Hold,
+    paged: ForkHold,
 }
 
-thread_local! {
-    static PAUSED: RefCell<Option<Paused>> = const { RefCell::new(None) };
-}
+/// Null but during a fork. One thread forks at a time: it has the locks. Not a thread-local: the dynamic linker may lock to find those.
+static PAUSED: AtomicPtr<Paused> = AtomicPtr::new(null_mut());
 
 fn devices() -> MutexGuard<'static, Devices> {
     // Nothing panics while it holds the list; if something did, the list would still be one.
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To be held while something is done that is done once per process: a child finds it done, or not begun.
+pub fn once() -> MutexGuard<'static, ()> {
+    ONCE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The dynamic linker calls this when it has loaded the library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = on_load;
+
+extern "C" fn on_load() {
+    shim::find_all();
+    // An allocator that is not the C library's installs hooks of its own when it is first used. It has to come before ours, to be
+    // usable within them. The compiler may not leave this out.
+    drop(std::hint::black_box(Box::new(0)));
+    // Tried again by `install`, which can say that it failed.
+    let _ = hook_forks();
+}
+
+/// Calls one of the C library's functions that note a hook, unless that has succeeded before.
+fn note(is_noted: &AtomicBool, note: impl FnOnce() -> c_int) -> Result<()> {
+    if is_noted.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    match note() {
+        0 => {
+            is_noted.store(true, Ordering::Release);
+            Ok(())
+        }
+        failure => Err(Errno(failure)),
+    }
+}
+
+fn hook_forks() -> Result<()> {
+    static NOTED: AtomicBool = AtomicBool::new(false);
+    let _once = once();
+    // SAFETY: functions without preconditions, in a library that is never unloaded (link.sh).
+    note(&NOTED, || unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) })
 }
 
 /// Installs the hooks, once per process.
@@ -48,20 +135,11 @@ fn devices() -> MutexGuard<'static, Devices> {
 /// # Errors
 /// ENOMEM when the C library has no room for them.
 pub fn install() -> Result<()> {
-    static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *installed {
-        return Ok(());
-    }
-    // SAFETY: functions without preconditions, in a library that is never unloaded (link.sh).
-    let failure = unsafe {
-        match libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) {
-            0 if libc::atexit(at_exit) != 0 => libc::ENOMEM,
-            failure => failure,
-        }
-    };
-    *installed = failure == 0;
-    if failure == 0 { Ok(()) } else { Err(Errno(failure)) }
+    static NOTED: AtomicBool = AtomicBool::new(false);
+    hook_forks()?;
+    let _once = once();
+    // SAFETY: as above.
+    note(&NOTED, || if unsafe { libc::atexit(at_exit) } == 0 { 0 } else { libc::ENOMEM })
 }
 
 /// Adds a device to those that forks pause.
@@ -71,34 +149,44 @@ pub fn track(device: &Arc<Device>) {
     devices.push(Arc::downgrade(device));
 }
 
-/// Every device stands still while the process is copied, and the list of them is locked.
+/// Nobody is in the middle of anything that a child would find half done. See the table at the top.
 extern "C" fn before() {
     // First, because whoever is at work there may need the devices to go on.
     let paged = paged::hold_for_fork();
+    let shim = shim::hold_for_fork();
     let nic = nic::hold_for_fork();
+    let xrcd = xrcd::hold_for_fork();
+    let once = once();
     let devices = devices();
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
     // Last, because an engine that is to pause may be handling a datagram there.
     let rdma_cm = rdma_cm::hold_for_fork();
-    PAUSED.with(|slot| slot.replace(Some(Paused { pauses, paged, nic, rdma_cm, _devices: devices })));
+    let paused = Paused { pauses, paged, _shim: shim, nic, xrcd, _once: once, rdma_cm, _devices: devices };
+    PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
+}
+
+/// What [`before`] has left, for the thread that forks, on either side.
+fn take_paused() -> Option<Box<Paused>> {
+    let paused = PAUSED.swap(null_mut(), Ordering::Relaxed);
+    // SAFETY: from `before`, and taken once.
+    (!paused.is_null()).then(|| unsafe { Box::from_raw(paused) })
 }
 
 extern "C" fn in_parent() {
-    resume(ForkPause::resume_in_parent, |paged, nic, rdma_cm| drop((paged, nic, rdma_cm)));
+    if let Some(mut paused) = take_paused() {
+        std::mem::take(&mut paused.pauses).into_iter().rev().for_each(ForkPause::resume_in_parent);
+    }
 }
 
 extern "C" fn in_child() {
-    resume(ForkPause::resume_in_child, |paged, nic, rdma_cm| {
+    fault::note_process();
+    if let Some(paused) = take_paused() {
+        let Paused { pauses, rdma_cm, _devices, _once, xrcd, nic, _shim, paged } = *paused;
+        pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
         rdma_cm::forget_in_child(rdma_cm);
+        xrcd::forget_in_child(xrcd);
         nic::forget_in_child(nic);
         paged.forget_in_child();
-    });
-}
-
-fn resume(devices: fn(ForkPause), rest: fn(ForkHold, nic::Hold, rdma_cm::Hold)) {
-    if let Some(paused) = PAUSED.with(RefCell::take) {
-        paused.pauses.into_iter().rev().for_each(devices);
-        rest(paused.paged, paused.nic, paused.rdma_cm);
     }
 }
 
@@ -121,8 +209,7 @@ fn tell_of_faults() {
         return;
     }
     for faults in Faults::all_of_process() {
-        // Nobody to tell is no reason to end otherwise.
-        let _ = writeln!(std::io::stderr(), "terrace: {}", faults.summary());
+        tell_user(faults.summary());
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PathChoice, PortConfig};
 
 use crate::errno::{Errno, Result};
-use crate::log;
+use crate::{fork, log};
 
 /// What does not change while the process lives.
 pub struct Identity {
@@ -15,6 +15,7 @@ pub struct Identity {
     pub gids: Vec<Gid>,
 }
 
+/// Set with [`fork::once`].
 static IDENTITY: OnceLock<Identity> = OnceLock::new();
 
 /// Opens a NIC as `TERRACE_ADDR` and its like say.
@@ -22,6 +23,7 @@ static IDENTITY: OnceLock<Identity> = OnceLock::new();
 /// # Errors
 /// The errno that fits; what is wrong went to standard error in one line, since an errno cannot say it.
 pub fn open_device() -> Result<Arc<Device>> {
+    let _once = fork::once();
     log::install();
     let device = open(port()?, |_| ())?;
     IDENTITY.get_or_init(|| describe(&device));
@@ -33,6 +35,7 @@ pub fn open_device() -> Result<Arc<Device>> {
 /// # Errors
 /// The errno that fits. Nobody is told: it is nothing that was asked for.
 pub fn open_front() -> Result<Arc<Device>> {
+    let _once = fork::once();
     // What it passes on must not be spoiled twice.
     let port = PortConfig { slot: Some(0), fault_plan: None, ..port()? };
     let port = port.open().map_err(|error| Errno(Error::from(&error).errno()))?;
@@ -44,6 +47,11 @@ pub fn open_front() -> Result<Arc<Device>> {
 /// # Errors
 /// As for [`open_device`].
 pub fn get() -> Result<&'static Identity> {
+    if let Some(identity) = IDENTITY.get() {
+        return Ok(identity);
+    }
+    let _once = fork::once();
+    // Another thread may have been faster.
     if let Some(identity) = IDENTITY.get() {
         return Ok(identity);
     }
@@ -82,6 +90,6 @@ fn describe(device: &Device) -> Identity {
 
 /// Tells the user, who sees only "No IB devices found" or an errno otherwise.
 fn complain(error: &dyn std::fmt::Display, errno: i32) -> Errno {
-    eprintln!("terrace: {error}");
+    log::tell_user(error);
     Errno(errno)
 }

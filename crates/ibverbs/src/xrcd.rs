@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
 
 use parking_lot::Mutex;
 use terrace_nic::Xrcd;
@@ -49,7 +49,26 @@ pub struct Domain {
 type Inode = (libc::dev_t, libc::ino_t);
 
 /// Every domain of this process that is tied to a file. Held while one is opened or closed.
-static SHARED: Mutex<Vec<Weak<Domain>>> = Mutex::new(Vec::new());
+static SHARED: StdMutex<Vec<Weak<Domain>>> = StdMutex::new(Vec::new());
+
+fn shared() -> MutexGuard<'static, Vec<Weak<Domain>>> {
+    // Nothing panics while it holds the list; if something did, the list would still be one.
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps the list still while the process forks.
+pub struct Hold(MutexGuard<'static, Vec<Weak<Domain>>>);
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold(shared())
+}
+
+/// In a forked child: the domains are the parent's.
+pub fn forget_in_child(hold: Hold) {
+    let Hold(mut shared) = hold;
+    shared.clear();
+}
 
 impl XrcdObject {
     /// The NIC's.
@@ -106,7 +125,7 @@ fn inode(fd: c_int) -> Result<Inode> {
 /// The domain that is tied to a file, or a new one; errno as the kernel's `ib_uverbs_open_xrcd` has them.
 fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
     let inode = inode(fd)?;
-    let mut shared = SHARED.lock();
+    let mut shared = shared();
     shared.retain(|domain| domain.strong_count() > 0);
     let same: Vec<_> =
         shared.iter().filter_map(Weak::upgrade).filter(|domain| domain.inode == Some(inode)).collect();
@@ -167,7 +186,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         let object = unsafe { borrow::<XrcdObject>(xrcd)? };
         object.users.none()?;
         // Nobody gets another handle of the domain meanwhile.
-        let shared = SHARED.lock();
+        let shared = shared();
         if Arc::strong_count(&object.domain) == 1 {
             object.domain.xrcd.close()?;
         }

@@ -23,9 +23,12 @@ use terrace_tier::TierConfig;
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
+use crate::fork;
+use crate::log::tell_user;
 use settings::Settings;
 
 /// What the environment asks for, or what is wrong with it.
+/// Read when a device is opened, with [`fork::once`]; ready from then on.
 fn settings() -> &'static std::result::Result<Option<Settings>, String> {
     static SETTINGS: OnceLock<std::result::Result<Option<Settings>, String>> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
@@ -36,6 +39,7 @@ fn settings() -> &'static std::result::Result<Option<Settings>, String> {
 /// # Errors
 /// EINVAL, when the user was told what is wrong.
 pub fn check_environment() -> Result<()> {
+    let _once = fork::once();
     let problem = match settings() {
         Ok(None) => return Ok(()),
         Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes))
@@ -46,7 +50,7 @@ pub fn check_environment() -> Result<()> {
     match problem {
         None => Ok(()),
         Some(problem) => {
-            eprintln!("terrace: {problem}");
+            tell_user(problem);
             Err(EINVAL)
         }
     }

@@ -3,7 +3,6 @@
 //! One, because accesses by different keys to the same bytes have to take effect in their order, and because memory is
 //! either locked or not: two regions that took turns would undo each other's locks.
 
-use std::mem::zeroed;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +19,8 @@ use super::pager::MappingPager;
 use super::settings::{Mode, Settings};
 use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
+use crate::log::tell_user;
+use crate::shim::without_signals;
 
 /// A mapping that is served.
 pub struct Served {
@@ -63,7 +64,7 @@ struct Entry {
     users: usize,
 }
 
-/// Not a lock of parking_lot, because of `fork`; see there. It is held while a mapping begins or ceases to be served.
+/// Held across `fork`. It is held while a mapping begins or ceases to be served.
 static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
 
 /// Counts the processes since the first one that forked. What another one has made here is not to be touched.
@@ -174,22 +175,6 @@ fn churn() {
     }
 }
 
-/// Runs `start` so that the threads that it starts leave the program's signals to the program's threads. (Faults cannot
-/// be blocked: see `shim::signals`.)
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: integers only.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { (zeroed(), zeroed()) };
-    // SAFETY: two sets of ours.
-    unsafe {
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    }
-    let result = start();
-    // SAFETY: the set from above.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    result
-}
-
 impl Table {
     fn serve(
         &mut self,
@@ -274,7 +259,7 @@ fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Re
 
 /// Tells the user, who sees only an errno otherwise.
 fn out_of_memory(error: &TierError) -> Errno {
-    eprintln!("terrace: {error}");
+    tell_user(error);
     ENOMEM
 }
 

@@ -9,6 +9,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::shim::without_signals;
+
 /// A file of the device: what one `open` made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);
@@ -68,7 +70,7 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
     if !is_channel(fd) {
         return None;
     }
-    let found = inode(fd).and_then(|inode| files().as_ref()?.get(&inode).copied());
+    let found = lookup_copy(fd);
     if found.is_none()
         && let Some((word, mask)) = bit(fd)
     {
@@ -79,7 +81,9 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
 
 /// The file behind any descriptor, also one that was made by `dup`.
 pub fn lookup_copy(fd: c_int) -> Option<FileId> {
-    inode(fd).and_then(|inode| files().as_ref()?.get(&inode).copied())
+    let inode = inode(fd)?;
+    // A handler may use such a descriptor as well, or fork.
+    without_signals(|| files().as_ref()?.get(&inode).copied())
 }
 
 /// Takes out the byte that makes a descriptor readable.

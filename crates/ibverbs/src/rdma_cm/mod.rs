@@ -37,6 +37,7 @@ pub use descriptor::{device_number, is_channel};
 pub use service::{Hold, forget_in_child, hold_for_fork, say_goodbye, show_the_way};
 
 use crate::errno::Errno;
+use crate::shim::without_signals;
 
 /// Whether a path is the device's.
 pub fn is_device(path: &[u8]) -> bool {
@@ -50,7 +51,8 @@ pub fn is_ours(fd: c_int) -> bool {
 
 /// `open(2)` of the device.
 pub fn open(flags: c_int) -> c_int {
-    match service::open_channel(flags) {
+    // A handler may use the device as well, or fork.
+    match without_signals(|| service::open_channel(flags)) {
         Ok(fd) => fd,
         Err(errno) => {
             errno.set();

@@ -10,7 +10,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use terrace_cm::{Cm, Config, Limits, Timing, Transmit};
@@ -24,6 +24,7 @@ use super::id::{File, Ids};
 use super::rendezvous;
 use super::resolve::own_address;
 use crate::errno::{ENOMEM, Errno, Result};
+use crate::shim::without_signals;
 use crate::{fork, identity, nic};
 
 /// A process's connection manager.
@@ -47,10 +48,12 @@ fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
     SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Nanoseconds since the process first asked.
+/// Nanoseconds of the monotonic clock.
 pub fn now() -> Time {
-    static EPOCH: OnceLock<Instant> = OnceLock::new();
-    Time(u64::try_from(EPOCH.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the answer. The clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    Time(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
 /// Does something with the connection manager, and then what came of it: datagrams leave, events are queued.
@@ -58,11 +61,14 @@ pub fn now() -> Time {
 /// # Errors
 /// ENODEV when this process has none: it is a child that uses its parent's descriptor; else what `work` says.
 pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
-    let mut service = locked();
-    let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
-    let result = work(service);
-    service.settle();
-    result
+    // A handler may write to the device as well, or fork.
+    without_signals(|| {
+        let mut service = locked();
+        let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
+        let result = work(service);
+        service.settle();
+        result
+    })
 }
 
 /// The same for a command to a file.
@@ -365,21 +371,6 @@ pub fn show_the_way(device: &Arc<Device>) {
         }
     };
     device.on_management_class(CM_CLASS, Arc::new(handler));
-}
-
-/// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads.
-fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
-    // SAFETY: sets of signals are plain data, written before they are read.
-    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: both are there. The shim keeps those signals unblocked that this library needs.
-    unsafe {
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-    }
-    let result = spawn();
-    // SAFETY: the mask from before.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
-    result
 }
 
 /// How long a refusal of a probe is waited for, and how many probes at a time; beyond them refusals are not heard of.

@@ -17,4 +17,7 @@ mod redirect;
 mod signals;
 mod tree;
 
+pub use real::find_all;
 pub use redirect::redirected;
+pub use signals::without_signals;
+pub use tree::{Hold, hold_for_fork};

@@ -4,28 +4,76 @@ use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// A function of the C library, looked up when it is first needed.
+/// No function's address.
+const MISSING: *mut c_void = std::ptr::without_provenance_mut(1);
+
+/// A function of the C library.
 pub struct Real {
     name: &'static CStr,
+    /// Null until [`find_all`]; [`MISSING`] where this system has none.
     address: AtomicPtr<c_void>,
 }
 
 impl Real {
-    /// The function of that name.
-    pub const fn new(name: &'static CStr) -> Real {
+    const fn new(name: &'static CStr) -> Real {
         Real { name, address: AtomicPtr::new(null_mut()) }
     }
 
     /// Its address in the next library that has it; null if there is none (old entry points on new systems).
     pub fn address(&self) -> *mut c_void {
         let known = self.address.load(Relaxed);
-        if !known.is_null() {
-            return known;
-        }
+        // Before `find_all`: another library's constructor has run before ours.
+        let known = if known.is_null() { self.find() } else { known };
+        if known == MISSING { null_mut() } else { known }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
         // SAFETY: a C string; any thread may look a symbol up.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let found = if found.is_null() { MISSING } else { found };
         self.address.store(found, Relaxed);
         found
+    }
+}
+
+/// Defines a function of the C library for each name, and a list of them.
+macro_rules! functions {
+    ($($name:ident)*) => {
+        /// The functions by name.
+        #[allow(non_upper_case_globals)]
+        pub mod functions {
+            use super::{CStr, Real};
+
+            $(
+                #[doc = concat!("The C library's `", stringify!($name), "`.")]
+                pub static $name: Real = {
+                    const NAME: &str = concat!(stringify!($name), "\0");
+                    Real::new(match CStr::from_bytes_with_nul(NAME.as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("one terminator, at the end"),
+                    })
+                };
+            )*
+        }
+
+        static ALL: &[&Real] = &[$(&functions::$name),*];
+    };
+}
+
+functions! {
+    __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 __openat64_2 __openat_2
+    __readlink_chk __readlinkat_chk __realpath_chk __sysv_signal __xstat __xstat64 access eaccess euidaccess faccessat
+    fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr lgetxattr listxattr llistxattr lstat lstat64 open open64 openat
+    openat64 opendir pthread_sigmask readlink readlinkat realpath scandir scandir64 sigaction signal sigprocmask stat stat64
+    statx
+}
+
+/// Looks all of them up, when the library is loaded. Not at the first call: that may be a signal handler's, or a thread's that
+/// somebody waits for who has the dynamic linker's lock.
+pub fn find_all() {
+    for function in ALL {
+        function.find();
     }
 }
 
@@ -56,14 +104,7 @@ impl<T> Failure for *mut T {
 /// Calls the next function of a name and type, or fails with ENOSYS.
 macro_rules! call_real {
     ($name:ident: fn($($type:ty),*) -> $return:ty, $($argument:expr),*) => {{
-        static REAL: $crate::shim::real::Real = {
-            const NAME: &str = concat!(stringify!($name), "\0");
-            $crate::shim::real::Real::new(match std::ffi::CStr::from_bytes_with_nul(NAME.as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("one terminator, at the end"),
-            })
-        };
-        let address = REAL.address();
+        let address = $crate::shim::real::functions::$name.address();
         if address.is_null() {
             $crate::errno::Errno(libc::ENOSYS).set();
             <$return as $crate::shim::real::Failure>::failure()

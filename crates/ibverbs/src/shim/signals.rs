@@ -95,6 +95,22 @@ simple! {
     __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
 }
 
+/// Does something while this thread takes no signals of the program's: a handler could call what is in the middle of its work here,
+/// or fork, and threads that are started leave signals to the program's threads. Faults cannot be blocked (see above).
+pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: sets of signals are plain data, written before they are read.
+    let (mut all, mut before): (sigset_t, sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: both are there.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let result = work();
+    // SAFETY: the mask from before.
+    unsafe { pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}
+
 /// A mask that is about to be set or added, without the signals that must get through.
 ///
 /// # Safety

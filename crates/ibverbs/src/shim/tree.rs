@@ -8,10 +8,14 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::ptr::null_mut;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use parking_lot::{Mutex, MutexGuard};
-
+use super::signals::without_signals;
 use crate::ah;
 use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::identity::{self, Identity};
@@ -29,7 +33,12 @@ struct Tree {
     owner: u32,
 }
 
-static TREE: Mutex<Option<Tree>> = Mutex::new(None);
+/// The tree, or null. Trees are never freed: a process makes one, and another one only when that has gone. So a look takes no lock,
+/// which a forked child might find taken for ever, and a signal handler taken by its own thread.
+static TREE: AtomicPtr<Tree> = AtomicPtr::new(null_mut());
+
+/// Held while a tree is made.
+static MAKING: Mutex<()> = Mutex::new(());
 
 /// The thread that is making the tree, which itself opens files and must not wait for itself.
 static MAKER: AtomicU32 = AtomicU32::new(0);
@@ -39,35 +48,60 @@ fn thread_id() -> u32 {
     (unsafe { libc::gettid() }) as u32
 }
 
-/// The tree's root, made if need be. `None` if that is not possible: then the paths lead where they always do.
-pub fn root() -> Option<PathBuf> {
-    let mut tree = locked()?;
-    let usable = tree.as_ref().filter(|tree| tree.root.exists()).map(|tree| tree.root.clone());
-    if usable.is_some() {
-        return usable;
-    }
-    MAKER.store(thread_id(), Relaxed);
-    let made = make();
-    MAKER.store(0, Relaxed);
-    match made {
-        Ok(root) => {
-            *tree = Some(Tree { root: root.clone(), owner: std::process::id() });
-            Some(root)
-        }
-        Err(error) => {
-            tracing::warn!("no directory tree for /sys/class/infiniband: {error}");
-            None
-        }
-    }
+fn tree() -> Option<&'static Tree> {
+    // SAFETY: null, or a tree that is never freed and does not change.
+    unsafe { TREE.load(Acquire).as_ref() }
 }
 
 /// The root if there is one.
-pub fn existing_root() -> Option<PathBuf> {
-    locked()?.as_ref().map(|tree| tree.root.clone())
+pub fn existing_root() -> Option<&'static Path> {
+    Some(&tree()?.root)
 }
 
-fn locked() -> Option<MutexGuard<'static, Option<Tree>>> {
-    if MAKER.load(Relaxed) == thread_id() { None } else { Some(TREE.lock()) }
+/// The tree's root, made if need be. `None` if that is not possible: then the paths lead where they always do.
+pub fn root() -> Option<&'static Path> {
+    let usable = || existing_root().filter(|root| root.exists());
+    if let Some(root) = usable() {
+        return Some(root);
+    }
+    if MAKER.load(Relaxed) == thread_id() {
+        return None;
+    }
+    // A handler that looks for the tree would wait for its own thread.
+    without_signals(|| {
+        let _making = making();
+        // Another thread may have been faster.
+        usable().or_else(|| {
+            MAKER.store(thread_id(), Relaxed);
+            let made = make();
+            MAKER.store(0, Relaxed);
+            match made {
+                Ok(root) => {
+                    let tree = Box::new(Tree { root, owner: std::process::id() });
+                    TREE.store(Box::into_raw(tree), Release);
+                    existing_root()
+                }
+                Err(error) => {
+                    tracing::warn!("no directory tree for /sys/class/infiniband: {error}");
+                    None
+                }
+            }
+        })
+    })
+}
+
+fn making() -> MutexGuard<'static, ()> {
+    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps a tree from being half made while the process forks. A child uses its parent's.
+pub struct Hold {
+    _making: MutexGuard<'static, ()>,
+}
+
+/// See [`Hold`].
+pub fn hold_for_fork() -> Hold {
+    Hold { _making: making() }
 }
 
 fn make() -> io::Result<PathBuf> {
@@ -216,11 +250,10 @@ fn remove_at_exit() {
 }
 
 extern "C" fn remove_own() {
-    // Another thread may be at it while the process exits; the next process will then remove the tree.
-    if let Some(tree) =
-        TREE.try_lock().as_mut().and_then(|tree| tree.take_if(|tree| tree.owner == std::process::id()))
-    {
-        drop(fs::remove_dir_all(tree.root));
+    // Another thread may be making one while the process exits; the next process will then remove it.
+    if let Some(tree) = tree().filter(|tree| tree.owner == std::process::id()) {
+        TREE.store(null_mut(), Release);
+        drop(fs::remove_dir_all(&tree.root));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use libc::{c_int, c_void, siginfo_t};
 
@@ -16,6 +16,9 @@ static PROGRAM: [AtomicPtr<Action>; 2] = [const { AtomicPtr::new(std::ptr::null_
 
 /// All actions that a program has asked for so far; see [`intern`].
 static KNOWN: AtomicPtr<Action> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The process that [`PROGRAM`] is about. A child of `vfork` has its parent's memory, and signals of its own.
+static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// An action, immutable and never freed, because a handler may be looking at it.
 struct Action {
@@ -32,6 +35,7 @@ type SigactionFn = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc
 pub fn install() -> io::Result<()> {
     static DONE: OnceLock<Result<(), i32>> = OnceLock::new();
     let result = DONE.get_or_init(|| {
+        note_process();
         SIGNALS.into_iter().enumerate().try_for_each(|(place, signal)| {
             // Known before we are installed, so that our handler always finds it.
             let there = exchange(signal, None)?;
@@ -42,15 +46,20 @@ pub fn install() -> io::Result<()> {
     result.map_err(io::Error::from_raw_os_error)
 }
 
+/// To be called in a child of `fork`: what the program asks for there is about the child.
+pub fn note_process() {
+    // SAFETY: no preconditions.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+}
+
 /// For whoever interposes `sigaction` and `signal`: stands in for `sigaction(signal, action, old)`, with `None` for a
-/// query. Returns the program's previous action, or `None` when the signal is not ours or [`install`] has not run; then
-/// the real function must be called.
-///
-/// Safe to call from a signal handler in the measure that the allocator is: an action never seen before is allocated.
+/// query. Returns the program's previous action, or `None` when the signal is not ours, [`install`] has not run, or the process is
+/// another one that has only this memory; then the real function must be called. Safe to call from a signal handler.
 pub fn note_program_handler(signal: c_int, action: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let place = SIGNALS.iter().position(|&ours| ours == signal)?;
     let current = PROGRAM[place].load(Ordering::Acquire);
-    if current.is_null() {
+    // SAFETY: no preconditions.
+    if current.is_null() || OWNER.load(Ordering::Relaxed) != unsafe { libc::getpid() } {
         return None;
     }
     let previous = match action {
@@ -83,18 +92,20 @@ fn front_of(program: &libc::sigaction) -> libc::sigaction {
 
 /// The C library's `sigaction`, even when the library that we are part of exports one that calls us.
 fn exchange(signal: c_int, new: Option<&libc::sigaction>) -> Result<libc::sigaction, i32> {
-    static REAL: OnceLock<SigactionFn> = OnceLock::new();
-    let real = REAL.get_or_init(|| {
-        // SAFETY: the name is a C string; a symbol of that name is the C library's function with that signature.
-        unsafe {
-            let found = libc::dlsym(libc::RTLD_NEXT, c"sigaction".as_ptr());
-            if found.is_null() {
-                libc::sigaction
-            } else {
-                std::mem::transmute::<*mut c_void, SigactionFn>(found)
-            }
-        }
-    });
+    // Looked up by `install`, which comes first.
+    static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut found = REAL.load(Ordering::Relaxed);
+    if found.is_null() {
+        // SAFETY: the name is a C string.
+        found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"sigaction".as_ptr()) };
+        REAL.store(found, Ordering::Relaxed);
+    }
+    let real: SigactionFn = if found.is_null() {
+        libc::sigaction
+    } else {
+        // SAFETY: a symbol of that name is the C library's function with that signature.
+        unsafe { std::mem::transmute::<*mut c_void, SigactionFn>(found) }
+    };
     // SAFETY: all-zero is a valid value to be overwritten.
     let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
     let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
@@ -116,7 +127,9 @@ fn intern(raw: &libc::sigaction) -> *mut Action {
     if let Some(known) = find(head, raw) {
         return known;
     }
-    let new = Box::into_raw(Box::new(Action { raw: *raw, next: head }));
+    let new = allocate();
+    // SAFETY: room for one that nobody else has seen.
+    unsafe { new.write(Action { raw: *raw, next: head }) };
     // Losing a race can put an action in the list twice, which does no harm.
     while let Err(newer) = KNOWN.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
         head = newer;
@@ -124,6 +137,18 @@ fn intern(raw: &libc::sigaction) -> *mut Action {
         unsafe { (*new).next = head };
     }
     new
+}
+
+/// Room for an action: a page of its own, because a signal handler may be asking, which has no allocator.
+fn allocate() -> *mut Action {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory, wherever the kernel has room.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<Action>(), protection, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        // As an allocation that fails.
+        std::process::abort();
+    }
+    page.cast()
 }
 
 /// The action that equals `raw` in the list that starts at `known`.

@@ -26,7 +26,7 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use handler::{install, note_program_handler};
+pub use handler::{install, note_process, note_program_handler};
 pub use mask::{sanitize_mask, unblock_in_this_thread};
 
 #[cfg(not(target_arch = "x86_64"))]
