@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::RwLock;
+use parking_lot::{ArcRwLockWriteGuard, RawRwLock, RwLock};
 use smallvec::SmallVec;
 
 /// Something that wants to be looked after by whoever makes progress on a device: the thread that polls a completion
@@ -30,10 +30,15 @@ pub trait Companion: Send + Sync {
 /// asked for stays so.
 const ROUNDS_MAX: usize = 4;
 
+type List = SmallVec<[Arc<dyn Companion>; 2]>;
+
+/// The list, while nobody may use it.
+pub(crate) type Held = ArcRwLockWriteGuard<RawRwLock, List>;
+
 /// The companions of a device.
 #[derive(Default)]
 pub(crate) struct Companions {
-    list: RwLock<SmallVec<[Arc<dyn Companion>; 2]>>,
+    list: Arc<RwLock<List>>,
     /// Whether there are any, for a look without the lock.
     any: AtomicBool,
     /// Whether one of them has been given something to do that it has not looked at.
@@ -55,16 +60,21 @@ impl Companions {
         drop(list);
     }
 
+    /// Keeps the list still while the process forks.
+    pub fn hold(&self) -> Held {
+        self.list.write_arc()
+    }
+
     /// In a forked child: they are the parent's, and their end might wait for threads that the child does not have.
-    pub fn forget(&self) {
+    pub fn forget(&self, held: &mut Held) {
         self.any.store(false, Ordering::SeqCst);
         self.busy.store(false, Ordering::SeqCst);
-        std::mem::forget(std::mem::take(&mut *self.list.write()));
+        std::mem::forget(std::mem::take(&mut **held));
     }
 
     /// All of them, for a thread that is about to sleep.
-    pub fn all(&self) -> SmallVec<[Arc<dyn Companion>; 2]> {
-        if self.any.load(Ordering::SeqCst) { self.list.read().clone() } else { SmallVec::new() }
+    pub fn all(&self) -> List {
+        if self.any.load(Ordering::SeqCst) { self.list.read().clone() } else { List::new() }
     }
 
     /// Notes that a companion has been given something to do.

@@ -17,6 +17,12 @@ use crate::management::is_management;
 
 static SIBLINGS: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
 
+/// In a forked child: the parent's device takes no packets that are meant for the child's. Nobody has the list at that moment, which
+/// is read by those who receive and changed by those who open devices.
+pub(crate) fn remove(device: &Arc<Device>) {
+    SIBLINGS.write().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(device)));
+}
+
 /// The device with that slot of that address.
 fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
     let fits = |device: &Arc<Device>| {

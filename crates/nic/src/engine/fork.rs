@@ -7,18 +7,24 @@ use std::time::Duration;
 
 use parking_lot::{ArcMutexGuard, RawMutex};
 
+use crate::companion;
 use crate::device::Device;
+use crate::engine::Handle;
 use crate::local::Held;
+use crate::siblings;
 use crate::semaphore::Bell;
 use crate::tx::Receiver;
 
-/// While it exists, the engine holds no lock and nobody receives. The forking thread keeps it from just before the
-/// fork, and ends it in the parent and in the child.
+/// While it exists, the engine holds no lock, nobody receives, and the locks are held that the child's end of it takes: another thread
+/// of the program may be in the middle of a verb. The forking thread keeps it from just before the fork, and ends it in the parent and
+/// in the child.
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
     receiving: Option<ArcMutexGuard<RawMutex, Receiver>>,
     local: Option<Held>,
+    handle: ArcMutexGuard<RawMutex, Handle>,
+    companions: companion::Held,
 }
 
 /// How long the forking thread sleeps before it looks again whether the engine is at rest.
@@ -32,7 +38,7 @@ impl Device {
         let local = Some(self.local.hold());
         let engine = &self.engine;
         engine.pauses.fetch_add(1, Ordering::SeqCst);
-        let running = engine.thread.lock().is_some() && !engine.missing.load(Ordering::SeqCst);
+        let running = engine.handle.lock().thread.is_some() && !engine.missing.load(Ordering::SeqCst);
         if running {
             engine.wake();
             while !engine.parked.load(Ordering::SeqCst) && !engine.stopping.load(Ordering::SeqCst) {
@@ -41,7 +47,8 @@ impl Device {
         }
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
-        ForkPause { device: self.clone(), receiving, local }
+        let (handle, companions) = (engine.handle.lock_arc(), self.companions.hold());
+        ForkPause { device: self.clone(), receiving, local, handle, companions }
     }
 
     /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
@@ -52,7 +59,7 @@ impl Device {
             return;
         }
         match Bell::new() {
-            Ok(bell) => *self.engine.bell.lock() = Arc::new(bell),
+            Ok(bell) => self.engine.handle.lock().bell = Arc::new(bell),
             Err(error) => return tracing::warn!(%error, "no engine in this forked process"),
         }
         if let Err(error) = self.start_engine() {
@@ -74,7 +81,8 @@ impl ForkPause {
     pub fn resume_in_child(mut self) {
         let engine = &self.device.engine;
         self.device.memory.after_fork_child();
-        self.device.companions.forget();
+        self.device.companions.forget(&mut self.companions);
+        siblings::remove(&self.device);
         if let Some(held) = self.local.take() {
             self.device.local.forget(held);
         }
@@ -84,9 +92,7 @@ impl ForkPause {
         }
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
-        if let Some(thread) = engine.thread.lock().take() {
-            std::mem::forget(thread);
-        }
+        std::mem::forget(self.handle.thread.take());
         engine.parked.store(false, Ordering::SeqCst);
         engine.sleeps_until.store(0, Ordering::SeqCst);
         engine.missing.store(engine.wanted, Ordering::SeqCst);

@@ -44,13 +44,18 @@ const POLLS_PER_LOOK: u32 = 32;
 /// After so many full bursts the engine is behind: more datagrams have piled up than windows usually let peers send.
 const FULL_BURSTS_BEHIND: u32 = 8;
 
+/// By what the thread is reached.
+pub(crate) struct Handle {
+    /// Replaced after a fork, because the descriptor is shared with the parent.
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
 /// What the rest of the device knows of its engine.
 pub(crate) struct Engine {
     wanted: bool,
     stat_socket: bool,
-    /// Replaced after a fork, because the descriptor is shared with the parent.
-    bell: Mutex<Arc<Bell>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    handle: Arc<Mutex<Handle>>,
     /// Whether the thread has yet to be started, because the process is a forked child.
     missing: AtomicBool,
     stopping: AtomicBool,
@@ -83,8 +88,7 @@ impl Engine {
         Ok(Engine {
             wanted,
             stat_socket,
-            bell: Mutex::new(Arc::new(Bell::new()?)),
-            thread: Mutex::new(None),
+            handle: Arc::new(Mutex::new(Handle { bell: Arc::new(Bell::new()?), thread: None })),
             missing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             pauses: AtomicU32::new(0),
@@ -100,13 +104,13 @@ impl Engine {
 
     /// What wakes it.
     pub fn bell(&self) -> Arc<Bell> {
-        self.bell.lock().clone()
+        self.handle.lock().bell.clone()
     }
 
     /// Wakes the engine if it sleeps.
     pub fn wake(&self) {
         if self.wanted {
-            self.bell.lock().ring();
+            self.handle.lock().bell.ring();
         }
     }
 
@@ -152,7 +156,7 @@ impl Engine {
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.wake();
-        let thread = self.thread.lock().take();
+        let thread = self.handle.lock().thread.take();
         if let Some(thread) = thread
             && !self.missing.load(Ordering::Acquire)
             && thread.thread().id() != std::thread::current().id()
@@ -189,7 +193,7 @@ impl Device {
         if !self.engine.wanted {
             return Ok(());
         }
-        let bell = self.engine.bell.lock().clone();
+        let bell = self.engine.bell();
         let stat = self.engine.stat_socket.then(StatServer::open).flatten();
         let device = self.clone();
         let spawned = without_signals(|| {
@@ -197,7 +201,7 @@ impl Device {
             builder.spawn(move || driver::run(device, bell, stat))
         });
         let thread = spawned.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
-        *self.engine.thread.lock() = Some(thread);
+        self.engine.handle.lock().thread = Some(thread);
         Ok(())
     }
 

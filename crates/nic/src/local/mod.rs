@@ -64,7 +64,7 @@ pub(crate) struct LocalPath {
     /// Whether there is such a way at all.
     on: AtomicBool,
     stopping: AtomicBool,
-    running: Mutex<Option<Running>>,
+    running: Arc<Mutex<Option<Running>>>,
     /// The thread's own, but for forks. Locked before anything else.
     sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
@@ -90,8 +90,11 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// The thread's sockets, while nobody may use them.
-pub(crate) type Held = ArcMutexGuard<RawMutex, Option<thread::Sockets>>;
+/// The thread's sockets and its handle, while nobody may use them.
+pub(crate) struct Held {
+    sockets: ArcMutexGuard<RawMutex, Option<thread::Sockets>>,
+    running: ArcMutexGuard<RawMutex, Option<Running>>,
+}
 
 /// What a queue pair has of it.
 #[derive(Default)]
@@ -218,17 +221,19 @@ impl LocalPath {
 
     /// Keeps the thread from its work while the process forks.
     pub fn hold(&self) -> Held {
-        self.sockets.lock_arc()
+        let sockets = self.sockets.lock_arc();
+        // A thread of the program that has something to be done rings the bell, with no other lock than a queue pair's.
+        Held { sockets, running: self.running.lock_arc() }
     }
 
     /// In a forked child: the thread, the words and the board are the parent's. Everything goes by the network.
     pub fn forget(&self, mut held: Held) {
         self.on.store(false, Ordering::SeqCst);
         self.has_inlets.store(false, Ordering::SeqCst);
-        if let Some(sockets) = held.take() {
+        if let Some(sockets) = held.sockets.take() {
             sockets.close_in_child();
         }
-        std::mem::forget(self.running.lock().take());
+        std::mem::forget(held.running.take());
     }
 }
 
