@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 use terrace_wire::icrc::{self, Flow, Verdict};
 use terrace_wire::{ICRC_LEN, Path};
 

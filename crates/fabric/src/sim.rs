@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{ROCE_PORT, RxMeta};
 

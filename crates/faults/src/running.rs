@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex as StdMutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use terrace_sync::Mutex;
 
 use crate::counts::{Counts, Injected};
 use crate::error::FaultPlanError;
@@ -103,9 +103,8 @@ struct Strike {
     rng: StdRng,
 }
 
-/// The plans in force in this process, by file. Not a lock of parking_lot: it may be held while another thread forks, and a
-/// child of that has no use for the list but must get at the lock.
-static IN_FORCE: StdMutex<Vec<(u32, PathBuf, Weak<Faults>)>> = StdMutex::new(Vec::new());
+/// The plans in force in this process, by file.
+static IN_FORCE: Mutex<Vec<(u32, PathBuf, Weak<Faults>)>> = Mutex::new(Vec::new());
 
 impl Faults {
     /// Puts a plan into force.
@@ -139,8 +138,7 @@ impl Faults {
     /// The file cannot be read, or holds no valid plan.
     pub fn of_process(path: &Path) -> Result<Arc<Faults>, FaultPlanError> {
         let pid = std::process::id();
-        // Nothing panics while it holds the list; if something did, the list would still be one.
-        let mut in_force = IN_FORCE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_force = IN_FORCE.lock();
         // What a parent has left here is the parent's.
         in_force.retain(|(of, _, faults)| *of == pid && faults.strong_count() > 0);
         let known = in_force.iter().find(|(_, known, _)| known == path);
@@ -155,7 +153,7 @@ impl Faults {
     /// All plans in force in this process.
     pub fn all_of_process() -> Vec<Arc<Faults>> {
         let pid = std::process::id();
-        let in_force = IN_FORCE.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_force = IN_FORCE.lock();
         in_force
             .iter()
             .filter(|(of, _, _)| *of == pid)

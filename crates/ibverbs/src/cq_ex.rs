@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parking_lot::lock_api::RawMutex as _;
-use parking_lot::{Mutex, RawMutex};
+use lock_api::RawMutex as _;
 use terrace_nic::{Time, Wc};
+use terrace_sync::{Mutex, RawMutex};
 
 use crate::abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use parking_lot::Mutex;
 use terrace_memory::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
+use terrace_sync::Mutex;
 
 use crate::abi::newer::{ibv_mr_init_attr, mr_init};
 use crate::abi::{

@@ -9,8 +9,8 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
 
-use parking_lot::Mutex;
 use terrace_nic::Xrcd;
+use terrace_sync::Mutex;
 
 use crate::abi::{
     IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_xrcd, ibv_xrcd_init_attr,

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use terrace_sync::Mutex;
 
 use crate::entry::{Entry, Kind};
 use crate::permutation::KeyedPermutation;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 
 use crate::cq::Cq;
 use crate::device::Device;

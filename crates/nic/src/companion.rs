@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{ArcRwLockWriteGuard, RawRwLock, RwLock};
 use smallvec::SmallVec;
+use terrace_sync::{ArcRwLockWriteGuard, RwLock};
 
 /// Something that wants to be looked after by whoever makes progress on a device: the thread that polls a completion
 /// queue, or the engine.
@@ -33,7 +33,7 @@ const ROUNDS_MAX: usize = 4;
 type List = SmallVec<[Arc<dyn Companion>; 2]>;
 
 /// The list, while nobody may use it.
-pub(crate) type Held = ArcRwLockWriteGuard<RawRwLock, List>;
+pub(crate) type Held = ArcRwLockWriteGuard<List>;
 
 /// The companions of a device.
 #[derive(Default)]

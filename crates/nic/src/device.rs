@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
 use terrace_memory::shared::GracePeriod;
+use terrace_sync::Mutex;
 use terrace_transport::{AckPolicy, MESSAGE_LEN_MAX, Time};
 use terrace_wire::Path;
 

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::{Condvar, Mutex};
+use terrace_sync::{Condvar, Mutex};
 
 use crate::cq::Cq;
 use crate::error::Error;

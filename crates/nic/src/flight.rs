@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 
 use crate::qp::QueuePair;
 use crate::tx::WorkList;

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::RwLock;
 use smallvec::SmallVec;
 use terrace_memory::{
     Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, KeyMemo,
     Transfer, WindowBind,
 };
+use terrace_sync::RwLock;
 use terrace_transport::{
     AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
 };

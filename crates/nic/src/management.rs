@@ -7,10 +7,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use terrace_fabric::TxBatch;
 use terrace_fabric::udp::Probe;
+use terrace_sync::{Mutex, RwLock};
 use terrace_transport::Time;
 use terrace_wire::{
     Bth, Deth, Extensions, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers,

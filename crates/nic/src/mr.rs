@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use terrace_memory::{
     Access, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError, WindowKind,
 };
+use terrace_sync::Mutex;
 
 use crate::error::{Error, still_reached};
 use crate::limits::Life;

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use parking_lot::RwLock;
 use terrace_fabric::TxBatch;
+use terrace_sync::RwLock;
 use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
 
 use crate::device::Device;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 use terrace_transport::{RecvWr, Wc};
 
 use crate::cq::Cq;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use parking_lot::{RwLock, RwLockReadGuard};
 use rand::Rng;
 use terrace_memory::KeyedPermutation;
+use terrace_sync::{RwLock, RwLockReadGuard};
 use terrace_wire::QPN_SLOT_SHIFT;
 
 use crate::error::Error;

@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
+use terrace_sync::Mutex;
 use terrace_transport::Time;
 
 use crate::qp::QueuePair;

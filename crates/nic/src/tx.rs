@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use terrace_fabric::{RxBatch, TxBatch};
+use terrace_sync::Mutex;
 use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 

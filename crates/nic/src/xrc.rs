@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
 use smallvec::{SmallVec, smallvec};
+use terrace_sync::{Mutex, RwLock};
 use terrace_transport::{QpCap, QpType};
 use terrace_wire::XRC_SRQN_MAX;
 

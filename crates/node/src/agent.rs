@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
 use terrace_access::proto::{
     Accepted, Connect, Datagram, Described, Endpoint, Message, Status, id_of_immediate,
 };
 use terrace_memory::Waker;
 use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Time, Wc, WcOpcode, WcStatus};
+use terrace_sync::{Mutex, MutexGuard};
 
 use crate::account::{self, Account};
 use crate::control::{Control, RECEIVE_COUNT, is_nobodys};

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
 use terrace_access::layout::Layout;
 use terrace_access::proto::{Described, Mode, RegionDescription, Status, Table};
 use terrace_memory::{HostRange, Pager, UNIT_BYTES};
 use terrace_nic::{Error, Mr, MrRequest, Pd};
+use terrace_sync::RwLock;
 
 /// `ibv_access_flags`.
 pub(crate) const REMOTE_WRITE: u32 = 1 << 1;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use terrace_access::proto::{Accepted, Body, Connect, Datagram, Endpoint, Found, Message, Opened, Status};
 use terrace_nic::{Path, Payload, SendOp, Sge, SgeList, Time};
+use terrace_sync::Mutex;
 
 use crate::control::{Control, RECEIVE_COUNT};
 

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use terrace_memory::Waker;
+use terrace_sync::Mutex;
 
 /// A number of bytes that may be taken at a time. Whoever finds none waits in line, and is called when it is his turn.
 ///
@@ -91,7 +91,7 @@ impl Room {
     }
 
     /// Calls those whose turn it is, without the lock.
-    fn call(&self, state: parking_lot::MutexGuard<'_, State>) {
+    fn call(&self, state: terrace_sync::MutexGuard<'_, State>) {
         let (mut free, mut called) = (self.bytes_max - state.used, Vec::new());
         for (waker, bytes) in &state.line {
             let Some(left) = free.checked_sub(*bytes) else { break };

@@ -8,7 +8,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_memory::Pager;
@@ -16,6 +15,7 @@ use terrace_nic::{
     BackedBy, Backings, Companion, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd,
     PortConfig, RegionPolicy,
 };
+use terrace_sync::RwLock;
 use terrace_tier::{
     BackingFile, FaultModel, FaultPager, IoMethod, Tier, TierConfig, TierError, TierRegion, TierStats,
 };

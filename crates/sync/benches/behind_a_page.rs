@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use terrace_sync::{LeaningMutex, allow_leaning};
+use terrace_sync::{LeaningMutex, Mutex, allow_leaning};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64 << 10;
@@ -44,7 +44,7 @@ fn stores(count: usize) -> impl FnMut() {
 
 fn main() {
     allow_leaning();
-    let (leaning, ordinary) = (LeaningMutex::new(0u64), parking_lot::Mutex::new(0u64));
+    let (leaning, ordinary) = (LeaningMutex::new(0u64), Mutex::new(0u64));
     let [mut few, mut few_as_well] = [stores(40), stores(40)];
     let mut contestants: Vec<Contestant<'_>> = vec![
         ("nothing", Box::new(|| ())),
@@ -52,7 +52,7 @@ fn main() {
         ("80 stores", Box::new(stores(80))),
         ("120 stores", Box::new(stores(120))),
         ("200 stores", Box::new(stores(200))),
-        ("40 and parking_lot's, 4 times", {
+        ("40 and an ordinary one, 4 times", {
             Box::new(|| {
                 few();
                 (0..4).for_each(|_| *ordinary.lock() += 1);

@@ -1,13 +1,18 @@
-//! Locks for what one thread uses nearly always, and others now and then.
+//! Locks that a process may fork over, and one for what one thread uses nearly always, and others now and then.
 //!
-//! [`LeaningMutex`] is the only one. [`allow_leaning`] has to be called once before any leans. [`wait_a_little`] is for those who wait
-//! without a lock.
+//! [`Mutex`], [`RwLock`] and [`Condvar`] are the ordinary ones (`futex`). [`LeaningMutex`] is the other; [`allow_leaning`] has to be called
+//! once before any leans. [`wait_a_little`] is for those who wait without a lock.
 
 #![warn(missing_docs)]
 
+mod futex;
 mod leaning;
 mod platform;
 
+pub use futex::{
+    ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,
+    RwLockReadGuard,
+};
 pub use leaning::{Guard, LeaningMutex};
 pub use platform::{allow_leaning, wait_a_little};
 

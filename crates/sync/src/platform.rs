@@ -4,9 +4,10 @@ use std::sync::atomic::AtomicU8;
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-pub(crate) use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
+use lock_api::RawMutex as _;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+pub(crate) use crate::futex::RawMutex;
 
 /// How often a thread takes a mutex, and nobody else does, before it leans to that thread for the first time. Taking it away again
 /// is a system call that interrupts all running threads of the process.

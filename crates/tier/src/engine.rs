@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use terrace_faults::{Faults, StorageOperation};
+use terrace_sync::{Condvar, Mutex};
 
 use crate::config::TierConfig;
 use crate::core::{Core, Work};

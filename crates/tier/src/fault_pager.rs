@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use terrace_memory::{AccessError, AtomicOp, HostRange, PAGE_BYTES, Pager, Presence, Transfer, Waker};
+use terrace_sync::{Condvar, Mutex};
 
 use crate::error::TierError;
 use crate::pool::TRANSFER_BYTES_MAX;

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
+use terrace_sync::{Mutex, MutexGuard};
 
 /// When it was last tried to write everything again.
 pub(crate) type Tried = Option<Instant>;

@@ -7,8 +7,8 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use terrace_memory::Waker;
+use terrace_sync::Mutex;
 
 use crate::sys::Mapping;
 

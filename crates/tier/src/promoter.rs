@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use terrace_memory::UNIT_BYTES;
+use terrace_sync::{Condvar, Mutex};
 
 use crate::config::TierConfig;
 use crate::engine::Engine;
@@ -48,7 +48,7 @@ impl Shared {
     fn sleep_until(&self, deadline: Instant) -> bool {
         let mut stopped = self.stopped.lock();
         while !*stopped {
-            if self.stop.wait_until(&mut stopped, deadline).timed_out() {
+            if self.stop.wait_until(&mut stopped, deadline) {
                 break;
             }
         }

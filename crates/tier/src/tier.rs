@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
 use rustix::fs::Advice;
 use terrace_memory::{PAGE_BYTES, fault};
+use terrace_sync::Mutex;
 
 use crate::budget;
 use crate::config::{IoMethod, TierConfig};

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use terrace_memory::{AccessError, Transfer, Waker};
+use terrace_sync::Mutex;
 
 use crate::pool::Buffer;
 

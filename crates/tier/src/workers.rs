@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::{Condvar, Mutex};
+use terrace_sync::{Condvar, Mutex};
 
 use crate::core::Work;
 use crate::engine::Engine;

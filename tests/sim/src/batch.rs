@@ -9,7 +9,7 @@ use std::sync::{Arc, Once};
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use terrace_sync::Mutex;
 
 use crate::tally::Tally;
 use crate::world::Failure;

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use rustix::fs::{OFlags, fcntl_setfl};
 use terrace_fabric::sim::SimNet;
 use terrace_nic::{
     AddressVector, AsyncEvent, CompChannel, Cq, CqInit, Device, DeviceConfig, Error, ManualClock, Pd, Srq,
     SrqInit,
 };
+use terrace_sync::Mutex;
 
 use crate::dice::{Dice, Stream, stream_seed};
 use crate::end::Receive;

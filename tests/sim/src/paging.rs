@@ -8,9 +8,9 @@ mod pager;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use terrace_memory::{HostRange, Pager, UNIT_BYTES};
 use terrace_nic::{Clock, Companion, ManualClock, Paging, RegionPolicy};
+use terrace_sync::Mutex;
 
 use crate::dice::{Dice, Stream, stream_seed};
 use pager::Cells;

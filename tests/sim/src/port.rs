@@ -5,10 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use terrace_fabric::sim::SimPort;
 use terrace_fabric::{Gid, Port, PortCounters, RxBatch, TxBatch};
 use terrace_nic::{Clock, ManualClock};
+use terrace_sync::Mutex;
 use terrace_wire::Packet;
 
 use crate::dice::Dice;

@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use smallvec::SmallVec;
 use terrace_faults::{Counts, Direction, Faults as Plan, Injected, PacketFate};
+use terrace_sync::Mutex;
 use terrace_wire::Path;
 
 use super::{Delivery, Faults, Injector, marked};

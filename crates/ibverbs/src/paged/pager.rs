@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker, sync_mapping};
+use terrace_sync::{Mutex, RwLock};
 
 /// How long a program that changes a mapping waits for other processes that are in the middle of accesses to it.
 const READERS_PATIENCE: Duration = Duration::from_secs(1);

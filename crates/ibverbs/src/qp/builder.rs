@@ -4,9 +4,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
+use lock_api::RawMutex as _;
 use terrace_nic::{Error, Payload, QpType, SendFlags, SendOp, SendWr, SgeList, Target};
+use terrace_sync::RawMutex;
 
 use super::{QpObject, convert};
 use crate::abi::newer::{IBV_QP_EX_WITH_FLUSH, QpEx};

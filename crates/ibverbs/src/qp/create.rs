@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use terrace_nic::{QPN_SLOT_SHIFT, QpCap, QpInit, QpType, QueuePair};
+use terrace_sync::Mutex;
 
 use super::builder::Builder;
 use super::modify::Remembered;

@@ -16,8 +16,8 @@ pub mod post;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use terrace_nic::QueuePair;
+use terrace_sync::Mutex;
 
 use crate::abi::newer::QpEx;
 use crate::abi::{ibv_cq, ibv_qp, ibv_qp_ex};

@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
 use terrace_sync::wait_a_little;
+use terrace_sync::{Mutex, RwLock};
 
 use super::handshake;
 use super::segment::{Others, Segment};

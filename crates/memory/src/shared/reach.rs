@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::RwLock;
+use terrace_sync::RwLock;
 
 use super::board::{BoardView, RegionView, Seen, SeenRegion, SeenRights, halves};
 use super::hands::{Hand, Hands, Reaching};

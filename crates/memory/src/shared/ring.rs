@@ -21,7 +21,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use terrace_sync::{Mutex, MutexGuard};
 
 use super::handshake;
 use super::segment::{Others, Segment};

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
+use terrace_sync::{Mutex, MutexGuard};
 
 /// What absent memory is overwritten with.
 const SPOILED: u8 = 0xdb;

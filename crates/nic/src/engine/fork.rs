@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::{ArcMutexGuard, RawMutex};
+use terrace_sync::ArcMutexGuard;
 
 use crate::companion;
 use crate::device::Device;
 use crate::engine::Handle;
 use crate::local::Held;
-use crate::siblings;
 use crate::semaphore::Bell;
+use crate::siblings;
 use crate::tx::Receiver;
 
 /// While it exists, the engine holds no lock, nobody receives, and the locks are held that the child's end of it takes: another thread
@@ -21,9 +21,9 @@ use crate::tx::Receiver;
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
-    receiving: Option<ArcMutexGuard<RawMutex, Receiver>>,
+    receiving: Option<ArcMutexGuard<Receiver>>,
     local: Option<Held>,
-    handle: ArcMutexGuard<RawMutex, Handle>,
+    handle: ArcMutexGuard<Handle>,
     companions: companion::Held,
 }
 

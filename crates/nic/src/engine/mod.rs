@@ -26,8 +26,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use parking_lot::Mutex;
 use terrace_fabric::udp::BURST_MAX;
+use terrace_sync::Mutex;
 use terrace_transport::Time;
 
 use crate::device::Device;

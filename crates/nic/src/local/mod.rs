@@ -24,9 +24,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{ArcMutexGuard, Mutex, RawMutex, RwLock};
 use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
 use terrace_memory::{Access, HostRange};
+use terrace_sync::{ArcMutexGuard, Mutex, RwLock};
 use terrace_transport::{QpState, QpType};
 
 use crate::device::Device;
@@ -92,8 +92,8 @@ struct Running {
 
 /// The thread's sockets and its handle, while nobody may use them.
 pub(crate) struct Held {
-    sockets: ArcMutexGuard<RawMutex, Option<thread::Sockets>>,
-    running: ArcMutexGuard<RawMutex, Option<Running>>,
+    sockets: ArcMutexGuard<Option<thread::Sockets>>,
+    running: ArcMutexGuard<Option<Running>>,
 }
 
 /// What a queue pair has of it.

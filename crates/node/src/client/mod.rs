@@ -29,10 +29,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use terrace_access::proto::{Body, Found, Magic, Mode, NAME_BYTES_MAX, Open, Status};
 use terrace_access::region::{Knowledge, Region as Extended};
 use terrace_nic::{AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, QpCap, SendWr, WcStatus};
+use terrace_sync::Mutex;
 
 use crate::agent::Agent;
 use crate::control;

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
+use terrace_sync::{Condvar, Mutex};
 
 use super::{Command, Completion, Device, Request};
 
