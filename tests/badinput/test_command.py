@@ -180,6 +180,18 @@ class Command(BadInput):
         self.refused(1, "process 1 does not run with Terrace", "stat", "1")
         self.refused(1, "process 4294967295 does not run with Terrace", "stat", "4294967295")
 
+    def test_statistics_of_a_process_that_is_stopped(self):
+        """It is not waited for, also when it has been asked more often than the kernel notes for it."""
+        end = self.start(self.address)
+        os.kill(end.pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, end.pid, signal.SIGCONT)
+        self.refused(1, f"process {end.pid} does not answer", "stat", end.pid)
+        with contextlib.ExitStack() as askers, self.assertRaises(BlockingIOError):
+            while True:
+                asker = askers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                asker.connect(f"\0terrace/{end.pid}")
+        self.refused(1, f"process {end.pid} does not answer", "stat", end.pid)
+
     # ---- ports ----
 
     def occupy(self, ports):
