@@ -10,6 +10,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 use terrace_faults::Faults;
 use terrace_transport::QpCounters;
@@ -231,8 +233,11 @@ fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
 
 /// What a device says of itself, if it says anything.
 fn ask(pid: u32, number: u32) -> io::Result<Vec<u8>> {
-    let addr = SocketAddr::from_abstract_name(socket_name(pid, number))?;
-    let mut stream = UnixStream::connect_addr(&addr)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // A process that takes no connections is waited for as well: once the kernel notes no more for it, in `connect`.
+    set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(socket_name(pid, number).as_bytes())?)?;
+    let mut stream = UnixStream::from(socket);
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text)?;
