@@ -1,7 +1,11 @@
 """Packets at an address's standard port that are for another process there: passed on as they came, and nothing else is."""
 
+import contextlib
 import ipaddress
+import os
+import socket
 import struct
+import unittest
 
 import roce
 from support import SUCCESS, BadInput, fresh_address
@@ -10,6 +14,17 @@ PSN = 0x0ABCDE
 SIZE = 65536
 QKEY = 0x80010000
 A_PACKET = 1
+ANOTHER_USER = 65534
+
+
+@contextlib.contextmanager
+def as_another_user():
+    """What is opened meanwhile is another user's."""
+    os.seteuid(ANOTHER_USER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def wrapped(packet, source):
@@ -18,11 +33,10 @@ def wrapped(packet, source):
     return struct.pack("!BBH", A_PACKET, 0, source[1]) + address + packet
 
 
-class PassedOn(BadInput):
-    def setUp(self):
-        self.front = self.start()
-        self.home = self.start(self.front.address)
-        self.assertEqual((self.front.stat()["slot"], self.home.stat()["slot"]), (0, 1))
+class WithHome(BadInput):
+    """A process whose slot is not 0, with a queue pair that is connected to a peer."""
+
+    def connect_home(self):
         self.peer = roce.Peer(fresh_address())
         self.addCleanup(self.peer.close)
         self.region = self.home.mr("m", "anon", SIZE)
@@ -36,12 +50,20 @@ class PassedOn(BadInput):
         return roce.bth(roce.READ_REQUEST, self.qpn, psn, ack=True) + reth
 
     def send(self, body, peer=None, port=roce.PORT):
-        peer, address = peer or self.peer, self.front.address
+        peer, address = peer or self.peer, self.home.address
         peer.raw(body + roce.icrc(peer.socket.getsockname(), (address, port), body), address, port)
 
     def wrap(self, body, slot=1, qkey=QKEY):
         header = roce.bth(roce.UD_SEND_ONLY, slot << 16, 0) + roce.deth(qkey, 0)
         return header + wrapped(body, self.peer.socket.getsockname())
+
+
+class PassedOn(WithHome):
+    def setUp(self):
+        self.front = self.start()
+        self.home = self.start(self.front.address)
+        self.assertEqual((self.front.stat()["slot"], self.home.stat()["slot"]), (0, 1))
+        self.connect_home()
 
     def test_a_packet_at_the_standard_port_arrives(self):
         for count, length in enumerate((16, 1024)):
@@ -87,6 +109,33 @@ class PassedOn(BadInput):
         self.send(request)
         self.assertEqual(self.peer.receive().psn, PSN)
 
+    def passing_socket(self):
+        """A connection to where the second process takes what is passed on to it."""
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(end.close)
+        end.connect(f"\0terrace/passing/{self.home.address}:{roce.PORT + 1}")
+        return end
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root, to be another user")
+    def test_only_the_same_user_and_root_pass_on(self):
+        packet = wrapped(self.request(16), self.peer.socket.getsockname())
+        with as_another_user():
+            stranger = self.passing_socket()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            stranger.send(packet)
+        self.assertIsNone(self.peer.receive(0.2))
+        with contextlib.suppress(ConnectionResetError):
+            self.assertEqual(stranger.recv(1), b"")
+        self.passing_socket().send(packet)
+        self.assertEqual(self.peer.receive().psn, PSN)
+
+    def test_messages_that_make_no_sense_do_no_harm(self):
+        end = self.passing_socket()
+        for message in (b"\0", b"\1" * 19, bytes(20), wrapped(b"", ("1.2.3.4", 5)), wrapped(b"\xff" * 7000, ("1.2.3.4", 5)), b"\2" * 9000):
+            end.send(message)
+        self.send(self.request(16))
+        self.assertEqual(self.peer.receive().psn, PSN)
+
     def test_for_nobody(self):
         body = self.request(16)
         for slot in (2, 77, 255):
@@ -106,3 +155,24 @@ class PassedOn(BadInput):
         packet = self.peer.receive()
         self.send(roce.bth(roce.ACKNOWLEDGE, self.front.qpns["q"], packet.psn) + roce.aeth(roce.ACK, 1))
         self.assertEqual(self.front.status("q"), SUCCESS)
+
+
+class AnotherUserInFront(WithHome):
+    """The standard port is another user's. A packet that he says was passed on is one of his own."""
+
+    def setUp(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root, to be another user")
+        address = fresh_address()
+        with as_another_user():
+            self.stranger = roce.Peer(address)
+        self.addCleanup(self.stranger.close)
+        self.home = self.start(address)
+        self.assertEqual(self.home.stat()["slot"], 1)
+        self.connect_home()
+
+    def test_he_is_not_believed(self):
+        self.send(self.wrap(self.request(16)), peer=self.stranger, port=roce.PORT + 1)
+        self.assertIsNone(self.peer.receive(0.3))
+        self.send(self.request(16), port=roce.PORT + 1)
+        self.assertEqual(self.peer.receive().psn, PSN)

@@ -20,7 +20,7 @@
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
 //! | a device joins the list (`DEVICES`) | held |
 //! | a device receives, its engine or its thread for same-host peers is at work, is started, woken or ended, companions are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the rest is held; the child starts an engine of its own |
-//! | a packet is passed on to a device of this process (`nic/src/siblings.rs`) | only with the right to receive, which is held; the child takes its parent's devices off the list |
+//! | a packet is passed on to a device of this process or of another one (`nic/src/siblings.rs`, `passing.rs`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and takes its parent's devices off the list |
 //! | a lock's waiters are listed | locks are words, and waiters in the kernel (`sync/src/futex.rs`); a table of the process, as `parking_lot` has, may be locked in the child. Which lock a child may take is in this table all the same |
 //! | reader slots of same-host peers are listed (`memory/src/shared/hands.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | held; the child forgets it and keeps the list of descriptors |

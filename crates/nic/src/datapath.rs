@@ -21,7 +21,6 @@ use crate::events::AsyncEvent;
 use crate::host::QpHost;
 use crate::local::{Filled, Inlets, Mail};
 use crate::management::is_management;
-use crate::passing::{Unpacked, is_passed_on};
 use crate::qp::{QpCore, QueuePair, Tap};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
@@ -225,42 +224,8 @@ impl Device {
         if !self.read(meta, bytes, &mut packet) {
             return Arrival::Done;
         }
-        if is_passed_on(packet.bth.qpn) {
-            return self.handle_passed_on(arrived, &packet, look);
-        }
         let arrival = self.hand_over(arrived, &packet, look);
-        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes, &mut look.unit.batch) {
-            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
-        }
-        arrival
-    }
-
-    fn handle_passed_on<'a>(
-        &'a self,
-        arrived: Arrived<'_>,
-        packet: &Packet<'_>,
-        look: &mut Look<'a, '_>,
-    ) -> Arrival {
-        let arrival = match self.unpack(arrived.meta, packet) {
-            Unpacked::Packet(meta, inner) => {
-                let mut packet = Packet::default();
-                match self.read(&meta, inner, &mut packet) {
-                    true => {
-                        let (ack, way) = (None, Way::Network);
-                        self.hand_over(
-                            Arrived { meta: &meta, bytes: inner, ack, way, ..arrived },
-                            &packet,
-                            look,
-                        )
-                    }
-                    // It is counted.
-                    false => Arrival::Done,
-                }
-            }
-            Unpacked::Done => Arrival::Done,
-            Unpacked::NotBelieved => Arrival::Nowhere,
-        };
-        if arrival == Arrival::Nowhere {
+        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
         arrival
@@ -268,7 +233,7 @@ impl Device {
 
     /// Reads a packet. Whether it is one, and of the partition.
     #[inline]
-    fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8], packet: &mut Packet<'a>) -> bool {
+    pub(crate) fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8], packet: &mut Packet<'a>) -> bool {
         if let Err(error) = packet.read(bytes) {
             self.counters.malformed.fetch_add(1, Ordering::Relaxed);
             tracing::trace!(%error, source = %meta.source, "malformed packet dropped");

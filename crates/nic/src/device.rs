@@ -28,6 +28,7 @@ use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
 use crate::pace::Pace;
+use crate::passing::Passing;
 use crate::pd::Pd;
 use crate::qp::{self, QueuePair};
 use crate::table::QpTable;
@@ -131,6 +132,7 @@ pub struct Device {
     next_number: AtomicU32,
     /// Whether it passes on what is for others, and takes what is passed on.
     pub(crate) sibling: AtomicBool,
+    pub(crate) passing: Passing,
     /// Bit i: GID i, or one a multiple of 32 further, has been made to receive.
     activated: AtomicU32,
     closed: AtomicBool,
@@ -189,6 +191,7 @@ impl Device {
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
             sibling: AtomicBool::new(false),
+            passing: Passing::default(),
             activated: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             clock: config.clock,
@@ -208,6 +211,7 @@ impl Device {
             return;
         }
         self.engine.stop();
+        self.passing.close();
         self.withdraw_all();
         self.local.stop();
         for qp in self.table.all() {

@@ -54,6 +54,7 @@ pub mod stat;
 mod table;
 mod timers;
 mod tx;
+mod unix_socket;
 mod xrc;
 
 pub use address::{AddressVector, Ah};

@@ -1,49 +1,241 @@
 //! What has come to an address's standard port and is for another process of the host.
 //!
-//! A peer that knows nothing of slots sends everything to UDP port 4791: the port of slot 0. Whoever has that slot of an
+//! A peer that knows nothing of slots sends everything to UDP port 4791: the port of slot 0. The process that has that slot of an
 //! address passes on what is for the other slots of it, by the upper bits of the queue pair number; management datagrams, which
-//! all of them get at number 1, are passed on by whoever reads them ([`Device::pass_on_management`]).
+//! all of them get at number 1, are passed on by the handler that reads them ([`Device::pass_on_management`]).
 //!
 //! ```text
 //!   peer, anywhere --- packet for slot 3 ---> A:4791  process with slot 0
-//!                                                |    a datagram from A:4791 to A:4794, around the packet and where it came from
+//!                                                |    a message on a unix socket: the packet, and where it came from
 //!                                                v
-//!                                             A:4794  process with slot 3 --- answers --> peer
+//!                              terrace/passing/A:4794  process with slot 3 --- answers --> peer
 //! ```
 //!
-//! It travels as a datagram between the queue pairs 0 of the two slots, a number that RoCE does not use. It is believed only
-//! when it comes from the own address and the standard port there. The system lets nobody but the owner of that port send from
-//! it, and a host that forges the own address over the network could as well forge the peer's.
+//! Any user may have the standard port, and may say of any packet that it came from any peer. So a process takes packets on that socket from
+//! processes of its own user and of root only, as the kernel names them, and what comes to a UDP port is never taken for passed on. A
+//! process that does not read loses what its socket has no room for, as it loses what its UDP socket has no room for.
 //!
 //! The process with slot 0 listens at its first address, and at others as far as it needs them itself; a process with another
 //! slot that uses such an address asks it to listen there, too.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::io::IoSlice;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use terrace_fabric::TxBatch;
-use terrace_wire::{Deth, Opcode, Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, emit_headers};
+use terrace_sync::{ArcMutexGuard, Mutex};
+use terrace_wire::{Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta};
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::management::{self, INDEX_MASK, MANAGEMENT_QKEY};
+use crate::management::{self, is_management};
+use crate::unix_socket::{self, Spare};
 
-/// Index of the queue pair that such datagrams are between.
-const PASSING_INDEX: u32 = 0;
+/// What the sockets are for.
+const SERVICE: &str = "passing";
 
 /// In front of what is passed on: what it is, the traffic class, and the source's port and address.
 const PREFIX_BYTES: usize = 20;
 
+/// Longest message in bytes: more than any packet.
+const MESSAGE_BYTES_MAX: usize = 8192;
+
+/// Most processes that pass something on to this one at a time: the one with slot 0, and at times one that has had it before.
+const SENDERS_MAX: usize = 16;
+
+/// How many messages of one sender are taken at a time.
+const MESSAGES_AT_A_TIME: usize = 64;
+
 const A_PACKET: u8 = 1;
 const LISTEN_EVERYWHERE: u8 = 2;
 
-/// Whether a packet's destination is the queue pair for what is passed on.
-#[inline]
-pub(crate) fn is_passed_on(qpn: u32) -> bool {
-    qpn & INDEX_MASK == PASSING_INDEX
+/// A device's ends of such sockets.
+#[derive(Default)]
+pub(crate) struct Passing {
+    /// Where others pass on to this device, from when it has joined them.
+    inbound: Arc<Mutex<Option<Arc<Inbound>>>>,
+    /// To others, by their address and UDP port.
+    outbound: Arc<Mutex<Outbound>>,
+}
+
+type Outbound = HashMap<SocketAddr, OwnedFd>;
+
+/// Both of them, while the process forks.
+pub(crate) struct Held {
+    inbound: ArcMutexGuard<Option<Arc<Inbound>>>,
+    outbound: ArcMutexGuard<Outbound>,
+}
+
+impl Held {
+    /// In the child: they are the parent's.
+    pub fn forget(&mut self) {
+        *self.inbound = None;
+        self.outbound.clear();
+    }
+}
+
+impl Passing {
+    /// Where others pass on to this device.
+    pub fn inbound(&self) -> Option<Arc<Inbound>> {
+        self.inbound.lock().clone()
+    }
+
+    /// Nothing is passed on in either direction any more.
+    pub fn close(&self) {
+        *self.inbound.lock() = None;
+        self.outbound.lock().clear();
+    }
+
+    /// Keeps them from others while the process forks.
+    pub fn hold(&self) -> Held {
+        Held { inbound: self.inbound.lock_arc(), outbound: self.outbound.lock_arc() }
+    }
+
+    /// Hands a message to the process that has that address and UDP port. False if it is lost.
+    fn send(&self, to: SocketAddr, prefix: &[u8; PREFIX_BYTES], bytes: &[u8]) -> bool {
+        let mut outbound = self.outbound.lock();
+        // Twice: another process may have the port by now.
+        for _ in 0..2 {
+            let socket = match outbound.entry(to) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => {
+                    let Some(socket) = connect(to) else { return false };
+                    place.insert(socket)
+                }
+            };
+            let parts = [IoSlice::new(prefix), IoSlice::new(bytes)];
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&*socket, &parts, &mut SendAncillaryBuffer::default(), flags) {
+                Ok(_) => return true,
+                Err(Errno::AGAIN | Errno::INTR) => return false,
+                Err(_) => drop(outbound.remove(&to)),
+            }
+        }
+        false
+    }
+}
+
+/// A connection to the process with that address and UDP port, if it is of the same user, or this one is root's.
+fn connect(to: SocketAddr) -> Option<OwnedFd> {
+    let socket = unix_socket::connect_to(SERVICE, to).ok()?;
+    let (peer, own) = (unix_socket::peer_of(&socket)?, rustix::process::geteuid());
+    (peer.uid == own || own.is_root()).then_some(socket)
+}
+
+/// Where others pass on to a device.
+pub(crate) struct Inbound {
+    /// Readable when one of the others is.
+    waits: OwnedFd,
+    /// One for each of the device's addresses.
+    listeners: Vec<OwnedFd>,
+    spare: Spare,
+    senders: Mutex<Vec<Sender>>,
+}
+
+/// A process that passes on to this one.
+struct Sender {
+    socket: OwnedFd,
+    /// The address that it is for.
+    gid_index: u8,
+}
+
+impl Inbound {
+    fn open(device: &Device) -> Result<Inbound, Errno> {
+        let waits = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut listeners = Vec::new();
+        for gid in device.gids() {
+            let place = SocketAddr::new(gid.addr.to_canonical(), device.port.udp_port());
+            let listener = unix_socket::listen_as(SERVICE, place)?;
+            watch(&waits, listener.as_fd())?;
+            listeners.push(listener);
+        }
+        Ok(Inbound { waits, listeners, spare: Spare::new(), senders: Mutex::default() })
+    }
+
+    /// Readable when there is something for [`Inbound::serve`].
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.waits.as_fd()
+    }
+
+    /// Takes what has been passed on, and new connections. Waits for nothing.
+    pub fn serve(&self, device: &Device) {
+        let mut events =
+            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
+        if !matches!(epoll::wait(&self.waits, &mut events, Some(&Timespec::default())), Ok(1..)) {
+            return;
+        }
+        let mut senders = self.senders.lock();
+        for (gid_index, listener) in (0u8..).zip(&self.listeners) {
+            while let Some(socket) = unix_socket::accept(listener, &self.spare) {
+                if senders.len() < SENDERS_MAX
+                    && is_believed(&socket)
+                    && watch(&self.waits, socket.as_fd()).is_ok()
+                {
+                    senders.push(Sender { socket, gid_index });
+                }
+            }
+        }
+        let mut message = [0; MESSAGE_BYTES_MAX];
+        senders.retain(|sender| {
+            let stays = sender.take_messages(device, &mut message);
+            if !stays {
+                // Before it is closed: it may be open in a child as well, and would go on being readable.
+                let _ = epoll::delete(&self.waits, &sender.socket);
+            }
+            stays
+        });
+        drop(senders);
+        // Their handlers want no locks held.
+        device.management.deliver();
+    }
+}
+
+fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+}
+
+/// Whether it may say where packets came from: a process of the same user, or of root.
+fn is_believed(socket: &OwnedFd) -> bool {
+    unix_socket::peer_of(socket)
+        .is_some_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
+}
+
+impl Sender {
+    /// False when it has gone.
+    fn take_messages(&self, device: &Device, message: &mut [u8]) -> bool {
+        for _ in 0..MESSAGES_AT_A_TIME {
+            match recv(&self.socket, &mut *message, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return false,
+                Ok((len, _)) => device.take_message_of_front(&message[..len], self.gid_index),
+                Err(error) => return matches!(error, Errno::AGAIN | Errno::INTR),
+            }
+        }
+        true
+    }
 }
 
 impl Device {
+    /// Opens the sockets by which others pass on to this device. Without them it gets what comes to its own port.
+    pub(crate) fn open_passing(&self) {
+        match Inbound::open(self) {
+            Ok(inbound) => {
+                *self.passing.inbound.lock() = Some(Arc::new(inbound));
+                // It sleeps on them from now on.
+                self.engine.wake();
+            }
+            Err(error) => {
+                tracing::warn!(%error, "what comes to port {ROCE_PORT} for this process is not passed on to it")
+            }
+        }
+    }
+
     /// Whether this is the one that passes on what is for others.
     fn is_in_front(&self) -> bool {
         self.port.slot() == 0 && self.is_sibling()
@@ -56,23 +248,18 @@ impl Device {
 
     /// Passes a packet on to the process that has its queue pair number's slot. False if that is not for this one to do.
     #[cold]
-    pub(crate) fn pass_on_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32, tx: &mut TxBatch) -> bool {
+    pub(crate) fn pass_on_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32) -> bool {
         let slot = (qpn >> QPN_SLOT_SHIFT) as u8;
         if slot == 0 || !self.is_in_front() {
             return false;
         }
         self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
-        if !push(tx, A_PACKET, slot, meta, bytes) {
-            // What the network does not take now is lost, as it is in any network.
-            if !self.port.transmit(tx) {
-                return true;
-            }
-            push(tx, A_PACKET, slot, meta, bytes);
-        }
+        // What the process does not take now is lost, as it is in any network.
+        self.send_to_slot(A_PACKET, slot, meta, bytes);
         true
     }
 
-    /// Passes a management datagram on to the process with that slot, as if it had come there: for those that read such
+    /// Passes a management datagram on to the process with that slot, as if it had come there: for handlers that read such
     /// datagrams and find that they are for somebody else. False if that is not for this device to do.
     ///
     /// # Errors
@@ -85,106 +272,76 @@ impl Device {
         let gid = self.gids().get(usize::from(from.source_gid_index));
         let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
         let mut packet = TxBatch::new(0);
-        management::write(
-            &mut packet,
-            from,
-            Psn::new(0),
-            [slot, management::slot_of(from.remote.port())?],
-            payload,
-        )?;
+        let slots = [slot, management::slot_of(from.remote.port())?];
+        management::write(&mut packet, from, Psn::new(0), slots, payload)?;
         let meta = RxMeta {
             source: from.remote,
             destination: gid.addr,
             gid_index: from.source_gid_index,
             traffic_class: 0,
         };
-        let mut unit = self.tx.take();
         for inner in packet.packets() {
-            push(&mut unit.batch, A_PACKET, slot, &meta, inner.bytes);
+            self.send_to_slot(A_PACKET, slot, &meta, inner.bytes);
         }
         self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
-        self.flush(unit, self.clock.now());
         Ok(true)
     }
 
-    /// Asks whoever has slot 0 of the addresses of this device to listen at all of its own: peers may use any of them.
+    /// Asks the process that has slot 0 of the addresses of this device to listen at all of its own: peers may use any of them.
     pub fn ask_front_to_listen(&self) {
         if self.port.slot() == 0 || !self.is_sibling() {
             return;
         }
-        let mut unit = self.tx.take();
         for (gid_index, gid) in (0u8..).zip(self.gids()) {
             let source = SocketAddr::new(gid.addr, self.port.udp_port());
             let meta = RxMeta { source, destination: gid.addr, gid_index, traffic_class: 0 };
-            push(&mut unit.batch, LISTEN_EVERYWHERE, 0, &meta, &[]);
+            self.send_to_slot(LISTEN_EVERYWHERE, 0, &meta, &[]);
         }
-        self.flush(unit, self.clock.now());
     }
 
-    /// What a datagram holds that another process of this host has sent to be believed.
-    #[cold]
-    pub(crate) fn unpack<'a>(&self, meta: &RxMeta, packet: &Packet<'a>) -> Unpacked<'a> {
-        let is_own = meta.source.ip().to_canonical() == meta.destination.to_canonical();
-        let fits = packet.bth.opcode == Opcode::UdSendOnly
-            && packet.bth.qpn >> QPN_SLOT_SHIFT == u32::from(self.port.slot())
-            && packet.ext.deth.is_some_and(|deth| deth.qkey == MANAGEMENT_QKEY);
-        let split = packet.payload.split_first_chunk::<PREFIX_BYTES>();
-        let Some((prefix, inner)) = split.filter(|_| is_own && fits && self.is_sibling()) else {
-            return Unpacked::NotBelieved;
+    fn send_to_slot(&self, kind: u8, slot: u8, meta: &RxMeta, bytes: &[u8]) {
+        let source = match meta.source.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
         };
-        let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
-        match kind {
-            LISTEN_EVERYWHERE if self.is_in_front() => {
-                self.activate_all_gids();
-                Unpacked::Done
-            }
-            A_PACKET if meta.source.port() == ROCE_PORT && self.port.slot() != 0 => {
-                let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
-                let ifindex = self.gids().get(usize::from(meta.gid_index)).map_or(0, |gid| gid.ifindex);
-                let port = u16::from_be_bytes([port_high, port_low]);
-                let source = crate::address::socket_address(ip, port, ifindex);
-                Unpacked::Packet(RxMeta { source, traffic_class, ..*meta }, inner)
-            }
-            _ => Unpacked::NotBelieved,
+        let mut prefix = [0; PREFIX_BYTES];
+        (prefix[0], prefix[1]) = (kind, meta.traffic_class);
+        prefix[2..4].copy_from_slice(&meta.source.port().to_be_bytes());
+        prefix[4..].copy_from_slice(&source.octets());
+        let to = SocketAddr::new(meta.destination.to_canonical(), ROCE_PORT + u16::from(slot));
+        if !self.passing.send(to, &prefix, bytes) {
+            tracing::trace!(%to, "nobody takes what is passed on");
         }
     }
-}
 
-/// What came of a datagram between processes.
-pub(crate) enum Unpacked<'a> {
-    /// A packet, and where it came from.
-    Packet(RxMeta, &'a [u8]),
-    /// A request that was fulfilled.
-    Done,
-    /// It does not come from where such datagrams come from, or makes no sense here.
-    NotBelieved,
-}
+    /// Takes a message of a process that is believed. Whatever the bytes say, the worst that comes of them is a counter.
+    fn take_message_of_front(&self, message: &[u8], gid_index: u8) {
+        let Some((prefix, bytes)) = message.split_first_chunk::<PREFIX_BYTES>() else { return };
+        let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
+        match (kind, self.gids().get(usize::from(gid_index))) {
+            (LISTEN_EVERYWHERE, _) if self.is_in_front() => self.activate_all_gids(),
+            (A_PACKET, Some(gid)) if self.port.slot() != 0 => {
+                let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
+                let port = u16::from_be_bytes([port_high, port_low]);
+                let source = crate::address::socket_address(ip, port, gid.ifindex);
+                self.take_packet_of_front(
+                    &RxMeta { source, destination: gid.addr, gid_index, traffic_class },
+                    bytes,
+                );
+            }
+            _ => {}
+        }
+    }
 
-/// Wraps a packet and adds it to those that leave, from the address that it came to. False if there is no room.
-fn push(tx: &mut TxBatch, kind: u8, slot: u8, meta: &RxMeta, bytes: &[u8]) -> bool {
-    let mut remote = meta.source;
-    remote.set_ip(meta.destination);
-    remote.set_port(ROCE_PORT + u16::from(slot));
-    let path =
-        Path { remote, source_gid_index: meta.gid_index, traffic_class: 0, hop_limit: 0, flow_label: 0 };
-    let payload_len = PREFIX_BYTES + bytes.len();
-    let (mut bth, mut ext) = management::headers(payload_len, Psn::new(0), slot, 0);
-    bth.qpn = u32::from(slot) << QPN_SLOT_SHIFT | PASSING_INDEX;
-    ext.deth = Some(Deth { qkey: MANAGEMENT_QKEY, source_qpn: PASSING_INDEX });
-    let header_len = bth.opcode.info().header_len;
-    let Some(room) = tx.push(&path, header_len + payload_len + usize::from(bth.pad)) else { return false };
-    let (head, rest) = room.split_at_mut(header_len);
-    emit_headers(&bth, &ext, head).expect("the room is exactly the opcode's header length");
-    let (prefix, rest) = rest.split_at_mut(PREFIX_BYTES);
-    let source = match meta.source.ip() {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    };
-    (prefix[0], prefix[1]) = (kind, meta.traffic_class);
-    prefix[2..4].copy_from_slice(&meta.source.port().to_be_bytes());
-    prefix[4..].copy_from_slice(&source.octets());
-    let (data, pad) = rest.split_at_mut(bytes.len());
-    data.copy_from_slice(bytes);
-    pad.fill(0);
-    true
+    fn take_packet_of_front(&self, meta: &RxMeta, bytes: &[u8]) {
+        let mut packet = Packet::default();
+        if !self.read(meta, bytes, &mut packet) {
+            return;
+        }
+        if is_management(packet.bth.qpn) {
+            self.management.take(self.clock.now(), self.port.slot(), meta, &packet);
+        } else if !self.take_passed_on(meta, &packet) {
+            self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }

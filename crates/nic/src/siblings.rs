@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use terrace_fabric::TxBatch;
 use terrace_sync::RwLock;
 use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
 
@@ -35,6 +34,7 @@ impl Device {
     /// Takes packets from the host's other devices that have joined, and passes on what is theirs.
     pub fn join_siblings(self: &Arc<Self>) {
         self.sibling.store(true, Ordering::SeqCst);
+        self.open_passing();
         let mut siblings = SIBLINGS.write();
         siblings.retain(|device| device.strong_count() > 0);
         siblings.push(Arc::downgrade(self));
@@ -48,7 +48,7 @@ impl Device {
     /// Passes a packet on to whoever has its queue pair. False if nobody of this process has, and other processes are not
     /// this one's to serve.
     #[cold]
-    pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8], tx: &mut TxBatch) -> bool {
+    pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8]) -> bool {
         let slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
         if slot == u32::from(self.port.slot()) {
             return false;
@@ -60,12 +60,12 @@ impl Device {
         };
         match sibling {
             Some(sibling) => sibling.take_passed_on(meta, packet),
-            None => self.pass_on_to_process(meta, bytes, packet.bth.qpn, tx),
+            None => self.pass_on_to_process(meta, bytes, packet.bth.qpn),
         }
     }
 
     /// Handles a packet that another device has received. Its answer leaves with this device's next look.
-    fn take_passed_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+    pub(crate) fn take_passed_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let Some(qp) = self.query_qp_by_number(packet.bth.qpn) else { return false };
         let mut core = qp.lock();
         if core.dead {

@@ -83,7 +83,6 @@ fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
     assert!(matches!(pass_on(1, &from, b"early"), Ok(false)));
     front.device.join_siblings();
     assert!(matches!(pass_on(1, &from, b"too early"), Ok(true)));
-    wait_until("it was dropped", || home.device.snapshot().dropped["unknown_qp"] == 1);
     home.device.join_siblings();
     assert!(matches!(pass_on(1, &from, b"hello"), Ok(true)));
     wait_until("it has arrived", || !heard.lock().unwrap().is_empty());

@@ -13,6 +13,7 @@ use terrace_transport::{AckPolicy, Time};
 use super::stat_server::StatServer;
 use super::{Engine, Mode, SpinBudget, rank::Rank};
 use crate::device::Device;
+use crate::passing::Inbound;
 use crate::semaphore::Bell;
 
 /// How often the engine looks, while the program polls, whether it still does.
@@ -30,6 +31,9 @@ const ACTIVE_NS: u64 = 100_000_000;
 
 /// How long packets must not have piled up before the engine takes its turns as any thread does.
 const CATCH_UP_NS: u64 = 50_000_000;
+
+/// How often an engine that does not sleep looks whether something was passed on to the process.
+const PASSING_NS: u64 = 50_000;
 
 /// How long a paused engine sleeps before it looks whether the fork is over.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -55,6 +59,7 @@ pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>
         rank: Rank::default(),
         behind_at: None,
         due: None,
+        passed_on_at: Time(0),
     };
     driver.run();
 }
@@ -76,6 +81,8 @@ struct Driver<'a> {
     behind_at: Option<Time>,
     /// The timer that was due when the engine last went to sleep.
     due: Option<Time>,
+    /// When it was last looked whether something was passed on, without sleeping on that.
+    passed_on_at: Time,
 }
 
 impl Driver<'_> {
@@ -171,6 +178,7 @@ impl Driver<'_> {
                 return Mode::Armed;
             }
             self.keep_up(now);
+            self.take_passed_on(now);
             if self.program_polls() {
                 return Mode::Standby;
             }
@@ -178,6 +186,17 @@ impl Driver<'_> {
             {
                 return Mode::Armed;
             }
+        }
+    }
+
+    /// Takes what has been passed on while the engine does not sleep on it.
+    fn take_passed_on(&mut self, now: Time) {
+        if now.0 - self.passed_on_at.0 < PASSING_NS {
+            return;
+        }
+        self.passed_on_at = now;
+        if let Some(passing) = self.device.passing.inbound() {
+            passing.serve(self.device);
         }
     }
 
@@ -189,14 +208,17 @@ impl Driver<'_> {
         self.rank.set_first(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
     }
 
-    /// Sleeps on the bell, the status socket, these descriptors of the port, and those of others.
+    /// Sleeps on the bell, the status socket, what is passed on, these descriptors of the port, and those of others.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
+        let passing = self.device.passing.inbound();
+        let passing_fd = passing.as_deref().map(Inbound::fd);
         let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
         let bell_fd = self.bell.fd();
         fds.push(PollFd::new(&bell_fd, PollFlags::IN));
         fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
         fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        fds.extend(passing_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let stat_fd = self.stat.as_ref().map(StatServer::fd);
         fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         // An error here can only be a lack of memory; the caller then merely comes back too early.
@@ -206,6 +228,9 @@ impl Driver<'_> {
         drop(fds);
         if rung {
             self.bell.silence();
+        }
+        if let Some(passing) = passing {
+            passing.serve(self.device);
         }
         if asked && let Some(stat) = &self.stat {
             stat.serve(self.device);

@@ -11,6 +11,7 @@ use crate::companion;
 use crate::device::Device;
 use crate::engine::Handle;
 use crate::local::Held;
+use crate::passing;
 use crate::semaphore::Bell;
 use crate::siblings;
 use crate::tx::Receiver;
@@ -25,6 +26,7 @@ pub struct ForkPause {
     local: Option<Held>,
     handle: ArcMutexGuard<Handle>,
     companions: companion::Held,
+    passing: passing::Held,
 }
 
 /// How long the forking thread sleeps before it looks again whether the engine is at rest.
@@ -48,7 +50,8 @@ impl Device {
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
         let (handle, companions) = (engine.handle.lock_arc(), self.companions.hold());
-        ForkPause { device: self.clone(), receiving, local, handle, companions }
+        let passing = self.passing.hold();
+        ForkPause { device: self.clone(), receiving, local, handle, companions, passing }
     }
 
     /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
@@ -83,6 +86,7 @@ impl ForkPause {
         self.device.memory.after_fork_child();
         self.device.companions.forget(&mut self.companions);
         siblings::remove(&self.device);
+        self.passing.forget();
         if let Some(held) = self.local.take() {
             self.device.local.forget(held);
         }

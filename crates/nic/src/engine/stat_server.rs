@@ -1,7 +1,5 @@
 //! The server side of `terrace stat`.
 
-use std::cell::Cell;
-use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,6 +10,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use crate::device::Device;
 use crate::stat;
+use crate::unix_socket::Spare;
 
 /// Connections that are taken at a time: those of other users, too, who must not keep the engine here.
 const CONNECTIONS_AT_A_TIME: usize = 16;
@@ -22,16 +21,14 @@ const READ_TIMEOUT: Duration = Duration::from_secs(1);
 /// Answers each connection with a snapshot of the device, if it comes from the same user or from root.
 pub(super) struct StatServer {
     listener: UnixListener,
-    /// A descriptor to give up when the process has no other left: a connection that could not be accepted would keep
-    /// the listener readable, and the engine awake, for ever.
-    spare: Cell<Option<File>>,
+    spare: Spare,
 }
 
 impl StatServer {
     /// Listens on the process's socket. Failure costs the statistics and nothing else.
     pub fn open() -> Option<StatServer> {
         match stat::listen() {
-            Ok(listener) => Some(StatServer { listener, spare: Cell::new(open_spare()) }),
+            Ok(listener) => Some(StatServer { listener, spare: Spare::new() }),
             Err(error) => {
                 tracing::debug!(%error, "no status socket");
                 None
@@ -55,21 +52,10 @@ impl StatServer {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => return self.turn_away(),
+                Err(_) => return self.spare.turn_away(|| drop(self.listener.accept())),
             }
         }
     }
-
-    /// Takes one connection and closes it, with the spare descriptor.
-    fn turn_away(&self) {
-        drop(self.spare.take());
-        drop(self.listener.accept());
-        self.spare.set(open_spare());
-    }
-}
-
-fn open_spare() -> Option<File> {
-    File::open("/dev/null").ok()
 }
 
 fn may_ask(stream: &UnixStream) -> bool {

@@ -9,10 +9,6 @@ use std::sync::atomic::Ordering;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
-};
 use terrace_memory::HostRange;
 use terrace_memory::shared::{
     BackedBy, Hands, Inbox, Mapped, Outbox, Paged, Reach, RegionMemory, RingFile, Source, Version, Visitor,
@@ -25,9 +21,10 @@ use crate::device::Device;
 use crate::engine::without_signals;
 use crate::error::Error;
 use crate::semaphore::Bell;
+use crate::unix_socket::{self, Spare};
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 64;
+/// What the sockets are for.
+const SERVICE: &str = "reach";
 /// Processes that may reach into this one at a time. Each costs two descriptors.
 const VISITORS_MAX: usize = 256;
 
@@ -39,13 +36,14 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     watch(&waits, bell.fd())?;
     let mut listeners = Vec::new();
     for gid in device.gids() {
-        let listener = open_listener(SocketAddr::new(gid.addr.to_canonical(), port))?;
+        let listener = unix_socket::listen_as(SERVICE, SocketAddr::new(gid.addr.to_canonical(), port))?;
         watch(&waits, listener.as_fd())?;
         listeners.push(listener);
     }
     let sockets = Sockets {
         waits: waits.clone(),
         listeners,
+        spare: Spare::new(),
         visitors: Vec::new(),
         visitor_count: 0,
         peers: Vec::new(),
@@ -98,25 +96,9 @@ fn unwatch(waits: &OwnedFd, fd: BorrowedFd<'_>) {
     let _ = epoll::delete(waits, fd);
 }
 
-fn name_of(address: SocketAddr) -> Result<SocketAddrUnix, Errno> {
-    SocketAddrUnix::new_abstract_name(format!("terrace/reach/{address}").as_bytes())
-}
-
-fn open_socket() -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
-fn open_listener(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = open_socket()?;
-    bind(&socket, &name_of(address)?)?;
-    listen(&socket, BACKLOG)?;
-    Ok(socket)
-}
-
 /// The process at the other end, if it is the same user's and this process can see it.
 fn check_peer(socket: &OwnedFd) -> Option<i32> {
-    let peer = socket_peercred(socket).ok()?;
+    let peer = unix_socket::peer_of(socket)?;
     let pid = peer.pid.as_raw_nonzero().get();
     (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
 }
@@ -161,6 +143,7 @@ pub(super) struct Peer {
 pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
     listeners: Vec<OwnedFd>,
+    spare: Spare,
     visitors: Vec<Guest>,
     /// How many there ever were.
     visitor_count: u64,
@@ -215,8 +198,7 @@ impl Sockets {
     }
 
     fn try_connect(&self, address: SocketAddr) -> Result<Peer, Errno> {
-        let socket = open_socket()?;
-        connect(&socket, &name_of(address)?)?;
+        let socket = unix_socket::connect_to(SERVICE, address)?;
         let pid = check_peer(&socket).ok_or(Errno::PERM)?;
         let hands = Hands::new().map_err(|_| Errno::MFILE)?;
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
@@ -247,9 +229,7 @@ impl Sockets {
     }
 
     fn accept(&mut self, index: usize) {
-        while let Ok(socket) =
-            accept_with(&self.listeners[index], SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
+        while let Some(socket) = unix_socket::accept(&self.listeners[index], &self.spare) {
             let is_welcome = check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX;
             if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
                 let (gid_index, number) = (index as u8, self.visitor_count);

@@ -1,0 +1,87 @@
+//! Sockets by which the processes of a host find each other: in the abstract name space, so of a network name space, and one message a
+//! datagram.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred, accept_with, bind, connect, listen,
+    socket_with,
+};
+use terrace_sync::Mutex;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+
+fn name_of(service: &str, address: SocketAddr) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("terrace/{service}/{address}").as_bytes())
+}
+
+fn open() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Listens for those who want this service of the process that has that address and UDP port.
+///
+/// # Errors
+/// `ADDRINUSE` when another process does; otherwise the system's.
+pub(crate) fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = open()?;
+    bind(&socket, &name_of(service, address)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Connects to the process that has that address and UDP port, without waiting.
+///
+/// # Errors
+/// `CONNREFUSED` when nobody has, `AGAIN` when it accepts nobody.
+pub(crate) fn connect_to(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = open()?;
+    connect(&socket, &name_of(service, address)?)?;
+    Ok(socket)
+}
+
+/// The process at the other end, as the kernel knew it when it connected or began to listen.
+pub(crate) fn peer_of(socket: &OwnedFd) -> Option<UCred> {
+    socket_peercred(socket).ok()
+}
+
+/// A descriptor to give up when the process has no other left: a connection that could not be accepted would keep its listener readable,
+/// and the thread that looks at it awake, for ever.
+pub(crate) struct Spare(Mutex<Option<File>>);
+
+impl Spare {
+    pub fn new() -> Spare {
+        Spare(Mutex::new(open_spare()))
+    }
+
+    /// Has `accept` take a connection with it, to close that.
+    pub fn turn_away(&self, accept: impl FnOnce()) {
+        let mut spare = self.0.lock();
+        drop(spare.take());
+        accept();
+        *spare = open_spare();
+    }
+}
+
+fn open_spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// The next connection. `None` when there is none.
+pub(crate) fn accept(listener: &OwnedFd, spare: &Spare) -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    match accept_with(listener, flags) {
+        Ok(socket) => Some(socket),
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Err(_) => {
+            spare.turn_away(|| drop(accept_with(listener, flags)));
+            None
+        }
+    }
+}
