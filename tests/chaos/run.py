@@ -98,8 +98,8 @@ class Watch(threading.Thread):
 class Scene:
     """Everybody, and where they are."""
 
-    def __init__(self, stack, log_dir):
-        fresh, self.log_dir, self.failures = addresses(), log_dir, []
+    def __init__(self, stack, fresh, log_dir):
+        self.log_dir, self.failures = log_dir, []
         self.fail = failing(self.failures)
         # Attackers take no processors of those whom they attack. Here they do, and must not get more of them than the engines.
         self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
@@ -261,9 +261,10 @@ def main(only):
     if not chosen and not stopping:
         sys.exit(f"no attack is named {only!r}: {', '.join(one.__name__ for one in [*attacks.ATTACKS, stops])}")
     log_dir = procs.new_run_dir("chaos")
-    failures = attack_in_turn(chosen, log_dir) if chosen else []
+    fresh = addresses()
+    failures = attack_in_turn(chosen, fresh, log_dir) if chosen else []
     if stopping:
-        print(f"{stops.__name__:<15}{stops.run(addresses(), log_dir, failing(failures))}", flush=True)
+        print(f"{stops.__name__:<15}{stops.run(fresh, log_dir, failing(failures))}", flush=True)
     print(f"{len(chosen) + stopping} attacks, {len(failures)} failures")
     return 1 if failures else 0
 
@@ -278,10 +279,10 @@ def failing(failures):
     return fail
 
 
-def attack_in_turn(chosen, log_dir):
+def attack_in_turn(chosen, fresh, log_dir):
     """Every attack of those chosen, and all at once. Returns what went wrong."""
     with contextlib.ExitStack() as stack:
-        scene = Scene(stack, log_dir)
+        scene = Scene(stack, fresh, log_dir)
         quiet = scene.work(QUIET_S)
         for victim in scene.victims:
             victim.remember()
