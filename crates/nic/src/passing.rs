@@ -36,7 +36,7 @@ use terrace_wire::{Packet, Path, Psn, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta};
 use crate::device::Device;
 use crate::error::Error;
 use crate::management::{self, is_management};
-use crate::unix_socket::{self, Spare};
+use crate::unix_socket::{self, Spare, unwatch, watch};
 
 /// What the sockets are for.
 const SERVICE: &str = "passing";
@@ -186,8 +186,7 @@ impl Inbound {
         senders.retain(|sender| {
             let stays = sender.take_messages(device, &mut message);
             if !stays {
-                // Before it is closed: it may be open in a child as well, and would go on being readable.
-                let _ = epoll::delete(&self.waits, &sender.socket);
+                unwatch(&self.waits, sender.socket.as_fd());
             }
             stays
         });
@@ -195,10 +194,6 @@ impl Inbound {
         // Their handlers want no locks held.
         device.management.deliver();
     }
-}
-
-fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
 /// Whether it may say where packets came from: a process of the same user, or of root.

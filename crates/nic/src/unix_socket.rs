@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -49,6 +50,20 @@ pub(crate) fn connect_to(service: &str, address: SocketAddr) -> Result<OwnedFd, 
 /// The process at the other end, as the kernel knew it when it connected or began to listen.
 pub(crate) fn peer_of(socket: &OwnedFd) -> Option<UCred> {
     socket_peercred(socket).ok()
+}
+
+/// Has the set of descriptors `waits` be readable while this one is.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+}
+
+/// To be called before a watched descriptor is closed: it may be open in a child as well, and would go on making the set readable.
+pub(crate) fn unwatch(waits: &OwnedFd, fd: BorrowedFd<'_>) {
+    // It can only have been removed before.
+    let _ = epoll::delete(waits, fd);
 }
 
 /// A descriptor to give up when the process has no other left: a connection that could not be accepted would keep its listener readable,

@@ -218,6 +218,7 @@ impl Driver<'_> {
         fds.push(PollFd::new(&bell_fd, PollFlags::IN));
         fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
         fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let passing_at = fds.len();
         fds.extend(passing_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let stat_fd = self.stat.as_ref().map(StatServer::fd);
         fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -225,11 +226,12 @@ impl Driver<'_> {
         let _ = poll(&mut fds, timeout.as_ref());
         let rung = !fds[0].revents().is_empty();
         let asked = stat_fd.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        let is_passed = passing_fd.is_some() && !fds[passing_at].revents().is_empty();
         drop(fds);
         if rung {
             self.bell.silence();
         }
-        if let Some(passing) = passing {
+        if is_passed && let Some(passing) = &passing {
             passing.serve(self.device);
         }
         if asked && let Some(stat) = &self.stat {

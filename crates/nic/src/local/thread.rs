@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ use crate::device::Device;
 use crate::engine::without_signals;
 use crate::error::Error;
 use crate::semaphore::Bell;
-use crate::unix_socket::{self, Spare};
+use crate::unix_socket::{self, Spare, unwatch, watch};
 
 /// What the sockets are for.
 const SERVICE: &str = "reach";
@@ -83,17 +83,6 @@ fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
         drop(held);
         device.local.tell_gone(gone);
     }
-}
-
-/// Has the thread woken when there is something to be read.
-fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-}
-
-/// To be called before a watched descriptor is closed: it may be open in a child as well, and would go on waking the thread.
-fn unwatch(waits: &OwnedFd, fd: BorrowedFd<'_>) {
-    // It can only have been removed before.
-    let _ = epoll::delete(waits, fd);
 }
 
 /// The process at the other end, if it is the same user's and this process can see it.
