@@ -16,6 +16,7 @@ use crate::job::{Job, Outcome, Seen, Span};
 use crate::order::{PageQueues, PartId};
 use crate::part::{Lane, Part, Step, Task, apply};
 use crate::regions::{RegionId, Regions};
+use crate::residency::Checks;
 use crate::stats::Kind;
 use crate::transfer::Brought;
 use crate::unit::{Plan, Residency, Unit, plan};
@@ -54,6 +55,8 @@ pub(crate) struct RegionState {
     pub(crate) closing: bool,
     /// Units that have something in the page cache.
     pub(crate) to_clean: Vec<usize>,
+    /// Which unit is checked for readahead next.
+    pub(crate) checks: Checks,
 }
 
 impl RegionState {
@@ -70,6 +73,7 @@ impl RegionState {
             moves: 0,
             closing: false,
             to_clean: Vec::new(),
+            checks: Checks::default(),
         }
     }
 }

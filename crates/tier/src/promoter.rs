@@ -116,16 +116,15 @@ fn take_counts(watched: &mut [Watched]) {
 fn clean(shared: &Shared, watched: &[Watched]) {
     for Watched { region, .. } in watched {
         shared.engine.repair(region);
-        let units = {
-            let mut core = shared.engine.core.lock();
-            core.regions.get_mut(region.id).map(|state| std::mem::take(&mut state.to_clean))
-        };
-        for unit in units.unwrap_or_default() {
+        shared.engine.check_for_readahead(region);
+        for unit in shared.engine.take_to_clean(region) {
             if shared.is_stopped() {
                 return;
             }
             // What cannot be written back was logged, and comes up again.
-            let _ = shared.engine.clean(region, unit);
+            if matches!(shared.engine.clean(region, unit), Ok(false)) {
+                shared.engine.part_from_residents(region, unit);
+            }
         }
     }
 }

@@ -5,13 +5,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
-use terrace_memory::HostRange;
 use terrace_memory::shared::GracePeriod;
+use terrace_memory::{HostRange, PAGE_BYTES};
 
+use crate::core::RegionState;
 use crate::engine::Engine;
 use crate::error::TierError;
 use crate::region::Region;
@@ -24,6 +25,10 @@ const READERS_PATIENCE: Duration = Duration::from_millis(1);
 pub(crate) const AHEAD_MAX: usize = 4;
 /// How often in a row it is tried to drop pages that somebody uses.
 const CLEANINGS_MAX: u8 = 3;
+/// How many units are checked for readahead in a period; that takes less than a millisecond.
+const CHECKS_MAX: usize = 64;
+/// How long a device may take to read ahead.
+const READAHEAD_MAX: Duration = Duration::from_secs(1);
 /// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 
@@ -33,6 +38,34 @@ pub(crate) struct Departure {
     region: Arc<Region>,
     unit: usize,
     readers: GracePeriod,
+}
+
+/// Which unit of a region is checked for readahead next. Checks end when each unit was checked once, [`READAHEAD_MAX`] after the last
+/// access through the page cache.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    next: usize,
+    left: usize,
+    count_from: Option<Instant>,
+}
+
+impl Checks {
+    fn restart(&mut self, unit_count: usize) {
+        self.left = unit_count;
+        self.count_from = Some(Instant::now() + READAHEAD_MAX);
+    }
+
+    fn next(&mut self, unit_count: usize) -> Option<usize> {
+        if self.left == 0 {
+            return None;
+        }
+        if self.count_from.is_none_or(|from| from <= Instant::now()) {
+            self.left -= 1;
+        }
+        let unit = self.next;
+        self.next = (unit + 1) % unit_count;
+        Some(unit)
+    }
 }
 
 impl Engine {
@@ -80,7 +113,9 @@ impl Engine {
             |core| {
                 region.presence.admit(unit);
                 core.unit(region.id, unit).residency = Residency::Resident;
-                core.regions[region.id].moves -= 1;
+                let state = &mut core.regions[region.id];
+                state.moves -= 1;
+                state.checks.restart(state.units.len());
             },
         );
         region.counters.promotions.fetch_add(1, Ordering::Relaxed);
@@ -235,8 +270,8 @@ impl Engine {
         }
     }
 
-    /// Writes back and drops what buffered access has left of an absent unit in the page cache. False if it is not
-    /// absent.
+    /// Writes back and drops what buffered access has left of an absent unit in the page cache. False if that was tried in vain for the
+    /// last time: somebody uses its pages.
     ///
     /// # Errors
     /// When it cannot be written back.
@@ -244,11 +279,11 @@ impl Engine {
         let touched = {
             let mut core = self.core.lock();
             if !core.serves(region.id) {
-                return Ok(false);
+                return Ok(true);
             }
             let state = core.unit(region.id, unit);
             if state.residency != Residency::Absent || !state.cached {
-                return Ok(false);
+                return Ok(true);
             }
             // Still cached while the pages go: past the page cache is what was there before, if they cannot be written. What is
             // written meanwhile says so.
@@ -273,7 +308,58 @@ impl Engine {
         if state.cached {
             core.note_cached(region.id, unit);
         }
-        dropped.map(|_| true)
+        dropped.map(|is_dropped| is_dropped || again)
+    }
+
+    /// Frees a unit whose pages cannot be dropped because a folio has pages of a resident unit, too: the resident one leaves memory, and
+    /// the next attempt drops both. Readahead makes folios of up to 2 MiB.
+    pub(crate) fn part_from_residents(&self, region: &Arc<Region>, unit: usize) {
+        let range = region.presence.unit_range(unit);
+        let is_whole = sys::cached_pages(range).is_some_and(|count| count as u64 == range.len / PAGE_BYTES);
+        // What this process has mapped is in use by the program.
+        if !is_whole || sys::is_mapped(range) {
+            return;
+        }
+        let folio = region.folio_around(range);
+        let presence = &region.presence;
+        for other in presence.units_of(folio).filter(|&other| presence.is_present(other)) {
+            // What cannot be written back was logged, and stays.
+            let _ = self.demote(region, other);
+        }
+    }
+
+    /// The units that have something in the page cache.
+    pub(crate) fn take_to_clean(&self, region: &Region) -> Vec<usize> {
+        let mut core = self.core.lock();
+        let Some(state) = core.regions.get_mut(region.id) else { return Vec::new() };
+        if !state.to_clean.is_empty() {
+            state.checks.restart(state.units.len());
+        }
+        std::mem::take(&mut state.to_clean)
+    }
+
+    /// Finds absent units that the kernel has read ahead into, some of a region in each period. `PG_readahead` and `PG_reclaim` are one
+    /// bit of a page: advice to drop a page that is being written sets it, and the next read of that page starts a readahead of up
+    /// to twice the device's `read_ahead_kb`, even of a file that is read at random.
+    pub(crate) fn check_for_readahead(&self, region: &Region) {
+        for _ in 0..CHECKS_MAX {
+            let Some(unit) = self.next_check(region) else { return };
+            if sys::cached_pages(region.presence.unit_range(unit)).is_none_or(|count| count == 0) {
+                continue;
+            }
+            let mut core = self.core.lock();
+            if core.serves(region.id) && core.unit(region.id, unit).may_be_read_ahead() {
+                core.note_cached(region.id, unit);
+            }
+        }
+    }
+
+    /// The next unit that may be absent and cached without the tier's knowledge.
+    fn next_check(&self, region: &Region) -> Option<usize> {
+        let mut core = self.core.lock();
+        let state = core.regions.get_mut(region.id)?;
+        let RegionState { checks, units, .. } = state;
+        (0..units.len()).map_while(|_| checks.next(units.len())).find(|&unit| units[unit].may_be_read_ahead())
     }
 
     /// Locks a whole region into memory, for good.

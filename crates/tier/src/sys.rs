@@ -1,11 +1,13 @@
 //! What the kernel is asked to do with a mapping: the only place where addresses of a region become system calls.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use terrace_memory::fault::{self, Fault};
-use terrace_memory::{AtomicOp, HostRange};
+use terrace_memory::{AtomicOp, HostRange, PAGE_BYTES};
 
 /// As many pages as a call to `mincore` here asks for.
 pub(crate) const MINCORE_PAGES: usize = 256;
@@ -71,6 +73,16 @@ pub(crate) fn cached(range: HostRange) -> Option<[bool; MINCORE_PAGES]> {
     let result =
         unsafe { libc::mincore(range.addr as *mut _, range.len as usize, present.as_mut_ptr().cast()) };
     (result == 0).then(|| present.map(|page| page & 1 != 0))
+}
+
+/// Whether this process has any page of a range in its page table. False when the kernel does not say.
+pub(crate) fn is_mapped(range: HostRange) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    let mut entries = vec![0; (range.len / PAGE_BYTES) as usize * 8];
+    let read = File::open("/proc/self/pagemap")
+        .and_then(|file| file.read_exact_at(&mut entries, range.addr / PAGE_BYTES * 8));
+    let is_present = |entry: &[u8]| u64::from_ne_bytes(entry.try_into().expect("8 bytes")) & PRESENT != 0;
+    read.is_ok() && entries.chunks_exact(8).any(is_present)
 }
 
 /// Writes the dirty pages of a part of a file to the device and waits for that. Not durable by itself: the device may

@@ -73,6 +73,11 @@ impl Unit {
     pub(crate) fn stays(&self) -> bool {
         self.residency == Residency::Resident && !self.leaving
     }
+
+    /// Whether nobody would notice that the kernel has read ahead into it.
+    pub(crate) fn may_be_read_ahead(&self) -> bool {
+        self.residency == Residency::Absent && !self.cached
+    }
 }
 
 /// What an access wants of the bytes that it names.

@@ -16,6 +16,9 @@ use crate::sys;
 /// How long after it could not be written again it is tried once more: a disk that has failed is not to be kept busy with that.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
+/// The largest folio in the page cache of x86-64: a huge page.
+const FOLIO_BYTES_MAX: u64 = 2 << 20;
+
 impl Engine {
     /// Writes a part of a region's file back. Not durable by itself: the device may cache it.
     ///
@@ -53,15 +56,16 @@ impl Engine {
         if region.ways.is_memory {
             return Ok(true);
         }
-        let len = std::num::NonZero::new(range.len.next_multiple_of(PAGE_BYTES));
-        // Only advice: pages that somebody uses stay.
-        let _ = rustix::fs::fadvise(
-            region.ways.buffered.as_fd(),
-            region.offset_in_file(range),
-            len,
-            Advice::DontNeed,
-        );
-        Ok(sys::cached_pages(range).is_none_or(|count| count == 0))
+        // Only advice: pages that somebody uses stay. The kernel does not drop a part of a folio.
+        for dropped in [range, region.folio_around(range)] {
+            let offset = region.offset_in_file(dropped);
+            let len = std::num::NonZero::new(dropped.len.next_multiple_of(PAGE_BYTES));
+            let _ = rustix::fs::fadvise(region.ways.buffered.as_fd(), offset, len, Advice::DontNeed);
+            if sys::cached_pages(range).is_none_or(|count| count == 0) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Takes some pages out of the page table and, once written back, out of the page cache.
@@ -120,6 +124,15 @@ impl Region {
         if self.losses.note() {
             tracing::error!(%error, "a part of a region's file cannot be written: it stays in memory, and no FLUSH succeeds until it is written");
         }
+    }
+
+    /// The range, extended to multiples of the largest folio of the file, as far as the region goes.
+    pub(crate) fn folio_around(&self, range: HostRange) -> HostRange {
+        let whole = self.presence.range();
+        let start = self.offset_in_file(range);
+        let end = (start + range.len).next_multiple_of(FOLIO_BYTES_MAX).min(self.file_offset + whole.len);
+        let start = (start / FOLIO_BYTES_MAX * FOLIO_BYTES_MAX).max(self.file_offset);
+        HostRange { addr: whole.addr + (start - self.file_offset), len: end - start }
     }
 
     /// Where in the file a part of the region begins.
