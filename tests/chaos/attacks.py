@@ -328,6 +328,7 @@ def everything(targets, clock, sent):
                     rkey, va, length, region_id = talker.find(targets.region)
                     server_qpn = talker.grant(rkey, region_id)
                     for number in range(64):
+                        clock.check()
                         header = roce.bth(roce.READ_REQUEST, server_qpn, number * (length // MTU), ack=True)
                         peer.packet(targets.node, header, roce.reth(va, rkey, length))
             time.sleep(min(0.3, max(clock.left(), 0)))

@@ -44,7 +44,7 @@ fn after_deregistering_nothing_is_written_any_more() {
         let _finally = Finally(&done);
         let end = Instant::now() + STRESS;
         let mut rounds = 0;
-        while Instant::now() < end {
+        while rounds <= 10 || Instant::now() < end {
             let region = memory.register(&registry, ALL);
             key.store(region.key.into(), Ordering::Relaxed);
             thread::yield_now();
@@ -57,7 +57,6 @@ fn after_deregistering_nothing_is_written_any_more() {
             assert!(words(&memory).iter().all(|word| word.load(Ordering::Relaxed) == 0), "a late write");
             rounds += 1;
         }
-        assert!(rounds > 10);
     });
 }
 

@@ -85,8 +85,7 @@ fn a_receiver_that_is_not_ready_is_tried_again_or_given_up() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
-    std::thread::sleep(std::time::Duration::from_millis(5));
-    assert!(qb.counters().rnr_naks_sent > 0);
+    wait_until("the receiver is not ready", || qb.counters().rnr_naks_sent > 0);
     qb.post_recv([b.recv(2, 0, 8)]).expect("posted");
     assert_eq!(a.completion().status, WcStatus::Success);
     assert_eq!(b.completion().status, WcStatus::Success);

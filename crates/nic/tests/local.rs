@@ -426,7 +426,7 @@ fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
 fn a_peer_that_has_gone_is_missed_as_with_packets() {
     let (a, b) = (Node::local(), Node::local());
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    let hasty = Tuning { timeout: 8, retry_cnt: 1, ..Tuning::default() };
+    let hasty = Tuning { timeout: 14, retry_cnt: 1, ..Tuning::default() };
     connect(&qa, &b, qb.qpn(), &hasty);
     connect(&qb, &a, qa.qpn(), &hasty);
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());
