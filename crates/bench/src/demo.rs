@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::bed::{Bed, REHEARSAL_REGION_BYTES};
 use crate::plan::{Mode, Point, Settings, Timing};
 use crate::progress::Progress;
 use crate::runner::{Outcome, Runner, estimates};
+use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 
 /// In the order of the table. `pin` is what all memory would give, `odp` and `rpc` are what there was before.
 const MODES: [Mode; 5] = [Mode::Pin, Mode::Odp, Mode::Rpc, Mode::Term, Mode::Wait];
@@ -100,7 +100,7 @@ pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: two 
     Zipf 0.99, every byte READ verified (pin: memory for all of it)";
 
 /// Measures all modes. In a rehearsal, on little memory and briefly.
-pub fn run(bed: &mut dyn Bed, is_rehearsal: bool) -> Vec<DemoRow> {
+pub fn run(bed: &mut dyn TestHarness, is_rehearsal: bool) -> Vec<DemoRow> {
     let settings = Settings { dram_percent: 25, write_percent: 50, ..Settings::default() };
     let settings = match is_rehearsal {
         true => Settings { region: REHEARSAL_REGION_BYTES, ..settings },
@@ -131,7 +131,7 @@ pub fn run(bed: &mut dyn Bed, is_rehearsal: bool) -> Vec<DemoRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bed::Rehearsal;
+    use crate::test_harness::Rehearsal;
 
     #[test]
     fn all_five_modes_have_a_line() {

@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-pub mod bed;
 pub mod bytes;
 pub mod cgroup;
 pub mod content;
@@ -37,5 +36,6 @@ pub mod servers;
 pub mod session;
 pub mod storage;
 pub mod target;
+pub mod test_harness;
 pub mod worker;
 pub mod workload;

@@ -78,7 +78,7 @@ impl Process {
     }
 
     /// How it ended and the last line that it printed, when it has ended.
-    pub fn obituary(&mut self) -> Option<String> {
+    pub fn exit_status_text(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(format!("the server has ended: {status}{}", self.last_words()))
     }
@@ -170,7 +170,7 @@ mod tests {
             start("x=$(head -c 268435456 /dev/zero | tr '\\0' x); echo done", group, log.path());
         let mut ended = None;
         wait_for(|| {
-            ended = process.obituary();
+            ended = process.exit_status_text();
             ended.is_some()
         });
         assert!(!ended.unwrap().contains("done"));
@@ -193,7 +193,7 @@ mod tests {
         let mut process = start("echo terrace: the budget is too large >&2; exit 3", group, log.path());
         let mut ended = None;
         wait_for(|| {
-            ended = process.obituary();
+            ended = process.exit_status_text();
             ended.is_some()
         });
         let ended = ended.unwrap();

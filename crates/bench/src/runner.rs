@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bed::{Bed, Served, ServerCounts, ServerSpec};
 use crate::measure::{Moment, measure};
 use crate::plan::{Mode, Point, Timing, seconds};
+use crate::test_harness::{Served, ServerCounts, ServerSpec, TestHarness};
 use crate::workload::Measured;
 
 /// What came out of a point.
@@ -24,14 +24,14 @@ pub struct Outcome {
 
 /// Runs points, and remembers the server of the last one.
 pub struct Runner<'a> {
-    bed: &'a mut dyn Bed,
+    bed: &'a mut dyn TestHarness,
     server: Option<(ServerSpec, Box<dyn Served>)>,
     epoch: u16,
 }
 
 impl<'a> Runner<'a> {
     /// Points in a row that differ only in what the clients do share a server, each after a warm-up of its own.
-    pub fn new(bed: &'a mut dyn Bed) -> Runner<'a> {
+    pub fn new(bed: &'a mut dyn TestHarness) -> Runner<'a> {
         Runner { bed, server: None, epoch: 0 }
     }
 
@@ -39,7 +39,7 @@ impl<'a> Runner<'a> {
     pub fn run(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
         let outcome = self.attempt(point, timing);
         let Err(error) = &outcome else { return outcome };
-        match self.server.take().and_then(|(_, mut server)| server.obituary()) {
+        match self.server.take().and_then(|(_, mut server)| server.exit_status_text()) {
             Some(ended) => Err(format!("{error} ({ended})")),
             None => outcome,
         }
@@ -145,8 +145,8 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bed::{BedError, Rehearsal};
     use crate::plan::Settings;
+    use crate::test_harness::{Rehearsal, TestHarnessError};
 
     const TIMING: Timing = Timing { warm_up_s: 0.0, rewarm_s: 0.0, measured_s: 0.1, repeats: 3 };
 
@@ -162,11 +162,11 @@ mod tests {
         refuse: bool,
     }
 
-    impl Bed for Counting {
-        fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
+    impl TestHarness for Counting {
+        fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError> {
             self.started += 1;
             match self.refuse {
-                true => Err(BedError("no memory controller".into())),
+                true => Err(TestHarnessError("no memory controller".into())),
                 false => self.inner.start(spec),
             }
         }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use terrace_nic::{PathChoice, stat};
 use terrace_node::kernel_bytes;
 
-use crate::bed::{Bed, BedError, Served, ServerCounts, ServerSpec};
 use crate::cgroup::Group;
 use crate::leftovers;
 use crate::plan::{Mode, Storage};
@@ -17,6 +16,7 @@ use crate::process::Process;
 use crate::progress::Step;
 use crate::storage::RegionFile;
 use crate::target::{Connect, NodeRegion};
+use crate::test_harness::{Served, ServerCounts, ServerSpec, TestHarness, TestHarnessError};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const REGION: &str = "bench";
@@ -38,9 +38,9 @@ pub struct Servers {
 
 impl Servers {
     /// Servers of the program at `program`, with files on the disk of `data`, that clients reach by `path`.
-    pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, BedError> {
-        let logs =
-            tempfile::tempdir().map_err(|error| BedError(format!("no directory for logs: {error}")))?;
+    pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, TestHarnessError> {
+        let logs = tempfile::tempdir()
+            .map_err(|error| TestHarnessError(format!("no directory for logs: {error}")))?;
         Ok(Servers {
             program: program.to_owned(),
             data: data.to_owned(),
@@ -52,7 +52,7 @@ impl Servers {
     }
 
     /// The region's file, out of the page cache.
-    fn file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, BedError> {
+    fn file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, TestHarnessError> {
         let key = (storage == Storage::Tmpfs, len);
         if !self.files.iter().any(|(of, _)| *of == key) {
             let step = Step::new("writing the region's file", len);
@@ -66,8 +66,8 @@ impl Servers {
     }
 }
 
-fn said(error: impl std::fmt::Display) -> BedError {
-    BedError(error.to_string())
+fn said(error: impl std::fmt::Display) -> TestHarnessError {
+    TestHarnessError(error.to_string())
 }
 
 fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
@@ -85,8 +85,8 @@ fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
     arguments
 }
 
-impl Bed for Servers {
-    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
+impl TestHarness for Servers {
+    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError> {
         self.started += 1;
         let name = leftovers::name(&self.started.to_string());
         let log = self.logs.path().join(format!("{}.log", self.started));
@@ -100,14 +100,14 @@ impl Bed for Servers {
         let limit = budget + kernel_bytes(budget) + HEADROOM_BYTES;
         let group = Group::new(&name, limit, throttle).map_err(said)?;
         let process = Process::start(&program, &arguments(spec, file.path()), group, &log)
-            .map_err(|error| BedError(format!("cannot start {}: {error}", program.display())))?;
+            .map_err(|error| TestHarnessError(format!("cannot start {}: {error}", program.display())))?;
         let mut server = RunningServer { process, region: None, mode: spec.mode, path };
         server.await_region(spec.region)?;
         if let Some(preload) = spec.preload {
             let mut arguments: Vec<OsString> = vec!["bench".into(), "preload".into(), file.path().into()];
             arguments.extend([preload.access_bytes, budget].map(|number| number.to_string().into()));
             let done = server.process.run_beside(&program, &arguments);
-            done.map_err(|error| BedError(format!("cannot fill the server's memory: {error}")))?;
+            done.map_err(|error| TestHarnessError(format!("cannot fill the server's memory: {error}")))?;
         }
         Ok(Box::new(server))
     }
@@ -122,11 +122,11 @@ struct RunningServer {
 
 impl RunningServer {
     /// Waits until the region can be opened.
-    fn await_region(&mut self, len: u64) -> Result<(), BedError> {
+    fn await_region(&mut self, len: u64) -> Result<(), TestHarnessError> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(ended) = self.process.obituary() {
-                return Err(BedError(ended));
+            if let Some(ended) = self.process.exit_status_text() {
+                return Err(TestHarnessError(ended));
             }
             let error = match self.slot() {
                 None => "it has opened no port".to_owned(),
@@ -139,14 +139,14 @@ impl RunningServer {
                             return Ok(());
                         }
                         Ok(found) => {
-                            return Err(BedError(format!("the region has {found} bytes, not {len}")));
+                            return Err(TestHarnessError(format!("the region has {found} bytes, not {len}")));
                         }
                         Err(error) => error.to_string(),
                     }
                 }
             };
             if Instant::now() > deadline {
-                return Err(BedError(format!(
+                return Err(TestHarnessError(format!(
                     "the server is not ready after {} s: {error}",
                     PATIENCE.as_secs()
                 )));
@@ -183,8 +183,8 @@ impl Served for RunningServer {
         self.process.group().peak_bytes()
     }
 
-    fn obituary(&mut self) -> Option<String> {
-        self.process.obituary()
+    fn exit_status_text(&mut self) -> Option<String> {
+        self.process.exit_status_text()
     }
 }
 

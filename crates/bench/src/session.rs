@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::bed::{Bed, REHEARSAL_REGION_BYTES};
 use crate::machine::Machine;
 use crate::plan::{Kind, Length, Mode, Plan, PlanError, Point, Timing};
 use crate::plot::{Figure, FontError, PlotError, load_font};
@@ -12,6 +11,7 @@ use crate::ratios::{RatioPlan, Rounds, Verdict, judge};
 use crate::report;
 use crate::results::{Document, FigureResults, ResultsError, Row, Timeline, write_verdicts};
 use crate::runner::{Runner, estimates};
+use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 
 /// Why a run ended without results, or with a part of them.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +118,11 @@ pub struct Summary {
 }
 
 /// Runs plans.
-pub fn run(mut inputs: Vec<Input>, bed: &mut dyn Bed, options: &Options) -> Result<Summary, SessionError> {
+pub fn run(
+    mut inputs: Vec<Input>,
+    bed: &mut dyn TestHarness,
+    options: &Options,
+) -> Result<Summary, SessionError> {
     // Better to hear of a missing font now than after a quarter of an hour.
     load_font()?;
     for input in &mut inputs {

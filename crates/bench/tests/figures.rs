@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use terrace_bench::bed::Rehearsal;
 use terrace_bench::machine::Machine;
 use terrace_bench::plan::{Kind, Length, Plan};
 use terrace_bench::plot::Figure;
 use terrace_bench::results::{Document, FigureResults, Row, Timeline};
 use terrace_bench::runner::Runner;
+use terrace_bench::test_harness::Rehearsal;
 
 const PLAN: &str = r#"
 figure = "figure-8"

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use terrace_bench::bed::Rehearsal;
 use terrace_bench::plan::Length;
 use terrace_bench::runner::estimates;
 use terrace_bench::session::{Input, Options, run};
+use terrace_bench::test_harness::Rehearsal;
 
 fn plans() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/term");

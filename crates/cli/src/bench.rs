@@ -5,7 +5,6 @@ use crate::table;
 use clap::{Args, Subcommand};
 use std::io::Write;
 use std::path::PathBuf;
-use terrace_bench::bed::{Bed, BedError, Rehearsal};
 use terrace_bench::demo;
 use terrace_bench::plan::{Length, Mode, PlanError};
 use terrace_bench::preload::preload;
@@ -13,6 +12,7 @@ use terrace_bench::ratios;
 use terrace_bench::results::FigureResults;
 use terrace_bench::servers::Servers;
 use terrace_bench::session::{self, Input, SessionError, Summary};
+use terrace_bench::test_harness::{Rehearsal, TestHarness, TestHarnessError};
 use terrace_nic::PathChoice;
 
 const AFTER_HELP: &str = "\
@@ -104,7 +104,7 @@ pub enum BenchError {
     Session(#[from] SessionError),
     /// There can be no servers.
     #[error(transparent)]
-    Bed(#[from] BedError),
+    TestHarness(#[from] TestHarnessError),
     /// Servers are this program, too.
     #[error("cannot find this program's own file: {0}")]
     Program(#[source] std::io::Error),
@@ -141,7 +141,7 @@ pub fn bench(options: &Options) -> Result<(), BenchError> {
     }
 }
 
-fn bed(common: &Common) -> Result<Box<dyn Bed>, BenchError> {
+fn bed(common: &Common) -> Result<Box<dyn TestHarness>, BenchError> {
     log::install(common.log);
     if common.rehearse {
         return Ok(Box::new(Rehearsal::default()));

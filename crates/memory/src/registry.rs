@@ -10,7 +10,7 @@ use crate::flush::{self, FlushHook, HostRange, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
-use crate::shared::{Board, forget_hands};
+use crate::shared::{SharedRegistry, forget_readers};
 use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
 /// How many keys a device may have, and how they look.
@@ -211,7 +211,7 @@ pub struct Registry {
     /// not look at it.
     pub(crate) changes: PinLock<()>,
     /// Where other processes see what they may reach into, once somebody has asked for that.
-    pub(crate) board: OnceLock<Board>,
+    pub(crate) board: OnceLock<SharedRegistry>,
     /// This is a forked child, and the board another process's.
     pub(crate) is_detached: AtomicBool,
 }
@@ -465,7 +465,7 @@ impl Registry {
     pub fn after_fork_child(&self) {
         // The board is the parent's, and so are those who read it, and the hands.
         self.is_detached.store(true, Ordering::Relaxed);
-        forget_hands();
+        forget_readers();
         for (_, slot) in self.table.slots() {
             slot.forget_pins();
             let mut entry = slot.close();

@@ -17,7 +17,7 @@ use terrace_sync::Mutex;
 use crate::entry::{Entry, Kind};
 use crate::permutation::KeyedPermutation;
 use crate::pin::{Closed, PinLock, Pinned};
-use crate::shared::{Reaching, wait_for_own_hands};
+use crate::shared::{Reaching, wait_for_own_readers};
 
 /// Slots of the first segment, as a power of two; each further segment doubles the table.
 const FIRST_BITS: u32 = 6;
@@ -85,7 +85,7 @@ impl Slot {
     /// The entry, to be changed. Waits for all who look at it.
     pub(crate) fn close(&self) -> Closed<'_, Entry> {
         let entry = self.entry.close();
-        wait_for_own_hands(self.number);
+        wait_for_own_readers(self.number);
         entry
     }
 
@@ -279,14 +279,14 @@ mod tests {
 
     use super::*;
     use crate::flush::HostRange;
-    use crate::shared::Hands;
+    use crate::shared::ReaderSlots;
 
     #[test]
     fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {
         let table = Table::new(10, 10, 1);
         let (key, slot) = table.allocate(false).expect("a slot");
         let number = table.number_again(key, &KeyMemo::default());
-        let (hands, done) = (Hands::new().expect("made"), AtomicBool::new(false));
+        let (hands, done) = (ReaderSlots::new().expect("made"), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 let mut hand = hands.take(7).expect("a word");

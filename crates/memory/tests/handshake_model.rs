@@ -71,7 +71,7 @@ fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
         let (tail, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let writer = {
             let (tail, sleep) = (tail.clone(), sleep.clone());
-            // The bell is rung once for each of the reader's sleeps.
+            // The doorbell is rung once for each of the reader's sleeps.
             thread::spawn(move || [publish(&tail, 64, &sleep), publish(&tail, 128, &sleep)])
         };
         fall_asleep(&sleep);

@@ -19,7 +19,7 @@ const REMOTE: Access = Access::all().difference(Access::ZERO_BASED).difference(A
 struct Both {
     registry: Registry,
     reach: Arc<Reach>,
-    _visitor: Visitor,
+    _visitor: PeerReaders,
 }
 
 fn sent(fd: std::os::fd::BorrowedFd<'_>) -> OwnedFd {
@@ -33,8 +33,8 @@ fn shown(access: Access) -> ShownQueuePair {
 impl Both {
     fn new() -> Both {
         let registry = Registry::new(Limits { seed: 5, ..Limits::default() }).expect("handlers");
-        let hands = Hands::new().expect("hands");
-        let visitor = Visitor::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
+        let hands = ReaderSlots::new().expect("hands");
+        let visitor = PeerReaders::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
         let board = sent(registry.show().expect("a board"));
         let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
         registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
@@ -174,19 +174,23 @@ fn an_outlook_is_of_the_region_that_was_reached_last() {
     let backed = BackedBy { file: file.into(), offset: 0, range: HostRange { addr: base, len: 1 << 16 } };
     both.learn(mapped, Source::Mapped(Mapped::new(&backed).expect("mapped")));
     both.learn(other, Source::Process);
-    let (mut lead, outlook) = (both.lead(), Outlook::default());
-    lead.tell(&outlook);
-    assert_eq!(outlook.place(mapped, base), None, "nothing was reached");
+    let (mut lead, prefetch_hint) = (both.lead(), PrefetchHint::default());
+    lead.tell(&prefetch_hint);
+    assert_eq!(prefetch_hint.place(mapped, base), None, "nothing was reached");
     let mut byte = [0u8];
     lead.read_into(mapped, base + 4096, &mut byte).expect("read");
-    lead.tell(&outlook);
-    let first = outlook.place(mapped, base).expect("known");
+    lead.tell(&prefetch_hint);
+    let first = prefetch_hint.place(mapped, base).expect("known");
     assert!(first != base && first.is_multiple_of(4096), "another mapping, from its start");
-    assert_eq!(outlook.place(mapped, base + 100), Some(first + 100));
-    assert_eq!(outlook.place(other, base), None, "another key");
+    assert_eq!(prefetch_hint.place(mapped, base + 100), Some(first + 100));
+    assert_eq!(prefetch_hint.place(other, base), None, "another key");
     lead.read_into(other, base, &mut byte).expect("read");
-    lead.tell(&outlook);
-    assert_eq!((outlook.place(mapped, base), outlook.place(other, base)), (None, None), "it is not mapped");
+    lead.tell(&prefetch_hint);
+    assert_eq!(
+        (prefetch_hint.place(mapped, base), prefetch_hint.place(other, base)),
+        (None, None),
+        "it is not mapped"
+    );
 }
 
 /// Told by an ordinary store, as a program or a ring tells; by each way of copying, and in sizes that are copied in different ways.

@@ -19,15 +19,15 @@ pub trait Clock: Send + Sync {
 }
 
 /// The time of a look, asked for when it is needed first: most packets need none.
-pub(crate) struct Moment<'a> {
+pub(crate) struct LazyTimestamp<'a> {
     clock: &'a dyn Clock,
     at: Cell<Option<Time>>,
 }
 
-impl Moment<'_> {
+impl LazyTimestamp<'_> {
     /// With the time, if it is known.
-    pub fn new(clock: &dyn Clock, at: Option<Time>) -> Moment<'_> {
-        Moment { clock, at: Cell::new(at) }
+    pub fn new(clock: &dyn Clock, at: Option<Time>) -> LazyTimestamp<'_> {
+        LazyTimestamp { clock, at: Cell::new(at) }
     }
 
     /// The time.

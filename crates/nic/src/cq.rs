@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use terrace_sync::{Guard, LeaningMutex};
+use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{Time, Wc, WcStatus};
 
 use crate::channel::CompChannel;
@@ -33,7 +33,7 @@ pub struct Cq {
     me: Weak<Cq>,
     channel: Option<Arc<CompChannel>>,
     cookie: u64,
-    queue: LeaningMutex<Queue>,
+    queue: BiasedMutex<Queue>,
     /// Entries in the queue, for a look without the lock.
     len: AtomicU32,
     /// Whether there was no room for one. Changed under the lock.
@@ -89,7 +89,7 @@ impl Cq {
             me: me.clone(),
             channel: init.channel,
             cookie: init.cookie,
-            queue: LeaningMutex::new(Queue {
+            queue: BiasedMutex::new(Queue {
                 entries: Entries::with_capacity(init.depth.min(INITIAL_ENTRIES) as usize),
                 times: None,
                 depth: init.depth,
@@ -127,7 +127,7 @@ impl Cq {
         queue.times.get_or_insert_with(|| VecDeque::from(vec![now; waiting]));
     }
 
-    /// Hands up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
+    /// ReaderSlots up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
     /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     #[inline]
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
@@ -151,10 +151,10 @@ impl Cq {
     /// The second half, if the first one took nothing: makes progress if nothing waits.
     #[inline(never)]
     pub fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        let catch = Catch { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
-        let has_entries = self.look(Some(&catch));
+        let bypass = CompletionBypass { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
+        let has_entries = self.look(Some(&bypass));
         // Not moved: they were written just now.
-        let caught = catch.wcs.borrow();
+        let caught = bypass.wcs.borrow();
         let count = caught.len();
         if count == 0 {
             return if has_entries { self.take(max, take) } else { self.nothing_yet() };
@@ -197,10 +197,10 @@ impl Cq {
 
     /// Makes progress if no entries wait. Whether some do then.
     #[inline]
-    fn look(&self, catch: Option<&Catch<'_>>) -> bool {
+    fn look(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
         let polls = self.device.note_poll();
         if self.is_empty() {
-            self.device.progress_for(self, polls, catch);
+            self.device.progress_for(self, polls, bypass);
         }
         !self.is_empty()
     }
@@ -399,13 +399,13 @@ fn forget_times(times: &mut VecDeque<Time>, count: usize) {
 const CAUGHT_MAX: usize = 2;
 
 /// Somebody who polls an empty queue: the first completions that come may go to them without going through the queue.
-pub(crate) struct Catch<'a> {
+pub(crate) struct CompletionBypass<'a> {
     cq: &'a Cq,
     room: usize,
     wcs: RefCell<SmallVec<[Wc; CAUGHT_MAX]>>,
 }
 
-impl Catch<'_> {
+impl CompletionBypass<'_> {
     /// Where the next completion of that queue goes, if it may go here: none waits in the queue, and nobody is to be told of it by an
     /// event.
     #[inline]

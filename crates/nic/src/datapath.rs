@@ -14,14 +14,14 @@ use terrace_sync::Guard;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Sent, Time, Transmit, Wc};
 use terrace_wire::{Packet, Psn, RxMeta};
 
-use crate::clock::Moment;
-use crate::cq::{Catch, Cq};
+use crate::clock::LazyTimestamp;
+use crate::cq::{CompletionBypass, Cq};
 use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::host::QpHost;
-use crate::local::{Filled, Inlets, Mail};
+use crate::local::{Filled, PeerRxSet, RxPending};
 use crate::management::is_management;
-use crate::qp::{QpCore, QueuePair, Tap};
+use crate::qp::{CompletionHook, QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
 
@@ -49,22 +49,22 @@ impl Device {
     pub(crate) fn advance(
         &self,
         now: Option<Time>,
-        catch: Option<&Catch<'_>>,
+        bypass: Option<&CompletionBypass<'_>>,
         acks: impl FnOnce() -> AckPolicy,
     ) -> bool {
-        let attended = self.companions.advance();
+        let attended = self.callbacks.advance();
         if self.tx.is_blocked() {
             self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
         }
         let mut rx = self.rx.try_lock();
-        let mail = rx.as_mut().map_or_else(Mail::default, |rx| rx.inlets.look(catch.is_none()));
+        let mail = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.look(bypass.is_none()));
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
         // What a timer takes for lost may have come: that takes the right to receive to find out. The engine comes back.
         let due = rx.is_some() && now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
         }
-        let now = &Moment::new(&*self.clock, now);
+        let now = &LazyTimestamp::new(&*self.clock, now);
         let own_unit = rx.as_mut().and_then(|rx| rx.unit.take());
         let mut unit = own_unit.unwrap_or_else(|| self.tx.take());
         // What has waited since the last look leaves now; only what comes in with this look may be held back.
@@ -76,9 +76,9 @@ impl Device {
         }
         let older_count = unit.work.len();
         if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits || due) {
-            let Receiver { batch, holders, inlets, .. } = &mut **rx;
+            let Receiver { batch, holders, peer_rx, .. } = &mut **rx;
             let (table, early) = (OnceCell::new(), Vec::new());
-            let mut look = Look { now, holders, table, unit: &mut unit, catch, early };
+            let mut look = Look { now, holders, table, unit: &mut unit, bypass, early };
             if received > 0 {
                 self.handle_burst(batch, &mut look);
             }
@@ -86,10 +86,10 @@ impl Device {
                 self.catch_up_with_network(batch, &mut look);
             }
             if mail.waits {
-                self.handle_mail(inlets, batch, &mut look);
+                self.handle_rx_rings(peer_rx, batch, &mut look);
             }
             if !look.early.is_empty() {
-                self.handle_early(inlets, batch, &mut look);
+                self.handle_early(peer_rx, batch, &mut look);
             }
         }
         if due {
@@ -111,7 +111,7 @@ impl Device {
                 rx.clear();
             }
         }
-        self.flight.give_turns(&mut unit.work);
+        self.in_flight.give_turns(&mut unit.work);
         match rx.as_mut() {
             Some(rx) if unit.is_idle() => rx.unit = Some(unit),
             _ => {
@@ -122,7 +122,7 @@ impl Device {
         drop(rx);
         self.settle_overruns();
         self.management.deliver();
-        self.companions.advance();
+        self.callbacks.advance();
         true
     }
 
@@ -147,7 +147,7 @@ impl Device {
     /// Whether queue pairs wait to be looked at, and looking at them is of use: while the network takes nothing,
     /// nothing can be made of them.
     pub(crate) fn wants_look(&self) -> bool {
-        (self.has_waiting() || self.flight.has_turns()) && !self.tx.is_blocked()
+        (self.has_waiting() || self.in_flight.has_turns()) && !self.tx.is_blocked()
     }
 
     /// Whether queue pairs wait to be looked at, be it with an acknowledgement that was held back.
@@ -179,8 +179,8 @@ impl Device {
         }
     }
 
-    fn handle_mail<'a>(&'a self, inlets: &mut Inlets, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
-        self.read_inlets(inlets, |meta, ack, bytes| {
+    fn handle_rx_rings<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+        self.read_peer_rx(peer_rx, |meta, ack, bytes| {
             let mut packet = Arrived { meta, ack, bytes, way: Way::Ring, is_next: false };
             while self.handle_packet(packet, look) == Arrival::TooEarly {
                 self.catch_up_with_network(rx, look);
@@ -192,12 +192,12 @@ impl Device {
     /// Handles what came by the network for queue pairs whose packets came through rings before, and first what waits in the rings:
     /// their peers have written it before.
     #[cold]
-    fn handle_early<'a>(&'a self, inlets: &mut Inlets, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+    fn handle_early<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         for _ in 0..LOOKS_PER_RING {
-            if !inlets.look(true).waits {
+            if !peer_rx.look(true).waits {
                 break;
             }
-            self.handle_mail(inlets, rx, look);
+            self.handle_rx_rings(peer_rx, rx, look);
         }
         for EarlyPacket { meta, bytes } in std::mem::take(&mut look.early) {
             let packet = Arrived { meta: &meta, ack: None, bytes: &bytes, way: Way::Network, is_next: true };
@@ -277,19 +277,19 @@ impl Device {
         }
         core.last_way = way;
         let host = qp.host(&core);
-        let QpCore { qp: transport, tap, .. } = &mut *core;
-        let catch = look.catch.filter(|_| tap.is_none());
+        let QpCore { qp: transport, hook, .. } = &mut *core;
+        let bypass = look.bypass.filter(|_| hook.is_none());
         // Each way makes its own completion: see `Entries`.
-        let tell = |sent: Sent<'_>| match catch.and_then(|catch| catch.room(qp.send_cq())) {
+        let tell = |sent: Sent<'_>| match bypass.and_then(|bypass| bypass.room(qp.send_cq())) {
             Some(mut room) => room.push(sent.completion()),
-            None => self.complete_send(qp, tap.as_ref(), sent.completion()),
+            None => self.complete_send(qp, hook.as_ref(), sent.completion()),
         };
         match transport.take_message(meta, packet, ack, &host, tell) {
             Some(taken) => {
                 if ack.is_some() {
                     self.book(&mut core);
                 }
-                match look.catch.and_then(|catch| catch.room(qp.recv_cq())) {
+                match look.bypass.and_then(|bypass| bypass.room(qp.recv_cq())) {
                     Some(mut room) => room.push(core.qp.completion_of(packet, &taken)),
                     None => core.has_woken |= qp.complete_receive(core.qp.completion_of(packet, &taken)),
                 }
@@ -331,7 +331,7 @@ impl Device {
     pub(crate) fn leave(&self, core: Guard<'_, QpCore>) {
         drop(core);
         self.settle_overruns();
-        self.companions.attend();
+        self.callbacks.attend();
     }
 
     /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. Over the network the
@@ -344,11 +344,11 @@ impl Device {
         } else {
             drop(core);
         }
-        if self.flight.has_turns() {
+        if self.in_flight.has_turns() {
             self.engine.wake_by(Time(0));
         }
         self.settle_overruns();
-        self.companions.attend();
+        self.callbacks.attend();
     }
 
     fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
@@ -406,7 +406,7 @@ impl Device {
                 }
             }
             // Looked at after the last one has got in line: whoever makes room from now on sees it there.
-            self.flight.give_turns(&mut unit.work);
+            self.in_flight.give_turns(&mut unit.work);
             if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
                 unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
             }
@@ -472,7 +472,7 @@ impl Device {
     fn fill_by_ring(&self, qp: &Arc<QueuePair>, core: &mut QpCore, now: Time, acks: AckPolicy) -> Filled {
         core.touched = false;
         self.meet(qp, core);
-        if !core.local.has_outlet() || !qp.token.is_free() {
+        if !core.local.has_tx_ring() || !qp.token.is_free() {
             return Filled::NotHere;
         }
         let host = self.begin_to_fill(qp, core);
@@ -515,7 +515,7 @@ impl Device {
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
         self.deliver(qp, core);
         if core.qp.is_held_back() {
-            self.flight.wait(qp);
+            self.in_flight.wait(qp);
         }
         self.note_filled(qp, core);
         if acks == AckPolicy::Hold && core.qp.holds_ack() {
@@ -540,9 +540,9 @@ impl Device {
     #[inline]
     pub(crate) fn book(&self, core: &mut QpCore) {
         // What is in a ring is nowhere in flight.
-        let now_bytes = if core.local.has_outlet() { 0 } else { core.qp.in_flight_bytes() };
+        let now_bytes = if core.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
         let before_bytes = std::mem::replace(&mut core.booked_bytes, now_bytes);
-        self.flight.book(before_bytes, now_bytes);
+        self.in_flight.book(before_bytes, now_bytes);
     }
 
     /// Brings what the transport says to the completion queues and the queue of asynchronous events, and what it has in
@@ -553,7 +553,7 @@ impl Device {
         self.show(qp, core, false);
         while let Some(event) = core.qp.poll_event() {
             match event {
-                QpEvent::SendComplete(wc) => self.complete_send(qp, core.tap.as_ref(), wc),
+                QpEvent::SendComplete(wc) => self.complete_send(qp, core.hook.as_ref(), wc),
                 QpEvent::RecvComplete(wc) => core.has_woken |= qp.complete_receive(wc),
                 event => self.raise(qp, event),
             }
@@ -575,14 +575,14 @@ impl Device {
 
     /// Brings a completion of a send work request to whoever gets it.
     #[inline]
-    pub(crate) fn complete_send(&self, qp: &QueuePair, tap: Option<&Arc<dyn Tap>>, wc: Wc) {
-        match tap {
+    pub(crate) fn complete_send(&self, qp: &QueuePair, hook: Option<&Arc<dyn CompletionHook>>, wc: Wc) {
+        match hook {
             None => {
                 qp.send_cq().push(wc);
             }
-            Some(tap) => {
-                tap.completed(wc);
-                self.companions.ask();
+            Some(hook) => {
+                hook.completed(wc);
+                self.callbacks.ask();
             }
         }
     }
@@ -645,13 +645,13 @@ pub(crate) enum Way {
 
 /// What a look at packets has at hand.
 struct Look<'a, 'b> {
-    now: &'b Moment<'b>,
+    now: &'b LazyTimestamp<'b>,
     /// Queue pairs that most packets are for.
     holders: &'b [Arc<QueuePair>],
     /// All others, once somebody has asked for one.
     table: OnceCell<TableReader<'a>>,
     unit: &'b mut TxUnit,
-    catch: Option<&'b Catch<'b>>,
+    bypass: Option<&'b CompletionBypass<'b>>,
     /// What came by the network, and is to be handled behind what is in rings.
     early: Vec<EarlyPacket>,
 }

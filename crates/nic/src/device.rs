@@ -18,19 +18,19 @@ use terrace_wire::Path;
 use crate::address::{self, AddressVector};
 use crate::channel::CompChannel;
 use crate::clock::{Clock, ManualClock, MonotonicClock};
-use crate::companion::{Companion, Companions};
-use crate::cq::{Catch, Cq, CqInit};
+use crate::cq::{CompletionBypass, Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
-use crate::flight::Flight;
+use crate::forwarding::Forwarding;
+use crate::in_flight::InFlightBudget;
 use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
-use crate::pace::Pace;
-use crate::passing::Passing;
 use crate::pd::Pd;
+use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
 use crate::qp::{self, QueuePair};
+use crate::rate_limiter::RateLimiter;
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
@@ -116,14 +116,14 @@ pub struct Device {
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
     pub(crate) timers: Timers,
-    pub(crate) pace: Pace,
-    pub(crate) flight: Flight,
+    pub(crate) pace: RateLimiter,
+    pub(crate) in_flight: InFlightBudget,
     pub(crate) events: AsyncQueue,
     pub(crate) overrun: Overrun,
     pub(crate) quotas: Quotas,
     pub(crate) counters: NicCounters,
     pub(crate) engine: Engine,
-    pub(crate) companions: Companions,
+    pub(crate) callbacks: ProgressCallbacks,
     pub(crate) management: Management,
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) local: LocalPath,
@@ -132,7 +132,7 @@ pub struct Device {
     next_number: AtomicU32,
     /// Whether it passes on what is for others, and takes what is passed on.
     pub(crate) sibling: AtomicBool,
-    pub(crate) passing: Passing,
+    pub(crate) forwarding: Forwarding,
     /// Bit i: GID i, or one a multiple of 32 further, has been made to receive.
     activated: AtomicU32,
     closed: AtomicBool,
@@ -176,14 +176,14 @@ impl Device {
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
-            pace: Pace::default(),
-            flight: Flight::new(qp::in_flight_bytes_max(&*config.port)),
+            pace: RateLimiter::default(),
+            in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
             events: AsyncQueue::new()?,
             overrun: Overrun::default(),
             quotas: Quotas::new(&config.limits),
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,
-            companions: Companions::default(),
+            callbacks: ProgressCallbacks::default(),
             management: Management::new(rng.random()),
             faults: config.faults,
             local: LocalPath::default(),
@@ -191,7 +191,7 @@ impl Device {
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
             sibling: AtomicBool::new(false),
-            passing: Passing::default(),
+            forwarding: Forwarding::default(),
             activated: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             clock: config.clock,
@@ -211,7 +211,7 @@ impl Device {
             return;
         }
         self.engine.stop();
-        self.passing.close();
+        self.forwarding.close();
         self.withdraw_all();
         self.local.stop();
         for qp in self.table.all() {
@@ -223,9 +223,9 @@ impl Device {
         self.timers.clear();
         self.pending.clear();
         self.rx.lock().clear();
-        self.flight.clear();
+        self.in_flight.clear();
         self.tx.clear();
-        self.companions.clear();
+        self.callbacks.clear();
         self.management.clear();
         self.events.close();
     }
@@ -283,8 +283,8 @@ impl Device {
     }
 
     /// Whoever makes progress on this device looks after the companion as well, from now on until the device is closed.
-    pub fn attach(&self, companion: Arc<dyn Companion>) {
-        self.companions.attach(companion);
+    pub fn attach(&self, companion: Arc<dyn ProgressCallback>) {
+        self.callbacks.attach(companion);
         // The engine may sleep without its descriptor.
         self.engine.wake();
     }
@@ -350,10 +350,10 @@ impl Device {
 
     /// Makes progress for a program that polls a completion queue and has found it empty. When that brings
     /// something, the program is likely to post next, and acknowledgements wait for that to travel along.
-    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, catch: Option<&Catch<'_>>) {
+    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
-        let active = self.advance(now, catch, || {
-            let is_in_vain = cq.is_empty() && !catch.is_some_and(Catch::has_caught);
+        let active = self.advance(now, bypass, || {
+            let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_caught);
             if is_in_vain || !self.engine.looks_after_held_acks() { AckPolicy::Now } else { AckPolicy::Hold }
         });
         // The engine may have stopped looking after them just then.
@@ -391,8 +391,8 @@ impl Device {
 
     /// Has the companions called soon: one of them has been given something to do by a thread that makes no progress.
     /// Takes no lock that is held while companions or pagers are called.
-    pub fn ask_companions(&self) {
-        self.companions.ask();
+    pub fn request_callbacks(&self) {
+        self.callbacks.ask();
         self.engine.wake_by(Time(0));
     }
 

@@ -119,7 +119,7 @@ impl QpHost<'_> {
         &self,
         transfer: Result<Arc<dyn Transfer>, AccessError>,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.device.companions.ask();
+        self.device.callbacks.ask();
         match transfer {
             Ok(transfer) => Ok(Box::new(Carried(transfer))),
             Err(error) => Err(remote_error(error)),
@@ -275,7 +275,7 @@ impl Host for QpHost<'_> {
     fn admits(&self, in_flight_bytes: u64) -> bool {
         self.has_ring
             || (self.has_turn && in_flight_bytes == 0)
-            || self.device.flight.admits(self.booked_bytes, in_flight_bytes)
+            || self.device.in_flight.admits(self.booked_bytes, in_flight_bytes)
     }
 }
 

@@ -246,7 +246,7 @@ impl Mw {
         Ok(())
     }
 
-    /// Hands the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window
+    /// ReaderSlots the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window
     /// are posted one after the other, so that the keys stay in step with the work queue.
     pub(crate) fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
         self.life.check()?;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use terrace_fabric::Port;
-use terrace_memory::shared::{GracePeriod, Outlook};
+use terrace_memory::shared::{GracePeriod, PrefetchHint};
 use terrace_memory::{Absence, Waker};
-use terrace_sync::{Guard, LeaningMutex};
+use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
     RecvWr, SendFlags, SendOp, SendRequest, SendWr, SgeList, ShortWr, Time, Wc,
@@ -65,9 +65,9 @@ pub struct MwBind {
 }
 
 /// Gets a queue pair's completions of send work requests in place of its completion queue.
-pub trait Tap: Send + Sync {
+pub trait CompletionHook: Send + Sync {
     /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's lock
-    /// held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. Companions of the
+    /// held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. ProgressCallbacks of the
     /// device are called soon after.
     fn completed(&self, wc: Wc);
 }
@@ -80,7 +80,7 @@ pub struct QueuePair {
     /// For a target of XRC.
     xrcd: Option<Arc<Xrcd>>,
     holders: Holders,
-    state: LeaningMutex<QpCore>,
+    state: BiasedMutex<QpCore>,
     /// Where its packets may come from.
     pub(crate) source: SourceFilter,
     /// Who may send for this queue pair just now.
@@ -96,7 +96,7 @@ pub struct QueuePair {
     pub(crate) timer_at: AtomicU64,
     /// Whether absent memory that it waits for may be there now.
     woken: AtomicBool,
-    /// Where it stands with the device's [`Flight`](crate::flight::Flight): waits in line, and has been given a turn.
+    /// Where it stands with the device's [`InFlightBudget`](crate::in_flight::InFlightBudget): waits in line, and has been given a turn.
     waiting: AtomicBool,
     turn: AtomicBool,
     /// Notes that, and has the queue pair looked at.
@@ -105,7 +105,7 @@ pub struct QueuePair {
     pub(crate) magic: MagicKeys,
     pub(crate) keys: LastKeys,
     /// Of accesses to a peer on this host.
-    pub(crate) outlook: Outlook,
+    pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
@@ -114,7 +114,7 @@ pub struct QueuePair {
 pub(crate) struct QpCore {
     pub qp: Qp,
     /// Who gets the completions of send work requests, if not the completion queue.
-    pub tap: Option<Arc<dyn Tap>>,
+    pub hook: Option<Arc<dyn CompletionHook>>,
     /// Whether the burst that is being handled has touched it.
     pub touched: bool,
     /// Whether it was destroyed.
@@ -125,7 +125,7 @@ pub(crate) struct QpCore {
     pub last_way: Way,
     /// What the device counts as in flight of it.
     pub booked_bytes: u64,
-    /// Whether it is its turn to send, see [`Flight`](crate::flight::Flight).
+    /// Whether it is its turn to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
     pub has_turn: bool,
     /// The way to a peer on this host.
     pub local: QpLocal,
@@ -208,9 +208,9 @@ impl QueuePair {
             source: SourceFilter::new(init.qp_type == QpType::Ud),
             init,
             xrcd: xrcd.cloned(),
-            state: LeaningMutex::new(QpCore {
+            state: BiasedMutex::new(QpCore {
                 qp: Qp::new(config),
-                tap: None,
+                hook: None,
                 touched: false,
                 dead: false,
                 has_woken: false,
@@ -230,7 +230,7 @@ impl QueuePair {
             waker: waker_of(me.clone()),
             magic: MagicKeys::default(),
             keys: LastKeys::default(),
-            outlook: Outlook::default(),
+            prefetch_hint: PrefetchHint::default(),
             async_account: EventAccount::default(),
             life: Life::default(),
         }
@@ -378,7 +378,7 @@ impl QueuePair {
     /// ENOMEM when the queue is full, EINVAL for all else.
     #[inline(always)]
     pub fn post_short(self: &Arc<Self>, wr: &ShortWr) -> Result<(), Error> {
-        self.foresee(&wr.op);
+        self.prefetch(&wr.op);
         let mut core = self.lock_alive()?;
         let device = self.device();
         device.meet(self, &mut core);
@@ -408,12 +408,12 @@ impl QueuePair {
 
     /// For the processor to begin with what a work request is going to wait for, if the peer is on this host.
     #[inline(always)]
-    fn foresee(&self, op: &SendOp) {
+    fn prefetch(&self, op: &SendOp) {
         match *op {
-            SendOp::Read { va, rkey } => self.outlook.foresee(rkey, va, false),
+            SendOp::Read { va, rkey } => self.prefetch_hint.prefetch(rkey, va, false),
             SendOp::Write { va, rkey }
             | SendOp::CompareSwap { va, rkey, .. }
-            | SendOp::FetchAdd { va, rkey, .. } => self.outlook.foresee(rkey, va, true),
+            | SendOp::FetchAdd { va, rkey, .. } => self.prefetch_hint.prefetch(rkey, va, true),
             _ => {}
         }
     }
@@ -421,7 +421,7 @@ impl QueuePair {
     /// Carries a work request out, if the peer's memory can be reached into.
     #[inline]
     fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
-        self.foresee(&wr.op);
+        self.prefetch(&wr.op);
         self.device().meet(self, core);
         self.device().reach(self, core, wr)
     }
@@ -504,12 +504,12 @@ impl QueuePair {
 
     /// Who gets the completions of send work requests from now on; `None` for the completion queue. Entries that are in
     /// the queue stay there.
-    pub fn set_tap(&self, tap: Option<Arc<dyn Tap>>) {
-        let before = std::mem::replace(&mut self.lock().tap, tap);
+    pub fn set_completion_hook(&self, hook: Option<Arc<dyn CompletionHook>>) {
+        let before = std::mem::replace(&mut self.lock().hook, hook);
         drop(before);
     }
 
-    /// Adds an entry to the completion queue of send work requests, on behalf of a [`Tap`]. The entry should carry this
+    /// Adds an entry to the completion queue of send work requests, on behalf of a [`CompletionHook`]. The entry should carry this
     /// queue pair's number: RESET forgets those that do.
     pub fn complete(&self, wc: Wc) {
         self.init.send_cq.push(wc);
@@ -590,7 +590,7 @@ impl QueuePair {
                 }
             }
         }
-        if device.flight.has_turns() {
+        if device.in_flight.has_turns() {
             device.engine.wake_by(Time(0));
         }
         device.memory.invalidate_windows_of(self.qpn);
@@ -669,7 +669,7 @@ impl QueuePair {
             receives: self.init.srq.as_deref().map_or(Receives::Own, Receives::Shared),
             booked_bytes: core.booked_bytes,
             has_turn: core.has_turn,
-            has_ring: core.local.has_outlet(),
+            has_ring: core.local.has_tx_ring(),
         }
     }
 

@@ -52,13 +52,13 @@ impl Semaphore {
 
 /// A descriptor that wakes a sleeping thread; any number of wakes before it looks count once.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct Doorbell {
     fd: OwnedFd,
 }
 
-impl Bell {
-    pub fn new() -> Result<Bell, Error> {
-        Ok(Bell { fd: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)? })
+impl Doorbell {
+    pub fn new() -> Result<Doorbell, Error> {
+        Ok(Doorbell { fd: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)? })
     }
 
     pub fn ring(&self) {

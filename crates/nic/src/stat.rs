@@ -109,7 +109,7 @@ impl Device {
             ]),
             injected: self.faults.as_ref().map(|faults| injected(faults)).unwrap_or_default(),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
-            reports: self.companions.all().iter().filter_map(|companion| companion.report()).collect(),
+            reports: self.callbacks.all().iter().filter_map(|companion| companion.report()).collect(),
         }
     }
 }

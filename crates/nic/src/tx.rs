@@ -10,7 +10,7 @@ use terrace_sync::Mutex;
 use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 
-use crate::local::Inlets;
+use crate::local::PeerRxSet;
 use crate::qp::QueuePair;
 
 /// Room of one batch: two full GSO sends.
@@ -91,12 +91,12 @@ pub(crate) struct Receiver {
     pub unit: Option<Box<TxUnit>>,
     /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay for a while.
     pub holders: Vec<Arc<QueuePair>>,
-    pub inlets: Inlets,
+    pub peer_rx: PeerRxSet,
 }
 
 impl Receiver {
     pub fn new() -> Receiver {
-        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new(), inlets: Inlets::default() }
+        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new(), peer_rx: PeerRxSet::default() }
     }
 
     /// Gets to know these.
@@ -132,7 +132,7 @@ impl Receiver {
     /// Forgets everything, when the device closes.
     pub fn clear(&mut self) {
         self.holders.clear();
-        self.inlets.clear();
+        self.peer_rx.clear();
         self.unit = None;
     }
 }

@@ -141,7 +141,7 @@ struct Holder {
     went_on: Sender<bool>,
 }
 
-impl Tap for Holder {
+impl CompletionHook for Holder {
     fn completed(&self, _wc: Wc) {
         self.is_inside.send(()).expect("the test listens");
         let told = self.may_go_on.lock().expect("nobody panics").recv_timeout(PATIENCE);
@@ -159,7 +159,7 @@ fn a_packet_of_a_stranger_does_not_take_the_queue_pairs_lock() {
     qp.modify(&error, QpAttrMask::STATE).expect("ERR");
     let [(is_inside, inside), (go_on, may_go_on)] = [channel(), channel()];
     let (went_on, how) = channel();
-    qp.set_tap(Some(Arc::new(Holder { is_inside, may_go_on: Mutex::new(may_go_on), went_on })));
+    qp.set_completion_hook(Some(Arc::new(Holder { is_inside, may_go_on: Mutex::new(may_go_on), went_on })));
     std::thread::scope(|scope| {
         scope
             .spawn(|| qp.post_send([Ok(node.wr(1, SendOp::Read { va: 0, rkey: 0 }, 0, 8))]).expect("posted"));

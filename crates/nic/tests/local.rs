@@ -180,7 +180,7 @@ fn short_work_requests_do_what_long_ones_do() {
 #[test]
 fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     struct Taken(Mutex<Vec<u64>>);
-    impl Tap for Taken {
+    impl CompletionHook for Taken {
         fn completed(&self, wc: Wc) {
             self.0.lock().expect("nobody panics").push(wc.wr_id);
         }
@@ -198,7 +198,7 @@ fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     qa.post_short(&wr(1, read)).expect("posted");
     assert_eq!(a.completion().wr_id, 1, "all of them are signaled");
     let taken = Arc::new(Taken(Mutex::default()));
-    qa.set_tap(Some(taken.clone()));
+    qa.set_completion_hook(Some(taken.clone()));
     qa.post_short(&wr(2, write)).expect("posted");
     assert_eq!((a.cq.is_empty(), &*taken.0.lock().expect("nobody panics")), (true, &vec![2]));
     assert_eq!(direct(&qa), before + 2);

@@ -376,7 +376,7 @@ struct Server {
     calls: AtomicUsize,
 }
 
-impl Companion for Server {
+impl ProgressCallback for Server {
     fn advance(&self) -> bool {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.pager.complete_due(0) > 0
@@ -616,15 +616,15 @@ fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
 #[test]
 fn an_idle_engine_serves_a_companion_by_its_descriptor() {
     let Pair { a, qa, paged, b, .. } = pair(RegionPolicy::Wait);
-    let bell = Arc::new(Ringing {
+    let doorbell = Arc::new(Ringing {
         fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("a descriptor"),
         pager: paged.pager.clone(),
     });
-    b.device.attach(bell.clone());
+    b.device.attach(doorbell.clone());
     qa.post_send([Ok(a.wr(1, paged.read(0), 0, 100))]).expect("posted");
     paged.wait_for_accesses(1);
     // Nobody polls at the second node: its engine has to find out.
-    rustix::io::write(&bell.fd, &1u64.to_ne_bytes()).expect("rung");
+    rustix::io::write(&doorbell.fd, &1u64.to_ne_bytes()).expect("rung");
     ok(&a.completions(1), [1]);
 }
 
@@ -634,7 +634,7 @@ struct Ringing {
     pager: Arc<TestPager>,
 }
 
-impl Companion for Ringing {
+impl ProgressCallback for Ringing {
     fn advance(&self) -> bool {
         let mut count = [0; 8];
         rustix::io::read(&self.fd, &mut count).is_ok() && self.pager.complete_due(0) > 0

@@ -14,13 +14,13 @@ struct Relay {
     more: Mutex<Vec<SendWr>>,
 }
 
-impl Tap for Relay {
+impl CompletionHook for Relay {
     fn completed(&self, wc: Wc) {
         self.kept.lock().unwrap().push(wc);
     }
 }
 
-impl Companion for Relay {
+impl ProgressCallback for Relay {
     fn advance(&self) -> bool {
         let kept = std::mem::take(&mut *self.kept.lock().unwrap());
         let Some(qp) = self.qp.upgrade() else { return false };
@@ -43,7 +43,7 @@ fn a_tap_gets_completions_of_sends_and_decides_what_the_program_sees() {
     let more = Mutex::new(vec![write(30), write(20)]);
     let relay = Arc::new(Relay { qp: Arc::downgrade(&qa), kept: Mutex::default(), more });
     a.device.attach(relay.clone());
-    qa.set_tap(Some(relay));
+    qa.set_completion_hook(Some(relay));
     qa.post_send([Ok(write(10))]).expect("posted");
     let ids = a.completions(3).iter().map(|wc| wc.wr_id).collect::<Vec<_>>();
     assert_eq!(ids, [20, 40, 60]);
@@ -53,7 +53,7 @@ fn a_tap_gets_completions_of_sends_and_decides_what_the_program_sees() {
     qb.post_send([Ok(b.wr(6, SendOp::Send, 0, 8))]).expect("posted");
     assert_eq!(a.completion().wr_id, 5);
 
-    qa.set_tap(None);
+    qa.set_completion_hook(None);
     qa.post_send([Ok(write(11))]).expect("posted");
     assert_eq!(a.completion().wr_id, 11);
     a.device.close();

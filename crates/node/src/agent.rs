@@ -1,7 +1,7 @@
 //! The agent of a device: answers peers that ask about its regions, and connects to peers to ask about theirs.
 //!
 //! It has no thread. Datagrams are put into its inbox as they arrive; whoever makes progress for the device calls
-//! [`Companion::advance`], and does what there is to do: datagrams, completions of control queue pairs, transfers that have
+//! [`ProgressCallback::advance`], and does what there is to do: datagrams, completions of control queue pairs, transfers that have
 //! ended. One thread at a time does so. Another one that comes meanwhile goes on: whoever is at it looks again before leaving.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use terrace_access::proto::{
     Accepted, Connect, Datagram, Described, Endpoint, Message, Status, id_of_immediate,
 };
 use terrace_memory::Waker;
-use terrace_nic::{Companion, Cq, CqInit, Device, Error, Path, Pd, Time, Wc, WcOpcode, WcStatus};
+use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, ProgressCallback, Time, Wc, WcOpcode, WcStatus};
 use terrace_sync::{Mutex, MutexGuard};
 
 use crate::account::{self, Account};
@@ -356,7 +356,7 @@ impl Agent {
             ready.jobs.lock().push((qpn, number));
             ready.any.store(true, Ordering::Release);
             if let Some(device) = device.upgrade() {
-                device.ask_companions();
+                device.request_callbacks();
             }
         })
     }
@@ -384,7 +384,7 @@ fn handle_immediate(state: &mut State, wc: &Wc) -> Result<(), String> {
     }
 }
 
-impl Companion for Agent {
+impl ProgressCallback for Agent {
     fn advance(&self) -> bool {
         let mut active = false;
         for round in 0.. {
@@ -396,7 +396,7 @@ impl Companion for Agent {
             };
             if round == ROUNDS_MAX {
                 // The network has its turn first: what there is to do may be waiting for that.
-                device.ask_companions();
+                device.request_callbacks();
                 break;
             }
             self.work(&device, &mut state);

@@ -12,8 +12,8 @@ use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_memory::Pager;
 use terrace_nic::{
-    BackedBy, Backings, Companion, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd,
-    PortConfig, RegionPolicy,
+    BackedBy, Backings, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd, PortConfig,
+    ProgressCallback, RegionPolicy,
 };
 use terrace_sync::RwLock;
 use terrace_tier::{
@@ -222,7 +222,7 @@ impl Server {
         };
         server.device.set_backings(server.files.clone());
         let names = config.regions.iter().map(|region| region.name.clone()).collect();
-        server.device.attach(Arc::new(TierCompanion { tier: server.tier.clone(), names }));
+        server.device.attach(Arc::new(TierProgress { tier: server.tier.clone(), names }));
         let pd = server.device.alloc_pd()?;
         for region in &config.regions {
             server.serve(region, config.mode, &pd)?;
@@ -348,12 +348,12 @@ pub(crate) fn named(tier: &Tier, names: &[String]) -> TierStats {
 }
 
 /// Has the tier's IO looked after by whoever makes progress on the device.
-struct TierCompanion {
+struct TierProgress {
     tier: Arc<Tier>,
     names: Vec<String>,
 }
 
-impl Companion for TierCompanion {
+impl ProgressCallback for TierProgress {
     fn advance(&self) -> bool {
         self.tier.advance()
     }

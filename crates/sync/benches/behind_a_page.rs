@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use terrace_sync::{LeaningMutex, Mutex, allow_leaning};
+use terrace_sync::{BiasedMutex, Mutex, allow_bias};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64 << 10;
@@ -43,8 +43,8 @@ fn stores(count: usize) -> impl FnMut() {
 }
 
 fn main() {
-    allow_leaning();
-    let (leaning, ordinary) = (LeaningMutex::new(0u64), Mutex::new(0u64));
+    allow_bias();
+    let (leaning, ordinary) = (BiasedMutex::new(0u64), Mutex::new(0u64));
     let [mut few, mut few_as_well] = [stores(40), stores(40)];
     let mut contestants: Vec<Contestant<'_>> = vec![
         ("nothing", Box::new(|| ())),

@@ -1,52 +1,52 @@
 //! Locks that a process may fork over, and one for what one thread uses nearly always, and others now and then.
 //!
-//! [`Mutex`], [`RwLock`] and [`Condvar`] are the ordinary ones (`futex`). [`LeaningMutex`] is the other; [`allow_leaning`] has to be called
+//! [`Mutex`], [`RwLock`] and [`Condvar`] are the ordinary ones (`futex`). [`BiasedMutex`] is the other; [`allow_bias`] has to be called
 //! once before any leans. [`wait_a_little`] is for those who wait without a lock.
 
 #![warn(missing_docs)]
 
+mod biased;
 mod futex;
-mod leaning;
 mod platform;
 
+pub use biased::{BiasedMutex, Guard};
 pub use futex::{
     ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,
     RwLockReadGuard,
 };
-pub use leaning::{Guard, LeaningMutex};
-pub use platform::{allow_leaning, wait_a_little};
+pub use platform::{allow_bias, wait_a_little};
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::platform::{FIRST_WISH, may_lean};
+    use crate::platform::{FIRST_BIAS_THRESHOLD, may_bias};
 
     /// A thread comes, takes it and ends.
-    fn visit(mutex: &LeaningMutex<()>) {
+    fn visit(mutex: &BiasedMutex<()>) {
         std::thread::scope(|scope| scope.spawn(|| drop(mutex.lock())).join().expect("no panic"));
     }
 
     /// After how many uses by this thread it leans, if it does after so many at most.
-    fn use_until_it_leans(mutex: &LeaningMutex<()>, uses_max: u32) -> Option<u32> {
+    fn use_until_it_leans(mutex: &BiasedMutex<()>, uses_max: u32) -> Option<u32> {
         (1..=uses_max).find(|_| {
             drop(mutex.lock());
-            mutex.leans()
+            mutex.is_biased()
         })
     }
 
     #[test]
     fn it_leans_to_who_uses_it_alone_and_takes_twice_as_long_the_next_time() {
-        allow_leaning();
-        let mutex = LeaningMutex::new(());
-        let Some(uses) = use_until_it_leans(&mutex, 4 * FIRST_WISH) else {
-            assert!(!may_lean(), "it has not leaned");
+        allow_bias();
+        let mutex = BiasedMutex::new(());
+        let Some(uses) = use_until_it_leans(&mutex, 4 * FIRST_BIAS_THRESHOLD) else {
+            assert!(!may_bias(), "it has not leaned");
             return;
         };
-        assert_eq!(uses, FIRST_WISH);
-        for wish in [2 * FIRST_WISH, 4 * FIRST_WISH] {
+        assert_eq!(uses, FIRST_BIAS_THRESHOLD);
+        for bias_threshold in [2 * FIRST_BIAS_THRESHOLD, 4 * FIRST_BIAS_THRESHOLD] {
             visit(&mutex);
-            assert!(!mutex.leans(), "somebody else has used it");
-            assert_eq!(use_until_it_leans(&mutex, 8 * FIRST_WISH), Some(wish));
+            assert!(!mutex.is_biased(), "somebody else has used it");
+            assert_eq!(use_until_it_leans(&mutex, 8 * FIRST_BIAS_THRESHOLD), Some(bias_threshold));
         }
     }
 
@@ -55,11 +55,11 @@ mod tests {
 
     #[test]
     fn it_leans_again_when_nobody_takes_it_back_every_time_any_more() {
-        allow_leaning();
-        if !may_lean() {
+        allow_bias();
+        if !may_bias() {
             return;
         }
-        let mutex = LeaningMutex::new(());
+        let mutex = BiasedMutex::new(());
         for _ in 0..20 {
             use_until_it_leans(&mutex, 1 << 20).expect("nobody else uses it");
             visit(&mutex);
@@ -67,7 +67,7 @@ mod tests {
         let share = || {
             let leaning = (0..USES_PER_VISIT).filter(|_| {
                 drop(mutex.lock());
-                mutex.leans()
+                mutex.is_biased()
             });
             let share = leaning.count() as f64 / f64::from(USES_PER_VISIT);
             visit(&mutex);

@@ -11,7 +11,7 @@ pub(crate) use crate::futex::RawMutex;
 
 /// How often a thread takes a mutex, and nobody else does, before it leans to that thread for the first time. Taking it away again
 /// is a system call that interrupts all running threads of the process.
-pub(crate) const FIRST_WISH: u32 = 1 << 10;
+pub(crate) const FIRST_BIAS_THRESHOLD: u32 = 1 << 10;
 
 pub(crate) fn raw_mutex() -> RawMutex {
     RawMutex::INIT
@@ -38,7 +38,7 @@ const NO: u8 = 2;
 /// Lets mutexes lean from now on, where the system can take them back: `membarrier(2)` with private expedited barriers, Linux 4.14.
 /// To ask for those takes a process that has threads already some milliseconds, so this is not for the threads that are in a hurry.
 /// Calling it again does nothing.
-pub fn allow_leaning() {
+pub fn allow_bias() {
     if MAY_LEAN.load(Ordering::Acquire) == UNKNOWN {
         let can = has_token()
             && membarrier_query().contains_command(MembarrierCommand::RegisterPrivateExpedited)
@@ -53,7 +53,7 @@ fn register_and_try() -> bool {
 }
 
 /// Whether mutexes may lean.
-pub(crate) fn may_lean() -> bool {
+pub(crate) fn may_bias() -> bool {
     MAY_LEAN.load(Ordering::Acquire) == YES
 }
 

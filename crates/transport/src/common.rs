@@ -24,9 +24,9 @@ pub(crate) struct Common {
 pub(crate) enum Verdict {
     Fine,
     /// The requester completed a request in error: SQE for UC and UD, ERR for RC and XRC.
-    RequesterBroken,
+    RequesterFatal,
     /// The responder met an error that ends the connection.
-    ResponderBroken(QpEvent),
+    ResponderFatal(QpEvent),
 }
 
 impl Common {

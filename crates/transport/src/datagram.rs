@@ -39,7 +39,7 @@ impl Responder {
         if place(host, &receive, meta, packet).is_err() {
             let wc = common.receive_error(receive.wr_id, 0, WcStatus::LocalProtection);
             common.complete_receive(wc);
-            return Verdict::ResponderBroken(QpEvent::Fatal);
+            return Verdict::ResponderFatal(QpEvent::Fatal);
         }
         let with_imm = packet.bth.opcode.info().trailer == Trailer::Immediate;
         let is_ipv4 = meta.source.ip().to_canonical().is_ipv4();

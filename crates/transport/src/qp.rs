@@ -163,14 +163,14 @@ impl Qp {
     fn settle(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Fine => self.note_drained(),
-            Verdict::RequesterBroken if self.common.is_reliable() => {
+            Verdict::RequesterFatal if self.common.is_reliable() => {
                 self.responder.stop_reading(&mut self.common);
                 self.enter_error();
             }
-            Verdict::RequesterBroken => self.common.attr.state = QpState::Sqe,
+            Verdict::RequesterFatal => self.common.attr.state = QpState::Sqe,
             // What was owed when the queue pair broke may break in turn: that is no news.
-            Verdict::ResponderBroken(_) if self.common.attr.state == QpState::Err => {}
-            Verdict::ResponderBroken(event) => {
+            Verdict::ResponderFatal(_) if self.common.attr.state == QpState::Err => {}
+            Verdict::ResponderFatal(event) => {
                 self.common.events.push_back(event);
                 self.enter_error();
             }
@@ -287,7 +287,7 @@ impl Qp {
     /// Ends one whose result could not be stored: the queue pair is in error after this, and the events say so.
     pub fn fail_direct(&mut self, wr: &SendWr) {
         requester::complete(&mut self.common, wr, WcStatus::LocalProtection, 0);
-        self.settle(Verdict::RequesterBroken);
+        self.settle(Verdict::RequesterFatal);
     }
 
     /// Whether send work requests complete at once, without being executed.
@@ -563,7 +563,7 @@ impl Qp {
                 Emitted::Nothing => return true,
                 Emitted::SinkFull => return false,
                 Emitted::Broken => {
-                    self.settle(Verdict::RequesterBroken);
+                    self.settle(Verdict::RequesterFatal);
                     return true;
                 }
             }
@@ -580,7 +580,7 @@ impl Qp {
                 Answered::Sent => {}
                 Answered::Nothing => return true,
                 Answered::SinkFull => return false,
-                Answered::Broken(event) => self.settle(Verdict::ResponderBroken(event)),
+                Answered::Broken(event) => self.settle(Verdict::ResponderFatal(event)),
             }
         }
     }

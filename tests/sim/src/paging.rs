@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_memory::{HostRange, Pager, UNIT_BYTES};
-use terrace_nic::{Clock, Companion, ManualClock, Paging, RegionPolicy};
+use terrace_nic::{Clock, ManualClock, Paging, ProgressCallback, RegionPolicy};
 use terrace_sync::Mutex;
 
 use crate::dice::{Dice, Stream, stream_seed};
@@ -119,7 +119,7 @@ impl Pagers {
     }
 }
 
-impl Companion for Pagers {
+impl ProgressCallback for Pagers {
     fn advance(&self) -> bool {
         let all = self.all.lock().clone();
         let mut active = false;

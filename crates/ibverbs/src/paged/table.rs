@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use terrace_faults::Faults;
 use terrace_memory::{HostRange, PAGE_BYTES, Pager, RegionPolicy};
-use terrace_nic::{Companion, Paging};
+use terrace_nic::{Paging, ProgressCallback};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 
 use super::backing::{self, Purpose};
@@ -33,11 +33,11 @@ pub struct Served {
 }
 
 /// The tier, for those who make progress on a device.
-struct TierCompanion {
+struct TierProgress {
     tier: Arc<Tier>,
 }
 
-impl Companion for TierCompanion {
+impl ProgressCallback for TierProgress {
     fn advance(&self) -> bool {
         self.tier.advance()
     }
@@ -93,8 +93,8 @@ impl Lease {
     }
 
     /// What the device has to look after.
-    pub fn companion(&self) -> Arc<dyn Companion> {
-        Arc::new(TierCompanion { tier: self.served().tier.clone() })
+    pub fn companion(&self) -> Arc<dyn ProgressCallback> {
+        Arc::new(TierProgress { tier: self.served().tier.clone() })
     }
 
     /// For the registration.

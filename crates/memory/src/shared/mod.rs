@@ -8,24 +8,24 @@
 //!
 //! [`Registry::show`]: crate::Registry::show
 
-mod board;
-mod hands;
 mod handshake;
-mod outlook;
+mod prefetch_hint;
 mod reach;
+mod reader_slots;
 mod record;
 mod ring;
 pub(crate) mod segment;
+mod shared_registry;
 mod show;
 mod source;
 
-pub use board::ShownQueuePair;
-pub(crate) use board::{Board, ShownRegion};
-pub use hands::{GracePeriod, Hand, Hands, StillReached, Visitor};
-pub(crate) use hands::{Reaching, forget_hands, wait_for_own_hands};
-pub use outlook::Outlook;
+pub use prefetch_hint::PrefetchHint;
 pub use reach::{Lead, Local, Reach, Refusal};
+pub use reader_slots::{GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, StillReached};
+pub(crate) use reader_slots::{Reaching, forget_readers, wait_for_own_readers};
 pub use record::Version;
-pub use ring::{Inbox, Origin, Outbox, RingFile, Writer};
+pub use ring::{Origin, RingFile, RxRing, TxRing, Writer};
+pub use shared_registry::ShownQueuePair;
+pub(crate) use shared_registry::{SharedRegistry, ShownRegion};
 pub use show::{LocalPiece, RegionMemory};
 pub use source::{BackedBy, Direction, FileSystem, Mapped, Paged, Source, file_system};

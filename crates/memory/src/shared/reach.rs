@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_sync::RwLock;
 
-use super::board::{BoardView, RegionView, Seen, SeenRegion, SeenRights, halves};
-use super::hands::{Hand, Hands, Reaching};
-use super::outlook::Outlook;
+use super::prefetch_hint::PrefetchHint;
+use super::reader_slots::{Reaching, ReaderSlot, ReaderSlots};
 use super::record::Version;
+use super::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
 use super::show::LocalPiece;
 use super::source::{Direction, Missing, Source};
 use crate::access::{Access, AccessNeed, Accessor, Side};
@@ -36,8 +36,8 @@ pub enum Refusal {
 /// Another process, as far as it can be reached into.
 #[derive(Debug)]
 pub struct Reach {
-    board: BoardView,
-    hands: Arc<Hands>,
+    board: SharedRegistryView,
+    hands: Arc<ReaderSlots>,
     pid: i32,
     gone: AtomicBool,
     sources: RwLock<HashMap<u32, (Version, Arc<Source>)>>,
@@ -48,9 +48,9 @@ impl Reach {
     ///
     /// # Errors
     /// `InvalidData` when they are something else, or of another version.
-    pub fn new(board: OwnedFd, hands: Arc<Hands>, pid: i32) -> io::Result<Arc<Reach>> {
+    pub fn new(board: OwnedFd, hands: Arc<ReaderSlots>, pid: i32) -> io::Result<Arc<Reach>> {
         let (gone, sources) = (AtomicBool::new(false), RwLock::default());
-        Ok(Arc::new(Reach { board: BoardView::open(board)?, hands, pid, gone, sources }))
+        Ok(Arc::new(Reach { board: SharedRegistryView::open(board)?, hands, pid, gone, sources }))
     }
 
     /// Says how the bytes of a region are reached, as long as its record has this version.
@@ -102,7 +102,7 @@ impl Reach {
 #[derive(Debug)]
 pub struct Lead {
     reach: Arc<Reach>,
-    hand: Hand,
+    hand: ReaderSlot,
     own: [u64; 2],
     own_qpn: u32,
     qpn: u32,
@@ -143,7 +143,7 @@ impl Here<'_> {
 
     /// Raises the hand for the copy from or to `theirs`.
     #[inline(always)]
-    fn reach<'a>(&self, hand: &'a mut Hand, theirs: HostRange) -> Reaching<'a> {
+    fn reach<'a>(&self, hand: &'a mut ReaderSlot, theirs: HostRange) -> Reaching<'a> {
         match *self {
             Here::Range(_) => hand.reach(theirs),
             Here::Piece(Local { registry, memo, piece, .. }) => {
@@ -179,9 +179,9 @@ struct Last {
 impl Lead {
     /// Tells of the region that was reached last, if it is another one than the last time.
     #[inline(always)]
-    pub fn tell(&mut self, outlook: &Outlook) {
+    pub fn tell(&mut self, prefetch_hint: &PrefetchHint) {
         if self.last.is_news {
-            self.last.tell(outlook);
+            self.last.tell(prefetch_hint);
         }
     }
 
@@ -403,9 +403,9 @@ impl Last {
     }
 
     #[cold]
-    fn tell(&mut self, outlook: &Outlook) {
+    fn tell(&mut self, prefetch_hint: &PrefetchHint) {
         if let Some((key, ..)) = self.region {
-            outlook.note(key, self.shift);
+            prefetch_hint.note(key, self.shift);
         }
         self.before = None;
         self.is_news = false;

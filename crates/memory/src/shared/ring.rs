@@ -9,8 +9,8 @@
 //!   writes records, and 0 behind them;              reads records up to the 0, head = behind them
 //!   the first one's first word comes last
 //!   -- full fence --                                sleep = odd
-//!   sleep is odd, and was not at the last bell?     -- full fence --
-//!   rings the bell                                  is there anything? then it does not sleep
+//!   sleep is odd, and was not at the last doorbell?     -- full fence --
+//!   rings the doorbell                                  is there anything? then it does not sleep
 //! ```
 //! There is no tail that the reader would have to fetch from the writer's cache before the record: it looks where the next record is to
 //! be. Positions count bytes and never wrap; a record lies whole between two multiples of the ring's size. A process that dies leaves
@@ -92,9 +92,9 @@ impl RingFile {
 
 /// The side of a ring that writes.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct TxRing {
     ring: Segment,
-    desk: Segment,
+    consumer_page: Segment,
     state: Mutex<State>,
 }
 
@@ -140,34 +140,34 @@ struct State {
     opening: u64,
     /// How far the reader was when it was last looked at.
     head: u64,
-    /// For which of its sleeps the bell was rung last.
+    /// For which of its sleeps the doorbell was rung last.
     rung: u64,
     /// The first record, as long as it is not in the ring: without its first word, which is `opening`.
     stage: Stage,
 }
 
-impl Outbox {
-    /// A ring whose reader has sent the descriptor of [`Inbox::desk`].
+impl TxRing {
+    /// A ring whose reader has sent the descriptor of [`RxRing::consumer_page`].
     ///
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
-    pub fn new(ring: RingFile, desk: OwnedFd) -> io::Result<Outbox> {
-        let desk = Segment::open(desk, DESK_BYTES, false)?;
-        Ok(Outbox { ring: ring.0, desk, state: Mutex::default() })
+    pub fn new(ring: RingFile, consumer_page: OwnedFd) -> io::Result<TxRing> {
+        let consumer_page = Segment::open(consumer_page, DESK_BYTES, false)?;
+        Ok(TxRing { ring: ring.0, consumer_page, state: Mutex::default() })
     }
 
     /// The right to write.
     #[inline]
     pub fn write(&self) -> Writer<'_> {
         let state = self.state.lock();
-        Writer { outbox: self, start: state.tail, state }
+        Writer { tx_ring: self, start: state.tail, state }
     }
 }
 
 /// Somebody who writes. What was written is seen when [`Writer::publish`] is called, and taken back otherwise.
 #[derive(Debug)]
 pub struct Writer<'a> {
-    outbox: &'a Outbox,
+    tx_ring: &'a TxRing,
     state: MutexGuard<'a, State>,
     start: u64,
 }
@@ -201,7 +201,7 @@ impl Writer<'_> {
             // It will need all of these lines when it is shown. The reader has had them since the last lap, and looks at the first: they
             // would be fetched one after the other, if they were not on their way by then.
             for line in (0..=record / RECORD_ALIGNMENT).rev() {
-                self.outbox.ring.prefetch_to_write((at + line * RECORD_ALIGNMENT) as usize);
+                self.tx_ring.ring.prefetch_to_write((at + line * RECORD_ALIGNMENT) as usize);
             }
             let stage = &mut self.state.stage;
             stage.len = Some(len);
@@ -211,7 +211,7 @@ impl Writer<'_> {
         self.end_at(at + record);
         // SAFETY: within our own mapping, which the reader cannot write to, and where it looks at the word that is not there yet first;
         // the borrow is of the only writer, so nobody in this process writes either, or still holds what it got.
-        let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
+        let rest = unsafe { &mut *rest_of_record(&self.tx_ring.ring, at, len) };
         let (address, packet) = rest.split_at_mut(ADDRESS_BYTES);
         address.copy_from_slice(&from.address.octets());
         Some(packet)
@@ -220,7 +220,7 @@ impl Writer<'_> {
     /// Says that there is no record there.
     #[inline]
     fn end_at(&self, at: u64) {
-        header(&self.outbox.ring, at % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
+        header(&self.tx_ring.ring, at % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
     }
 
     /// Brings the first record into the ring, if it is not there yet.
@@ -230,7 +230,7 @@ impl Writer<'_> {
         self.end_at(self.state.tail);
         let at = self.start % RING_BYTES;
         // SAFETY: as in `push`.
-        let rest = unsafe { &mut *rest_of_record(&self.outbox.ring, at, len) };
+        let rest = unsafe { &mut *rest_of_record(&self.tx_ring.ring, at, len) };
         self.state.stage.copy_to(rest);
     }
 
@@ -239,7 +239,7 @@ impl Writer<'_> {
     fn open(&mut self, at: u64, word: u64, is_opening: bool) {
         match is_opening {
             true => self.state.opening = word,
-            false => header(&self.outbox.ring, at)[0].store(word, Ordering::Relaxed),
+            false => header(&self.tx_ring.ring, at)[0].store(word, Ordering::Relaxed),
         }
     }
 
@@ -260,7 +260,7 @@ impl Writer<'_> {
         let is_opening = at == self.start % RING_BYTES;
         let numbers = match is_opening {
             true => self.state.opening,
-            false => header(&self.outbox.ring, at)[0].load(Ordering::Relaxed),
+            false => header(&self.tx_ring.ring, at)[0].load(Ordering::Relaxed),
         };
         if numbers & CARRIES_ACK != 0 {
             return false;
@@ -282,16 +282,16 @@ impl Writer<'_> {
         self.state.tail - self.start
     }
 
-    /// Shows the reader what was written. True if it sleeps and its bell is to be rung.
+    /// Shows the reader what was written. True if it sleeps and its doorbell is to be rung.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.is_empty() {
             return false;
         }
         self.write_stage();
-        let first = &header(&self.outbox.ring, self.start % RING_BYTES)[0];
+        let first = &header(&self.tx_ring.ring, self.start % RING_BYTES)[0];
         self.start = self.state.tail;
-        let sleep = &self.outbox.desk.quads(SLEEP_AT, 1)[0];
+        let sleep = &self.tx_ring.consumer_page.quads(SLEEP_AT, 1)[0];
         let sleep = handshake::publish(first, self.state.opening, sleep);
         let is_new = sleep % 2 == 1 && sleep != self.state.rung;
         if is_new {
@@ -306,7 +306,7 @@ impl Writer<'_> {
             return true;
         }
         // Acquire: what was read there has been read. A head that makes no sense is one that leaves no room.
-        self.state.head = self.outbox.desk.quads(0, 1)[0].load(Ordering::Acquire);
+        self.state.head = self.tx_ring.consumer_page.quads(0, 1)[0].load(Ordering::Acquire);
         fits(&self.state)
     }
 }
@@ -320,9 +320,9 @@ impl Drop for Writer<'_> {
 
 /// The side of a ring that reads.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct RxRing {
     ring: Segment,
-    desk: Segment,
+    consumer_page: Segment,
     head: u64,
     /// How far the head may get, once the writer has gone.
     limit: Option<u64>,
@@ -334,17 +334,17 @@ pub struct Inbox {
     broken: bool,
 }
 
-impl Inbox {
+impl RxRing {
     /// Takes the descriptor of [`RingFile::file`].
     ///
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
-    pub fn new(ring: OwnedFd) -> io::Result<Inbox> {
+    pub fn new(ring: OwnedFd) -> io::Result<RxRing> {
         let ring = Segment::open(ring, RING_BYTES as usize, false)?;
-        let desk = Segment::create(c"terrace-desk", DESK_BYTES, Others::Read)?;
-        Ok(Inbox {
+        let consumer_page = Segment::create(c"terrace-consumer_page", DESK_BYTES, Others::Read)?;
+        Ok(RxRing {
             ring,
-            desk,
+            consumer_page,
             head: 0,
             limit: None,
             packet: vec![0; PACKET_BYTES_MAX].into(),
@@ -355,8 +355,8 @@ impl Inbox {
     }
 
     /// To be sent to the writer.
-    pub fn desk(&self) -> BorrowedFd<'_> {
-        self.desk.file()
+    pub fn consumer_page(&self) -> BorrowedFd<'_> {
+        self.consumer_page.file()
     }
 
     /// Whether nothing waits to be read.
@@ -368,7 +368,7 @@ impl Inbox {
     /// Whether something waits to be read. The second line of a record that comes just now is asked for together with its first, not
     /// after it.
     #[inline]
-    pub fn has_mail(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         self.ring.prefetch(((self.head + RECORD_ALIGNMENT) % RING_BYTES) as usize);
         !self.is_empty()
     }
@@ -388,7 +388,7 @@ impl Inbox {
         self.broken
     }
 
-    /// Hands up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how many.
+    /// ReaderSlots up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how many.
     #[inline]
     pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
         let mut count = 0;
@@ -409,7 +409,7 @@ impl Inbox {
         }
         if count > 0 {
             // Release: what was read has been read.
-            self.desk.quads(0, 1)[0].store(self.head, Ordering::Release);
+            self.consumer_page.quads(0, 1)[0].store(self.head, Ordering::Release);
         }
         count
     }
@@ -432,7 +432,7 @@ impl Inbox {
     }
 
     fn sleep(&self) -> &AtomicU64 {
-        &self.desk.quads(SLEEP_AT, 1)[0]
+        &self.consumer_page.quads(SLEEP_AT, 1)[0]
     }
 
     /// Copies the packet at the head, whose record has this first word, unless that only leads on; and what is behind it. `None` if it
@@ -513,22 +513,22 @@ mod tests {
     const FROM: Origin =
         Origin { address: Ipv6Addr::new(1, 2, 3, 4, 5, 6, 7, 8), port: 4799, traffic_class: 7 };
 
-    fn pair() -> (Outbox, Inbox) {
+    fn pair() -> (TxRing, RxRing) {
         let ring = RingFile::new().expect("made");
-        let inbox = Inbox::new(ring.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
-        let desk = inbox.desk().try_clone_to_owned().expect("a descriptor");
-        (Outbox::new(ring, desk).expect("mapped"), inbox)
+        let rx_ring = RxRing::new(ring.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let consumer_page = rx_ring.consumer_page().try_clone_to_owned().expect("a descriptor");
+        (TxRing::new(ring, consumer_page).expect("mapped"), rx_ring)
     }
 
-    fn send(outbox: &Outbox, bytes: &[u8]) -> Option<bool> {
-        let mut writer = outbox.write();
+    fn send(tx_ring: &TxRing, bytes: &[u8]) -> Option<bool> {
+        let mut writer = tx_ring.write();
         writer.push(&FROM, bytes.len())?.copy_from_slice(bytes);
         Some(writer.publish())
     }
 
-    fn received(inbox: &mut Inbox) -> Vec<Vec<u8>> {
+    fn received(rx_ring: &mut RxRing) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        inbox.read(usize::MAX, |from, _, bytes| {
+        rx_ring.read(usize::MAX, |from, _, bytes| {
             assert_eq!(*from, FROM);
             all.push(bytes.to_vec());
         });
@@ -537,8 +537,8 @@ mod tests {
 
     #[test]
     fn a_packet_carries_one_acknowledgement() {
-        let (outbox, mut inbox) = pair();
-        let mut writer = outbox.write();
+        let (tx_ring, mut rx_ring) = pair();
+        let mut writer = tx_ring.write();
         assert!(!writer.carry_ack(1), "there is no packet");
         writer.push(&FROM, 12).expect("room").fill(1);
         writer.push(&FROM, 16).expect("room").fill(2);
@@ -557,7 +557,7 @@ mod tests {
         writer.publish();
         drop(writer);
         let mut all = Vec::new();
-        inbox.read(9, |from, acknowledged, bytes| {
+        rx_ring.read(9, |from, acknowledged, bytes| {
             assert_eq!(*from, FROM);
             all.push((acknowledged, bytes.len()));
         });
@@ -566,7 +566,7 @@ mod tests {
 
     #[test]
     fn each_packet_says_where_it_comes_from() {
-        let (outbox, mut inbox) = pair();
+        let (tx_ring, mut rx_ring) = pair();
         let nowhere = Origin { address: Ipv6Addr::UNSPECIFIED, port: 0, traffic_class: 0 };
         let others = [
             Origin { port: 4798, ..FROM },
@@ -577,38 +577,38 @@ mod tests {
         let sent: Vec<_> =
             [nowhere].into_iter().chain(others.into_iter().flat_map(|other| [FROM, other, other])).collect();
         for from in &sent {
-            let mut writer = outbox.write();
+            let mut writer = tx_ring.write();
             writer.push(from, 16).expect("room").fill(1);
             // What rides with it says nothing of that.
             writer.carry_ack(0xff_ffff);
             writer.publish();
         }
         let mut got = Vec::new();
-        inbox.read(usize::MAX, |from, _, _| got.push(*from));
+        rx_ring.read(usize::MAX, |from, _, _| got.push(*from));
         assert_eq!(got, sent);
     }
 
     #[test]
     fn a_record_of_no_packet_is_one() {
-        let (outbox, mut inbox) = pair();
-        assert_eq!(send(&outbox, &[]), Some(false));
-        assert_eq!(send(&outbox, &[1; 12]), Some(false));
-        assert_eq!(received(&mut inbox), [vec![], vec![1; 12]]);
+        let (tx_ring, mut rx_ring) = pair();
+        assert_eq!(send(&tx_ring, &[]), Some(false));
+        assert_eq!(send(&tx_ring, &[1; 12]), Some(false));
+        assert_eq!(received(&mut rx_ring), [vec![], vec![1; 12]]);
     }
 
     #[test]
     fn packets_arrive_in_order_round_and_round() {
-        let (outbox, mut inbox) = pair();
+        let (tx_ring, mut rx_ring) = pair();
         let mut rng = StdRng::seed_from_u64(5);
         let (mut sent, mut got) = (Vec::new(), Vec::new());
         for round in 0..20_000u32 {
             let len = rng.random_range(12..PACKET_BYTES_MAX);
             let packet = vec![round as u8; len];
-            if send(&outbox, &packet).is_some() {
+            if send(&tx_ring, &packet).is_some() {
                 sent.push(packet);
             }
             if rng.random_ratio(1, 60) {
-                got.extend(received(&mut inbox));
+                got.extend(received(&mut rx_ring));
             }
             if got.len() == sent.len() {
                 assert_eq!(got, sent);
@@ -616,29 +616,29 @@ mod tests {
                 sent.clear();
             }
         }
-        got.extend(received(&mut inbox));
+        got.extend(received(&mut rx_ring));
         assert_eq!(got, sent);
-        assert!(!inbox.is_broken());
+        assert!(!rx_ring.is_broken());
     }
 
     #[test]
     fn a_full_ring_takes_nothing_until_something_was_read() {
-        let (outbox, mut inbox) = pair();
-        let count = (0..).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
+        let (tx_ring, mut rx_ring) = pair();
+        let count = (0..).take_while(|_| send(&tx_ring, &[1; 4096]).is_some()).count();
         assert_eq!(count as u64, RING_BYTES / (4096 + 64));
-        assert_eq!(inbox.read(1, |_, _, _| ()), 1);
-        assert_eq!(send(&outbox, &[1; 4096]), None, "there is no room for the word behind it");
-        assert_eq!(inbox.read(1, |_, _, _| ()), 1);
-        assert_eq!(send(&outbox, &[1; 4096]), Some(false));
-        assert_eq!(send(&outbox, &[1; 4096]), None);
-        assert!(outbox.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
+        assert_eq!(rx_ring.read(1, |_, _, _| ()), 1);
+        assert_eq!(send(&tx_ring, &[1; 4096]), None, "there is no room for the word behind it");
+        assert_eq!(rx_ring.read(1, |_, _, _| ()), 1);
+        assert_eq!(send(&tx_ring, &[1; 4096]), Some(false));
+        assert_eq!(send(&tx_ring, &[1; 4096]), None);
+        assert!(tx_ring.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
     }
 
     #[test]
     fn what_is_not_published_was_never_there() {
-        let (outbox, mut inbox) = pair();
+        let (tx_ring, mut rx_ring) = pair();
         {
-            let mut writer = outbox.write();
+            let mut writer = tx_ring.write();
             writer.push(&FROM, 100).expect("room").fill(1);
             writer.push(&FROM, 100).expect("room").fill(2);
             writer.cancel();
@@ -646,66 +646,66 @@ mod tests {
             assert!(!writer.publish());
         }
         {
-            let mut writer = outbox.write();
+            let mut writer = tx_ring.write();
             writer.push(&FROM, 100).expect("room").fill(3);
         }
-        assert_eq!(received(&mut inbox), [vec![1; 100]]);
-        assert!(inbox.is_empty());
+        assert_eq!(received(&mut rx_ring), [vec![1; 100]]);
+        assert!(rx_ring.is_empty());
     }
 
     #[test]
     fn the_bell_is_rung_once_for_each_sleep() {
-        let (outbox, mut inbox) = pair();
-        assert_eq!(send(&outbox, &[0; 12]), Some(false));
-        inbox.fall_asleep();
-        assert!(!inbox.is_empty(), "so it does not sleep");
-        assert_eq!(send(&outbox, &[0; 12]), Some(true));
-        assert_eq!(send(&outbox, &[0; 12]), Some(false));
-        inbox.wake_up();
-        assert_eq!(received(&mut inbox).len(), 3);
-        assert_eq!(send(&outbox, &[0; 12]), Some(false));
-        inbox.fall_asleep();
-        inbox.fall_asleep();
-        assert_eq!(send(&outbox, &[0; 12]), Some(true));
+        let (tx_ring, mut rx_ring) = pair();
+        assert_eq!(send(&tx_ring, &[0; 12]), Some(false));
+        rx_ring.fall_asleep();
+        assert!(!rx_ring.is_empty(), "so it does not sleep");
+        assert_eq!(send(&tx_ring, &[0; 12]), Some(true));
+        assert_eq!(send(&tx_ring, &[0; 12]), Some(false));
+        rx_ring.wake_up();
+        assert_eq!(received(&mut rx_ring).len(), 3);
+        assert_eq!(send(&tx_ring, &[0; 12]), Some(false));
+        rx_ring.fall_asleep();
+        rx_ring.fall_asleep();
+        assert_eq!(send(&tx_ring, &[0; 12]), Some(true));
     }
 
     #[test]
     fn a_writer_that_writes_nonsense_is_not_read_any_more() {
         let too_long = PACKET_BYTES_MAX as u64 + 1;
         for (records_before, numbers) in [(0, LEN_MASK - 1), (0, too_long), (0, SKIP), (125, 4096 + 200)] {
-            let (outbox, mut inbox) = pair();
+            let (tx_ring, mut rx_ring) = pair();
             for _ in 0..records_before {
-                send(&outbox, &[1; 4096]).expect("room");
+                send(&tx_ring, &[1; 4096]).expect("room");
             }
-            assert_eq!(inbox.read(usize::MAX, |_, _, _| ()), records_before);
-            header(&outbox.ring, inbox.head)[0].store(numbers, Ordering::Release);
-            assert_eq!(inbox.read(10, |_, _, _| ()), 0);
-            assert!(inbox.is_broken() && inbox.is_empty(), "{records_before} {numbers}");
+            assert_eq!(rx_ring.read(usize::MAX, |_, _, _| ()), records_before);
+            header(&tx_ring.ring, rx_ring.head)[0].store(numbers, Ordering::Release);
+            assert_eq!(rx_ring.read(10, |_, _, _| ()), 0);
+            assert!(rx_ring.is_broken() && rx_ring.is_empty(), "{records_before} {numbers}");
         }
     }
 
     #[test]
     fn a_writer_that_has_gone_without_an_end_is_read_for_one_lap() {
-        let (outbox, mut inbox) = pair();
+        let (tx_ring, mut rx_ring) = pair();
         for at in (0..RING_BYTES).step_by(RECORD_ALIGNMENT as usize) {
-            header(&outbox.ring, at)[0].store(12, Ordering::Release);
+            header(&tx_ring.ring, at)[0].store(12, Ordering::Release);
         }
-        assert_eq!(inbox.read(100, |_, _, _| ()), 100);
-        inbox.end();
-        inbox.end();
-        assert_eq!(inbox.read(usize::MAX, |_, _, _| ()) as u64, RING_BYTES / RECORD_ALIGNMENT);
-        assert!(inbox.is_empty() && !inbox.is_broken());
+        assert_eq!(rx_ring.read(100, |_, _, _| ()), 100);
+        rx_ring.end();
+        rx_ring.end();
+        assert_eq!(rx_ring.read(usize::MAX, |_, _, _| ()) as u64, RING_BYTES / RECORD_ALIGNMENT);
+        assert!(rx_ring.is_empty() && !rx_ring.is_broken());
     }
 
     /// What was in the ring a lap ago is no record, whatever it looks like.
     #[test]
     fn what_looks_like_a_record_is_none_until_it_is_written() {
-        let (outbox, mut inbox) = pair();
+        let (tx_ring, mut rx_ring) = pair();
         let mut rng = StdRng::seed_from_u64(6);
         let header = (12u64 | u64::from(FROM.port) << PORT_SHIFT).to_ne_bytes();
         for _ in 0..20_000 {
             let packet = header.repeat(rng.random_range(2..60));
-            let mut writer = outbox.write();
+            let mut writer = tx_ring.write();
             for _ in 0..rng.random_range(1..4) {
                 writer.push(&FROM, packet.len()).expect("room").copy_from_slice(&packet);
                 if rng.random_ratio(1, 3) {
@@ -716,20 +716,20 @@ mod tests {
             if rng.random_ratio(1, 4) {
                 // Never was.
                 drop(writer);
-                assert!(inbox.is_empty());
+                assert!(rx_ring.is_empty());
                 continue;
             }
             writer.publish();
-            inbox.read(usize::MAX, |_, _, bytes| assert_eq!(bytes, packet));
-            assert!(inbox.is_empty() && !inbox.is_broken());
+            rx_ring.read(usize::MAX, |_, _, bytes| assert_eq!(bytes, packet));
+            assert!(rx_ring.is_empty() && !rx_ring.is_broken());
         }
     }
 
     #[test]
     fn a_reader_whose_head_makes_no_sense_only_gets_nothing() {
-        let (outbox, inbox) = pair();
-        inbox.desk.quads(0, 1)[0].store(u64::MAX / 2, Ordering::Release);
-        let count = (0..1000).take_while(|_| send(&outbox, &[1; 4096]).is_some()).count();
+        let (tx_ring, rx_ring) = pair();
+        rx_ring.consumer_page.quads(0, 1)[0].store(u64::MAX / 2, Ordering::Release);
+        let count = (0..1000).take_while(|_| send(&tx_ring, &[1; 4096]).is_some()).count();
         assert!(count as u64 <= RING_BYTES / 4096);
     }
 }

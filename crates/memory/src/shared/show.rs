@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Board, GracePeriod, Reaching, ShownQueuePair, ShownRegion, Version};
+use super::{GracePeriod, Reaching, SharedRegistry, ShownQueuePair, ShownRegion, Version};
 use crate::access::{AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::flush::HostRange;
@@ -51,7 +51,7 @@ impl Registry {
         // Nobody registers anything meanwhile.
         let changes = self.changes.close();
         if self.board.get().is_none() {
-            let board = Board::new(self.table.key_order())?;
+            let board = SharedRegistry::new(self.table.key_order())?;
             for (index, slot) in self.table.slots() {
                 let entry = slot.pin();
                 if let Some(region) = shown(&entry) {
@@ -62,7 +62,7 @@ impl Registry {
             let _ = self.board.set(board);
         }
         drop(changes);
-        self.board.get().map(Board::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
+        self.board.get().map(SharedRegistry::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// Whether others see what is registered.
@@ -77,7 +77,7 @@ impl Registry {
     }
 
     #[inline]
-    fn board(&self) -> Option<&Board> {
+    fn board(&self) -> Option<&SharedRegistry> {
         self.board.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
     }
 

@@ -13,8 +13,8 @@ use terrace_transport::{AckPolicy, Time};
 use super::stat_server::StatServer;
 use super::{Engine, Mode, SpinBudget, rank::Rank};
 use crate::device::Device;
-use crate::passing::Inbound;
-use crate::semaphore::Bell;
+use crate::forwarding::Inbound;
+use crate::semaphore::Doorbell;
 
 /// How often the engine looks, while the program polls, whether it still does.
 const TICK_NS: u64 = 1_000_000;
@@ -42,15 +42,15 @@ const PAUSE: Duration = Duration::from_micros(100);
 const TIMER_SLACK_NS: u64 = 1_000;
 
 /// The thread's main function.
-pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>) {
+pub(super) fn run(device: Arc<Device>, doorbell: Arc<Doorbell>, stat: Option<StatServer>) {
     // Without it the ticks are late, and nothing worse.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
-    terrace_sync::allow_leaning();
+    terrace_sync::allow_bias();
     let polls_seen = device.engine.polls.load(Ordering::Relaxed);
     let mut driver = Driver {
         device: &device,
         engine: &device.engine,
-        bell: &bell,
+        doorbell: &doorbell,
         stat,
         polls_seen,
         looked_at: device.clock.now(),
@@ -67,7 +67,7 @@ pub(super) fn run(device: Arc<Device>, bell: Arc<Bell>, stat: Option<StatServer>
 struct Driver<'a> {
     device: &'a Arc<Device>,
     engine: &'a Engine,
-    bell: &'a Bell,
+    doorbell: &'a Doorbell,
     stat: Option<StatServer>,
     /// The count of polls when it was last looked at.
     polls_seen: u32,
@@ -105,8 +105,8 @@ impl Driver<'_> {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // Whoever adds work after these looks sees that the engine sleeps, and rings.
-        let has_mail = self.device.fall_asleep_at_rings();
-        let wanted = has_mail || self.device.wants_look() || self.device.companions.are_asked();
+        let has_pending = self.device.fall_asleep_at_rings();
+        let wanted = has_pending || self.device.wants_look() || self.device.callbacks.are_asked();
         let awaited = self.device.timers.next() == deadline && !wanted;
         // Still due: another thread has the right to receive, and needs a processor to look at what has come.
         let is_left = deadline.is_some() && self.due == deadline;
@@ -117,7 +117,7 @@ impl Driver<'_> {
         };
         self.due = deadline.filter(|deadline| *deadline <= self.now());
         let descriptors = self.device.port.descriptors();
-        let companions = self.device.companions.all();
+        let companions = self.device.callbacks.all();
         let others: SmallVec<[BorrowedFd<'_>; 2]> =
             companions.iter().filter_map(|companion| companion.descriptor()).collect();
         self.sleep(&descriptors, &others, timeout);
@@ -195,7 +195,7 @@ impl Driver<'_> {
             return;
         }
         self.passed_on_at = now;
-        if let Some(passing) = self.device.passing.inbound() {
+        if let Some(passing) = self.device.forwarding.inbound() {
             passing.serve(self.device);
         }
     }
@@ -208,13 +208,13 @@ impl Driver<'_> {
         self.rank.set_first(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
     }
 
-    /// Sleeps on the bell, the status socket, what is passed on, these descriptors of the port, and those of others.
+    /// Sleeps on the doorbell, the status socket, what is passed on, these descriptors of the port, and those of others.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
-        let passing = self.device.passing.inbound();
+        let passing = self.device.forwarding.inbound();
         let passing_fd = passing.as_deref().map(Inbound::fd);
         let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
-        let bell_fd = self.bell.fd();
+        let bell_fd = self.doorbell.fd();
         fds.push(PollFd::new(&bell_fd, PollFlags::IN));
         fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
         fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -229,7 +229,7 @@ impl Driver<'_> {
         let is_passed = passing_fd.is_some() && !fds[passing_at].revents().is_empty();
         drop(fds);
         if rung {
-            self.bell.silence();
+            self.doorbell.silence();
         }
         if is_passed && let Some(passing) = &passing {
             passing.serve(self.device);

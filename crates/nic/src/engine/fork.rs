@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use terrace_sync::ArcMutexGuard;
 
-use crate::companion;
+use crate::colocated;
 use crate::device::Device;
 use crate::engine::Handle;
+use crate::forwarding;
 use crate::local::Held;
-use crate::passing;
-use crate::semaphore::Bell;
-use crate::siblings;
+use crate::progress_callback;
+use crate::semaphore::Doorbell;
 use crate::tx::Receiver;
 
 /// While it exists, the engine holds no lock, nobody receives, and the locks are held that the child's end of it takes: another thread
@@ -25,8 +25,8 @@ pub struct ForkPause {
     receiving: Option<ArcMutexGuard<Receiver>>,
     local: Option<Held>,
     handle: ArcMutexGuard<Handle>,
-    companions: companion::Held,
-    passing: passing::Held,
+    callbacks: progress_callback::Held,
+    forwarding: forwarding::Held,
 }
 
 /// How long the forking thread sleeps before it looks again whether the engine is at rest.
@@ -49,9 +49,9 @@ impl Device {
         }
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
-        let (handle, companions) = (engine.handle.lock_arc(), self.companions.hold());
-        let passing = self.passing.hold();
-        ForkPause { device: self.clone(), receiving, local, handle, companions, passing }
+        let (handle, callbacks) = (engine.handle.lock_arc(), self.callbacks.hold());
+        let forwarding = self.forwarding.hold();
+        ForkPause { device: self.clone(), receiving, local, handle, callbacks, forwarding }
     }
 
     /// Starts the engine of a forked child, at its first call that needs one. A child that cannot have one makes
@@ -61,8 +61,8 @@ impl Device {
         if !self.engine.missing.swap(false, Ordering::SeqCst) {
             return;
         }
-        match Bell::new() {
-            Ok(bell) => self.engine.handle.lock().bell = Arc::new(bell),
+        match Doorbell::new() {
+            Ok(doorbell) => self.engine.handle.lock().doorbell = Arc::new(doorbell),
             Err(error) => return tracing::warn!(%error, "no engine in this forked process"),
         }
         if let Err(error) = self.start_engine() {
@@ -84,15 +84,15 @@ impl ForkPause {
     pub fn resume_in_child(mut self) {
         let engine = &self.device.engine;
         self.device.memory.after_fork_child();
-        self.device.companions.forget(&mut self.companions);
-        siblings::remove(&self.device);
-        self.passing.forget();
+        self.device.callbacks.forget(&mut self.callbacks);
+        colocated::remove(&self.device);
+        self.forwarding.forget();
         if let Some(held) = self.local.take() {
             self.device.local.forget(held);
         }
         if let Some(receiver) = &mut self.receiving {
             // The rings are the parent's.
-            std::mem::forget(std::mem::take(&mut receiver.inlets));
+            std::mem::forget(std::mem::take(&mut receiver.peer_rx));
         }
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.

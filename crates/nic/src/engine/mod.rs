@@ -2,7 +2,7 @@
 //! WRITEs never calls a verb after its setup, and somebody has to keep the timers.
 //!
 //! ```text
-//!            packet, deadline, bell                    the program polls
+//!            packet, deadline, doorbell                    the program polls
 //!   +-------+ ---------------------> +----------+ ------------------------> +---------+
 //!   | ARMED |   sleeps on the        | spinning |                           | STANDBY |  sleeps in ticks
 //!   +-------+ <--------------------- +----------+ <------------------------ +---------+
@@ -32,7 +32,7 @@ use terrace_transport::Time;
 
 use crate::device::Device;
 use crate::error::Error;
-use crate::semaphore::Bell;
+use crate::semaphore::Doorbell;
 
 pub use fork::ForkPause;
 use spin::SpinBudget;
@@ -47,7 +47,7 @@ const FULL_BURSTS_BEHIND: u32 = 8;
 /// By what the thread is reached.
 pub(crate) struct Handle {
     /// Replaced after a fork, because the descriptor is shared with the parent.
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -88,7 +88,7 @@ impl Engine {
         Ok(Engine {
             wanted,
             stat_socket,
-            handle: Arc::new(Mutex::new(Handle { bell: Arc::new(Bell::new()?), thread: None })),
+            handle: Arc::new(Mutex::new(Handle { doorbell: Arc::new(Doorbell::new()?), thread: None })),
             missing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             pauses: AtomicU32::new(0),
@@ -103,14 +103,14 @@ impl Engine {
     }
 
     /// What wakes it.
-    pub fn bell(&self) -> Arc<Bell> {
-        self.handle.lock().bell.clone()
+    pub fn doorbell(&self) -> Arc<Doorbell> {
+        self.handle.lock().doorbell.clone()
     }
 
     /// Wakes the engine if it sleeps.
     pub fn wake(&self) {
         if self.wanted {
-            self.handle.lock().bell.ring();
+            self.handle.lock().doorbell.ring();
         }
     }
 
@@ -193,12 +193,12 @@ impl Device {
         if !self.engine.wanted {
             return Ok(());
         }
-        let bell = self.engine.bell();
+        let doorbell = self.engine.doorbell();
         let stat = self.engine.stat_socket.then(StatServer::open).flatten();
         let device = self.clone();
         let spawned = without_signals(|| {
             let builder = std::thread::Builder::new().name("terrace-engine".into());
-            builder.spawn(move || driver::run(device, bell, stat))
+            builder.spawn(move || driver::run(device, doorbell, stat))
         });
         let thread = spawned.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
         self.engine.handle.lock().thread = Some(thread);

@@ -24,7 +24,7 @@ const DESCRIPTORS_MAX: usize = 3;
 pub(super) enum Message {
     /// The first one of whoever wants to reach in; with the segment of its words, and its ring.
     Hello { layout: u32 },
-    /// The answer; with the board, the reader's side of the ring, and its bell.
+    /// The answer; with the board, the reader's side of the ring, and its doorbell.
     Welcome,
     /// How is this region reached?
     Ask { key: u32, version: u64 },

@@ -31,11 +31,11 @@ use terrace_transport::{QpState, QpType};
 
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
-use crate::semaphore::Bell;
+use crate::semaphore::Doorbell;
 
 pub(crate) use post::Reached;
-pub(crate) use rings::{Filled, Inlets, Mail};
-use rings::{Neighbour, Outlet};
+pub(crate) use rings::{Filled, PeerRxSet, RxPending};
+use rings::{PeerTx, SameHostPeer};
 
 /// Knows the files behind the program's memory.
 pub trait Backings: Send + Sync {
@@ -68,7 +68,7 @@ pub(crate) struct LocalPath {
     /// The thread's own, but for forks. Locked before anything else.
     sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
-    peers: RwLock<HashMap<SocketAddr, Neighbour>>,
+    peers: RwLock<HashMap<SocketAddr, SameHostPeer>>,
     /// Regions of ours that somebody was told to map, with the version that they had.
     given: Mutex<HashMap<u32, Version>>,
     /// Whether there are ways in, for those who would have to wait for the right to receive.
@@ -86,7 +86,7 @@ pub(crate) struct LocalPath {
 }
 
 struct Running {
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     thread: JoinHandle<()>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct QpLocal {
     /// The peer's address, and the index of ours, that it looks for ways between.
     ends: Option<(SocketAddr, u8)>,
     lead: Option<Lead>,
-    outlet: Option<Arc<Outlet>>,
+    peer_tx: Option<Arc<PeerTx>>,
     /// The generation of peers in which it last looked for its own.
     looked: u32,
     /// What it has asked for last.
@@ -116,8 +116,8 @@ pub(crate) struct QpLocal {
 impl QpLocal {
     /// Whether packets go through a ring.
     #[inline]
-    pub fn has_outlet(&self) -> bool {
-        self.outlet.is_some()
+    pub fn has_tx_ring(&self) -> bool {
+        self.peer_tx.is_some()
     }
 
     /// Notes that others are to see it no more. False if they do not.
@@ -169,7 +169,7 @@ impl LocalPath {
         }
         let received = self.received.load(Ordering::Relaxed);
         let peers = self.peers.read();
-        let sent: u64 = peers.values().map(|peer| peer.outlet.sent()).sum();
+        let sent: u64 = peers.values().map(|peer| peer.peer_tx.sent()).sum();
         let sent = sent + self.sent_before.load(Ordering::Relaxed);
         let lost = self.lost.load(Ordering::Relaxed);
         vec![
@@ -183,7 +183,7 @@ impl LocalPath {
     /// Forgets a peer that has gone.
     fn remove(&self, address: &SocketAddr) {
         if let Some(peer) = self.peers.write().remove(address) {
-            self.sent_before.fetch_add(peer.outlet.sent(), Ordering::Relaxed);
+            self.sent_before.fetch_add(peer.peer_tx.sent(), Ordering::Relaxed);
         }
     }
 
@@ -194,7 +194,7 @@ impl LocalPath {
     fn command(&self, command: Command) {
         self.commands.lock().push(command);
         if let Some(running) = &*self.running.lock() {
-            running.bell.ring();
+            running.doorbell.ring();
         }
     }
 
@@ -211,8 +211,8 @@ impl LocalPath {
     pub fn stop(&self) {
         self.on.store(false, Ordering::SeqCst);
         self.stopping.store(true, Ordering::SeqCst);
-        let Some(Running { bell, thread }) = self.running.lock().take() else { return };
-        bell.ring();
+        let Some(Running { doorbell, thread }) = self.running.lock().take() else { return };
+        doorbell.ring();
         // It can only have panicked, which is in the log.
         let _ = thread.join();
         *self.sockets.lock() = None;
@@ -222,7 +222,7 @@ impl LocalPath {
     /// Keeps the thread from its work while the process forks.
     pub fn hold(&self) -> Held {
         let sockets = self.sockets.lock_arc();
-        // A thread of the program that has something to be done rings the bell, with no other lock than a queue pair's.
+        // A thread of the program that has something to be done rings the doorbell, with no other lock than a queue pair's.
         Held { sockets, running: self.running.lock_arc() }
     }
 
@@ -277,7 +277,7 @@ impl Device {
                 }
             }
             QpState::Reset | QpState::Init => {
-                (core.local.ends, core.local.lead, core.local.outlet) = (None, None, None);
+                (core.local.ends, core.local.lead, core.local.peer_tx) = (None, None, None);
             }
             _ => {}
         }
@@ -291,12 +291,12 @@ impl Device {
             && core.local.looked != self.local.generation.load(Ordering::Acquire)
             && core.qp.is_quiet()
         {
-            self.look_for_neighbour(qp, core);
+            self.find_same_host_peer(qp, core);
         }
     }
 
     #[cold]
-    fn look_for_neighbour(&self, qp: &QueuePair, core: &mut QpCore) {
+    fn find_same_host_peer(&self, qp: &QueuePair, core: &mut QpCore) {
         core.local.looked = self.local.generation.load(Ordering::Acquire);
         let attr = core.qp.attr();
         let Some(path) = attr.path.filter(|_| qp.qp_type() != QpType::Ud) else { return };
@@ -308,7 +308,7 @@ impl Device {
             let own = address_bytes((own, 0).into());
             core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn);
         }
-        core.local.outlet = Some(neighbour.outlet.clone());
+        core.local.peer_tx = Some(neighbour.peer_tx.clone());
     }
 
     /// Shows a queue pair to peers on this host as it is now.

@@ -20,7 +20,7 @@ impl QueuePair {
     #[inline]
     pub fn read_now(&self, rkey: u32, va: u64, into: &mut [u8]) -> Result<bool, Error> {
         let len = into.len() as u64;
-        self.outlook.foresee(rkey, va, false);
+        self.prefetch_hint.prefetch(rkey, va, false);
         Ok(self.access_now(rkey, len, true, |lead| lead.read_into(rkey, va, into))?.is_some())
     }
 
@@ -28,7 +28,7 @@ impl QueuePair {
     #[inline]
     pub fn write_now(&self, rkey: u32, va: u64, from: &[u8]) -> Result<bool, Error> {
         let len = from.len() as u64;
-        self.outlook.foresee(rkey, va, true);
+        self.prefetch_hint.prefetch(rkey, va, true);
         Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
     }
 
@@ -39,7 +39,7 @@ impl QueuePair {
         if matches!(op, AtomicOp::Write { .. }) {
             return Ok(None);
         }
-        self.outlook.foresee(rkey, va, true);
+        self.prefetch_hint.prefetch(rkey, va, true);
         self.access_now(rkey, ATOMIC_LEN.into(), true, |lead| lead.atomic(rkey, va, op))
     }
 
@@ -61,7 +61,7 @@ impl QueuePair {
         }
         let Some(lead) = core.local.lead() else { return Ok(None) };
         let acted = act(lead);
-        lead.tell(&self.outlook);
+        lead.tell(&self.prefetch_hint);
         match acted {
             Ok(brought) => {
                 core.qp.count_direct(len);

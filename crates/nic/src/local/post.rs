@@ -41,12 +41,12 @@ impl Device {
             }
             _ => return Reached::No,
         };
-        lead.tell(&qp.outlook);
+        lead.tell(&qp.prefetch_hint);
         if self.settle(core, rkey, copied).is_none() {
             return Reached::No;
         }
         if let Some(wc) = core.qp.complete_direct(wr) {
-            self.complete_send(qp, core.tap.as_ref(), wc);
+            self.complete_send(qp, core.hook.as_ref(), wc);
         }
         Reached::Whole
     }
@@ -64,7 +64,7 @@ impl Device {
         };
         let Some(lead) = core.local.lead() else { return Reached::No };
         let copied = lead.copy_piece(direction, rkey, va, &self.local_piece(qp, wr));
-        lead.tell(&qp.outlook);
+        lead.tell(&qp.prefetch_hint);
         match copied {
             Ok(()) => {
                 self.complete_short(qp, core, wr);
@@ -91,7 +91,7 @@ impl Device {
         let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
         let act = |into| lead.atomic_into(rkey, va, op, into);
         let done = self.memory.with_piece(who, AccessNeed::Write, memo, result, act);
-        lead.tell(&qp.outlook);
+        lead.tell(&qp.prefetch_hint);
         match self.settle(core, rkey, done) {
             Some(Ok(())) => {
                 self.complete_short(qp, core, &wr);
@@ -112,21 +112,21 @@ impl Device {
     #[inline(always)]
     fn complete_short(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) {
         // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
-        match &core.tap {
+        match &core.hook {
             None => {
                 if let Some(wc) = core.qp.complete_short(wr) {
                     qp.send_cq().push(wc);
                 }
             }
-            Some(_) => self.complete_short_to_tap(qp, core, *wr),
+            Some(_) => self.complete_short_to_hook(qp, core, *wr),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn complete_short_to_tap(&self, qp: &QueuePair, core: &mut QpCore, wr: ShortWr) {
+    fn complete_short_to_hook(&self, qp: &QueuePair, core: &mut QpCore, wr: ShortWr) {
         if let Some(wc) = core.qp.complete_short(&wr) {
-            self.complete_send(qp, core.tap.as_ref(), wc);
+            self.complete_send(qp, core.hook.as_ref(), wc);
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
-use terrace_memory::shared::{Inbox, Origin, Outbox, Reach, Writer};
+use terrace_memory::shared::{Origin, Reach, RxRing, TxRing, Writer};
 use terrace_transport::{AckPolicy, SendRequest, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 
@@ -40,9 +40,9 @@ const FULL_STEP_NS: u64 = 100_000_000;
 const LOST_PER_TURN: u64 = 64;
 
 /// The way out to one peer.
-pub(super) struct Outlet {
-    outbox: Outbox,
-    bell: OwnedFd,
+pub(super) struct PeerTx {
+    tx_ring: TxRing,
+    doorbell: OwnedFd,
     /// When it was last seen to be full, 0 if it is not; and for how long it had been then. In nanoseconds, and changed by whoever has
     /// the right to write.
     full_at: AtomicU64,
@@ -52,15 +52,15 @@ pub(super) struct Outlet {
     gone: AtomicBool,
 }
 
-impl Outlet {
-    /// A way into a ring, and the bell of whoever reads it.
+impl PeerTx {
+    /// A way into a ring, and the doorbell of whoever reads it.
     ///
     /// # Errors
     /// When that is no descriptor that can be told not to block.
-    pub fn new(outbox: Outbox, bell: OwnedFd) -> rustix::io::Result<Outlet> {
-        rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::NONBLOCK)?;
+    pub fn new(tx_ring: TxRing, doorbell: OwnedFd) -> rustix::io::Result<PeerTx> {
+        rustix::fs::fcntl_setfl(&doorbell, rustix::fs::OFlags::NONBLOCK)?;
         let [full_at, full_ns, sent] = [(); 3].map(|()| AtomicU64::new(0));
-        Ok(Outlet { outbox, bell, full_at, full_ns, sent, gone: AtomicBool::new(false) })
+        Ok(PeerTx { tx_ring, doorbell, full_at, full_ns, sent, gone: AtomicBool::new(false) })
     }
 
     /// Packets so far.
@@ -101,7 +101,7 @@ impl Outlet {
 /// A ring, as the transport wants to see it.
 struct RingSink<'a> {
     writer: Writer<'a>,
-    outlet: &'a Outlet,
+    peer_tx: &'a PeerTx,
     gids: &'a [Gid],
     port: u16,
     packets: u64,
@@ -187,7 +187,7 @@ impl Device {
             filled = match core.qp.poll_transmit(now, host, sink, acks) {
                 Transmit::Idle => Filled::Sent,
                 Transmit::SinkFull if sink.packets > 0 => Filled::Full(None),
-                Transmit::SinkFull => match sink.outlet.note_full(now) {
+                Transmit::SinkFull => match sink.peer_tx.note_full(now) {
                     ..FULL_RETRY_NS => Filled::Full(None),
                     FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
                     STALLED_NS.. => self.lose(core, host, now, acks),
@@ -219,7 +219,7 @@ impl Device {
         wr: W,
     ) -> Result<(), W> {
         // Nothing may overtake what is under way over the network.
-        if !core.local.has_outlet() || !qp.token.is_free() {
+        if !core.local.has_tx_ring() || !qp.token.is_free() {
             return Err(wr);
         }
         let host = qp.host(core);
@@ -237,44 +237,44 @@ impl Device {
     /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written.
     #[inline]
     fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>)) {
-        let is_of_use = |outlet: &Arc<Outlet>| self.local.is_on() && !outlet.is_gone();
-        let Some(outlet) = core.local.outlet.take().filter(is_of_use) else { return };
+        let is_of_use = |peer_tx: &Arc<PeerTx>| self.local.is_on() && !peer_tx.is_gone();
+        let Some(peer_tx) = core.local.peer_tx.take().filter(is_of_use) else { return };
         let (gids, port) = (self.port.gids(), self.port.udp_port());
-        let writer = outlet.outbox.write();
-        let mut sink = RingSink { writer, outlet: &outlet, gids, port, packets: 0, sleeps: false };
+        let writer = peer_tx.tx_ring.write();
+        let mut sink = RingSink { writer, peer_tx: &peer_tx, gids, port, packets: 0, sleeps: false };
         act(core, &mut sink);
         if sink.packets > 0 {
-            outlet.note_sent(sink.packets);
+            peer_tx.note_sent(sink.packets);
             sink.publish();
             if sink.sleeps {
                 // It can only have been rung so often that it cannot count it.
-                let _ = rustix::io::write(&outlet.bell, &1u64.to_ne_bytes());
+                let _ = rustix::io::write(&peer_tx.doorbell, &1u64.to_ne_bytes());
             }
         }
         drop(sink);
-        core.local.outlet = Some(outlet);
+        core.local.peer_tx = Some(peer_tx);
     }
 }
 
 /// The ways in. Whoever has the right to receive has them.
 #[derive(Default)]
-pub(crate) struct Inlets {
-    list: Vec<Inlet>,
+pub(crate) struct PeerRxSet {
+    list: Vec<PeerRx>,
     /// Looks and packets since the network was asked last.
     looks: u32,
     /// Looks for which rings still count as busy.
     warm: u32,
 }
 
-struct Inlet {
+struct PeerRx {
     number: u64,
-    inbox: Inbox,
+    rx_ring: RxRing,
     /// Which of our addresses the other side has connected to.
     gid_index: u8,
     /// Where the last packet came from, as a ring says it and as the network would.
     last: Option<(Origin, RxMeta)>,
     /// Whether a packet waited at the last look.
-    had_mail: bool,
+    had_pending: bool,
     /// Whether packets come faster than they are looked for, or nobody waits for one. Behind a message that somebody waits for there is
     /// most likely nothing, and to see that takes as long as to fetch the message.
     streams: bool,
@@ -284,26 +284,26 @@ struct Inlet {
 
 /// What a look at the rings says.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Mail {
+pub(crate) struct RxPending {
     /// Something has come.
     pub waits: bool,
     /// The network is to be asked as well.
     pub asks_network: bool,
 }
 
-impl Inlets {
+impl PeerRxSet {
     /// Whether packets wait: for somebody who polls for one, or for all of them.
     #[inline]
-    pub fn look(&mut self, for_all: bool) -> Mail {
+    pub fn look(&mut self, for_all: bool) -> RxPending {
         if self.list.is_empty() {
-            return Mail { waits: false, asks_network: true };
+            return RxPending { waits: false, asks_network: true };
         }
         let mut waits = false;
-        for inlet in &mut self.list {
-            let has_mail = inlet.inbox.has_mail();
-            inlet.streams |= has_mail && (for_all || inlet.had_mail);
-            inlet.had_mail = has_mail;
-            waits |= has_mail;
+        for peer_rx in &mut self.list {
+            let has_pending = peer_rx.rx_ring.has_pending();
+            peer_rx.streams |= has_pending && (for_all || peer_rx.had_pending);
+            peer_rx.had_pending = has_pending;
+            waits |= has_pending;
         }
         self.warm = if waits { WARM_LOOKS } else { self.warm.saturating_sub(1) };
         self.looks += 1;
@@ -311,19 +311,19 @@ impl Inlets {
         if asks_network {
             self.looks = 0;
         }
-        Mail { waits, asks_network }
+        RxPending { waits, asks_network }
     }
 
-    /// Hands the packets that were found to wait to `each`.
+    /// ReaderSlots the packets that were found to wait to `each`.
     #[inline]
     fn read(&mut self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) -> Read {
         let mut read = Read { count: 0, is_over: false };
-        for inlet in &mut self.list {
-            let destination = gids.get(usize::from(inlet.gid_index)).map(|gid| gid.addr);
+        for peer_rx in &mut self.list {
+            let destination = gids.get(usize::from(peer_rx.gid_index)).map(|gid| gid.addr);
             let Some(destination) = destination else { continue };
-            let (gid_index, last) = (inlet.gid_index, &mut inlet.last);
-            let max = if inlet.streams { PACKETS_PER_LOOK } else { usize::from(inlet.had_mail) };
-            let count = inlet.inbox.read(max, |origin, acknowledged, bytes| {
+            let (gid_index, last) = (peer_rx.gid_index, &mut peer_rx.last);
+            let max = if peer_rx.streams { PACKETS_PER_LOOK } else { usize::from(peer_rx.had_pending) };
+            let count = peer_rx.rx_ring.read(max, |origin, acknowledged, bytes| {
                 let meta = match last {
                     Some((of, meta)) if of == origin => meta,
                     _ => {
@@ -334,15 +334,15 @@ impl Inlets {
                 };
                 each(meta, acknowledged.map(Psn::new), bytes);
             });
-            inlet.streams &= count > 1;
+            peer_rx.streams &= count > 1;
             read.count += count as u64;
-            if inlet.inbox.is_broken() && !inlet.has_ended {
+            if peer_rx.rx_ring.is_broken() && !peer_rx.has_ended {
                 tracing::warn!(
                     "a process of this host has written nonsense into its ring; it is not read any more"
                 );
-                inlet.has_ended = true;
+                peer_rx.has_ended = true;
             }
-            read.is_over |= inlet.has_ended && inlet.inbox.is_empty();
+            read.is_over |= peer_rx.has_ended && peer_rx.rx_ring.is_empty();
         }
         self.looks = self.looks.saturating_add(read.count as u32);
         read
@@ -350,7 +350,7 @@ impl Inlets {
 
     /// Forgets those that have ended, and returns whether any are left.
     fn tidy(&mut self) -> bool {
-        self.list.retain(|inlet| !inlet.has_ended || !inlet.inbox.is_empty());
+        self.list.retain(|peer_rx| !peer_rx.has_ended || !peer_rx.rx_ring.is_empty());
         !self.list.is_empty()
     }
 
@@ -369,49 +369,53 @@ struct Read {
 
 impl Device {
     /// From now on this one is read as well.
-    pub(super) fn add_inlet(&self, number: u64, inbox: Inbox, gid_index: u8) {
-        let (last, had_mail, streams, has_ended) = (None, false, false, false);
-        let inlet = Inlet { number, inbox, gid_index, last, had_mail, streams, has_ended };
-        self.rx.lock().inlets.list.push(inlet);
+    pub(super) fn add_peer_rx(&self, number: u64, rx_ring: RxRing, gid_index: u8) {
+        let (last, had_pending, streams, has_ended) = (None, false, false, false);
+        let peer_rx = PeerRx { number, rx_ring, gid_index, last, had_pending, streams, has_ended };
+        self.rx.lock().peer_rx.list.push(peer_rx);
         self.local.has_inlets.store(true, Ordering::SeqCst);
     }
 
     /// The other side of one has gone.
-    pub(super) fn end_inlet(&self, number: u64) {
+    pub(super) fn end_peer_rx(&self, number: u64) {
         let mut rx = self.rx.lock();
-        let ended = rx.inlets.list.iter_mut().filter(|inlet| inlet.number == number);
-        ended.for_each(|inlet| {
-            inlet.has_ended = true;
-            inlet.inbox.end();
+        let ended = rx.peer_rx.list.iter_mut().filter(|peer_rx| peer_rx.number == number);
+        ended.for_each(|peer_rx| {
+            peer_rx.has_ended = true;
+            peer_rx.rx_ring.end();
         });
-        self.local.has_inlets.store(rx.inlets.tidy(), Ordering::SeqCst);
+        self.local.has_inlets.store(rx.peer_rx.tidy(), Ordering::SeqCst);
     }
 
-    /// Hands the packets that wait in rings to `each`.
+    /// ReaderSlots the packets that wait in rings to `each`.
     #[inline]
-    pub(crate) fn read_inlets(&self, inlets: &mut Inlets, each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) {
-        let read = inlets.read(self.gids(), each);
+    pub(crate) fn read_peer_rx(
+        &self,
+        peer_rx: &mut PeerRxSet,
+        each: impl FnMut(&RxMeta, Option<Psn>, &[u8]),
+    ) {
+        let read = peer_rx.read(self.gids(), each);
         let received = &self.local.received;
         received.store(received.load(Ordering::Relaxed) + read.count, Ordering::Relaxed);
         if read.is_over {
-            self.local.has_inlets.store(inlets.tidy(), Ordering::SeqCst);
+            self.local.has_inlets.store(peer_rx.tidy(), Ordering::SeqCst);
         }
     }
 
-    /// Has writers ring the bell from now on. True if something waits already.
+    /// Has writers ring the doorbell from now on. True if something waits already.
     pub(crate) fn fall_asleep_at_rings(&self) -> bool {
         if !self.local.has_inlets.load(Ordering::SeqCst) {
             return false;
         }
-        let list = &self.rx.lock().inlets.list;
-        list.iter().for_each(|inlet| inlet.inbox.fall_asleep());
-        list.iter().any(|inlet| !inlet.inbox.is_empty())
+        let list = &self.rx.lock().peer_rx.list;
+        list.iter().for_each(|peer_rx| peer_rx.rx_ring.fall_asleep());
+        list.iter().any(|peer_rx| !peer_rx.rx_ring.is_empty())
     }
 
-    /// Has writers not ring the bell.
+    /// Has writers not ring the doorbell.
     pub(crate) fn wake_up_at_rings(&self) {
         if self.local.has_inlets.load(Ordering::Relaxed) {
-            self.rx.lock().inlets.list.iter().for_each(|inlet| inlet.inbox.wake_up());
+            self.rx.lock().peer_rx.list.iter().for_each(|peer_rx| peer_rx.rx_ring.wake_up());
         }
     }
 }
@@ -422,15 +426,15 @@ fn socket_address(origin: &Origin) -> SocketAddr {
 
 /// Another process of the host: how its memory is reached, and how itself.
 #[derive(Clone)]
-pub(super) struct Neighbour {
+pub(super) struct SameHostPeer {
     pub reach: Arc<Reach>,
-    pub outlet: Arc<Outlet>,
+    pub peer_tx: Arc<PeerTx>,
 }
 
-impl Neighbour {
+impl SameHostPeer {
     /// The process has ended, or does not want to be reached any more.
     pub fn note_gone(&self) {
         self.reach.note_gone();
-        self.outlet.note_gone();
+        self.peer_tx.note_gone();
     }
 }

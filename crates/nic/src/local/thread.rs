@@ -11,16 +11,17 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use terrace_memory::HostRange;
 use terrace_memory::shared::{
-    BackedBy, Hands, Inbox, Mapped, Outbox, Paged, Reach, RegionMemory, RingFile, Source, Version, Visitor,
+    BackedBy, Mapped, Paged, PeerReaders, Reach, ReaderSlots, RegionMemory, RingFile, RxRing, Source, TxRing,
+    Version,
 };
 
 use super::message::{self, LAYOUT, Message, Received, Way};
-use super::rings::{Neighbour, Outlet};
+use super::rings::{PeerTx, SameHostPeer};
 use super::{Command, Running};
 use crate::device::Device;
 use crate::engine::without_signals;
 use crate::error::Error;
-use crate::semaphore::Bell;
+use crate::semaphore::Doorbell;
 use crate::unix_socket::{self, Spare, unwatch, watch};
 
 /// What the sockets are for.
@@ -32,8 +33,8 @@ const VISITORS_MAX: usize = 256;
 pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     let port = device.port.udp_port();
     let waits = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-    let bell = Arc::new(Bell::new()?);
-    watch(&waits, bell.fd())?;
+    let doorbell = Arc::new(Doorbell::new()?);
+    watch(&waits, doorbell.fd())?;
     let mut listeners = Vec::new();
     for gid in device.gids() {
         let listener = unix_socket::listen_as(SERVICE, SocketAddr::new(gid.addr.to_canonical(), port))?;
@@ -51,24 +52,24 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     };
     *device.local.sockets.lock() = Some(sockets);
     let thread = {
-        let (device, bell) = (device.clone(), bell.clone());
+        let (device, doorbell) = (device.clone(), doorbell.clone());
         without_signals(|| {
             let builder = std::thread::Builder::new().name("terrace-local".into());
-            builder.spawn(move || run(&device, &bell, &waits))
+            builder.spawn(move || run(&device, &doorbell, &waits))
         })
     };
     let thread = thread.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
-    Ok(Running { bell, thread })
+    Ok(Running { doorbell, thread })
 }
 
 /// The thread: it holds no lock while it sleeps.
-fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
+fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
     let mut events = Vec::with_capacity(1);
     loop {
         // An error can only be an interruption; then everybody is looked at.
         let _ = epoll::wait(waits, spare_capacity(&mut events), None);
         events.clear();
-        bell.silence();
+        doorbell.silence();
         let mut held = device.local.sockets.lock();
         let Some(sockets) = held.as_mut() else { return };
         if device.local.is_stopped() {
@@ -77,7 +78,7 @@ fn run(device: &Arc<Device>, bell: &Bell, waits: &OwnedFd) {
         sockets.handle_commands(device);
         // From the end, so that those that go do not move those that follow.
         (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
-        (0..sockets.visitors.len()).rev().for_each(|index| sockets.hear_guest(device, index));
+        (0..sockets.visitors.len()).rev().for_each(|index| sockets.receive_from_peer(device, index));
         (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
         let gone = std::mem::take(&mut sockets.gone);
         drop(held);
@@ -94,7 +95,7 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
 
 /// A process that may reach into this one, once it has said hello. It is not heard while it does not take what it is sent: so it has no
 /// more to be sent than an answer and what it was told of regions that there were then.
-pub(super) struct Guest {
+pub(super) struct PeerSocket {
     socket: OwnedFd,
     /// The regions that it was told to map.
     told: HashSet<(u32, Version)>,
@@ -103,15 +104,15 @@ pub(super) struct Guest {
     gid_index: u8,
     /// Names its ring.
     number: u64,
-    visitor: Option<Visitor>,
+    visitor: Option<PeerReaders>,
 }
 
-/// What a guest's socket has no room for.
+/// What a peer's socket has no room for.
 #[derive(Default)]
 struct Unsent {
     /// How is this region reached?
     question: Option<(u32, Version)>,
-    /// The guest is to forget these.
+    /// The peer is to forget these.
     ended: Vec<(u32, Version)>,
     /// Whether the socket is watched for room, and not for messages.
     waits_for_room: bool,
@@ -122,10 +123,10 @@ pub(super) struct Peer {
     socket: OwnedFd,
     address: SocketAddr,
     pid: i32,
-    hands: Arc<Hands>,
+    hands: Arc<ReaderSlots>,
     /// Until it has been told who reads it.
     ring: Option<RingFile>,
-    neighbour: Option<Neighbour>,
+    neighbour: Option<SameHostPeer>,
 }
 
 /// The thread's sockets, and whom they lead to.
@@ -133,7 +134,7 @@ pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
     listeners: Vec<OwnedFd>,
     spare: Spare,
-    visitors: Vec<Guest>,
+    visitors: Vec<PeerSocket>,
     /// How many there ever were.
     visitor_count: u64,
     peers: Vec<Peer>,
@@ -143,13 +144,13 @@ pub(crate) struct Sockets {
 
 impl Sockets {
     fn leave(&self) {
-        self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(Neighbour::note_gone);
+        self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(SameHostPeer::note_gone);
     }
 
     /// In a forked child: the other ends must not take it for its parent. Its visitors are the parent's, and their list may be locked by
     /// a thread that the child does not have.
     pub fn close_in_child(mut self) {
-        self.visitors.drain(..).for_each(|guest| std::mem::forget(guest.visitor));
+        self.visitors.drain(..).for_each(|peer_socket| std::mem::forget(peer_socket.visitor));
     }
 
     fn handle_commands(&mut self, device: &Device) {
@@ -166,7 +167,7 @@ impl Sockets {
                 }
                 Command::Recall(key, version) => {
                     // They are sent it when they are heard next.
-                    for Guest { told, unsent, .. } in &mut self.visitors {
+                    for PeerSocket { told, unsent, .. } in &mut self.visitors {
                         unsent.ended.extend(told.take(&(key, version)));
                     }
                 }
@@ -189,7 +190,7 @@ impl Sockets {
     fn try_connect(&self, address: SocketAddr) -> Result<Peer, Errno> {
         let socket = unix_socket::connect_to(SERVICE, address)?;
         let pid = check_peer(&socket).ok_or(Errno::PERM)?;
-        let hands = Hands::new().map_err(|_| Errno::MFILE)?;
+        let hands = ReaderSlots::new().map_err(|_| Errno::MFILE)?;
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
         message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file(), ring.file()])?;
         watch(&self.waits, socket.as_fd())?;
@@ -224,53 +225,56 @@ impl Sockets {
                 let (gid_index, number) = (index as u8, self.visitor_count);
                 self.visitor_count += 1;
                 let (told, unsent) = (HashSet::new(), Unsent::default());
-                self.visitors.push(Guest { socket, told, unsent, gid_index, number, visitor: None });
+                self.visitors.push(PeerSocket { socket, told, unsent, gid_index, number, visitor: None });
             }
         }
     }
 
-    fn hear_guest(&mut self, device: &Arc<Device>, index: usize) {
+    fn receive_from_peer(&mut self, device: &Arc<Device>, index: usize) {
         loop {
-            let guest = &mut self.visitors[index];
-            let sent = guest.send_unsent(device);
+            let peer_socket = &mut self.visitors[index];
+            let sent = peer_socket.send_unsent(device);
             let waits_for_room = sent == Err(Errno::AGAIN);
-            let heard = match sent.and_then(|()| message::receive(&guest.socket)) {
-                Ok(Some(received)) => guest.hear(device, received),
-                Err(Errno::AGAIN | Errno::INTR) => match guest.watch_for_room(&self.waits, waits_for_room) {
-                    Ok(()) => return,
-                    Err(_) => None,
-                },
+            let heard = match sent.and_then(|()| message::receive(&peer_socket.socket)) {
+                Ok(Some(received)) => peer_socket.hear(device, received),
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    match peer_socket.watch_for_room(&self.waits, waits_for_room) {
+                        Ok(()) => return,
+                        Err(_) => None,
+                    }
+                }
                 _ => None,
             };
             if heard.is_none() {
-                let Guest { socket, number, visitor, .. } = self.visitors.remove(index);
+                let PeerSocket { socket, number, visitor, .. } = self.visitors.remove(index);
                 unwatch(&self.waits, socket.as_fd());
                 // First: others may wait for it, and this thread would wait for them.
                 drop(visitor);
-                return device.end_inlet(number);
+                return device.end_peer_rx(number);
             }
         }
     }
 }
 
-impl Guest {
+impl PeerSocket {
     /// `None` when there is nothing more to be said to it.
     fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
         match message {
             Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
-                let inbox = Inbox::new(files.pop()?).ok()?;
+                let rx_ring = RxRing::new(files.pop()?).ok()?;
                 // Before it sees anything.
                 let pid = check_peer(&self.socket)?;
-                self.visitor = Some(Visitor::admit(files.pop()?, pid).ok()?);
+                self.visitor = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
                 let board =
                     device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
                 device.show_all();
-                let desk = inbox.desk().try_clone_to_owned().ok()?;
-                device.add_inlet(self.number, inbox, self.gid_index);
-                let bell = device.engine.bell();
+                let consumer_page = rx_ring.consumer_page().try_clone_to_owned().ok()?;
+                device.add_peer_rx(self.number, rx_ring, self.gid_index);
+                let doorbell = device.engine.doorbell();
                 // The engine may be about to sleep without having said so there.
-                bell.ring();
-                message::send(&self.socket, &Message::Welcome, &[board, desk.as_fd(), bell.fd()]).ok()
+                doorbell.ring();
+                message::send(&self.socket, &Message::Welcome, &[board, consumer_page.as_fd(), doorbell.fd()])
+                    .ok()
             }
             Message::Ask { key, version } if self.visitor.is_some() => {
                 self.unsent.question = Some((key, Version(version)));
@@ -362,11 +366,11 @@ impl Peer {
         match message {
             Message::Welcome if self.neighbour.is_none() => {
                 let mut files = files.into_iter();
-                let (board, desk, bell) = (files.next()?, files.next()?, files.next()?);
+                let (board, consumer_page, doorbell) = (files.next()?, files.next()?, files.next()?);
                 let reach = Reach::new(board, self.hands.clone(), self.pid).ok()?;
-                let outbox = Outbox::new(self.ring.take()?, desk).ok()?;
-                let outlet = Arc::new(Outlet::new(outbox, bell).ok()?);
-                let neighbour = Neighbour { reach, outlet };
+                let tx_ring = TxRing::new(self.ring.take()?, consumer_page).ok()?;
+                let peer_tx = Arc::new(PeerTx::new(tx_ring, doorbell).ok()?);
+                let neighbour = SameHostPeer { reach, peer_tx };
                 device.local.peers.write().insert(self.address, neighbour.clone());
                 device.local.generation.fetch_add(1, Ordering::Release);
                 self.neighbour = Some(neighbour);

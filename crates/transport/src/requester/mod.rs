@@ -263,7 +263,7 @@ impl Requester {
             complete(common, &wqe.wr, status, vendor_err);
         }
         self.flush(common);
-        Verdict::RequesterBroken
+        Verdict::RequesterFatal
     }
 
     /// Completes everything as flushed and forgets what was under way.

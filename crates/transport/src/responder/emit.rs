@@ -51,7 +51,7 @@ impl Responder {
         if let Some(broken) = self.settle(common) {
             return broken;
         }
-        self.feed(common, host);
+        self.schedule(common, host);
         let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
         let pushed = match owed {
             Owed::Read(_) => return self.emit_read(common, host, sink),
@@ -145,7 +145,7 @@ impl Responder {
         let mut pushed = push_data(common, read, &path, offset, host, sink);
         if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
             let asked = if read.lacks_room() { Ok(()) } else { read.fetch(common, host) };
-            pushed = asked.and_then(|()| match read.starves() {
+            pushed = asked.and_then(|()| match read.is_blocked() {
                 true => Ok(Pushed::UnderWay),
                 // What was fetched may be there already.
                 false => push_data(common, read, &path, offset, host, sink),

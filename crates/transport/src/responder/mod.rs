@@ -130,7 +130,7 @@ pub(crate) enum Refusal {
     NotReady,
     /// The request needs memory that is absent, or would overtake one that does: the peer shall try again after the time
     /// that this code stands for.
-    ComeBack {
+    Rnr {
         timer: u8,
     },
     /// The message is longer than its receive: the program learns it too.
@@ -174,11 +174,11 @@ fn event_of(code: NakCode) -> QpEvent {
 const OWED_MAX: usize = 64;
 
 /// The memory is absent, and there is no room to wait for it here, or the region does not want that: 0.12 ms.
-const ABSENT: Refusal = Refusal::ComeBack { timer: 7 };
+const ABSENT: Refusal = Refusal::Rnr { timer: 7 };
 
 /// The request must not overtake writes that are under way. The RNR NAK leaves behind their ACK, so that the peer need
 /// not wait any longer then: 0.01 ms, the shortest time there is.
-const UNSETTLED: Refusal = Refusal::ComeBack { timer: 1 };
+const UNSETTLED: Refusal = Refusal::Rnr { timer: 1 };
 
 /// A peer that repeats what waits for memory is told to do so again after 10.24 ms: its patience with a silent responder has an
 /// end, and storage that is busy takes longer than that at times.
@@ -278,7 +278,7 @@ impl Responder {
     fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
         let code = match refusal {
             Refusal::NotReady => return self.refuse_for_now(common, common.attr.min_rnr_timer),
-            Refusal::ComeBack { timer } => return self.refuse_for_now(common, timer),
+            Refusal::Rnr { timer } => return self.refuse_for_now(common, timer),
             Refusal::Nak(code) => code,
             Refusal::ReceiveTooShort => {
                 self.fail_receive(common, WcStatus::LocalLength);
@@ -290,12 +290,12 @@ impl Responder {
             }
             Refusal::Invalidation => {
                 self.fail_receive(common, WcStatus::RemoteInvalidRequest);
-                return Verdict::ResponderBroken(QpEvent::AccessError);
+                return Verdict::ResponderFatal(QpEvent::AccessError);
             }
         };
         common.counters.error_naks_sent += 1;
         self.owe_nak(Syndrome::Nak(code));
-        Verdict::ResponderBroken(event_of(code))
+        Verdict::ResponderFatal(event_of(code))
     }
 
     fn refuse_for_now(&mut self, common: &mut Common, timer: u8) -> Verdict {

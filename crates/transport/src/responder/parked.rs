@@ -48,12 +48,12 @@ pub(super) struct ReadAnswer {
     pub(super) repeat: bool,
     /// What is being fetched, oldest first.
     parts: VecDeque<Part>,
-    hunger: Hunger,
+    fetch_state: FetchState,
 }
 
 /// Why a READ does not fetch what it could fetch next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hunger {
+enum FetchState {
     Sated,
     /// Others have their turn first.
     Turn,
@@ -96,7 +96,7 @@ impl ReadAnswer {
             msn: 0,
             repeat: false,
             parts: VecDeque::new(),
-            hunger: Hunger::Sated,
+            fetch_state: FetchState::Sated,
         }
     }
 
@@ -123,7 +123,7 @@ impl ReadAnswer {
         let (rkey, va, length) = (self.rkey, self.va, self.answered_bytes(common));
         match self.reach(host, |host| host.remote_check(rkey, va, length, RemoteAccess::Read)) {
             Err(RemoteError::NotReady) if later() => {
-                self.hunger = Hunger::Turn;
+                self.fetch_state = FetchState::Turn;
                 Ok(())
             }
             Err(RemoteError::NotReady) => self.fetch(common, host),
@@ -143,12 +143,12 @@ impl ReadAnswer {
 
     /// Whether it waits for room, or for its turn.
     pub(super) fn is_hungry(&self) -> bool {
-        self.hunger != Hunger::Sated
+        self.fetch_state != FetchState::Sated
     }
 
     /// Whether there was no room for what it wants to fetch.
     pub(super) fn lacks_room(&self) -> bool {
-        self.hunger == Hunger::Room
+        self.fetch_state == FetchState::Room
     }
 
     /// Bytes that have been fetched, or are being fetched, and have not left.
@@ -161,7 +161,7 @@ impl ReadAnswer {
         let has_room = self.parts.front().is_some_and(|part| part.data.outcome().is_some());
         if has_room {
             self.parts.clear();
-            self.hunger = Hunger::Turn;
+            self.fetch_state = FetchState::Turn;
         }
         has_room
     }
@@ -170,7 +170,7 @@ impl ReadAnswer {
     pub(super) fn fetch(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
         let start = self.parts.back().map_or(u64::from(self.sent) * common.mtu(), |part| part.end);
         let end = self.answered_bytes(common).min(start + FETCH_BYTES_MAX);
-        self.hunger = Hunger::Sated;
+        self.fetch_state = FetchState::Sated;
         if start >= end || self.parts.len() == PARTS_MAX {
             return Ok(());
         }
@@ -181,7 +181,7 @@ impl ReadAnswer {
                 Ok(())
             }
             Err(RemoteError::NotReady) => {
-                self.hunger = Hunger::Room;
+                self.fetch_state = FetchState::Room;
                 Ok(())
             }
             // The memory is of the ordinary kind by now.
@@ -191,7 +191,7 @@ impl ReadAnswer {
     }
 
     /// Whether nothing can leave before more was fetched, and that has to wait.
-    pub(super) fn starves(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         self.parts.is_empty() && self.is_hungry()
     }
 
@@ -327,7 +327,7 @@ impl Owed {
         match self {
             Owed::Read(read) => {
                 let under_way = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::UnderWay));
-                (under_way || read.starves()).then(|| read.next_psn())
+                (under_way || read.is_blocked()).then(|| read.next_psn())
             }
             Owed::Settle(_) | Owed::Parked(_) => self.next_psn(),
             _ => None,
@@ -442,7 +442,7 @@ impl Responder {
     /// While writes are under way, nothing breaks the connection: its NAK would acknowledge them, and what the program
     /// has not been told of yet could not be told any more. The peer sends the bad packet again, and then it does.
     pub(super) fn postpone(&mut self, info: &OpcodeInfo, refusal: Refusal) -> Refusal {
-        let for_now = matches!(refusal, Refusal::NotReady | Refusal::ComeBack { .. });
+        let for_now = matches!(refusal, Refusal::NotReady | Refusal::Rnr { .. });
         if for_now || !self.is_unsettled() {
             return refusal;
         }
@@ -470,7 +470,7 @@ impl Responder {
     }
 
     /// Lets READs fetch that had no room, or had to wait for their turn, the oldest first.
-    pub(super) fn feed(&mut self, common: &mut Common, host: &impl Host) {
+    pub(super) fn schedule(&mut self, common: &mut Common, host: &impl Host) {
         if !std::mem::take(&mut self.woken) || !std::mem::take(&mut self.hungry) {
             return;
         }
@@ -483,7 +483,7 @@ impl Responder {
             if read.is_hungry() {
                 let is_early = self.hungry || fetched_bytes >= FETCH_AHEAD_BYTES_MAX;
                 if index > 0 && (is_early || keys.have_another(read.rkey)) {
-                    read.hunger = Hunger::Turn;
+                    read.fetch_state = FetchState::Turn;
                 } else {
                     // What goes wrong here is found out when it is that READ's turn.
                     let _ = read.fetch(common, host);
@@ -492,13 +492,13 @@ impl Responder {
             fetched_bytes += read.fetched_bytes();
             self.hungry |= read.is_hungry();
         }
-        self.make_way();
+        self.preempt();
     }
 
     /// When the oldest READ has no room, the newest one that has gives it up: whatever other queue pairs hold, this one goes on.
-    pub(super) fn make_way(&mut self) {
+    pub(super) fn preempt(&mut self) {
         let Some(Owed::Read(first)) = self.owed.front() else { return };
-        if !first.starves() {
+        if !first.is_blocked() {
             return;
         }
         let others = self.owed.iter_mut().skip(1).rev();

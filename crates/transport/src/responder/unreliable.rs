@@ -39,12 +39,12 @@ impl Responder {
             // The program's own mistake: it has to learn of it.
             Err(Refusal::ReceiveProtection) => {
                 self.fail_receive(common, crate::WcStatus::LocalProtection);
-                Verdict::ResponderBroken(QpEvent::Fatal)
+                Verdict::ResponderFatal(QpEvent::Fatal)
             }
             Err(
                 Refusal::Nak(_)
                 | Refusal::NotReady
-                | Refusal::ComeBack { .. }
+                | Refusal::Rnr { .. }
                 | Refusal::ReceiveTooShort
                 | Refusal::Invalidation,
             ) => self.skip(common),

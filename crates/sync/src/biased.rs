@@ -6,9 +6,9 @@
 //!
 //! ```text
 //!   the thread that it leans to          another one, which has locked `others`
-//!   held = true                          leans_to = nobody
+//!   held = true                          biased_to = nobody
 //!   -- light barrier --                  -- heavy barrier --
-//!   leans_to is still me?                waits until held = false
+//!   biased_to is still me?                waits until held = false
 //!     yes: it has it; held = false at the end
 //!     no:  held = false, and as all others
 //! ```
@@ -27,18 +27,18 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::platform::{
-    AtomicU32, AtomicUsize, FIRST_WISH, Ordering, RawMutex, heavy_barrier, light_barrier, lock, may_lean,
-    raw_mutex, token, unlock, wait_a_little,
+    AtomicU32, AtomicUsize, FIRST_BIAS_THRESHOLD, Ordering, RawMutex, heavy_barrier, light_barrier, lock,
+    may_bias, raw_mutex, token, unlock, wait_a_little,
 };
 
 /// Threads that one mutex leans to in its life. Further ones take it as any other.
-const LEANERS: usize = 4;
+const BIASED_THREADS: usize = 4;
 /// In the low bits of a thread's token, which are 0: which of them it is.
-const WHICH: usize = LEANERS - 1;
+const WHICH: usize = BIASED_THREADS - 1;
 const NOBODY: usize = 0;
 
 /// How often in a row a thread must take a mutex that was taken back many times.
-const LAST_WISH: u32 = 1 << 20;
+const LAST_BIAS_THRESHOLD: u32 = 1 << 20;
 
 /// Uses by the thread that it leans to that are worth more than to take it back: that costs some microseconds, and each use saves some
 /// nanoseconds. Nobody can have it taken back more often than about once in so many uses.
@@ -46,72 +46,72 @@ const WORTH_USES: u32 = 1 << 14;
 
 /// A mutex that leans to the thread that uses it most. No thread may take it twice; a guard is not for other threads.
 #[repr(C)]
-pub struct LeaningMutex<T> {
+pub struct BiasedMutex<T> {
     /// Token of the thread that need not ask anybody, and which of `held` is its own. Changed by whoever has `others`.
-    leans_to: AtomicUsize,
-    held: [AtomicU32; LEANERS],
+    biased_to: AtomicUsize,
+    held: [AtomicU32; BIASED_THREADS],
     others: RawMutex,
     /// For whoever has `others`.
-    habit: UnsafeCell<Habit>,
+    history: UnsafeCell<AcquisitionHistory>,
     value: UnsafeCell<T>,
 }
 
 /// Who takes it.
-struct Habit {
+struct AcquisitionHistory {
     last: usize,
     /// How often in a row.
     times: u32,
     /// How often it takes for it to lean.
-    wish: u32,
+    bias_threshold: u32,
     /// Uses since that changed, but for those by the thread that it leaned to.
     uses: u32,
     /// What that thread's `held` was when it last began to lean.
     held_before: u32,
     /// Tokens of those whom it has leaned to. The next thread with the same token comes after the end of that one.
-    leaners: [usize; LEANERS],
+    biased_threads: [usize; BIASED_THREADS],
 }
 
 // SAFETY: as for any mutex: one thread at a time gets at the value.
-unsafe impl<T: Send> Sync for LeaningMutex<T> {}
+unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
-impl<T> LeaningMutex<T> {
+impl<T> BiasedMutex<T> {
     /// One that nobody has.
-    pub fn new(value: T) -> LeaningMutex<T> {
-        let habit = Habit {
+    pub fn new(value: T) -> BiasedMutex<T> {
+        let history = AcquisitionHistory {
             last: NOBODY,
             times: 0,
-            wish: FIRST_WISH,
+            bias_threshold: FIRST_BIAS_THRESHOLD,
             uses: 0,
             held_before: 0,
-            leaners: [NOBODY; LEANERS],
+            biased_threads: [NOBODY; BIASED_THREADS],
         };
-        LeaningMutex {
-            leans_to: AtomicUsize::new(NOBODY),
+        BiasedMutex {
+            biased_to: AtomicUsize::new(NOBODY),
             held: std::array::from_fn(|_| AtomicU32::new(0)),
             others: raw_mutex(),
-            habit: UnsafeCell::new(habit),
+            history: UnsafeCell::new(history),
             value: UnsafeCell::new(value),
         }
     }
 
     /// Whether it leans to a thread just now.
     #[cfg(test)]
-    pub(crate) fn leans(&self) -> bool {
-        self.leans_to.load(Ordering::Relaxed) != NOBODY
+    pub(crate) fn is_biased(&self) -> bool {
+        self.biased_to.load(Ordering::Relaxed) != NOBODY
     }
 
     /// Waits until no other thread has it.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
-        let leans_to = self.leans_to.load(Ordering::Relaxed);
-        if leans_to & !WHICH == token() {
-            let held = &self.held[leans_to & WHICH];
+        let biased_to = self.biased_to.load(Ordering::Relaxed);
+        if biased_to & !WHICH == token() {
+            let held = &self.held[biased_to & WHICH];
             // A thread that takes it twice waits for itself, as with any mutex, and does not get it twice.
             let before = held.load(Ordering::Relaxed);
             if !is_held(before) {
                 held.store(before.wrapping_add(1), Ordering::Relaxed);
                 light_barrier();
-                if self.leans_to.load(Ordering::Relaxed) == leans_to {
+                if self.biased_to.load(Ordering::Relaxed) == biased_to {
                     return Guard::new(self, Some(held));
                 }
                 held.store(before, Ordering::Release);
@@ -127,31 +127,31 @@ impl<T> LeaningMutex<T> {
     fn lock_as_others(&self) -> Option<&AtomicU32> {
         lock(&self.others);
         // SAFETY: this thread has `others`.
-        let habit = unsafe { &mut *self.habit.get() };
-        let leans_to = self.leans_to.load(Ordering::Relaxed);
-        if leans_to != NOBODY {
-            let held = self.take_back(leans_to);
-            habit.note_taken_back(held.wrapping_sub(habit.held_before) / 2);
+        let history = unsafe { &mut *self.history.get() };
+        let biased_to = self.biased_to.load(Ordering::Relaxed);
+        if biased_to != NOBODY {
+            let held = self.revoke_bias(biased_to);
+            history.note_revoked(held.wrapping_sub(history.held_before) / 2);
         }
-        let leans_to = habit.note(token())?;
-        let held = &self.held[leans_to & WHICH];
-        habit.held_before = held.load(Ordering::Relaxed);
-        held.store(habit.held_before.wrapping_add(1), Ordering::Relaxed);
+        let biased_to = history.note(token())?;
+        let held = &self.held[biased_to & WHICH];
+        history.held_before = held.load(Ordering::Relaxed);
+        held.store(history.held_before.wrapping_add(1), Ordering::Relaxed);
         // Whoever takes it back has locked `others` after this: all of it is seen.
-        self.leans_to.store(leans_to, Ordering::Relaxed);
-        // SAFETY: this thread has it, and looks at `habit` no more.
+        self.biased_to.store(biased_to, Ordering::Relaxed);
+        // SAFETY: this thread has it, and looks at `history` no more.
         unsafe { unlock(&self.others) };
         Some(held)
     }
 
     /// Returns the `held` of the thread that it leaned to.
-    fn take_back(&self, leans_to: usize) -> u32 {
-        self.leans_to.store(NOBODY, Ordering::Relaxed);
+    fn revoke_bias(&self, biased_to: usize) -> u32 {
+        self.biased_to.store(NOBODY, Ordering::Relaxed);
         heavy_barrier();
         let mut looks = 0;
         loop {
             // Acquire: what that thread did with it comes before what is done with it now.
-            let held = self.held[leans_to & WHICH].load(Ordering::Acquire);
+            let held = self.held[biased_to & WHICH].load(Ordering::Acquire);
             if !is_held(held) {
                 return held;
             }
@@ -167,21 +167,21 @@ fn is_held(held: u32) -> bool {
     !held.is_multiple_of(2)
 }
 
-impl Habit {
+impl AcquisitionHistory {
     /// It was taken back after so many uses by the thread that it leaned to.
-    fn note_taken_back(&mut self, uses: u32) {
-        self.wish = match uses >= WORTH_USES {
+    fn note_revoked(&mut self, uses: u32) {
+        self.bias_threshold = match uses >= WORTH_USES {
             true => self.less(),
-            false => self.wish.saturating_mul(2).min(LAST_WISH),
+            false => self.bias_threshold.saturating_mul(2).min(LAST_BIAS_THRESHOLD),
         };
         self.uses = 0;
     }
 
     fn less(&self) -> u32 {
-        (self.wish / 2).max(FIRST_WISH)
+        (self.bias_threshold / 2).max(FIRST_BIAS_THRESHOLD)
     }
 
-    /// A thread takes it. Whether it leans to that one from now on: what `leans_to` becomes.
+    /// A thread takes it. Whether it leans to that one from now on: what `biased_to` becomes.
     fn note(&mut self, me: usize) -> Option<usize> {
         if self.last != me {
             (self.last, self.times) = (me, 0);
@@ -189,23 +189,23 @@ impl Habit {
         self.times += 1;
         self.uses += 1;
         if self.uses == WORTH_USES {
-            (self.wish, self.uses) = (self.less(), 0);
+            (self.bias_threshold, self.uses) = (self.less(), 0);
         }
-        if self.times < self.wish || !may_lean() {
+        if self.times < self.bias_threshold || !may_bias() {
             // Not to overflow where none leans.
-            self.times = self.times.min(LAST_WISH);
+            self.times = self.times.min(LAST_BIAS_THRESHOLD);
             return None;
         }
         self.times = 0;
-        let which = self.leaners.iter().position(|&leaner| leaner == me || leaner == NOBODY)?;
-        self.leaners[which] = me;
+        let which = self.biased_threads.iter().position(|&leaner| leaner == me || leaner == NOBODY)?;
+        self.biased_threads[which] = me;
         Some(me | which)
     }
 }
 
 /// Has the mutex until it is dropped.
 pub struct Guard<'a, T> {
-    mutex: &'a LeaningMutex<T>,
+    mutex: &'a BiasedMutex<T>,
     /// What says so, if the mutex leans to this thread; otherwise this thread has `others`. No more than what goes into two registers.
     held: Option<&'a AtomicU32>,
     /// Only the thread that took it may let it go.
@@ -214,7 +214,7 @@ pub struct Guard<'a, T> {
 
 impl<'a, T> Guard<'a, T> {
     #[inline(always)]
-    fn new(mutex: &'a LeaningMutex<T>, held: Option<&'a AtomicU32>) -> Guard<'a, T> {
+    fn new(mutex: &'a BiasedMutex<T>, held: Option<&'a AtomicU32>) -> Guard<'a, T> {
         Guard { mutex, held, not_send: PhantomData }
     }
 }

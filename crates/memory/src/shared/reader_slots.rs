@@ -53,19 +53,19 @@ pub const READER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The words of this process towards one other.
 #[derive(Debug)]
-pub struct Hands {
+pub struct ReaderSlots {
     segment: Segment,
     free: Mutex<Vec<u32>>,
 }
 
-impl Hands {
+impl ReaderSlots {
     /// None is in use.
     ///
     /// # Errors
     /// When the system has no descriptors left.
-    pub fn new() -> io::Result<Arc<Hands>> {
+    pub fn new() -> io::Result<Arc<ReaderSlots>> {
         let segment = Segment::create(c"terrace-hands", SEGMENT_BYTES, Others::Read)?;
-        let hands = Arc::new(Hands { segment, free: Mutex::default() });
+        let hands = Arc::new(ReaderSlots { segment, free: Mutex::default() });
         OWN.add(Arc::downgrade(&hands))?;
         Ok(hands)
     }
@@ -76,7 +76,7 @@ impl Hands {
     }
 
     /// A word for a connection to the other process's queue pair `qpn`; `None` when there are no more.
-    pub fn take(self: &Arc<Self>, qpn: u32) -> Option<Hand> {
+    pub fn take(self: &Arc<Self>, qpn: u32) -> Option<ReaderSlot> {
         let used = &self.segment.words(0, 1)[0];
         let mut free = self.free.lock();
         let index = free.pop().or_else(|| {
@@ -86,11 +86,11 @@ impl Hands {
         })?;
         // Seen by whoever sees the word raised.
         Line::of(&self.segment, index as usize).qpn.store(qpn, Ordering::Relaxed);
-        Some(Hand { hands: self.clone(), index })
+        Some(ReaderSlot { hands: self.clone(), index })
     }
 }
 
-impl Drop for Hands {
+impl Drop for ReaderSlots {
     fn drop(&mut self) {
         OWN.change(|own| own.retain(|hands| hands.strong_count() > 0));
     }
@@ -132,12 +132,12 @@ fn is_hazard_for(hazard: u64, range: HostRange) -> bool {
 
 /// The word of one connection.
 #[derive(Debug)]
-pub struct Hand {
-    hands: Arc<Hands>,
+pub struct ReaderSlot {
+    hands: Arc<ReaderSlots>,
     index: u32,
 }
 
-impl Hand {
+impl ReaderSlot {
     /// From now on, until what this returns is dropped, what is read in the other process's records of these pages stays as it is.
     #[inline(always)]
     pub(super) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
@@ -155,7 +155,7 @@ impl Hand {
     }
 }
 
-impl Drop for Hand {
+impl Drop for ReaderSlot {
     fn drop(&mut self) {
         self.hands.free.lock().push(self.index);
     }
@@ -185,7 +185,7 @@ impl Drop for Reaching<'_> {
 
 /// The words of another process that may reach into this one. They count until this is dropped.
 #[derive(Debug)]
-pub struct Visitor {
+pub struct PeerReaders {
     watched: Arc<Watched>,
 }
 
@@ -208,7 +208,7 @@ struct List<T> {
 /// Others, out of this process's memory or into it.
 static VISITORS: List<Arc<Watched>> = List::new();
 /// This process, out of its own memory or into it.
-static OWN: List<Weak<Hands>> = List::new();
+static OWN: List<Weak<ReaderSlots>> = List::new();
 
 impl<T: Clone> List<T> {
     const fn new() -> List<T> {
@@ -253,21 +253,21 @@ impl<T: Clone> List<T> {
     }
 }
 
-impl Visitor {
-    /// Takes the descriptor that [`Hands::file`] gave at the other end, which is process `pid`. Only after this may the other process
+impl PeerReaders {
+    /// Takes the descriptor that [`ReaderSlots::file`] gave at the other end, which is process `pid`. Only after this may the other process
     /// see records.
     ///
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
-    pub fn admit(file: OwnedFd, pid: i32) -> io::Result<Visitor> {
+    pub fn admit(file: OwnedFd, pid: i32) -> io::Result<PeerReaders> {
         let segment = Segment::open(file, SEGMENT_BYTES, false)?;
         let watched = Arc::new(Watched { segment, pid, gone: AtomicBool::new(false) });
         VISITORS.add(watched.clone())?;
-        Ok(Visitor { watched })
+        Ok(PeerReaders { watched })
     }
 }
 
-impl Drop for Visitor {
+impl Drop for PeerReaders {
     fn drop(&mut self) {
         // First: somebody may be waiting for it with the list in hand.
         self.watched.gone.store(true, Ordering::SeqCst);
@@ -370,7 +370,7 @@ impl GracePeriod {
 }
 
 /// Waits until this process does not look at what it may have seen before this call in that slot, of whichever device.
-pub(crate) fn wait_for_own_hands(slot: u32) {
+pub(crate) fn wait_for_own_readers(slot: u32) {
     for hands in OWN.all_now() {
         let Some(hands) = hands.upgrade() else { continue };
         // If the place is a later one already, what the word was raised for is over.
@@ -400,7 +400,7 @@ fn raised_words(
 }
 
 /// In the child after `fork`: whoever reaches into the parent does not reach into the child, and the child's hands are the parent's.
-pub(crate) fn forget_hands() {
+pub(crate) fn forget_readers() {
     VISITORS.forget();
     OWN.forget();
 }
@@ -413,14 +413,14 @@ mod tests {
     const PAGES: HostRange = HostRange { addr: (5 << 12) + 1, len: 4096 };
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    fn sent(hands: &Hands) -> OwnedFd {
+    fn sent(hands: &ReaderSlots) -> OwnedFd {
         hands.file().try_clone_to_owned().expect("a descriptor")
     }
 
     #[test]
     fn what_is_withdrawn_is_not_in_use_once_the_wait_is_over() {
-        let hands = Hands::new().expect("made");
-        let _visitor = Visitor::admit(sent(&hands), 1).expect("mapped");
+        let hands = ReaderSlots::new().expect("made");
+        let _visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         // The "record" says which of the two numbers may be touched.
         let (record, cells) = (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]);
         let stop = AtomicBool::new(false);
@@ -454,8 +454,8 @@ mod tests {
 
     #[test]
     fn a_visitor_that_is_gone_is_not_waited_for() {
-        let hands = Hands::new().expect("made");
-        let visitor = Visitor::admit(sent(&hands), 1).expect("mapped");
+        let hands = ReaderSlots::new().expect("made");
+        let visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         let mut hand = hands.take(7).expect("a word");
         // It dies in mid-copy.
         let reaching = hand.reach(PAGES);
@@ -471,8 +471,8 @@ mod tests {
     fn who_stops_in_mid_copy_is_waited_for_by_those_alone_who_want_the_same_pages() {
         // Other tests of this process copy elsewhere.
         const PAGES: HostRange = HostRange { addr: (500 << 12) + 1, len: 4096 };
-        let hands = Hands::new().expect("made");
-        let _visitor = Visitor::admit(sent(&hands), 1).expect("mapped");
+        let hands = ReaderSlots::new().expect("made");
+        let _visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         let mut hand = hands.take(7).expect("a word");
         let reaching = hand.reach(PAGES);
         let pages = |addr, len| GracePeriod::of_pages(HostRange { addr, len }).is_over();
@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn words_are_used_again() {
-        let hands = Hands::new().expect("made");
+        let hands = ReaderSlots::new().expect("made");
         let (first, second) = (hands.take(7).expect("a word"), hands.take(7).expect("a word"));
         assert_eq!((first.index, second.index), (0, 1));
         drop(first);

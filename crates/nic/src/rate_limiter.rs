@@ -17,12 +17,12 @@ const BURST_NS: u64 = 200_000;
 
 /// What all queue pairs of a device share.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimiter {
     /// When a receiver will have taken everything that was sent, in nanoseconds.
     done_at: AtomicU64,
 }
 
-impl Pace {
+impl RateLimiter {
     /// Books a packet of `len` bytes. Returns until when its queue pair shall rest, if the burst is used up.
     pub fn book(&self, now: Time, len: usize) -> Option<Time> {
         let cost_ns = PACKET_NS + len as u64 / BYTES_PER_NS;
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_burst_goes_at_once_and_the_rest_at_the_pace() {
-        let pace = Pace::default();
+        let pace = RateLimiter::default();
         let mut now = Time(1_000_000);
         let mut packets = 0;
         while now < Time(101_000_000) {
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn whoever_rested_may_burst_again() {
-        let pace = Pace::default();
+        let pace = RateLimiter::default();
         assert!((0..60).all(|_| pace.book(Time(0), 4096).is_none()));
         assert!((0..60).all(|_| pace.book(Time(1_000_000), 4096).is_none()));
     }

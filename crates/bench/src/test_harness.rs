@@ -71,7 +71,7 @@ impl ServerCounts {
 /// Why there is no server; one line for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct BedError(pub String);
+pub struct TestHarnessError(pub String);
 
 /// A running server.
 pub trait Served {
@@ -82,13 +82,13 @@ pub trait Served {
     /// The most memory that it has held; nothing when that is not known.
     fn peak_bytes(&self) -> Option<u64>;
     /// What is known about its end, when it has ended although nobody asked it to.
-    fn obituary(&mut self) -> Option<String>;
+    fn exit_status_text(&mut self) -> Option<String>;
 }
 
 /// Starts servers, one at a time.
-pub trait Bed {
+pub trait TestHarness {
     /// Starts one. The one before has been dropped.
-    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError>;
+    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError>;
 }
 
 /// Memory of this process. The numbers mean nothing; plans, files and plots can be tried out.
@@ -115,13 +115,13 @@ impl Served for Rehearsed {
         None
     }
 
-    fn obituary(&mut self) -> Option<String> {
+    fn exit_status_text(&mut self) -> Option<String> {
         None
     }
 }
 
-impl Bed for Rehearsal {
-    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, BedError> {
+impl TestHarness for Rehearsal {
+    fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError> {
         let region =
             self.region.take_if(|region| region.lock().map_or(0, |bytes| bytes.len() as u64) == spec.region);
         let region = region.unwrap_or_else(|| MemoryTarget::region(spec.region as usize));

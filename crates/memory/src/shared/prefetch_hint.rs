@@ -12,22 +12,22 @@ const NO_KEY: u64 = u64::MAX;
 /// is asked for, they come while locks are taken and keys are checked; and, before the first of those locks, which waits for it, while what
 /// was copied before is still being stored.
 #[derive(Debug)]
-pub struct Outlook {
+pub struct PrefetchHint {
     key: AtomicU64,
     /// From the peer's addresses to ours. That may be no memory any more.
     shift: AtomicU64,
 }
 
-impl Default for Outlook {
-    fn default() -> Outlook {
-        Outlook { key: AtomicU64::new(NO_KEY), shift: AtomicU64::new(0) }
+impl Default for PrefetchHint {
+    fn default() -> PrefetchHint {
+        PrefetchHint { key: AtomicU64::new(NO_KEY), shift: AtomicU64::new(0) }
     }
 }
 
-impl Outlook {
+impl PrefetchHint {
     /// Prefetches what an access is about to touch first.
     #[inline]
-    pub fn foresee(&self, key: u32, va: u64, writes: bool) {
+    pub fn prefetch(&self, key: u32, va: u64, writes: bool) {
         if let Some(addr) = self.place(key, va) {
             if writes { prefetch_to_write(addr) } else { prefetch(addr) }
         }

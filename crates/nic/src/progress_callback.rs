@@ -9,13 +9,13 @@ use terrace_sync::{ArcRwLockWriteGuard, RwLock};
 
 /// Something that wants to be looked after by whoever makes progress on a device: the thread that polls a completion
 /// queue, or the engine.
-pub trait Companion: Send + Sync {
+pub trait ProgressCallback: Send + Sync {
     /// Submits what was asked for, takes what has finished, and tells whoever waits for it. Returns whether there was
     /// anything to do. Never blocks. Called by one thread at a time and without locks of the device held, so it may call
     /// verbs; it is not called again by those while it runs.
     fn advance(&self) -> bool;
 
-    /// Readable while [`Companion::advance`] would find something finished: the engine sleeps on it.
+    /// Readable while [`ProgressCallback::advance`] would find something finished: the engine sleeps on it.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -26,18 +26,18 @@ pub trait Companion: Send + Sync {
     }
 }
 
-/// How often companions that ask for more are called before the network has its turn. Whoever makes progress comes back: what is
+/// How often callbacks that ask for more are called before the network has its turn. Whoever makes progress comes back: what is
 /// asked for stays so.
 const ROUNDS_MAX: usize = 4;
 
-type List = SmallVec<[Arc<dyn Companion>; 2]>;
+type List = SmallVec<[Arc<dyn ProgressCallback>; 2]>;
 
 /// The list, while nobody may use it.
 pub(crate) type Held = ArcRwLockWriteGuard<List>;
 
-/// The companions of a device.
+/// The callbacks of a device.
 #[derive(Default)]
-pub(crate) struct Companions {
+pub(crate) struct ProgressCallbacks {
     list: Arc<RwLock<List>>,
     /// Whether there are any, for a look without the lock.
     any: AtomicBool,
@@ -47,9 +47,9 @@ pub(crate) struct Companions {
     busy: AtomicBool,
 }
 
-impl Companions {
-    pub fn attach(&self, companion: Arc<dyn Companion>) {
-        self.list.write().push(companion);
+impl ProgressCallbacks {
+    pub fn attach(&self, callback: Arc<dyn ProgressCallback>) {
+        self.list.write().push(callback);
         self.any.store(true, Ordering::SeqCst);
     }
 
@@ -77,7 +77,7 @@ impl Companions {
         if self.any.load(Ordering::SeqCst) { self.list.read().clone() } else { List::new() }
     }
 
-    /// Notes that a companion has been given something to do.
+    /// Notes that a callback has been given something to do.
     pub fn ask(&self) {
         self.asked.store(true, Ordering::SeqCst);
     }
@@ -109,8 +109,8 @@ impl Companions {
                 break;
             }
             self.asked.store(false, Ordering::SeqCst);
-            for companion in self.all() {
-                active |= companion.advance();
+            for callback in self.all() {
+                active |= callback.advance();
             }
             self.busy.store(false, Ordering::SeqCst);
             if !self.asked.load(Ordering::SeqCst) {
@@ -128,32 +128,32 @@ mod tests {
     use super::*;
 
     struct Counting {
-        companions: Arc<Companions>,
+        callbacks: Arc<ProgressCallbacks>,
         calls: AtomicU32,
     }
 
-    impl Companion for Counting {
+    impl ProgressCallback for Counting {
         fn advance(&self) -> bool {
             // The first call asks for another one, as a verb that it calls would.
             if self.calls.fetch_add(1, Ordering::Relaxed) == 0 {
-                self.companions.ask();
-                self.companions.attend();
+                self.callbacks.ask();
+                self.callbacks.attend();
             }
             false
         }
     }
 
     #[test]
-    fn what_a_companion_asks_for_while_it_runs_is_looked_at_afterwards() {
-        let companions = Arc::new(Companions::default());
-        let counting = Arc::new(Counting { companions: companions.clone(), calls: AtomicU32::new(0) });
-        companions.attach(counting.clone());
-        companions.attend();
+    fn a_request_made_while_callbacks_run_is_served_afterwards() {
+        let callbacks = Arc::new(ProgressCallbacks::default());
+        let counting = Arc::new(Counting { callbacks: callbacks.clone(), calls: AtomicU32::new(0) });
+        callbacks.attach(counting.clone());
+        callbacks.attend();
         assert_eq!(counting.calls.load(Ordering::Relaxed), 0, "nobody has asked");
-        companions.advance();
+        callbacks.advance();
         assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
-        companions.clear();
-        assert!(!companions.advance());
+        callbacks.clear();
+        assert!(!callbacks.advance());
         assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
     }
 }

@@ -90,13 +90,13 @@ fn access_of(flags: u64) -> Access {
 
 /// The records of this process.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct SharedRegistry {
     segment: Segment,
 }
 
-impl Board {
+impl SharedRegistry {
     /// Nothing is shown yet.
-    pub(crate) fn new(order: &KeyOrder) -> io::Result<Board> {
+    pub(crate) fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
         let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
         let entries = order.rounds().iter().flatten();
         let quads = tables(&segment);
@@ -104,7 +104,7 @@ impl Board {
             quads[index / 4].fetch_or(u64::from(entry) << (index % 4 * 16), Ordering::Relaxed);
         }
         segment.quads(0, 1)[0].store(MAGIC, Ordering::Release);
-        Ok(Board { segment })
+        Ok(SharedRegistry { segment })
     }
 
     /// To be sent to others.
@@ -176,14 +176,14 @@ impl RegionView<'_> {
 
 /// The records of another process.
 #[derive(Debug)]
-pub(super) struct BoardView {
+pub(super) struct SharedRegistryView {
     segment: Segment,
     order: KeyOrder,
 }
 
-impl BoardView {
-    /// Takes the descriptor of [`Board::file`].
-    pub(super) fn open(file: OwnedFd) -> io::Result<BoardView> {
+impl SharedRegistryView {
+    /// Takes the descriptor of [`SharedRegistry::file`].
+    pub(super) fn open(file: OwnedFd) -> io::Result<SharedRegistryView> {
         let segment = Segment::open(file, BOARD_BYTES, false)?;
         if segment.quads(0, 1)[0].load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
@@ -192,7 +192,7 @@ impl BoardView {
         let entry = |index: usize| (quads[index / 4].load(Ordering::Relaxed) >> (index % 4 * 16)) as u16;
         let round = |round: usize| std::array::from_fn(|index| entry(round * HALF + index));
         let order = KeyOrder::from_rounds((0..ROUNDS).map(round));
-        Ok(BoardView { segment, order })
+        Ok(SharedRegistryView { segment, order })
     }
 
     /// The region that a key names, unless it is not shown. Who has raised a word since asks [`RegionView::is_current`] whether it still
@@ -274,8 +274,9 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_seen_until_it_is_hidden() {
-        let board = Board::new(&order()).expect("made");
-        let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let board = SharedRegistry::new(&order()).expect("made");
+        let view = SharedRegistryView::open(board.file().try_clone_to_owned().expect("a descriptor"))
+            .expect("mapped");
         let (number, key) = (7, order().outward(7) << 8 | 0x42);
         let mut seen = SeenRegion::default();
         let mut view = |key| view.region(key, &mut seen).map(|view| (view.version, *view.region));
@@ -301,8 +302,9 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_seen_whatever_the_slot_in_their_number() {
-        let board = Board::new(&order()).expect("made");
-        let view = BoardView::open(board.file().try_clone_to_owned().expect("a descriptor")).expect("mapped");
+        let board = SharedRegistry::new(&order()).expect("made");
+        let view = SharedRegistryView::open(board.file().try_clone_to_owned().expect("a descriptor"))
+            .expect("mapped");
         let mut peer = [0; 16];
         peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);
         let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use terrace_sync::{LeaningMutex, allow_leaning};
+use terrace_sync::{BiasedMutex, allow_bias};
 
 /// Two numbers that are equal whenever nobody has the mutex.
 struct Pair(AtomicU64, AtomicU64);
@@ -18,9 +18,9 @@ impl Pair {
     }
 }
 
-fn pair() -> LeaningMutex<Pair> {
-    allow_leaning();
-    LeaningMutex::new(Pair(AtomicU64::new(0), AtomicU64::new(0)))
+fn pair() -> BiasedMutex<Pair> {
+    allow_bias();
+    BiasedMutex::new(Pair(AtomicU64::new(0), AtomicU64::new(0)))
 }
 
 /// Long enough to lean in between, as often as it is taken back.

@@ -1,11 +1,11 @@
 //! Mutexes that lean, in every interleaving that loom finds: never two threads at a time, and nothing that one did is missed by the next.
 //!
-//! `src/leaning.rs` is compiled here once more with loom's types. Loom knows no `membarrier`; a pair of light and heavy barrier orders what
+//! `src/biased.rs` is compiled here once more with loom's types. Loom knows no `membarrier`; a pair of light and heavy barrier orders what
 //! a pair of full fences would, and those are in their places here.
 
-#[path = "../src/leaning.rs"]
+#[path = "../src/biased.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
-mod leaning;
+mod biased;
 
 /// What `src/platform.rs` is in the library.
 mod platform {
@@ -15,7 +15,7 @@ mod platform {
     use loom::sync::{Condvar, Mutex};
 
     /// They lean at once.
-    pub(crate) const FIRST_WISH: u32 = 1;
+    pub(crate) const FIRST_BIAS_THRESHOLD: u32 = 1;
 
     /// Whether it is taken.
     pub(crate) struct RawMutex(Mutex<bool>, Condvar);
@@ -50,7 +50,7 @@ mod platform {
         NUMBER.with(|mine| mine.get()) * 64
     }
 
-    pub(crate) fn may_lean() -> bool {
+    pub(crate) fn may_bias() -> bool {
         true
     }
 
@@ -67,7 +67,7 @@ mod platform {
     }
 }
 
-use leaning::LeaningMutex;
+use biased::BiasedMutex;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -77,8 +77,8 @@ fn model(preemptions: usize, threads: &'static [usize]) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
-        let mutex = Arc::new(LeaningMutex::new(UnsafeCell::new(0)));
-        let count = |number: usize, times: usize, mutex: &LeaningMutex<UnsafeCell<usize>>| {
+        let mutex = Arc::new(BiasedMutex::new(UnsafeCell::new(0)));
+        let count = |number: usize, times: usize, mutex: &BiasedMutex<UnsafeCell<usize>>| {
             platform::be(number);
             for _ in 0..times {
                 let guard = mutex.lock();

@@ -58,7 +58,7 @@ const LISTEN_EVERYWHERE: u8 = 2;
 
 /// A device's ends of such sockets.
 #[derive(Default)]
-pub(crate) struct Passing {
+pub(crate) struct Forwarding {
     /// Where others pass on to this device, from when it has joined them.
     inbound: Arc<Mutex<Option<Arc<Inbound>>>>,
     /// To others, by their address and UDP port.
@@ -81,7 +81,7 @@ impl Held {
     }
 }
 
-impl Passing {
+impl Forwarding {
     /// Where others pass on to this device.
     pub fn inbound(&self) -> Option<Arc<Inbound>> {
         self.inbound.lock().clone()
@@ -98,7 +98,7 @@ impl Passing {
         Held { inbound: self.inbound.lock_arc(), outbound: self.outbound.lock_arc() }
     }
 
-    /// Hands a message to the process that has that address and UDP port. False if it is lost.
+    /// ReaderSlots a message to the process that has that address and UDP port. False if it is lost.
     fn send(&self, to: SocketAddr, prefix: &[u8; PREFIX_BYTES], bytes: &[u8]) -> bool {
         let mut outbound = self.outbound.lock();
         // Twice: another process may have the port by now.
@@ -221,7 +221,7 @@ impl Device {
     pub(crate) fn open_passing(&self) {
         match Inbound::open(self) {
             Ok(inbound) => {
-                *self.passing.inbound.lock() = Some(Arc::new(inbound));
+                *self.forwarding.inbound.lock() = Some(Arc::new(inbound));
                 // It sleeps on them from now on.
                 self.engine.wake();
             }
@@ -304,7 +304,7 @@ impl Device {
         prefix[2..4].copy_from_slice(&meta.source.port().to_be_bytes());
         prefix[4..].copy_from_slice(&source.octets());
         let to = SocketAddr::new(meta.destination.to_canonical(), ROCE_PORT + u16::from(slot));
-        if !self.passing.send(to, &prefix, bytes) {
+        if !self.forwarding.send(to, &prefix, bytes) {
             tracing::trace!(%to, "nobody takes what is passed on");
         }
     }

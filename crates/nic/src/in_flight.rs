@@ -18,7 +18,7 @@ use crate::tx::WorkList;
 const TURN_BYTES: u64 = 4608;
 
 /// What all queue pairs of a device share.
-pub(crate) struct Flight {
+pub(crate) struct InFlightBudget {
     limit_bytes: u64,
     /// What the queue pairs have told so far.
     bytes: AtomicU64,
@@ -28,9 +28,9 @@ pub(crate) struct Flight {
     any: AtomicBool,
 }
 
-impl Flight {
-    pub fn new(limit_bytes: u64) -> Flight {
-        Flight {
+impl InFlightBudget {
+    pub fn new(limit_bytes: u64) -> InFlightBudget {
+        InFlightBudget {
             limit_bytes,
             bytes: AtomicU64::new(0),
             waiting: Mutex::default(),
