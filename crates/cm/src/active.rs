@@ -1,7 +1,7 @@
 //! The side that asks for a connection.
 
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 use terrace_wire::cm::{
     Answered, IP_HEADER_BYTES, IpHeader, Message, Mra, Redirect, Rep, Req, ReqPath, Rtu, Transport,
 };

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use terrace_transport::Time;
+use terrace_wire::Time;
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
 use terrace_wire::{Path, ROCE_PORT};
 

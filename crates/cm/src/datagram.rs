@@ -1,7 +1,7 @@
 //! Which queue pair takes the datagrams of a service: a question and its answer (12.11).
 
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message, SidrRep, SidrReq, SidrStatus};
 
 use crate::ConnId;

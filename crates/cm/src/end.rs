@@ -1,7 +1,7 @@
 //! How connections are refused, and how they end.
 
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 use terrace_wire::cm::{Answered, Drep, Dreq, Mad, Message, Rej, RejReason};
 
 use crate::ConnId;

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 
 use crate::ConnId;
 use crate::connection::{Connection, State};

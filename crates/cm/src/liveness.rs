@@ -9,7 +9,7 @@
 
 use std::net::IpAddr;
 
-use terrace_transport::Time;
+use terrace_wire::Time;
 use terrace_wire::cm::{Dreq, Mad, Message};
 
 use crate::ConnId;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, SidrRep};
 
 use crate::ConnId;

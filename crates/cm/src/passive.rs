@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use terrace_transport::Time;
+use terrace_wire::Time;
 use terrace_wire::cm::{
     Answered, IP_HEADER_BYTES, IpHeader, Mad, Message, Redirect, Rej, RejReason, Rep, Req, Rtu, Transport,
 };

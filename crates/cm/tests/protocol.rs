@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use terrace_cm::*;
-use terrace_transport::Time;
+use terrace_wire::Time;
 use terrace_wire::cm::*;
 
 fn fair() -> World {

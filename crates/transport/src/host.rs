@@ -3,9 +3,9 @@
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use terrace_wire::{Path, Psn};
+use terrace_wire::{Path, Psn, Time};
 
-use crate::types::{BindWindow, Payload, QpCap, RecvWr, SendFlags, SendOp, SendWr, Sge, ShortWr, Time};
+use crate::types::{BindWindow, Payload, QpCap, RecvWr, SendFlags, SendOp, SendWr, Sge, ShortWr};
 
 /// Why a local scatter or gather failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

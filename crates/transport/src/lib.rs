@@ -22,6 +22,7 @@ pub use qp::{AckPolicy, Qp, Transmit, may_come_from};
 pub use requester::Sent;
 pub use responder::Taken;
 pub use state::{required_attributes, transition_exists};
+pub use terrace_wire::Time;
 pub use timers::{ack_timeout_ns, rnr_timer_ns};
 pub use types::*;
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service};
+use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service, Time};
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, SendRequest, Sink};
@@ -13,7 +13,7 @@ use crate::responder::{Answered, Responder, Taken};
 use crate::state;
 use crate::types::{
     ATOMIC_LEN, MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent,
-    QpState, QpType, RecvWr, SendOp, SendWr, ShortWr, Time, Wc, WcStatus,
+    QpState, QpType, RecvWr, SendOp, SendWr, ShortWr, Wc, WcStatus,
 };
 
 /// Congestion is told to a peer at most this often (the usual notification point's interval).

@@ -7,17 +7,6 @@ use bitflags::bitflags;
 use smallvec::SmallVec;
 use terrace_wire::{Path, Service};
 
-/// A point in time, in nanoseconds since an epoch that the caller chooses. The core never asks a clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Time(pub u64);
-
-impl Time {
-    /// This time plus `ns` nanoseconds.
-    pub fn after_ns(self, ns: u64) -> Time {
-        Time(self.0.saturating_add(ns))
-    }
-}
-
 /// A piece of local memory: scatter/gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {

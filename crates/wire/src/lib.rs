@@ -10,6 +10,7 @@
 //! | [`packet`] | a whole packet: parsing and emitting |
 //! | [`icrc`] | the checksum behind every packet |
 //! | [`psn`] | 24-bit sequence numbers |
+//! | [`time`] | points in time, as numbers |
 //! | [`path`] | addresses: where packets go and come from |
 //! | [`cm`] | datagrams of communication management, which set connections up |
 //! | [`grh`] | the 40 bytes that precede a received datagram in memory |
@@ -25,6 +26,7 @@ pub mod opcode;
 pub mod packet;
 pub mod path;
 pub mod psn;
+pub mod time;
 
 pub use grh::{GRH_LEN, grh_v4, grh_v6};
 pub use header::{Aeth, AtomicEth, Bth, Deth, Extensions, Feth, NakCode, Reth, Syndrome, XRC_SRQN_MAX};
@@ -33,3 +35,4 @@ pub use opcode::{Headers, MAX_HEADER_LEN, Opcode, OpcodeInfo, Operation, Positio
 pub use packet::{EmitError, Packet, ParseError, emit_headers};
 pub use path::{Path, QPN_SLOT_SHIFT, ROCE_PORT, RxMeta, port_of};
 pub use psn::Psn;
+pub use time::Time;

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_cm::*;
-use terrace_transport::Time;
 use terrace_wire::Path;
+use terrace_wire::Time;
 use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 
 pub const SERVICE: u16 = 7174;

@@ -1,12 +1,12 @@
 //! What the peer answers: acknowledgements, READ responses, atomic results, and what their order tells about loss.
 
-use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome};
+use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome, Time};
 
 use super::Requester;
 use crate::common::{Common, Verdict};
 use crate::host::Host;
 use crate::timers::rnr_timer_ns;
-use crate::types::{Payload, SendOp, Time, WcStatus};
+use crate::types::{Payload, SendOp, WcStatus};
 
 /// An RNR retry count of 7 means for ever (IBTA volume 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;

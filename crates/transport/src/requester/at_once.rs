@@ -2,13 +2,13 @@
 //! left is acknowledged at once. What is done here is what is done elsewhere in the requester; where anything is out of the ordinary,
 //! nothing is done here.
 
-use terrace_wire::{Bth, Extensions, Opcode, Psn};
+use terrace_wire::{Bth, Extensions, Opcode, Psn, Time};
 
 use super::wqe::Wqe;
 use super::{Requester, is_signaled, success_entry};
 use crate::common::{Common, push_packet};
 use crate::host::{Host, SendRequest, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Time, Wc};
+use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Wc};
 use crate::window::PACKET_OVERHEAD;
 
 /// A send work request that is complete, and says so.

@@ -1,12 +1,14 @@
 //! Sending: one packet at a time, as long as the window, the queue and the sink allow.
 
-use terrace_wire::{AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service};
+use terrace_wire::{
+    AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
+};
 
 use super::wqe::{self, Wqe};
 use super::{Requester, complete};
 use crate::common::{Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, Target, Time, WcStatus};
+use crate::types::{QpState, QpType, SendFlags, SendOp, Target, WcStatus};
 
 /// A packet of a long message asks for an ACK this often, so that the window moves while it is being sent.
 const ACK_EVERY_PACKETS: u64 = 16;

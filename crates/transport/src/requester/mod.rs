@@ -17,13 +17,13 @@ mod wqe;
 
 use std::collections::VecDeque;
 
-use terrace_wire::{Psn, XRC_SRQN_MAX};
+use terrace_wire::{Psn, Time, XRC_SRQN_MAX};
 
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortWr, Target,
-    Time, Wc, WcFlags, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortWr, Target, Wc,
+    WcFlags, WcStatus,
 };
 use crate::window::Window;
 use wqe::Wqe;
