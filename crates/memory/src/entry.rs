@@ -4,8 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
-use crate::flush::FlushHook;
 use crate::paging::{Pager, Pattern, RegionPolicy};
+use crate::range::HostRange;
+
+/// Makes a region's bytes durable, where `msync` on the mapping will not do.
+///
+/// It may run while, or shortly after, the region is deregistered: it owns what it needs.
+pub trait FlushHook: Send + Sync + std::fmt::Debug {
+    /// Returns when the bytes would survive a crash.
+    ///
+    /// # Errors
+    /// Whatever kept them from being written; the peer sees a remote operation error.
+    fn flush(&self, range: HostRange) -> std::io::Result<()>;
+}
 
 /// What kind of thing a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,30 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;
 use crate::fault;
-use crate::paging::PAGE_BYTES;
 use crate::pin::PinLock;
+use crate::range::{HostRange, PAGE_BYTES, pages_of};
 use crate::registry::Registry;
 use crate::table::tag_of;
-
-/// A range of the program's addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostRange {
-    /// First byte.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
-
-/// Makes a region's bytes durable, where `msync` on the mapping will not do.
-///
-/// It may run while, or shortly after, the region is deregistered: it owns what it needs.
-pub trait FlushHook: Send + Sync + std::fmt::Debug {
-    /// Returns when the bytes would survive a crash.
-    ///
-    /// # Errors
-    /// Whatever kept them from being written; the peer sees a remote operation error.
-    fn flush(&self, range: HostRange) -> std::io::Result<()>;
-}
 
 /// How much a FLUSH covers (IBTA volume 1 annex A19: the FETH's selectivity level).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,15 +134,6 @@ impl Entry {
         };
         Ok(HostRange { addr: self.translate(va, len)?, len })
     }
-}
-
-/// The pages that a range touches, as start and length; `None` when it is empty or ends beyond the address space.
-pub(crate) fn pages_of(range: HostRange) -> Option<(u64, u64)> {
-    // SAFETY: asks for a constant.
-    let page_size = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
-    let start = range.addr & !(page_size - 1);
-    let end = range.addr.checked_add(range.len)?.checked_next_multiple_of(page_size)?;
-    (range.len != 0).then_some((start, end - start))
 }
 
 /// Whether an `msync` of this process has failed. The kernel tells of a failure once, of the whole file, and takes the pages for clean

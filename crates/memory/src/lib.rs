@@ -22,6 +22,7 @@
 //! | `pin` | who may look at a slot, and who may change it |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
 //! | `shared` | processes of one host that reach into each other's regions |
+//! | `range` | ranges of addresses; pages and units |
 //! | `permutation` | numbers in an order that nobody can guess |
 //! | `zeros` | memory that takes pages as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
@@ -36,6 +37,7 @@ mod paged;
 mod paging;
 mod permutation;
 mod pin;
+mod range;
 mod registry;
 pub mod shared;
 mod socket;
@@ -44,13 +46,13 @@ mod table;
 mod window;
 mod zeros;
 
-pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
-pub use flush::{Advice, FlushHook, FlushScope, HostRange, make_dirty, sync_mapping};
-pub use paging::{
-    AccessCounts, PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, UNIT_BYTES, Waker,
-};
+pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp, RegisterError, Side};
+pub use entry::FlushHook;
+pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
+pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
 pub use permutation::KeyedPermutation;
-pub use registry::{AtomicOp, Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
+pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES};
+pub use registry::{Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use table::KeyMemo;
 pub use window::{BindError, WindowBind, WindowKind};

@@ -4,13 +4,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::access::{Absence, AccessError, AccessNeed, Accessor};
+use crate::access::{Absence, AccessError, AccessNeed, Accessor, AtomicOp};
 use crate::entry::Entry;
 use crate::fault;
-use crate::flush::{FlushScope, HostRange};
-use crate::paging::{PAGE_BYTES, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
+use crate::flush::FlushScope;
+use crate::paging::{Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
 use crate::pin::Pinned;
-use crate::registry::{AtomicOp, Registry, locate_atomic};
+use crate::range::HostRange;
+use crate::range::PAGE_BYTES;
+use crate::registry::{Registry, locate_atomic};
 use crate::table::tag_of;
 
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.

@@ -11,17 +11,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::access::AccessError;
-use crate::flush::HostRange;
+use crate::access::{AccessError, AtomicOp};
 use crate::pin::{PinLock, Pinned};
-use crate::registry::AtomicOp;
+use crate::range::{HostRange, PAGE_BYTES, UNIT_BYTES};
 use crate::shared::GracePeriod;
 use crate::shared::segment::{Others, Segment};
 
-/// The page of the version table and of the access protocol, in bytes; not necessarily the processor's.
-pub const PAGE_BYTES: u64 = 4096;
-/// The unit of residency, in bytes.
-pub const UNIT_BYTES: u64 = 1 << 20;
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
 
 /// How many units a range of so many bytes has, if it begins with one.

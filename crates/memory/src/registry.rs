@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
-use crate::entry::{Entry, Kind};
+use crate::access::{Access, AccessError, AccessNeed, Accessor, AtomicOp, RegisterError};
+use crate::entry::{Entry, FlushHook, Kind};
 use crate::fault;
-use crate::flush::{self, FlushHook, HostRange, is_mapped};
+use crate::flush::{self, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
+use crate::range::HostRange;
 use crate::shared::{SharedRegistry, forget_readers};
 use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
@@ -180,28 +181,6 @@ impl RegionChange {
             policy: entry.policy,
         })
     }
-}
-
-/// An atomic operation on 8 aligned bytes, which hold an integer in the host's byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicOp {
-    /// Stores `swap` if the bytes hold `compare`.
-    CompareSwap {
-        /// Expected value.
-        compare: u64,
-        /// New value.
-        swap: u64,
-    },
-    /// Adds, modulo 2^64.
-    FetchAdd {
-        /// Summand.
-        add: u64,
-    },
-    /// Stores with one access (ATOMIC WRITE); needs `REMOTE_WRITE`, not `REMOTE_ATOMIC`.
-    Write {
-        /// New value.
-        value: u64,
-    },
 }
 
 /// The translation and protection table of one device.

@@ -278,7 +278,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::flush::HostRange;
+    use crate::range::HostRange;
     use crate::shared::ReaderSlots;
 
     #[test]

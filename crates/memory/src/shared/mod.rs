@@ -25,7 +25,8 @@ pub use reader_slots::{GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, StillR
 pub(crate) use reader_slots::{Reaching, forget_readers, wait_for_own_readers};
 pub use record::Version;
 pub use ring::{Origin, RingFile, RxRing, TxRing, Writer};
+pub use segment::{FileSystem, file_system};
 pub use shared_registry::ShownQueuePair;
 pub(crate) use shared_registry::{SharedRegistry, ShownRegion};
 pub use show::{LocalPiece, RegionMemory};
-pub use source::{BackedBy, Direction, FileSystem, Mapped, Paged, Source, file_system};
+pub use source::{BackedBy, Direction, Mapped, Paged, Source};

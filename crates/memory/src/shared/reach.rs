@@ -15,10 +15,10 @@ use super::record::Version;
 use super::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
 use super::show::LocalPiece;
 use super::source::{Direction, Missing, Source};
-use crate::access::{Access, AccessNeed, Accessor, Side};
+use crate::access::{Access, AccessNeed, Accessor, AtomicOp, Side};
 use crate::fault;
-use crate::flush::HostRange;
-use crate::registry::{AtomicOp, Registry};
+use crate::range::HostRange;
+use crate::registry::Registry;
 use crate::table::KeyMemo;
 
 /// Longest copy that whoever takes a region away has to wait for, in bytes.

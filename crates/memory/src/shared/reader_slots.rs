@@ -30,8 +30,7 @@ use terrace_sync::{Mutex, RwLock};
 
 use super::handshake;
 use super::segment::{Others, Segment};
-use crate::flush::HostRange;
-use crate::paging::PAGE_BYTES;
+use crate::range::{HostRange, PAGE_BYTES};
 
 /// Words that a process has for one other.
 const WORDS: usize = 1 << 14;

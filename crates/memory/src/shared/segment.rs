@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::source::file_system;
-use crate::paging::PAGE_BYTES;
+use crate::range::PAGE_BYTES;
 
 /// What those may do that are not the maker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,6 +243,31 @@ impl Drop for Place {
 
 fn checked(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// What a file lies on.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystem {
+    /// Its number in `linux/magic.h`.
+    pub kind: i64,
+    /// The size of the pages that its files are mapped in: that of huge ones for hugetlbfs.
+    pub page_bytes: u64,
+}
+
+/// What a file lies on.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
+    // SAFETY: integers only.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: an open descriptor and a structure to be written to.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_huge = system.f_type == libc::HUGETLBFS_MAGIC;
+    let page_bytes = if is_huge { (system.f_bsize as u64).max(PAGE_BYTES) } else { PAGE_BYTES };
+    Ok(FileSystem { kind: system.f_type, page_bytes })
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use smallvec::{SmallVec, smallvec};
 use super::{GracePeriod, Reaching, SharedRegistry, ShownQueuePair, ShownRegion, Version};
 use crate::access::{AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
-use crate::flush::HostRange;
 use crate::paging::Pager;
 use crate::pin::{Closed, Pinned};
+use crate::range::HostRange;
 use crate::registry::Registry;
 use crate::table::{KeyMemo, tag_of};
 

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::segment::{Place, Segment};
+use super::segment::{Place, Segment, file_system};
 use crate::access::AccessNeed;
 use crate::fault;
-use crate::flush::HostRange;
-use crate::paging::{PAGE_BYTES, UNIT_BYTES, residency_bytes, unit_bit, unit_count};
+use crate::paging::{residency_bytes, unit_bit, unit_count};
+use crate::range::{HostRange, PAGE_BYTES, UNIT_BYTES};
 
 /// A file whose bytes are those of a range of another process's memory.
 #[derive(Debug)]
@@ -159,31 +159,6 @@ fn file_len(file: BorrowedFd<'_>) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     Ok(status.st_size.max(0) as u64)
-}
-
-/// What a file lies on.
-#[derive(Clone, Copy, Debug)]
-pub struct FileSystem {
-    /// Its number in `linux/magic.h`.
-    pub kind: i64,
-    /// The size of the pages that its files are mapped in: that of huge ones for hugetlbfs.
-    pub page_bytes: u64,
-}
-
-/// What a file lies on.
-///
-/// # Errors
-/// When the system does not tell.
-pub fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
-    // SAFETY: integers only.
-    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: an open descriptor and a structure to be written to.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let is_huge = system.f_type == libc::HUGETLBFS_MAGIC;
-    let page_bytes = if is_huge { (system.f_bsize as u64).max(PAGE_BYTES) } else { PAGE_BYTES };
-    Ok(FileSystem { kind: system.f_type, page_bytes })
 }
 
 /// A region of which only resident units are in memory.
