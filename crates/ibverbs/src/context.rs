@@ -22,7 +22,7 @@ pub const COMP_VECTORS: c_int = 1;
 const ABI_IS_EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 
 /// An open device. Programs hold a pointer to `verbs.context`; every object of the device holds a share, so that
-/// destroying one after `ibv_close_device` is no crash.
+/// destroying one after `ibv_close_device` does not crash.
 #[repr(C)]
 pub struct Context {
     verbs: CPart<verbs_context>,
@@ -33,7 +33,7 @@ pub struct Context {
     next_handle: AtomicU32,
     /// Device memory given out, in bytes.
     device_memory: AtomicU64,
-    /// In which process of a line of forked ones the device was given a tier to look after; 0: in none.
+    /// The generation of the process in which the device was given a tier to drive; 0: none.
     tier_attached: AtomicU32,
 }
 
@@ -43,7 +43,7 @@ impl Context {
     fn open() -> Result<*mut ibv_context> {
         room::for_device()?;
         fork::install()?;
-        // First what may fail: a device that is open has a thread, which only `close` ends.
+        // The fallible steps come first: an open device has a thread, which only `close` ends.
         let command = command_descriptor()?;
         paged::check_environment()?;
         let device = nic::for_context()?;
@@ -56,7 +56,7 @@ impl Context {
             tier_attached: AtomicU32::new(0),
         });
         let verbs = context.verbs.get();
-        // SAFETY: nobody else has it before it is handed out.
+        // SAFETY: nothing else has it before it is returned.
         unsafe {
             (*verbs).context.device = device_list::device();
             (*verbs).context.cmd_fd = context.command.as_raw_fd();
@@ -66,7 +66,7 @@ impl Context {
         Ok(base.wrapping_byte_add(CONTEXT_OFFSET).cast())
     }
 
-    /// A share of the context behind the pointer that a program holds, or one of its objects names.
+    /// A share of the context behind a pointer of the program, or of one of its objects.
     ///
     /// # Errors
     /// EINVAL for a null pointer.
@@ -82,7 +82,7 @@ impl Context {
         }
     }
 
-    /// The same for the time of a call.
+    /// A reference for the time of a call.
     ///
     /// # Errors
     /// EINVAL for a null pointer.
@@ -94,7 +94,7 @@ impl Context {
         Ok(unsafe { &*base(context)? })
     }
 
-    /// What C calls it.
+    /// The pointer that C has.
     pub fn as_c(&self) -> *mut ibv_context {
         self.verbs.get().wrapping_byte_add(offset_of!(verbs_context, context)).cast()
     }
@@ -109,11 +109,11 @@ impl Context {
         self.next_handle.fetch_add(1, Relaxed)
     }
 
-    /// A share of the mapping below a range that is about to be registered, if it is to be extended by a file. From the first
-    /// one on, the device's engine looks after the tier, too.
+    /// A share of the mapping below a range that is about to be registered, if the mapping is to be extended by a
+    /// file. From the first one on, the device's engine drives the tier, too.
     ///
     /// # Errors
-    /// ENOMEM when there is not the memory that was asked for.
+    /// ENOMEM when the budget exceeds the memory that is available.
     pub fn lease(&self, range: HostRange, access: u32) -> Result<Option<Lease>> {
         let lease = paged::lease(range, access)?;
         if let Some(lease) = &lease
@@ -124,19 +124,19 @@ impl Context {
         Ok(lease)
     }
 
-    /// Takes so many bytes of device memory; false if there are no more than `limit` of all.
+    /// Takes that many bytes of device memory; false if more than `limit` would be taken in all.
     pub fn take_device_memory(&self, bytes: u64, limit: u64) -> bool {
         let more = |taken: u64| taken.checked_add(bytes).filter(|&sum| sum <= limit);
         self.device_memory.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// The opposite.
+    /// Returns bytes of device memory.
     pub fn give_back_device_memory(&self, bytes: u64) {
         self.device_memory.fetch_sub(bytes, Relaxed);
     }
 }
 
-/// Where `Context::open` put the whole of which C knows the middle.
+/// The whole object of `Context::open`, of which C has a pointer to the middle.
 fn base(context: *mut ibv_context) -> Result<*const Context> {
     if context.is_null() {
         return Err(EINVAL);
@@ -151,12 +151,12 @@ fn command_descriptor() -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Errno::last());
     }
-    // SAFETY: just opened, nobody else's.
+    // SAFETY: just opened, owned by nothing else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The tables that are the same for every context. What stays null is what the device cannot do: the inline functions
-/// of `verbs.h` answer EOPNOTSUPP for it.
+/// The tables that are the same for every context. Null functions are those that the device does not support: the
+/// inline functions of `verbs.h` answer EOPNOTSUPP for them.
 fn verbs_template() -> verbs_context {
     // SAFETY: integers, pointers and optional functions.
     let mut verbs: verbs_context = unsafe { object::zeroed() };
@@ -209,7 +209,7 @@ pub extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(if device_list::is_ours(device) { Context::open() } else { Err(EINVAL) })
 }
 
-/// `ibv_close_device(3)`: the NIC falls silent at once; objects that the program leaves behind keep their memory until
+/// `ibv_close_device(3)`: the NIC is closed at once; objects that the program leaves behind keep their memory until
 /// they are destroyed.
 ///
 /// # Safety

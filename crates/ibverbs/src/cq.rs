@@ -22,7 +22,7 @@ pub struct CqObject {
     cq: Arc<Cq>,
     /// For the extended poll; `None` for a plain completion queue.
     pub(crate) extended: Option<ExtendedPoll>,
-    /// A parent domain that it was made with.
+    /// The parent domain that it was created with.
     _parent: Option<Use>,
 }
 
@@ -31,15 +31,15 @@ unsafe impl Object for CqObject {
     type C = ibv_cq_ex;
 }
 
-/// What both create verbs ask for, checked.
+/// The checked arguments of both create verbs.
 pub struct CqRequest {
     /// The device.
     pub context: Arc<Context>,
     /// Least number of entries.
     pub entries: u32,
-    /// What events of it give to the program.
+    /// The program's context pointer, returned with events.
     pub cq_context: *mut c_void,
-    /// Where its events go, or null.
+    /// The channel for its events, or null.
     pub channel: *mut ibv_comp_channel,
     /// Completion vector.
     pub vector: u32,
@@ -67,7 +67,7 @@ impl CqObject {
             Some(unsafe { borrow::<ChannelObject>(channel)? }.channel().clone())
         };
         room::for_object()?;
-        // The NIC wants the cookie, C's pointer, before there is one.
+        // The NIC needs the cookie, C's pointer, before the object exists.
         let slot = Slot::<CqObject>::new();
         let init = CqInit { depth: entries, channel: events, cookie: slot.as_c() as u64 };
         let cq = context.device().create_cq(init)?;
@@ -103,7 +103,7 @@ impl CqObject {
     }
 }
 
-/// Programs may look at a channel's reference count.
+/// Counts a channel's users in the field that programs may read.
 fn adjust_references(channel: *mut ibv_comp_channel, by: c_int) {
     if !channel.is_null() {
         // SAFETY: a channel, as the caller of the create verb promised; atomic, as queues come and go in any thread.
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     pointer(create()).cast()
 }
 
-/// `ibv_resize_cq(3)`: EINVAL when more entries wait than would fit.
+/// `ibv_resize_cq(3)`: EINVAL when more completions are queued than would fit.
 ///
 /// # Safety
 /// `cq` is null or a completion queue.
@@ -166,14 +166,14 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let channel = unsafe { (*object.c.get()).channel };
         object.cq.destroy()?;
         adjust_references(channel, -1);
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<CqObject>(cq.cast()) };
         Ok(())
     };
     status(destroy())
 }
 
-/// A completion as `ibv_poll_cq` gives it. It was written just now.
+/// A completion as `ibv_poll_cq` returns it.
 #[inline]
 fn convert(wc: &Wc) -> ibv_wc {
     ibv_wc {
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_w
         wc.add(*at).write(convert(entry));
         *at += 1;
     };
-    // Counted twice: what is handed to a function that is not inlined lives in memory.
+    // Counted twice: a variable that is passed to a function that is not inlined lives in memory.
     let mut got = 0;
     if object.cq.poll_waiting(wanted, &mut |entry| write(&mut got, entry)) > 0 {
         return got as c_int;

@@ -1,48 +1,49 @@
-//! The process's own events: its beginning, fork and exit.
+//! Process events: load, fork and exit.
 //!
-//! Nothing is pinned here, so memory needs no care when a process forks; threads and locks do. And a program that exits
-//! leaves its peers waiting for the acknowledgements that were held back for its next verb.
+//! Nothing is pinned here, so memory needs no care when a process forks; threads and locks do. At exit, deferred ACKs
+//! are sent: peers would wait for them otherwise.
 //!
-//! # What a fork meets
+//! # State at a fork
 //!
-//! A child has the memory of its parent and one of its threads. A lock that another thread had at that moment stays locked in the
-//! child for ever, and what that thread was changing stays half changed. So the hooks below, which `fork` calls, take every lock
-//! that a child may come to, in the order in which they are taken elsewhere, and give them back in the parent and in the child.
-//! They are installed when the library is loaded: the tree of the path shim is made, and forked over, without any device.
+//! A child has the memory of its parent and one of its threads. A lock that another thread held at the fork stays
+//! locked in the child for ever, and the data that the thread was changing stays half changed. So the hooks below,
+//! which `fork` calls, take every lock that a child may need, in the order in which they are taken elsewhere, and
+//! release them in the parent and in the child. They are installed when the library is loaded: the tree of the path
+//! shim is made, and forked over, without any device.
 //!
-//! | what another thread may be at | what is done about it |
+//! | another thread's activity | what is done about it |
 //! |---|---|
-//! | the path shim's tree is made (`shim/tree.rs`, `MAKING`) | held. Looking for it takes no lock: a pointer to what is never freed |
+//! | the path shim's tree is made (`shim/tree.rs`, `MAKING`) | held. Lookups take no lock: they read a pointer to memory that is never freed |
 //! | the C library's functions are looked up (`dlsym`, the dynamic linker's lock) | done when the library is loaded (`shim/real.rs`) |
 //! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is read: once per process | `ONCE`, held |
 //! | a served mapping begins or ceases to be one (`paged/table.rs`, `TABLE`) | held; the child forgets the tier with all of its locks and threads |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | held; the child forgets it |
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
 //! | a device joins the list (`DEVICES`) | held |
-//! | a device receives, its engine or its thread for same-host peers is at work, is started, woken or ended, companions are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the rest is held; the child starts an engine of its own |
-//! | a packet is passed on to a device of this process or of another one (`nic/src/siblings.rs`, `passing.rs`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and takes its parent's devices off the list |
-//! | a lock's waiters are listed | locks are words, and waiters in the kernel (`sync/src/futex.rs`); a table of the process, as `parking_lot` has, may be locked in the child. Which lock a child may take is in this table all the same |
-//! | reader slots of same-host peers are listed (`memory/src/shared/hands.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
+//! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other locks are held; the child starts an engine of its own |
+//! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding.rs`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and removes its parent's devices from the list |
+//! | a lock's waiters are listed | locks are words, and the kernel lists their waiters (`sync/src/futex.rs`); a table in the process, as `parking_lot` has, may be locked in the child. Locks that a child may take are in this table all the same |
+//! | reader slots of same-host peers are listed (`memory/src/shared/reader_slots.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | held; the child forgets it and keeps the list of descriptors |
-//! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | only tried for; who does not get it reads the list itself |
+//! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
 //! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
 //! | the log's call sites are registered (`tracing-core`) | lists without locks; a site that another thread was registering is asked each time |
 //! | the program's handlers for faults change (`memory/src/fault/handler.rs`) | atomics, and memory that is not the allocator's |
-//! | the environment is read (`std::env`) | readers only: nothing here changes it, so a reader that is left over keeps nobody out |
-//! | a lock is biased to a thread that is not there (`sync`) | revoked as from a thread that is elsewhere; held in the middle of a verb: see below |
-//! | thread-locals of other threads | none that anything waits for: a reader's pin is forgotten (`Registry::after_fork_child`), buffers of the log are lost |
-//! | the allocator, standard IO, the dynamic linker (glibc) | glibc's `fork` holds the allocator and makes the others' locks anew. A library that another thread was loading at that moment stays half loaded, with or without this one |
+//! | the environment is read (`std::env`) | readers only: nothing here changes it, so a reader that the child inherits excludes no other reader |
+//! | a lock is biased to a thread that is not in the child (`sync`) | revoked as from a thread that runs elsewhere; held in the middle of a verb: see below |
+//! | thread-locals of other threads | nothing waits for them: a reader's pin is forgotten (`Registry::after_fork_child`), buffers of the log are lost |
+//! | the allocator, standard IO, the dynamic linker (glibc) | glibc's `fork` holds the allocator's locks and reinitializes the others. A library that another thread was loading at that time stays half loaded, with or without this library |
 //!
-//! The list ends at the program's own calls: a thread that is in the middle of a verb has the locks of its queue pair, and a child
-//! that uses the very same objects may wait for it. With a device of its own the child meets none of them.
+//! The program's own calls are not covered: a thread in the middle of a verb has the locks of its queue pair, and a
+//! child that uses the very same objects may wait for it. A child with a device of its own needs none of them.
 //!
 //! # Children without hooks, and signals
 //!
-//! `_Fork`, `clone` and `vfork` call no hooks. Such a child may only call what is async-signal-safe, and of the interposed functions
-//! those are: on paths and descriptors that are not the device's they take no lock. A child of `vfork` or `posix_spawn` has signals
-//! of its own in its parent's memory: there `sigaction` leaves the parent's handlers alone. What holds a lock here on behalf of
-//! `open` or `write`, which handlers may call, blocks signals for so long; verbs do not, so a handler that interrupts a verb may
-//! neither call verbs nor fork.
+//! `_Fork`, `clone` and `vfork` call no hooks. Such a child may only call async-signal-safe functions. The interposed
+//! functions are async-signal-safe: on paths and descriptors that are not the device's they take no lock. A child of
+//! `vfork` or `posix_spawn` has signals of its own in its parent's memory: there `sigaction` leaves the parent's
+//! handlers alone. Code that holds a lock here on behalf of `open` or `write`, which handlers may call, blocks signals
+//! for so long. Verbs do not block signals, so a handler that interrupts a verb may neither call verbs nor fork.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -67,10 +68,11 @@ type Devices = Vec<Weak<Device>>;
 /// The devices of this process, to be paused around a fork.
 static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
 
-/// Held by a thread that does what is done once per process. Inside it nothing here is locked but what a device has.
+/// Held by a thread that does once-per-process work. While it is held, no other lock of this table is taken but a
+/// device's.
 static ONCE: Mutex<()> = Mutex::new(());
 
-/// What the forking thread holds still.
+/// The locks that the forking thread holds.
 struct Paused {
     pauses: Vec<ForkPause>,
     rdma_cm: rdma_cm::Hold,
@@ -82,15 +84,16 @@ struct Paused {
     paged: ForkHold,
 }
 
-/// Null but during a fork. One thread forks at a time: it has the locks. Not a thread-local: the dynamic linker may lock to find those.
+/// Null but during a fork. One thread forks at a time: it holds the locks. Not a thread-local: finding one may make
+/// the dynamic linker lock.
 static PAUSED: AtomicPtr<Paused> = AtomicPtr::new(null_mut());
 
 fn devices() -> MutexGuard<'static, Devices> {
-    // Nothing panics while it holds the list; if something did, the list would still be one.
+    // Nothing panics while it holds the list; after a panic the list would still be valid.
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be held while something is done that is done once per process: a child finds it done, or not begun.
+/// To be held during once-per-process work: a child finds it done, or not begun.
 pub fn once() -> MutexGuard<'static, ()> {
     ONCE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -102,14 +105,15 @@ static ON_LOAD: extern "C" fn() = on_load;
 
 extern "C" fn on_load() {
     shim::find_all();
-    // An allocator that is not the C library's installs hooks of its own when it is first used. It has to come before ours, to be
-    // usable within them. The compiler may not leave this out.
+    // An allocator that is not the C library's installs hooks of its own when it is first used. Its hooks have to be
+    // installed before ours, so that it is usable within ours. `black_box` keeps the compiler from removing the
+    // allocation.
     drop(std::hint::black_box(Box::new(0)));
-    // Tried again by `install`, which can say that it failed.
+    // `install` tries again, and can report a failure.
     let _ = hook_forks();
 }
 
-/// Calls one of the C library's functions that note a hook, unless that has succeeded before.
+/// Calls a C library function that registers a hook, unless that has succeeded before.
 fn note(is_noted: &AtomicBool, note: impl FnOnce() -> c_int) -> Result<()> {
     if is_noted.load(Ordering::Acquire) {
         return Ok(());
@@ -149,9 +153,9 @@ pub fn track(device: &Arc<Device>) {
     devices.push(Arc::downgrade(device));
 }
 
-/// Nobody is in the middle of anything that a child would find half done. See the table at the top.
+/// Takes every lock, so that a child finds nothing half done. See the table at the top.
 extern "C" fn before() {
-    // First, because whoever is at work there may need the devices to go on.
+    // First, because a thread that holds it may need the devices to go on.
     let paged = paged::hold_for_fork();
     let shim = shim::hold_for_fork();
     let nic = nic::hold_for_fork();
@@ -165,7 +169,7 @@ extern "C" fn before() {
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
-/// What [`before`] has left, for the thread that forks, on either side.
+/// Takes what [`before`] has left, in the parent or in the child.
 fn take_paused() -> Option<Box<Paused>> {
     let paused = PAUSED.swap(null_mut(), Ordering::Relaxed);
     // SAFETY: from `before`, and taken once.
@@ -190,7 +194,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Sends what the devices have held back. A thread that is in the middle of a verb keeps what it is at.
+/// Sends what the devices have deferred, except what a thread in the middle of a verb holds.
 extern "C" fn at_exit() {
     rdma_cm::say_goodbye();
     let devices = match DEVICES.try_lock() {
@@ -203,7 +207,7 @@ extern "C" fn at_exit() {
     tell_of_faults();
 }
 
-/// What fault plans have done, for who tests a program with one. Not through the log's machinery, which may be gone by now.
+/// Reports what fault plans have done. Not through the log's machinery, which may be gone by now.
 fn tell_of_faults() {
     if LevelFilter::current() < LevelFilter::WARN {
         return;

@@ -1,4 +1,4 @@
-//! Which NIC this process has: what the environment asks for, opened; and what must be known of it without opening.
+//! The process's NIC as the environment configures it, and its identity without an open NIC.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +7,7 @@ use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PathChoice, PortC
 use crate::errno::{Errno, Result};
 use crate::{fork, log};
 
-/// What does not change while the process lives.
+/// Values that stay the same while the process lives.
 pub struct Identity {
     /// Host value of the node GUID.
     pub node_guid: u64,
@@ -18,10 +18,10 @@ pub struct Identity {
 /// Set with [`fork::once`].
 static IDENTITY: OnceLock<Identity> = OnceLock::new();
 
-/// Opens a NIC as `TERRACE_ADDR` and its like say.
+/// Opens a NIC as configured by `TERRACE_ADDR` and the other variables.
 ///
 /// # Errors
-/// The errno that fits; what is wrong went to standard error in one line, since an errno cannot say it.
+/// The errno that fits; one line on standard error says what is wrong, since an errno cannot.
 pub fn open_device() -> Result<Arc<Device>> {
     let _once = fork::once();
     log::install();
@@ -30,19 +30,19 @@ pub fn open_device() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// Opens another NIC, in slot 0, if that is free: for packets that the process passes on.
+/// Opens another NIC, in slot 0, if that is free: for packets that the process forwards.
 ///
 /// # Errors
-/// The errno that fits. Nobody is told: it is nothing that was asked for.
+/// The errno that fits. The user is not told: the program did not ask for this NIC.
 pub fn open_front() -> Result<Arc<Device>> {
     let _once = fork::once();
-    // What it passes on must not be spoiled twice.
+    // A forwarded packet must not be corrupted twice.
     let port = PortConfig { slot: Some(0), fault_plan: None, ..port()? };
     let port = port.open().map_err(|error| Errno(Error::from(&error).errno()))?;
     Device::open(DeviceConfig::new(port)).map_err(|error| Errno(error.errno()))
 }
 
-/// The identity; opens a NIC for a moment if the process has had none so far.
+/// The identity; opens and closes a NIC if the process has had none so far.
 ///
 /// # Errors
 /// As for [`open_device`].
@@ -51,12 +51,12 @@ pub fn get() -> Result<&'static Identity> {
         return Ok(identity);
     }
     let _once = fork::once();
-    // Another thread may have been faster.
+    // Another thread may have set it meanwhile.
     if let Some(identity) = IDENTITY.get() {
         return Ok(identity);
     }
     log::install();
-    // Nothing is sent, so there is nothing to spoil and nothing to capture.
+    // Nothing is sent, so there is nothing to corrupt and nothing to capture.
     let port = PortConfig { fault_plan: None, pcap: None, path: PathChoice::Udp, ..port()? };
     let device = open(port, |config| (config.engine, config.stat_socket) = (false, false))?;
     let identity = IDENTITY.get_or_init(|| describe(&device));
@@ -88,7 +88,7 @@ fn describe(device: &Device) -> Identity {
     Identity { node_guid: device.node_guid(), gids: device.gids().to_vec() }
 }
 
-/// Tells the user, who sees only "No IB devices found" or an errno otherwise.
+/// Tells the user, who otherwise sees only "No IB devices found" or an errno.
 fn complain(error: &dyn std::fmt::Display, errno: i32) -> Errno {
     log::tell_user(error);
     Errno(errno)

@@ -3,18 +3,18 @@
 //! | where | what |
 //! |---|---|
 //! | `abi` | C's types: written by bindgen from the header, and what newer headers add |
-//! | `object`, `errno` | how objects and failures cross the border |
+//! | `object`, `errno` | how objects and failures cross the C boundary |
 //! | `device_list`, `context`, `identity`, `query` | finding, opening and describing the device |
 //! | `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `srq`, `qp`, `ah`, `events`, `buffer`, `dm` | one module per object |
 //! | `strings`, `sysfs`, `neighbour`, `kernel_copies`, `unsupported` | the rest of the public symbols |
-//! | `private_nodes`, `compat` | what providers and programs of 2005 bind |
+//! | `private_nodes`, `compat` | symbols that providers and programs of 2005 bind |
 //! | `paged` | `terrace run --dram`: on-demand regions over file mappings, extended by their files |
 //! | `rdma_cm`, `nic` | the device through which librdmacm connects; which NIC it shares with a context |
-//! | `fork`, `shim`, `log` | living inside somebody else's process |
+//! | `fork`, `shim`, `log` | living inside another program's process |
 //!
-//! Rules here: no panic crosses the border (the release profile aborts on one, so there must be none); every pointer
-//! that a program may leave null is checked; attributes are read once, by value; what an attribute means is decided in
-//! `nic` and `transport`, not here. `link.sh` makes the shared library, `exports.map` says under which versions.
+//! Rules here: no panic crosses the C boundary (the release profile aborts on one, so there must be none); every
+//! pointer that a program may leave null is checked; attributes are read once, by value; `nic` and `transport` decide
+//! what an attribute means, not this crate. `link.sh` makes the shared library, `exports.map` has the symbol versions.
 
 #[deny(missing_docs)]
 pub mod abi;

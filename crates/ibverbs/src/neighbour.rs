@@ -17,11 +17,11 @@ type Mac = [u8; 6];
 /// A frame without a VLAN tag.
 const NO_VLAN: u16 = 0xffff;
 
-/// Looks at the kernel's table this often, after having made it ask.
+/// How often the kernel's table is read after the datagram, and how long each wait before that is.
 const ATTEMPTS: u32 = 30;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The discard service: a datagram to it makes the kernel resolve the address and bothers nobody.
+/// The discard service: a datagram to it makes the kernel resolve the address and does nothing else.
 const DISCARD_PORT: u16 = 9;
 
 /// `ibv_resolve_eth_l2_from_gid(3)`: 0, or a negative errno.
@@ -102,7 +102,7 @@ fn parse(text: &str) -> Option<Mac> {
     parts.next().is_none().then_some(mac)
 }
 
-/// A link-local address made from an Ethernet address holds it (RFC 4291, appendix A).
+/// A link-local address that was made from an Ethernet address contains it (RFC 4291, appendix A).
 fn from_interface_id(address: Ipv6Addr) -> Option<Mac> {
     let raw = address.octets();
     let made = address.is_unicast_link_local() && raw[11..13] == [0xff, 0xfe];

@@ -1,11 +1,13 @@
-//! Who uses which NIC of this process.
+//! Which NIC of this process the contexts and the connection manager use.
 //!
-//! Every context has a NIC of its own, with one exception: the connection manager (`rdma_cm`) and one context share one, whichever
-//! of them comes first. So a program that connects by librdmacm, which opens its context when it first needs one, has a single
-//! slot: if that is slot 0, peers that know only the standard's UDP port reach both its queue pair 1 and its queue pairs.
+//! Every context has a NIC of its own, with one exception: the connection manager (`rdma_cm`) and one context share
+//! one, whichever of them comes first. So a program that connects by librdmacm, which opens its context when it first
+//! needs one, has a single slot: if that is slot 0, peers that know only the standard's UDP port reach both its queue
+//! pair 1 and its queue pairs.
 //!
-//! In another slot it is reached by such peers through the process that has slot 0. When that one ends, a process that connects by
-//! address opens one more NIC in its place, which does nothing but pass on what comes to that port ([`stand_in`]).
+//! In another slot such peers reach it through the process that has slot 0. When that process ends, a process that
+//! connects by address opens one more NIC in slot 0, which only forwards the packets that come to that port
+//! ([`stand_in`]).
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,12 +27,12 @@ struct Shared {
     by_context: bool,
     /// How often the connection manager has it.
     by_service: u32,
-    /// The NIC in slot 0 that passes on what comes to it.
+    /// The NIC in slot 0 that forwards packets.
     front: Option<Arc<Device>>,
 }
 
 impl Shared {
-    /// What nobody uses, for the caller to close once it has let go of the lock.
+    /// NICs without users, for the caller to close after it has released the lock.
     fn take_unused(&mut self) -> [Option<Arc<Device>>; 2] {
         let front = if self.by_service > 0 { None } else { self.front.take() };
         [if self.by_context || self.by_service > 0 { None } else { self.device.take() }, front]
@@ -41,11 +43,11 @@ static SHARED: Mutex<Shared> =
     Mutex::new(Shared { device: None, by_context: false, by_service: 0, front: None });
 
 fn shared() -> MutexGuard<'static, Shared> {
-    // Nothing panics while it holds the lock; if something did, the contents would still be good.
+    // Nothing panics while it holds the lock; after a panic the contents would still be valid.
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks out whoever opens or closes NICs, while the process forks.
+/// Keeps other threads from opening and closing NICs while the process forks.
 pub struct Hold(MutexGuard<'static, Shared>);
 
 /// See [`Hold`].
@@ -59,7 +61,7 @@ fn open() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// Makes a NIC known to all that has to know of every NIC.
+/// Registers a NIC wherever every NIC has to be registered.
 fn introduce(device: &Arc<Device>) {
     device.set_backings(Arc::new(ProgramFiles));
     fork::track(device);
@@ -85,7 +87,7 @@ pub fn for_context() -> Result<Arc<Device>> {
     Ok(device)
 }
 
-/// A context is closed: its NIC falls silent, unless the connection manager still needs it.
+/// A context is closed: its NIC is closed, unless the connection manager still needs it.
 pub fn closed_by_context(device: &Arc<Device>) {
     let mut shared = shared();
     let unused = match &shared.device {
@@ -127,8 +129,8 @@ pub fn released_by_service() {
     unused.into_iter().flatten().for_each(|device| device.close());
 }
 
-/// Sees to it that peers which know only the standard's UDP port reach the connection manager's NIC: whoever has slot 0 is asked
-/// to listen at every address; if nobody has it any more, this process opens a NIC there. Costs a few system calls.
+/// Makes the connection manager's NIC reachable for peers that know only the standard's UDP port: asks the process in
+/// slot 0 to listen at every address; if slot 0 is free, opens a NIC there. Costs a few system calls.
 pub fn stand_in() {
     let mut shared = shared();
     let Some(device) = shared.device.clone() else { return };
@@ -139,7 +141,7 @@ pub fn stand_in() {
     if !device.gids().first().is_some_and(is_front_free) {
         return;
     }
-    // Somebody else may be faster.
+    // Another process may have taken the slot meanwhile.
     if let Ok(front) = identity::open_front() {
         introduce(&front);
         front.hear_at_all_gids();
@@ -148,7 +150,7 @@ pub fn stand_in() {
     }
 }
 
-/// Whether nobody has the port of slot 0 at an address.
+/// Whether the port of slot 0 is free at an address.
 fn is_front_free(gid: &Gid) -> bool {
     let place = match gid.addr {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => {
@@ -159,11 +161,11 @@ fn is_front_free(gid: &Gid) -> bool {
     UdpSocket::bind(place).is_ok()
 }
 
-/// In a forked child: what it connects by, and the next context that it opens, have a NIC of their own. The parent's has the
-/// parent's sockets.
+/// In a forked child: its connection manager, and the next context that it opens, have a NIC of their own. The
+/// parent's NIC has the parent's sockets.
 pub fn forget_in_child(hold: Hold) {
     let Hold(mut shared) = hold;
-    // Its end would wait for threads that the child does not have.
+    // Dropping them would wait for threads that the child does not have.
     std::mem::forget((shared.device.take(), shared.front.take()));
     (shared.by_context, shared.by_service) = (false, 0);
 }

@@ -1,37 +1,38 @@
-//! How verbs objects cross the border: C sees its structure, and ours lies behind it in the same allocation.
+//! How verbs objects cross the C boundary: C sees its structure, and ours lies behind it in the same allocation.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 
 use crate::errno::{EINVAL, Result};
 
-/// A field of a structure whose fields were stored one by one just now. The processor can only forward them so; but where they lie in
-/// the same order in another structure, compilers read them as a whole, which is waited for until all are in the cache
-/// ([decision 41](../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
+/// Reads a field of a structure whose fields were stored one by one just before. The processor can forward only loads
+/// of single fields. Where another structure has the same fields in the same order, compilers load several as one, and
+/// that load waits until all of the stores are in the cache ([decision
+/// 41](../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
 #[inline(always)]
 pub fn by_itself<T: Copy>(field: &T) -> T {
-    // SAFETY: of what is borrowed.
+    // SAFETY: a valid reference.
     unsafe { std::ptr::from_ref(field).read_volatile() }
 }
 
-/// C's structure at the front of one of our objects. The program may write to its public fields at any time, so it is
-/// never borrowed as a whole from our side.
+/// C's structure at the front of one of our objects. The program may write to its public fields at any time, so this
+/// library never borrows it as a whole.
 #[repr(transparent)]
 pub struct CPart<T>(UnsafeCell<T>);
 
-// SAFETY: the structure itself has no rules about threads; whoever reaches into it does so through raw pointers and
+// SAFETY: the structure itself has no rules about threads; code that accesses it does so through raw pointers and
 // answers for the field that it touches.
 unsafe impl<T> Sync for CPart<T> {}
 // SAFETY: plain data and pointers that this library never follows because of the structure alone.
 unsafe impl<T> Send for CPart<T> {}
 
 impl<T> CPart<T> {
-    /// Takes the structure in.
+    /// Wraps the structure.
     pub fn new(value: T) -> CPart<T> {
         CPart(UnsafeCell::new(value))
     }
 
-    /// Where C finds it.
+    /// The address that C has.
     pub fn get(&self) -> *mut T {
         self.0.get()
     }
@@ -45,7 +46,7 @@ pub unsafe trait Object: Sized {
     /// C's structure.
     type C;
 
-    /// Gives the object to the program; [`retire`] takes it back.
+    /// Passes the object to the program; [`retire`] takes it back.
     fn publish(self) -> *mut Self::C {
         Box::into_raw(Box::new(self)).cast()
     }
@@ -60,12 +61,12 @@ impl<T: Object> Slot<T> {
         Slot(Box::into_raw(Box::new_uninit()))
     }
 
-    /// What the program will know the object by.
+    /// The pointer that the program will have.
     pub fn as_c(&self) -> *mut T::C {
         self.0.cast()
     }
 
-    /// Puts the object there and gives it to the program.
+    /// Stores the object there and passes it to the program.
     pub fn publish(self, object: T) -> *mut T::C {
         let pointer = self.0.cast::<T>();
         std::mem::forget(self);
@@ -87,9 +88,8 @@ impl<T: Object> Drop for Slot<T> {
 /// # Errors
 /// EINVAL for a null pointer.
 ///
-/// # Safety
-/// The pointer is null, or [`Object::publish`] of the same type made it and [`retire`] was not called on it. That is
-/// what libibverbs asks of its callers, who pass what the matching create verb gave them.
+/// The pointer is null, or [`Object::publish`] of the same type made it and [`retire`] was not called on it.
+/// libibverbs requires this of its callers: they pass the pointer that the matching create verb returned.
 pub unsafe fn borrow<'a, T: Object>(pointer: *mut T::C) -> Result<&'a T> {
     // SAFETY: as the caller promises; C's structure is the first field.
     unsafe { pointer.cast::<T>().as_ref() }.ok_or(EINVAL)
@@ -116,7 +116,7 @@ pub unsafe fn read<'a, T>(pointer: *const T) -> Result<&'a T> {
     unsafe { pointer.as_ref() }.ok_or(EINVAL)
 }
 
-/// Writes an answer to where the program wants it.
+/// Writes an answer to the program's address.
 ///
 /// # Errors
 /// EINVAL for a null pointer.

@@ -1,4 +1,4 @@
-//! What the device, its port and its tables are like.
+//! Attributes of the device, its port and its tables.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::copy_nonoverlapping;
@@ -16,20 +16,20 @@ use crate::{ah, dm};
 /// The one port.
 pub const PORT: u32 = 1;
 
-/// Entries of the GID table, most of them empty: room for addresses to come, as other devices have it.
+/// Entries of the GID table, most of them empty: reserve for later addresses, as other devices have it.
 pub const GID_ENTRIES: usize = 16;
 
 /// The default partition, full member; the one entry of the P_Key table.
 pub const PKEY: u16 = 0xffff;
 
-/// Vendor: a locally administered OUI ("TR" behind the local bit), so that nobody takes us for their hardware.
+/// Vendor: a locally administered OUI ("TR" behind the local bit), so that no program takes this for other hardware.
 pub const VENDOR_ID: u32 = 0x02_5452;
 
 /// Version of the device's firmware: this library's.
 pub const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
-/// 100 Gb/s over four lanes (EDR): what a program should expect to be able to ask for. The real speed is the network's
-/// below us, which nothing tells.
+/// 100 Gb/s over four lanes (EDR): a speed that programs may reasonably request. The real speed is that of the network
+/// below, which is not known.
 const WIDTH_4X: u8 = 2;
 const SPEED_EDR: u8 = 32;
 /// The same in units of 100 Mb/s.
@@ -41,7 +41,7 @@ const LINK_UP: u8 = 5;
 /// `IBV_QPF_GRH_REQUIRED`: addresses of RoCE are global.
 const GRH_REQUIRED: u8 = 1;
 
-/// What on-demand paging works for: everything, as all memory here is paged on demand.
+/// The operations that on-demand paging works for: all, as all memory here is paged on demand.
 const ODP_RC: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_RECV
     | IBV_ODP_SUPPORT_WRITE
@@ -50,7 +50,7 @@ const ODP_RC: u32 = IBV_ODP_SUPPORT_SEND
     | IBV_ODP_SUPPORT_SRQ_RECV
     | IBV_ODP_SUPPORT_FLUSH
     | IBV_ODP_SUPPORT_ATOMIC_WRITE;
-/// What XRC has of that: no operations of annex A19.
+/// Those of XRC: no operations of annex A19.
 const ODP_XRC: u32 = ODP_RC & !(IBV_ODP_SUPPORT_FLUSH | IBV_ODP_SUPPORT_ATOMIC_WRITE);
 const ODP_UC: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
 const ODP_UD: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
@@ -96,7 +96,7 @@ fn device_attributes(device: &Device) -> ibv_device_attr {
     (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom) = (rd_atomic, rd_atomic);
     attr.max_res_rd_atom = rd_atomic.saturating_mul(attr.max_qp);
     // The processor's own instructions do the atomics, so they are atomic with the program's, which would be GLOB; but
-    // programs compare with HCA (UCX turns atomics on for nothing else).
+    // programs compare with HCA (UCX enables atomics for no other value).
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_ah = limits.max_ah as c_int;
     (attr.max_srq, attr.max_srq_wr, attr.max_srq_sge) =
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     })
 }
 
-/// Copies as much of an answer as the caller's header knows of, and zeroes what a newer header has behind it.
+/// Copies as much of an answer as the caller's header has, and zeroes the fields that a newer header adds.
 ///
 /// # Safety
 /// `to` is null or has `size` writable bytes.
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn query_device_ex(
     status(query())
 }
 
-/// `ibv_query_rt_values_ex(3)`: the clock that completion times are of, in the nanoseconds' field.
+/// `ibv_query_rt_values_ex(3)`: the clock of completion times, in the nanoseconds' field.
 ///
 /// # Safety
 /// `context` is null or open, `values` null or readable and writable.
@@ -218,7 +218,7 @@ fn port_attributes(device: &Device) -> ibv_port_attr {
     attr
 }
 
-/// The open device, for a verb about its port.
+/// The open device, for a verb that takes a port.
 ///
 /// # Safety
 /// `context` is null or open.
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn query_port(
     })
 }
 
-/// The symbol behind that, for programs whose header is older: the structure then ended before `port_cap_flags2`.
+/// The symbol for programs whose header is older: the structure then ended before `port_cap_flags2`.
 ///
 /// # Safety
 /// `context` is null or open, `attr` null or a writable structure of that size.
@@ -372,7 +372,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     query().unwrap_or_else(|errno: Errno| -(errno.0 as isize))
 }
 
-/// The GID's kind as sysfs tells it: 0 for RoCE version 1 and for empty entries, 1 for version 2.
+/// The GID's kind as in sysfs: 0 for RoCE version 1 and for empty entries, 1 for version 2.
 ///
 /// # Safety
 /// `context` is null or open, `kind` null or writable.
@@ -419,7 +419,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
     minus_one(query())
 }
 
-/// `ibv_get_pkey_index(3)`: -1 for a P_Key that the table has not.
+/// `ibv_get_pkey_index(3)`: -1 for a P_Key that is not in the table.
 ///
 /// # Safety
 /// `context` is null or open.

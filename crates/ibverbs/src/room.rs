@@ -1,37 +1,38 @@
-//! Room for what a verb allocates.
+//! Checks that memory is left for the allocations of a verb.
 //!
-//! Rust's collections end the process when there is no memory, and so does the C library in places; a verb has to answer
-//! ENOMEM. So where the process has a limit (`ulimit -v` or `-d`), the verbs that make something look first whether more is
-//! left than they need. They count, instead of trying: what a try takes for a moment is missing to another thread.
+//! Rust's collections end the process when there is no memory, and so does the C library in places; a verb has to
+//! answer ENOMEM. So where the process has a limit (`ulimit -v` or `-d`), the verbs that create objects first check
+//! whether enough is left. They compute it and do not try to allocate: another thread would lack what a trial
+//! allocation takes.
 
 use std::fs::File;
 use std::io::Read;
 
 use crate::errno::{ENOMEM, Result};
 
-/// What opening a device takes at most: buffers, and the engine's thread with its stack.
+/// The memory of an open device at most: buffers, and the engine's thread with its stack.
 const DEVICE_BYTES: u64 = 8 << 20;
-/// What any other object takes, and some for what happens to it later on.
+/// The memory of any other object, with a reserve for later allocations on its behalf.
 const OBJECT_BYTES: u64 = 2 << 20;
 
 /// The process's sizes in pages; see proc(5).
 const SIZES: &str = "/proc/self/statm";
-/// Fields of it, and the limits that hold for them.
+/// Fields of it, and their limits.
 const COUNTED: [(usize, libc::__rlimit_resource_t); 2] = [(0, libc::RLIMIT_AS), (5, libc::RLIMIT_DATA)];
 
-/// Looks for room for a device.
+/// Checks that memory is left for a device.
 ///
 /// # Errors
-/// ENOMEM, which the user is told as well.
+/// ENOMEM; a line on standard error says so, too.
 pub fn for_device() -> Result<()> {
     look_for(DEVICE_BYTES).inspect_err(|_| {
         let line = "terrace: not enough memory to open the device; raise the limit with `ulimit -v`\n";
-        // SAFETY: bytes of that length. Rust's own way to standard error may allocate.
+        // SAFETY: bytes of that length. Rust's standard error may allocate.
         unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
     })
 }
 
-/// Looks for room for an object of a device.
+/// Checks that memory is left for an object of a device.
 ///
 /// # Errors
 /// ENOMEM.
@@ -45,7 +46,7 @@ fn look_for(bytes: u64) -> Result<()> {
         return Ok(());
     }
     let mut text = [0; 128];
-    // Without an answer (no descriptor is left, say) the best is to go on.
+    // If it cannot be read (no descriptor is left, say), the verb goes on.
     let Ok(length) = File::open(SIZES).and_then(|mut file| file.read(&mut text)) else { return Ok(()) };
     let left = std::iter::zip(COUNTED, limits)
         .filter_map(|((field, _), limit)| Some(limit.saturating_sub(used(&text[..length], field)?)));
@@ -60,7 +61,7 @@ fn limit(resource: libc::__rlimit_resource_t) -> u64 {
     limit.rlim_cur
 }
 
-/// Bytes of one of the sizes.
+/// One of the sizes, in bytes.
 fn used(sizes: &[u8], field: usize) -> Option<u64> {
     let text = sizes.split(|&byte| byte == b' ').nth(field)?;
     let pages = text.iter().try_fold(0_u64, |sum, &digit| match digit {
@@ -71,7 +72,7 @@ fn used(sizes: &[u8], field: usize) -> Option<u64> {
     pages.checked_mul(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
 }
 
-/// What was freed and not given back to the kernel. Takes a while to count.
+/// Freed bytes that the allocator has not returned to the kernel. Slow to count.
 #[cold]
 fn free_in_the_heap() -> u64 {
     // SAFETY: no preconditions.

@@ -1,8 +1,8 @@
 //! XRC domains.
 //!
-//! The kernel ties a domain to the inode of a file, so that processes share it. A NIC that lives in one process can share it among
-//! those of its own handles that name the same file, and no further: another process, or another context (which is another NIC),
-//! has a domain of its own for that file, and is told so where it asks for an existing one.
+//! The kernel ties a domain to the inode of a file, so that processes share it. A NIC that lives in one process can
+//! share it only among its own handles that name the same file. Another process, or another context (which is another
+//! NIC), has a domain of its own for that file, and gets an error where it asks for an existing one.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -28,7 +28,7 @@ pub struct XrcdObject {
     c: CPart<ibv_xrcd>,
     context: Arc<Context>,
     domain: Arc<Domain>,
-    /// Objects made with this very handle.
+    /// Objects created with this handle.
     users: Users,
 }
 
@@ -37,11 +37,11 @@ unsafe impl Object for XrcdObject {
     type C = ibv_xrcd;
 }
 
-/// A domain, which several handles may have.
+/// A domain; several handles may refer to it.
 pub struct Domain {
     xrcd: Arc<Xrcd>,
     inode: Option<Inode>,
-    /// What C remembers of its targets, by number: whoever opens one shares that.
+    /// C's state of its targets, by number: the handles of one target share it.
     targets: Mutex<HashMap<u32, Weak<Mutex<Remembered>>>>,
 }
 
@@ -52,11 +52,11 @@ type Inode = (libc::dev_t, libc::ino_t);
 static SHARED: StdMutex<Vec<Weak<Domain>>> = StdMutex::new(Vec::new());
 
 fn shared() -> MutexGuard<'static, Vec<Weak<Domain>>> {
-    // Nothing panics while it holds the list; if something did, the list would still be one.
+    // Nothing panics while it holds the list; after a panic the list would still be valid.
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps the list still while the process forks.
+/// Holds the list's lock while the process forks.
 pub struct Hold(MutexGuard<'static, Vec<Weak<Domain>>>);
 
 /// See [`Hold`].
@@ -81,12 +81,12 @@ impl XrcdObject {
         &self.context
     }
 
-    /// For an object that is made with this handle.
+    /// A use by an object that is created with this handle.
     pub fn in_use(&self) -> Use {
         self.users.add()
     }
 
-    /// What C remembers of a target: as it was left, while somebody has the target.
+    /// C's state of a target: as it was left, while a handle of the target exists.
     pub fn remembered(&self, qpn: u32) -> Arc<Mutex<Remembered>> {
         let mut targets = self.domain.targets.lock();
         targets.retain(|_, remembered| remembered.strong_count() > 0);
@@ -113,7 +113,7 @@ impl Domain {
 /// The file behind a descriptor.
 fn inode(fd: c_int) -> Result<Inode> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer; any number is permitted for a descriptor.
+    // SAFETY: a structure to be written to; any number is permitted for a descriptor.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return Err(Errno::last());
     }
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn open_xrcd(
     pointer(open())
 }
 
-/// `ibv_close_xrcd(3)`: EBUSY while anything was made with this handle.
+/// `ibv_close_xrcd(3)`: EBUSY while an object created with this handle exists.
 ///
 /// # Safety
 /// `xrcd` is null or an XRC domain.
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<XrcdObject>(xrcd)? };
         object.users.none()?;
-        // Nobody gets another handle of the domain meanwhile.
+        // No other thread gets another handle of the domain meanwhile.
         let shared = shared();
         if Arc::strong_count(&object.domain) == 1 {
             object.domain.xrcd.close()?;

@@ -1,8 +1,8 @@
 //! The file behind a mapping, opened once more: the program's own descriptor of it may be closed, or not allow enough.
 //!
-//! There are three ways to it: the kernel's link for each mapping, which needs privileges; the file's name, which may
-//! have been given to another file meanwhile; and the program's descriptors, if one of them is still of this file. So
-//! whatever was opened is mapped for a moment, and the kernel must list that mapping with the same file.
+//! Three paths may lead to it: the kernel's link for each mapping, which needs privileges; the file's name, which may
+//! belong to another file by now; and the program's descriptors, if one of them is still of this file. So the opened
+//! file is mapped briefly, and the kernel must list that mapping with the same file.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,24 +19,24 @@ use terrace_memory::shared::file_system;
 
 use super::maps::{FileId, Run, file_at};
 
-/// File systems whose files can be mapped, and are not like disks.
+/// File systems whose files can be mapped, but are not storage.
 const UNSUITABLE: [(i64, &str); 3] = [(0x6265_6572, "sysfs"), (0x9fa0, "proc"), (0x6462_6720, "debugfs")];
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Somebody else maps it as well.
+    /// A same-host peer maps it as well.
     Mapping,
-    /// It is read and written, and its pages are of the usual size.
+    /// It is read and written, and its pages are of the base size.
     Paging,
 }
 
 /// Why a file cannot be used.
 #[derive(Debug)]
 pub enum NoBacking {
-    /// Neither a regular file nor a block device, or on a file system that does not do.
+    /// Neither a regular file nor a block device, or on an unsuitable file system.
     Unsuitable(&'static str),
-    /// None of the ways led to the file; how the last one failed.
+    /// No path led to the file; the error of the last one.
     Unreachable(io::Error),
     /// It was opened and cannot be read.
     Unreadable(io::Error),
@@ -55,14 +55,14 @@ impl fmt::Display for NoBacking {
 /// Opens the file of a run for reading, and for writing where the mapping can be written. Also says how long it is.
 ///
 /// # Errors
-/// Why there is none that will do.
+/// Why no file could be opened.
 pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
     let mut failure = NoBacking::Unreachable(io::ErrorKind::NotFound.into());
     for path in candidates(run) {
         match open_same(&path, run, purpose) {
             Ok(Some(file)) => return suitable(file, run),
             Ok(None) => {}
-            // A name that leads nowhere says less than a file that may not be opened.
+            // ENOENT for a path says less than EACCES for a file.
             Err(NoBacking::Unreachable(error)) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => failure = error,
         }
@@ -70,7 +70,7 @@ pub fn open(run: &Run, purpose: Purpose) -> Result<(OwnedFd, u64), NoBacking> {
     Err(failure)
 }
 
-/// Names that may lead to the file. The link comes first because nobody can have moved it.
+/// Paths that may lead to the file. The link comes first because no process can have moved it.
 fn candidates(run: &Run) -> impl Iterator<Item = PathBuf> {
     let (start, end) = (run.first.addr, run.first.addr + run.first.len);
     let link = PathBuf::from(format!("/proc/self/map_files/{start:x}-{end:x}"));
@@ -79,7 +79,7 @@ fn candidates(run: &Run) -> impl Iterator<Item = PathBuf> {
     [link].into_iter().chain(named.collect::<Vec<_>>()).chain(descriptors(run.file.inode()))
 }
 
-/// The kernel writes a line end in a name as `\012`, and a backslash as it is. So that may mean either.
+/// The kernel writes a newline in a name as `\012`, and a backslash as it is. So `\012` is ambiguous.
 fn with_line_ends(path: &[u8]) -> Option<Vec<u8>> {
     const ESCAPED: &[u8] = b"\\012";
     let mut name = Vec::with_capacity(path.len());
@@ -93,18 +93,18 @@ fn with_line_ends(path: &[u8]) -> Option<Vec<u8>> {
     (name != path).then_some(name)
 }
 
-/// The program's descriptors of files with that inode number. Opening one by this name makes a new description of the same
-/// file, even of one that has no name.
+/// The program's descriptors of files with that inode number. Opening one by its path makes a new description of the
+/// same file, even if the file has no name.
 fn descriptors(inode: u64) -> impl Iterator<Item = PathBuf> {
     let list = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
     let paths = list.flatten().map(|entry| entry.path());
     paths.filter(move |path| path.metadata().is_ok_and(|status| status.ino() == inode))
 }
 
-/// Opens what a name leads to; `None` when that is another file.
+/// Opens a path; `None` when it is another file.
 fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, NoBacking> {
-    // Looked at first: opening a device or a pipe can do things, or wait. And closing a file that the program has open
-    // as well gives up the locks that it has on it.
+    // `stat` comes first: opening a device or a pipe can have effects, or block. And closing a file that the program
+    // has open as well releases the process's locks on it.
     let status = path.metadata().map_err(NoBacking::Unreachable)?;
     let kind = status.file_type();
     if !(kind.is_file() || kind.is_block_device()) || run.file.is_surely_not(status.dev(), status.ino()) {
@@ -123,11 +123,11 @@ fn open_same(path: &Path, run: &Run, purpose: Purpose) -> Result<Option<File>, N
     Ok((mapped == Some(run.file)).then_some(file))
 }
 
-/// What the kernel calls the file when it is mapped, in pages of that size.
+/// The kernel's identifier of the file when it is mapped, in pages of that size.
 fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
-    // No huge page is set aside for what nobody will touch.
+    // Without MAP_NORESERVE a huge page would be reserved.
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at a place that the kernel chooses, which nobody can access.
+    // SAFETY: a new mapping at an address that the kernel chooses; PROT_NONE allows no access.
     let addr = unsafe { libc::mmap(null_mut(), page_bytes, libc::PROT_NONE, flags, file.as_raw_fd(), 0) };
     if addr == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -138,12 +138,12 @@ fn mapped_id(file: &File, page_bytes: usize) -> io::Result<Option<FileId>> {
     id
 }
 
-/// Whether this process holds POSIX locks on a file with that inode number. It would lose them with the next descriptor of
-/// the file that it closes.
+/// Whether this process holds POSIX locks on a file with that inode number. Closing any descriptor of the file would
+/// release them.
 pub fn is_locked_by_us(inode: u64) -> bool {
     match std::fs::read_to_string("/proc/locks") {
         Ok(list) => list.lines().any(|line| is_our_lock(line, std::process::id(), inode)),
-        // To keep a descriptor too many does less harm.
+        // Keeping a descriptor too many does less harm.
         Err(_) => true,
     }
 }
@@ -157,11 +157,11 @@ fn is_our_lock(line: &str, pid: u32, inode: u64) -> bool {
     is_posix && owner == Some(pid) && file == Some(inode)
 }
 
-/// Tries whether the file can be read.
+/// Checks that the file can be read.
 fn suitable(mut file: File, run: &Run) -> Result<(OwnedFd, u64), NoBacking> {
-    // At the end of a file nothing is read, which is no failure.
+    // A read at the end of a file returns nothing, without an error.
     file.read_at(&mut [0], run.file_offset).map_err(NoBacking::Unreadable)?;
-    // Works for disks as well, of which `stat` tells no size.
+    // Works for block devices as well, for which `stat` reports no size.
     let file_len = file.seek(SeekFrom::End(0)).map_err(NoBacking::Unreadable)?;
     Ok((file.into(), file_len))
 }
@@ -210,7 +210,7 @@ mod tests {
 
     impl Drop for Mapped {
         fn drop(&mut self) {
-            // SAFETY: made by `new`; nobody uses it.
+            // SAFETY: made by `new`; nothing uses it.
             unsafe { libc::munmap(self.0, Mapped::LEN) };
         }
     }
@@ -258,7 +258,7 @@ mod tests {
         unsafe { File::from_raw_fd(fd) }
     }
 
-    /// What is tried where the kernel does not give its own link to a process without privileges.
+    /// The run for a process without privileges, to which the kernel does not give its link.
     fn without_link(mut run: Run) -> Run {
         run.first = HostRange { addr: PAGE_BYTES, len: PAGE_BYTES };
         run

@@ -1,23 +1,23 @@
-//! Memory in motion, for tests: with `TERRACE_CHURN`, units come and go at random and as fast as they can, which no workload
-//! makes them do.
+//! Memory churn, for tests: with `TERRACE_CHURN`, units are moved at random and as fast as possible, as no workload
+//! does.
 
 use std::sync::Arc;
 
 use terrace_memory::Pager;
 use terrace_tier::{Tier, TierRegion};
 
-/// Moves one of the region's units, chosen by `number`: out of memory if it is there, or else in.
+/// Moves one of the region's units, chosen by `number`: out of memory if it is present, else in.
 pub fn step(tier: &Tier, region: &Arc<TierRegion>, number: u64) {
     let unit = (number % region.presence().unit_count() as u64) as usize;
     let moved = match region.presence().is_present(unit) {
         true => tier.demote(region, unit),
         false => tier.promote(region, unit),
     };
-    // No room is what happens half of the time; the rest was logged.
+    // Half of the attempts fail for lack of memory; other errors were logged.
     let _ = moved;
 }
 
-/// A sequence without end that looks like chance (splitmix64).
+/// An endless pseudorandom sequence (splitmix64).
 pub fn numbers() -> impl Iterator<Item = u64> {
     let mut state = 0_u64;
     std::iter::repeat_with(move || {

@@ -8,8 +8,8 @@ use terrace_memory::HostRange;
 
 const MAPS: &str = "/proc/self/maps";
 
-/// How the kernel names a file in its list of mappings. Nothing else need use the same numbers: on btrfs and overlayfs
-/// `stat` has others.
+/// The kernel's identifier of a file in its list of mappings. Other interfaces may use other numbers: on btrfs and
+/// overlayfs `stat` does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     major: u32,
@@ -23,8 +23,8 @@ impl FileId {
         self.inode
     }
 
-    /// Whether a file that `stat` describes so is certainly another one: of the same device, by the same numbers, and with
-    /// another inode.
+    /// Whether a file with these numbers from `stat` is certainly another one: the same device numbers, and another
+    /// inode.
     pub fn is_surely_not(&self, device: u64, inode: u64) -> bool {
         (libc::major(device), libc::minor(device)) == (self.major, self.minor) && inode != self.inode
     }
@@ -43,8 +43,8 @@ struct Mapping {
     path: Vec<u8>,
 }
 
-/// Neighbouring mappings of neighbouring parts of one file, with the same protection: what one `mmap` made, and locks
-/// have cut since.
+/// Adjacent mappings of adjacent parts of one file, with the same protection: made by one `mmap`, and split by locks
+/// since.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The addresses, whole pages.
@@ -61,7 +61,7 @@ pub struct Run {
     pub first: HostRange,
 }
 
-/// Why a range is not backed by a file, in the way that is needed here.
+/// Why a range is not backed by a file that can extend it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRun {
     /// Ordinary memory, or none at all.
@@ -146,7 +146,7 @@ impl Run {
             && place(other) == place(self)
     }
 
-    /// The run as far as the file goes, which may end within the last page, or before it.
+    /// The run up to the end of the file, which may lie within the last page, or before it.
     pub fn cut_at(mut self, file_len: u64) -> Run {
         self.range.len = self.range.len.min(file_len.saturating_sub(self.file_offset));
         self
@@ -167,7 +167,7 @@ impl Run {
         self.range.addr + self.range.len
     }
 
-    /// Takes the next mapping in, if it is the file's next part.
+    /// Appends the next mapping, if it is the file's next part.
     fn extend(&mut self, next: &Mapping) -> bool {
         let fits = next.begins_run()
             && next.start == self.end()
@@ -219,7 +219,7 @@ impl Mapping {
     }
 
     fn begins_run(&self) -> bool {
-        // What the kernel makes up for memory that processes share without a file.
+        // Names that the kernel invents for memory that processes share without a file.
         let made_up = self.path.starts_with(b"/dev/zero") || self.path.starts_with(b"/SYSV");
         self.shared && self.readable && self.file.inode != 0 && self.path.starts_with(b"/") && !made_up
     }

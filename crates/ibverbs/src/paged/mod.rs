@@ -1,5 +1,5 @@
-//! Regions larger than memory, for programs that know nothing of them: with `TERRACE_DRAM`, a region that is registered for
-//! on-demand paging over a shared file mapping is extended by that file.
+//! Regions larger than memory, for unmodified programs: with `TERRACE_DRAM`, a region that is registered for on-demand
+//! paging over a shared file mapping is extended by that file.
 //!
 //! ```text
 //!   ibv_reg_mr ──> mod: is it one? ──> maps: which mapping is it ──> backing: the file behind it
@@ -27,17 +27,17 @@ use crate::fork;
 use crate::log::tell_user;
 use settings::Settings;
 
-/// What the environment asks for, or what is wrong with it.
+/// The settings in the environment, or what is wrong with them.
 /// Read when a device is opened, with [`fork::once`]; ready from then on.
 fn settings() -> &'static std::result::Result<Option<Settings>, String> {
     static SETTINGS: OnceLock<std::result::Result<Option<Settings>, String>> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
 }
 
-/// Looks at the environment when a device is opened: who asked for something impossible is told now.
+/// Checks the environment when a device is opened, so that the user learns of invalid settings then.
 ///
 /// # Errors
-/// EINVAL, when the user was told what is wrong.
+/// EINVAL, after the user was told what is wrong.
 pub fn check_environment() -> Result<()> {
     let _once = fork::once();
     let problem = match settings() {
@@ -56,10 +56,10 @@ pub fn check_environment() -> Result<()> {
     }
 }
 
-/// A share of the mapping below a range that is about to be registered, if that is to be extended by a file.
+/// A share of the mapping below a range that is about to be registered, if the mapping is to be extended by a file.
 ///
 /// # Errors
-/// ENOMEM when there is not the memory that was asked for, which the user is told.
+/// ENOMEM when the budget exceeds the memory that is available; the user is told.
 pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
     let Ok(Some(settings)) = settings() else { return Ok(None) };
     let everything = range.len == u64::MAX;
@@ -71,7 +71,7 @@ pub fn lease(range: HostRange, access: u32) -> Result<Option<Lease>> {
             Ok(lease) => return Ok(Some(lease)),
             Err(refusal) => refusal,
         },
-        // Ordinary memory: nobody expected anything else.
+        // Ordinary memory: not worth a warning.
         Ok(Err(maps::NoRun::NoSharedFile)) => return Ok(None),
         Ok(Err(other)) => other.to_string(),
         Err(error) => format!("cannot read the list of mappings: {error}"),

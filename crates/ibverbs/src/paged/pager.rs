@@ -1,8 +1,9 @@
-//! What stands between the NIC and a tier's region: the program may take the mapping away at any time.
+//! The pager between the NIC and a tier's region: the program may remove the mapping at any time.
 //!
-//! While the mapping is as it was when the region was registered, everything goes to the tier's pager. Before the
-//! program unmaps, moves or protects any of it, the region turns into ordinary memory for good: the tier lets go of it and
-//! every unit is marked present, so that the NIC copies to and from whatever is mapped, and gets a fault where nothing is.
+//! While the mapping is as it was when the region was registered, all requests go to the tier's pager. Before the
+//! program unmaps, moves or protects any of it, the region becomes ordinary memory for good: the tier releases it and
+//! every unit is marked present, so that the NIC copies to and from the mapped memory, and gets a fault where none is
+//! mapped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +12,17 @@ use std::time::Duration;
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker, sync_mapping};
 use terrace_sync::{Mutex, RwLock};
 
-/// How long a program that changes a mapping waits for other processes that are in the middle of accesses to it.
+/// How long a program that changes a mapping waits for readers of other processes to leave it.
 const READERS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A pager that can be switched off.
 #[derive(Debug)]
 pub struct MappingPager {
     inner: Arc<dyn Pager>,
-    /// Held for reading by whoever asks the pager for something, for writing while it is switched off.
+    /// Locked for reading during a request to the pager, for writing while it is switched off.
     is_paged: RwLock<bool>,
     is_ordinary: AtomicBool,
-    /// Who asked meanwhile.
+    /// Wakers of requests that came meanwhile.
     waiting: Mutex<Waiting>,
 }
 
@@ -35,7 +36,7 @@ impl std::fmt::Debug for Waiting {
 }
 
 impl MappingPager {
-    /// Everything goes to `inner`.
+    /// Passes all requests to `inner`.
     pub fn new(inner: Arc<dyn Pager>) -> MappingPager {
         MappingPager {
             inner,
@@ -50,13 +51,13 @@ impl MappingPager {
         self.is_ordinary.load(Ordering::SeqCst)
     }
 
-    /// Switches it off. `let_go` returns when the pager underneath touches the mapping no more.
+    /// Switches it off. `let_go` returns when the pager underneath no longer touches the mapping.
     pub fn make_ordinary(&self, let_go: impl FnOnce()) {
         let mut is_paged = self.is_paged.write();
         if *is_paged {
             let presence = self.inner.presence();
-            // To neighbours, present would mean that the bytes are the file's.
-            // Who is stopped in the middle of an access reads or writes the file, as it would have done before.
+            // To same-host peers, present would mean that the bytes are the file's.
+            // A reader that is stopped in the middle of an access accesses the file, as it would have done before.
             if let Err(reached) = presence.withdraw().wait(READERS_PATIENCE) {
                 tracing::warn!("{reached}, while its mapping is changed");
             }
@@ -70,7 +71,7 @@ impl MappingPager {
         self.wake();
     }
 
-    /// Passes a request on. Where there is nobody to pass it to, the answer is to ask again: all is present then.
+    /// Passes a request to the pager. Once it is switched off, the requester has to retry: all units are present then.
     fn pass<T>(
         &self,
         waker: &Waker,
@@ -143,7 +144,7 @@ mod tests {
 
     const RANGE: HostRange = HostRange { addr: 1 << 30, len: 3 * UNIT_BYTES };
 
-    /// Refuses everything in its own way.
+    /// Refuses all requests, with an error that only it returns.
     #[derive(Debug)]
     struct Refusing(Presence);
 

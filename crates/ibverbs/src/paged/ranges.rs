@@ -1,5 +1,5 @@
-//! Where the served mappings are, for whoever changes mappings: looked at before every `munmap` of the program, and from
-//! within allocators. So nothing here locks or allocates, and a fork finds nothing half done.
+//! The ranges of the served mappings, for calls that change mappings: read before every `munmap` of the program, and
+//! from within allocators. So nothing here locks or allocates, and a fork finds nothing half done.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -11,14 +11,14 @@ struct Slot {
     end: AtomicU64,
 }
 
-/// More served mappings than this are not listed, and then every change of a mapping is looked into.
+/// Further served mappings are not listed; from then on every change of a mapping is checked against the table.
 const SLOTS_MAX: usize = 1024;
 
 static SLOTS: [Slot; SLOTS_MAX] =
     [const { Slot { start: AtomicU64::new(0), end: AtomicU64::new(0) } }; SLOTS_MAX];
 /// The slots from here on have never been used. Most programs use none.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Whether there were too many once.
+/// Whether there have ever been too many.
 static OVERFLOWN: AtomicBool = AtomicBool::new(false);
 
 /// Lists a mapping. Calls of this and of [`remove`] exclude each other.

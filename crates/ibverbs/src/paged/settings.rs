@@ -1,4 +1,4 @@
-//! What the environment asks for: `TERRACE_DRAM` and its like.
+//! The settings in the environment: `TERRACE_DRAM` and the other variables.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use terrace_tier::size;
 /// What an on-demand region over a file mapping becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Extended by the file: who accesses what is not in memory waits for it.
+    /// Extended by the file: an access to absent memory waits for it.
     Wait,
-    /// What hardware makes of on-demand paging, for comparison.
+    /// On-demand paging as hardware does it, for comparison.
     Odp,
     /// Locked into memory as a whole, for comparison.
     Pin,
 }
 
-/// What the environment asks for.
+/// The settings in the environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How much memory the regions may keep, in bytes.
+    /// The most memory that the regions may keep, in bytes.
     pub dram_bytes: u64,
-    /// What they become.
+    /// What regions become.
     pub mode: Mode,
-    /// How often the hottest units are looked for; `None` for the usual.
+    /// How often the hottest units are determined; `None` for the default.
     pub period: Option<Duration>,
     /// Whether units are moved at random as well.
     pub churn: bool,
@@ -40,7 +40,7 @@ impl Settings {
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Settings>, String> {
-        // An empty variable is what shell scripts leave of one that was not given.
+        // Shell scripts set an empty variable for an option that was not given.
         let given = |name: &str| variable(name).filter(|value| !value.is_empty());
         let Some(dram) = given("TERRACE_DRAM") else { return Ok(None) };
         let dram_bytes = size::parse(&dram).map_err(|error| format!("TERRACE_DRAM: {error}"))?;

@@ -1,7 +1,8 @@
-//! The served mappings of this process: each is one region of the tier, shared by all that the program registers in it.
+//! The served mappings of this process: each is one region of the tier, shared by all that the program registers in
+//! it.
 //!
-//! One, because accesses by different keys to the same bytes have to take effect in their order, and because memory is
-//! either locked or not: two regions that took turns would undo each other's locks.
+//! One, because accesses by different keys to the same bytes have to take effect in their order, and because locking
+//! memory does not nest: with two regions, each would undo the other's locks.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,12 +28,12 @@ pub struct Served {
     run: Run,
     tier: Arc<Tier>,
     region: Arc<TierRegion>,
-    /// What stands between the NIC and the region, to compare with.
+    /// The pager of the ODP mode, for comparison.
     faults: Option<Arc<FaultPager>>,
     pager: Arc<MappingPager>,
 }
 
-/// The tier, for those who make progress on a device.
+/// Drives the tier, as a device's progress callback.
 struct TierProgress {
     tier: Arc<Tier>,
 }
@@ -51,7 +52,7 @@ impl ProgressCallback for TierProgress {
     }
 }
 
-/// What this process serves.
+/// The mappings that this process serves.
 #[derive(Default)]
 struct Table {
     /// Opened for the first mapping.
@@ -64,18 +65,18 @@ struct Entry {
     users: usize,
 }
 
-/// Held across `fork`. It is held while a mapping begins or ceases to be served.
+/// Locked while a mapping begins or ceases to be served, and across `fork`.
 static TABLE: Mutex<Table> = Mutex::new(Table { tier: None, entries: Vec::new() });
 
-/// Counts the processes since the first one that forked. What another one has made here is not to be touched.
+/// Counts forks in this line of processes. A lease of another generation is not to be touched.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 fn table() -> MutexGuard<'static, Table> {
-    // Nothing panics while it holds the table; if something did, the table would still be one.
+    // Nothing panics while it holds the table; after a panic the table would still be valid.
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which process of a line of forked ones this is.
+/// The generation of this process.
 fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
@@ -87,20 +88,20 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The process that has it, of a line of forked ones.
+    /// The generation of the process that took it.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// What the device has to look after.
+    /// The callback that drives the tier from the device.
     pub fn companion(&self) -> Arc<dyn ProgressCallback> {
         Arc::new(TierProgress { tier: self.served().tier.clone() })
     }
 
-    /// For the registration.
+    /// The paging of a registration.
     pub fn paging(&self) -> Paging {
         let served = self.served();
-        // Peers that ask for the pattern are told by a server of which this process has none.
+        // Peers learn the signature page from a server, and this process has none.
         let pattern = Arc::new([0; PAGE_BYTES as usize]);
         let policy = if served.faults.is_some() { RegionPolicy::Fault } else { RegionPolicy::Wait };
         Paging { pager: served.pager.clone(), pattern, policy }
@@ -115,7 +116,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let Some(served) = self.served.take() else { return };
         if self.generation != generation() {
-            // The parent's: its threads, and what they were at, are not here.
+            // The parent's: its threads and their work do not exist in this process.
             return std::mem::forget(served);
         }
         let mut table = table();
@@ -133,11 +134,11 @@ impl Drop for Lease {
 /// Why a mapping is not served, for the log.
 pub type Refusal = String;
 
-/// Takes a share of the mapping `run`, in which the range lies, and which is served from now on if it was not.
+/// Takes a share of the mapping `run`, which contains the range, and serves the mapping if it was not served yet.
 ///
 /// # Errors
-/// ENOMEM when the budget is more than can be had, which the user is told. The inner error is for a mapping that cannot
-/// be served.
+/// ENOMEM when the budget exceeds the memory that is available; the user is told. The inner error is for a mapping that
+/// cannot be served.
 pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::result::Result<Lease, Refusal>> {
     let mut table = table();
     let overlaps = |entry: &&mut Entry| entry.served.run.overlaps(run.range);
@@ -158,11 +159,11 @@ pub fn lease(range: HostRange, run: Run, settings: &Settings) -> Result<std::res
     Ok(Ok(Lease { served: Some(served), generation: generation() }))
 }
 
-/// The life of a thread that keeps memory in motion.
+/// The main loop of the `TERRACE_CHURN` thread.
 fn churn() {
     for number in churn::numbers() {
         let table = table();
-        // Under the lock, so that the region does not end meanwhile.
+        // Under the lock, so that the region is not dropped meanwhile.
         let index = (number >> 16) as usize % table.entries.len().max(1);
         if let Some(Entry { served, .. }) = table.entries.get(index)
             && !served.pager.is_ordinary()
@@ -170,7 +171,7 @@ fn churn() {
             churn::step(&served.tier, &served.region, number);
         }
         drop(table);
-        // Somebody may wait for the lock.
+        // Another thread may wait for the lock.
         std::thread::sleep(Duration::from_micros(20));
     }
 }
@@ -228,7 +229,7 @@ impl Table {
             return Ok(tier.clone());
         }
         let mut config = TierConfig::new(settings.dram_bytes);
-        // The device's, which whoever registers has opened.
+        // The device's: a device is open when a region is registered.
         config.faults = Faults::all_of_process().pop();
         config.period = settings.period.unwrap_or(config.period);
         if settings.mode == Mode::Odp {
@@ -247,7 +248,7 @@ impl Table {
     }
 }
 
-/// A pager as hardware has it. Each mapping has the budget to itself: this is a model to compare with.
+/// A pager that pages as hardware does. Each mapping has the whole budget: it is a model for comparison.
 fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Result<Arc<FaultPager>> {
     let pager =
         without_signals(|| FaultPager::new(region.clone(), FaultModel::default(), settings.dram_bytes));
@@ -257,14 +258,14 @@ fn fault_pager(tier: &Tier, region: &Arc<TierRegion>, settings: &Settings) -> Re
     })
 }
 
-/// Tells the user, who sees only an errno otherwise.
+/// Tells the user, who otherwise sees only an errno.
 fn out_of_memory(error: &TierError) -> Errno {
     tell_user(error);
     ENOMEM
 }
 
 impl Served {
-    /// Lets the mapping alone from now on.
+    /// Makes the tier release the mapping.
     fn let_go(&self) {
         ranges::remove(self.run.range);
         if let Some(faults) = &self.faults {
@@ -273,13 +274,13 @@ impl Served {
         self.tier.remove(&self.region);
     }
 
-    /// Nobody uses it any more.
+    /// The last lease is dropped.
     fn end(self: Arc<Self>) {
         if !self.pager.is_ordinary() {
             self.let_go();
         }
         if backing::is_locked_by_us(self.run.file.inode()) {
-            // To close any descriptor of a file is to give up the process's locks on it.
+            // Closing any descriptor of a file releases the process's locks on it.
             std::mem::forget(self);
         }
     }
@@ -310,18 +311,18 @@ fn leave(range: HostRange) {
     concerned.for_each(|entry| entry.served.make_ordinary());
 }
 
-/// Everything here, held still while the process forks.
+/// Holds the table's lock while the process forks.
 pub struct ForkHold {
     table: MutexGuard<'static, Table>,
 }
 
-/// Before `fork`: waits until nothing here is half done.
+/// Before `fork`: takes the lock.
 pub fn hold_for_fork() -> ForkHold {
     ForkHold { table: table() }
 }
 
 impl ForkHold {
-    /// In the child, whose mappings are its own: plain memory, and none of the parent's threads serve it.
+    /// In the child: its mappings are plain memory, and none of the parent's threads exist to serve them.
     pub fn forget_in_child(mut self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         std::mem::forget(std::mem::take(&mut *self.table));

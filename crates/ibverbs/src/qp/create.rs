@@ -39,7 +39,7 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
     }
 }
 
-/// C's sizes of the queues as ours.
+/// Our capacities from C's.
 fn cap(cap: &ibv_qp_cap) -> QpCap {
     QpCap {
         max_send_wr: cap.max_send_wr,
@@ -50,7 +50,7 @@ fn cap(cap: &ibv_qp_cap) -> QpCap {
     }
 }
 
-/// Our sizes as C's.
+/// C's capacities from ours.
 pub fn c_cap(cap: QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,
@@ -68,7 +68,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     let qp_type = kind(init.qp_type)?;
     let builder = send_ops.map(|wanted| Builder::new(qp_type, wanted)).transpose()?;
-    // What an initiator is given for receives means nothing, as in the kernel.
+    // Receive attributes of an initiator are ignored, as in the kernel.
     let receives = qp_type.has_receives();
     let (recv_cq, srq) = if receives { (init.recv_cq, init.srq) } else { (null_mut(), null_mut()) };
     room::for_object()?;
@@ -103,7 +103,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
     Ok(publish(slot, &shown, parts))
 }
 
-/// What goes into a new object, besides what the program sees of it.
+/// The parts of a new object that the program does not see.
 struct Parts {
     qp: Arc<QueuePair>,
     context: Arc<Context>,
@@ -112,7 +112,7 @@ struct Parts {
     builder: Option<Builder>,
 }
 
-/// What the program sees of a queue pair, as it gave it.
+/// The attributes that the program gave for a queue pair.
 struct Shown {
     qp_context: *mut c_void,
     pd: *mut ibv_pd,
@@ -164,7 +164,7 @@ fn describe(shown: &Shown, parts: &Parts) -> QpEx {
     c
 }
 
-/// A target of XRC: a new one, or one more holder of the one with that number.
+/// An XRC target: a new one, or one more handle of the one with that number.
 ///
 /// # Safety
 /// `xrcd` is null or an XRC domain.
@@ -196,7 +196,7 @@ unsafe fn target(xrcd: *mut ibv_xrcd, qpn: Option<u32>, qp_context: *mut c_void)
     Ok(publish(slot, &shown, parts))
 }
 
-/// `ibv_open_qp(3)`: one more handle of a target of XRC, which lives until all are destroyed.
+/// `ibv_open_qp(3)`: one more handle of an XRC target, which lives until all are destroyed.
 ///
 /// # Safety
 /// `context` is null or open; `attr` is null or attributes, naming objects of ours.
@@ -279,8 +279,8 @@ pub unsafe extern "C" fn create_qp_ex(
     pointer(create())
 }
 
-/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. EBUSY when another process of the host does not come to the end of an
-/// access by way of it. A target of XRC stays as long as there are other handles of it.
+/// `ibv_destroy_qp(3)`: waits until its events are acknowledged. EBUSY when another process of the host does not
+/// finish an access through it. An XRC target stays as long as it has other handles.
 ///
 /// # Safety
 /// `qp` is null or a queue pair.
@@ -289,12 +289,12 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         let object = unsafe { borrow::<QpObject>(qp.cast())? };
-        // Nothing of a queue pair goes before nobody uses it any more: a refusal leaves it as it was.
+        // Nothing of a queue pair is removed before its readers have left: a refusal leaves it as it was.
         object.qp.withdraw();
         object.qp.await_readers()?;
         object.qp.release(qp as u64)?;
         object.forget_completions();
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<QpObject>(qp.cast()) };
         Ok(())
     };
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 }
 
 impl QpObject {
-    /// Completions that extended polls took ahead of the program go away with the queue pair's others.
+    /// Drops the completions of the queue pair that extended polls have prefetched, as the others are dropped.
     pub(super) fn forget_completions(&self) {
         for queue in [self.send_cq, self.recv_cq] {
             // SAFETY: completion queues outlive their queue pairs: destroying one that is in use is refused.

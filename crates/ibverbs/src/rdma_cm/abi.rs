@@ -1,17 +1,17 @@
-//! The layout of what programs write to the device and what they get back (`rdma/rdma_user_cm.h`, version 4). Numbers are in the
-//! machine's byte order but where the names say otherwise; offsets count from behind the command's header.
+//! The layout of commands and answers (`rdma/rdma_user_cm.h`, version 4). Numbers are in the machine's byte order
+//! except where the names say otherwise; offsets count from the end of the command's header.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::errno::{EINVAL, Errno, Result};
 
-/// Length of the header: command, bytes that follow, bytes that the answer has room for.
+/// Length of the header: command, length of the rest, size of the answer buffer.
 pub const HEADER_BYTES: usize = 8;
 
 /// The longest command (RESOLVE_ADDR and CONNECT are near it).
 pub const COMMAND_BYTES_MAX: usize = 512;
 
-/// Private data has this much room in commands and events.
+/// Size of the private data field in commands and events.
 pub const PRIVATE_BYTES: usize = 256;
 
 /// `RDMA_USER_CM_CMD_*`.
@@ -43,8 +43,9 @@ pub enum Command {
 }
 
 impl Command {
-    /// The command of that number: EINVAL for one that there never was, ENOSYS for one that is not served (GET_OPTION, as in the
-    /// kernel, and what came after version 44 of rdma-core, which tries and goes on without).
+    /// The command of that number: EINVAL for a number that was never assigned, ENOSYS for a command that is not
+    /// served (GET_OPTION, as in the kernel, and commands newer than version 44 of rdma-core, which does without them
+    /// after an error).
     pub fn from_number(number: u32) -> Result<Command> {
         use Command::*;
         const ALL: [Command; 22] = [
@@ -96,7 +97,7 @@ pub enum EventCode {
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl Fields<'_> {
-    /// What lies at an offset; EINVAL when the command is too short for that.
+    /// The bytes at an offset; EINVAL when the command is too short.
     pub fn bytes<const N: usize>(&self, at: usize) -> Result<[u8; N]> {
         self.0.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied().ok_or(EINVAL)
     }
@@ -117,7 +118,7 @@ impl Fields<'_> {
         self.bytes(at).map(u64::from_ne_bytes)
     }
 
-    /// A `sockaddr` that has `room` bytes: `None` if it is empty.
+    /// A `sockaddr` in a field of `room` bytes: `None` if it is empty.
     pub fn address(&self, at: usize, room: usize) -> Result<Option<SocketAddr>> {
         let raw = self.0.get(at..at + room).ok_or(EINVAL)?;
         let family = u16::from_ne_bytes([raw[0], raw[1]]);
@@ -133,7 +134,7 @@ impl Fields<'_> {
                 let scope = u32::from_ne_bytes(*raw[24..].first_chunk().ok_or(EINVAL)?);
                 Ok(Some(SocketAddrV6::new(Ipv6Addr::from(octets), port, 0, scope).into()))
             }
-            // AF_IB among them: librdmacm asks once, and then uses the commands that IP addresses fit into.
+            // AF_IB, too: librdmacm tries it once, and then uses the commands for IP addresses.
             _ => Err(EINVAL),
         }
     }
@@ -209,7 +210,7 @@ impl<const N: usize> Answer<N> {
         self.put(at, &value.to_ne_bytes())
     }
 
-    /// A `sockaddr`; nothing leaves it empty. Returns its length.
+    /// A `sockaddr`; `None` leaves it empty. Returns its length.
     pub fn put_address(&mut self, at: usize, address: Option<SocketAddr>) -> u16 {
         match address {
             None => 0,
@@ -230,10 +231,10 @@ impl<const N: usize> Answer<N> {
 
 /// `struct rdma_ucm_event_resp`.
 pub const EVENT_BYTES: usize = 336;
-/// What of it older versions of librdmacm have room for.
+/// The part of it that older versions of librdmacm have a buffer for.
 pub const EVENT_BYTES_MIN: usize = 324;
 
-/// What an event says of a peer's queue pair for datagrams.
+/// An event's parameters about a peer's UD queue pair.
 pub struct UdParam<'a> {
     pub qp_num: u32,
     pub qkey: u32,
@@ -250,7 +251,7 @@ impl Answer<EVENT_BYTES> {
         answer
     }
 
-    /// Whose event it is.
+    /// Sets the identifier that the event is for.
     pub fn of(&mut self, uid: u64, id: u32) -> &mut Self {
         self.put_u64(0, uid).put_u32(8, id)
     }

@@ -1,4 +1,4 @@
-//! What programs ask about a connection's route, and the attributes for its queue pair.
+//! Answers about a connection's route, and the attributes for its queue pair.
 
 use std::net::SocketAddr;
 
@@ -18,10 +18,10 @@ use crate::query::PKEY;
 /// The device's only port.
 const PORT_NUM: u8 = 1;
 
-/// `RDMA_UDP_QKEY`: what queue pairs for datagrams have, unless their program wants otherwise.
+/// `RDMA_UDP_QKEY`: the Q_Key of UD queue pairs, unless their program sets another one.
 pub const DEFAULT_QKEY: u32 = 0x0123_4567;
 
-/// Code of the time for an acknowledgement that we ask for and use: 268 ms. The kernel's cma has 16 for RoCE, too.
+/// Code of the ACK timeout that we request and use: 268 ms. The kernel's cma has 16 for RoCE, too.
 pub const ACK_TIMEOUT: u8 = 16;
 
 /// `AF_IB` of `linux/socket.h`.
@@ -97,7 +97,7 @@ fn put_gid(answer: &mut Answer<280>, at: usize, id: &Id, address: Option<SocketA
     48
 }
 
-/// `struct rdma_ucm_query_path_resp` with one record, as it travels (`struct ibv_path_record`).
+/// `struct rdma_ucm_query_path_resp` with one record, in wire format (`struct ibv_path_record`).
 pub fn path(id: &Id, device: &Device) -> Answer<80> {
     const GMP_PRIMARY_AND_BIDIRECTIONAL: u32 = 1 | 2 | 8 | 32;
     const REVERSIBLE_ONE_PATH: u8 = 0x81;
@@ -116,10 +116,10 @@ pub fn path(id: &Id, device: &Device) -> Answer<80> {
     answer
 }
 
-/// `struct ib_uverbs_qp_attr` for a queue pair that moves into a state, with the mask of what counts.
+/// `struct ib_uverbs_qp_attr` for a queue pair's transition to a state, with the mask of valid attributes.
 ///
 /// # Errors
-/// EINVAL for a state that the connection manager has nothing to say about, or has nothing to say yet.
+/// EINVAL for a state that the connection manager has no attributes for, or none yet.
 pub fn queue_pair(id: &Id, agreed: Option<(Agreed, Path)>, state: ibv_qp_state) -> Result<ib_uverbs_qp_attr> {
     // SAFETY: integers and arrays of them.
     let mut attr: ib_uverbs_qp_attr = unsafe { object::zeroed() };
@@ -142,7 +142,7 @@ fn initialised(id: &Id, agreed: Option<(Agreed, Path)>, attr: &mut ib_uverbs_qp_
         return;
     }
     attr.qp_attr_mask |= IBV_QP_ACCESS_FLAGS;
-    // Before there is a connection nothing may be accessed.
+    // Before there is a connection, peers may access nothing.
     if let Some((agreed, _)) = agreed {
         attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
         if agreed.responder_resources > 0 {
@@ -166,7 +166,7 @@ fn ready_to_receive(id: &Id, agreed: &Agreed, path: &Path, attr: &mut ib_uverbs_
     if id.qp_type == IBV_QPT_RC {
         attr.qp_attr_mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
         attr.max_dest_rd_atomic = agreed.responder_resources;
-        // 655 ms, as the kernel has it: programs count on a few retries lasting long.
+        // 655 ms, as in the kernel: programs rely on a few retries lasting long.
         attr.min_rnr_timer = 0;
     }
 }

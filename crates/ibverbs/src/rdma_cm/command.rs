@@ -1,4 +1,4 @@
-//! What each command does: as the kernel's `ucma` and `cma` have it.
+//! What each command does, as in the kernel's `ucma` and `cma`.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -23,19 +23,19 @@ use crate::identity;
 const ENOSPC: Errno = Errno(libc::ENOSPC);
 const EFAULT: Errno = Errno(libc::EFAULT);
 
-/// How many requests may wait at a listener at most, and if it does not say.
+/// The largest backlog of a listener, and its default.
 const BACKLOG_MAX: u32 = 1024;
 
-/// A command on its way.
+/// A command that is being executed.
 struct Call<'a> {
     fd: c_int,
     file: FileId,
     fields: Fields<'a>,
-    /// How much room the program has for the answer.
+    /// The size of the program's answer buffer.
     room: usize,
 }
 
-/// Executes what a program has written.
+/// Executes a command that a program has written.
 ///
 /// # Safety
 /// `data` is the address of `len` bytes of the program's, or of nothing.
@@ -51,7 +51,7 @@ pub unsafe fn execute(fd: c_int, file: FileId, data: u64, len: usize) -> Result<
     let call = Call { fd, file, fields: Fields(input), room: room.into() };
     let command = Command::from_number(number)?;
     match service::check(file) {
-        // It was closed on the way here: the call sleeps, see `wait_for_event`.
+        // It was closed meanwhile: the call sleeps, see `wait_for_event`.
         Err(_) if command == Command::GetEvent && descriptor::lookup(fd) != Some(file) => {}
         checked => checked?,
     }
@@ -96,7 +96,7 @@ impl Call<'_> {
         }
     }
 
-    /// A `sockaddr` that says its length has to have that of its family.
+    /// Checks that a `sockaddr`'s length is that of its family.
     fn check_size(&self, size: u16, at: usize) -> Result<()> {
         let expected = match i32::from(self.fields.u16(at)?) {
             libc::AF_INET => size_of::<libc::sockaddr_in>(),
@@ -106,13 +106,13 @@ impl Call<'_> {
         if usize::from(size) == expected { Ok(()) } else { Err(EINVAL) }
     }
 
-    /// Writes the answer to where the command says, as much as there is room for.
+    /// Writes the answer to the address in the command, as much as the buffer takes.
     fn answer<const N: usize>(&self, at: usize, answer: &Answer<N>, bytes_min: usize) -> Result<()> {
         if self.room < bytes_min {
             return Err(ENOSPC);
         }
         let target = self.fields.u64(at)?;
-        // SAFETY: where the program wants the answer: its own memory, or none.
+        // SAFETY: the address that the program gave for the answer: its own memory, or none.
         unsafe { fault::copy_to(target, &answer.0[..N.min(self.room)]) }.map_err(|_| EFAULT)
     }
 
@@ -145,8 +145,8 @@ impl Call<'_> {
             service.ids.get(self.file, number)?;
             Ok(service.destroy(number))
         })?;
-        // The kernel's waits for its workers, and so lets the program's other threads go on: one that was woken for the
-        // last event is back at its channel before that is closed.
+        // The kernel's waits for its workers, and so lets the program's other threads run: a thread that was woken for
+        // the last event is back at its channel before the channel is closed.
         std::thread::yield_now();
         self.answer_number(0, reported)
     }
@@ -190,7 +190,7 @@ impl Call<'_> {
         })
     }
 
-    /// Runs with an identifier, and the device if there is one.
+    /// Calls `with_id` with an identifier, and the device if there is one.
     fn describe<T>(
         &self,
         number: u32,
@@ -298,7 +298,7 @@ impl Call<'_> {
     fn disconnect(&self) -> Result<()> {
         with(|service| {
             let conn = connection_of(service.ids.get(self.file, self.fields.u32(0)?)?)?;
-            // Nothing to end is no failure: the peer may have ended it meanwhile.
+            // Without a connection this succeeds: the peer may have ended it meanwhile.
             let _ = service.cm.disconnect(now(), conn);
             Ok(())
         })
@@ -313,7 +313,7 @@ impl Call<'_> {
             attributes::queue_pair(id, agreed, state)
         })?;
         let mut answer = Answer::<QP_ATTR_BYTES>::new();
-        // SAFETY: integers without room between them: their sizes add up to that of the whole.
+        // SAFETY: integers without padding: their sizes add up to that of the whole.
         let bytes = unsafe { std::mem::transmute::<ib_uverbs_qp_attr, [u8; QP_ATTR_BYTES]>(attr) };
         answer.put(0, &bytes);
         self.answer(0, &answer, QP_ATTR_BYTES)
@@ -344,7 +344,7 @@ impl Call<'_> {
         if length != expected {
             return Err(EINVAL);
         }
-        // SAFETY: where the program says that its value is.
+        // SAFETY: the address that the program gave for its value: its own memory, or none.
         unsafe { fault::copy_from(self.fields.u64(0)?, &mut value[..length]) }.map_err(|_| EFAULT)?;
         with(|service| {
             let id = service.ids.get(self.file, number)?;
@@ -394,7 +394,7 @@ fn connection_of(id: &Id) -> Result<ConnId> {
     id.conn.ok_or(EINVAL)
 }
 
-/// The errno for what the connection manager refuses.
+/// The errno for an error of the connection manager.
 pub fn refused(error: terrace_cm::Error) -> Errno {
     match error {
         terrace_cm::Error::TooMany => Errno(libc::ENOMEM),
@@ -403,7 +403,7 @@ pub fn refused(error: terrace_cm::Error) -> Errno {
     }
 }
 
-/// The oldest event of a file. A connection that was asked for becomes an identifier now.
+/// Takes the oldest event of a file. A connection request becomes an identifier now.
 fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>> {
     let event = service.ids.files.get_mut(&file)?.events.pop_front();
     service.quiet_if_empty(file);
@@ -423,21 +423,22 @@ fn take_event(service: &mut Service, file: FileId) -> Option<Answer<EVENT_BYTES>
     Some(answer)
 }
 
-/// Waits until a file has an event, unless it does not want to.
+/// Waits until a file has an event; EAGAIN for a non-blocking descriptor.
 ///
-/// A file whose descriptor is closed meanwhile will have none. The kernel keeps the file of a call until that returns, so there
-/// the call sleeps on; programs that close a channel while a thread of theirs waits at it (rping until 2025) count on that.
+/// A file whose descriptor is closed meanwhile will have none. The kernel keeps a call's file until the call returns,
+/// so there the call sleeps on. Programs that close a channel while a thread of theirs waits at it (rping until 2025)
+/// rely on that.
 fn wait_for_event(fd: c_int, file: FileId) -> Result<()> {
     // SAFETY: flags of a descriptor.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // Asked second: by then a number that is still the file's had the file's flags.
+    // Checked second: if the number is still the file's now, the flags read above were the file's.
     if flags >= 0 && flags & libc::O_NONBLOCK != 0 && descriptor::lookup(fd) == Some(file) {
         return Err(Errno(libc::EAGAIN));
     }
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     loop {
         if descriptor::lookup(fd) != Some(file) {
-            // Looked at no more: only a signal ends this sleep.
+            // No longer polled: only a signal ends this sleep.
             poll.fd = -1;
         }
         // SAFETY: one structure.

@@ -1,4 +1,4 @@
-//! The way to a connection: an address of our own, a peer, and the question.
+//! Commands that lead to a connection: binding an address, resolving the peer, connecting and listening.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,10 +17,10 @@ use super::service::{Service, now};
 use crate::abi::{IBV_QPT_RC, IBV_QPT_UC};
 use crate::errno::{EINVAL, Errno, Result};
 
-/// Ports that are given out to those who do not mind.
+/// Ports that are assigned when the program asks for none.
 const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
 
-/// A port of those, another one each time.
+/// One of those ports, another one at each attempt.
 fn ephemeral_port(attempt: u64) -> u16 {
     let mixed = (now().0 ^ u64::from(std::process::id()) << 20)
         .wrapping_add(attempt)
@@ -47,7 +47,7 @@ pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAdd
     let (port, claims) = match address.port() {
         0 => first_free(claim)?,
         port => match claim(port) {
-            // Two that may share a port, as long as only one of them listens.
+            // Two identifiers may share a port, as long as only one of them listens.
             Err(Errno(libc::EADDRINUSE)) if id.reuse => (port, Vec::new()),
             claims => (port, claims?),
         },
@@ -79,7 +79,7 @@ fn first_free(claim: impl Fn(u16) -> Result<Vec<Claim>>) -> Result<(u16, Vec<Cla
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// Finds the way to a peer. The outcome is an event; only what makes no sense is refused at once.
+/// Resolves a peer's address. The outcome is an event; only invalid calls fail at once.
 ///
 /// # Errors
 /// EINVAL for an identifier that has a peer already, or is bound to an address of another family.
@@ -111,7 +111,7 @@ pub fn resolve_address(
     Ok(Ok(()))
 }
 
-/// Asks for a connection, or for the queue pair that takes datagrams.
+/// Sends a connection request, or a SIDR request for a UD queue pair.
 ///
 /// # Errors
 /// EINVAL without a route, or for a kind of queue pair that does not connect; ENOMEM for too many connections.
@@ -140,7 +140,7 @@ pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnPara
     Ok(())
 }
 
-/// What is asked for, where `ask` says.
+/// The request.
 fn request(id: &Id, device: &Device, source: Source, ask: &Ask, param: ConnParam) -> Result<Connect> {
     let own_gid = device.gids().get(usize::from(source.gid_index)).map_or([0; 16], |gid| gid.raw);
     Ok(Connect {
@@ -169,7 +169,7 @@ fn request(id: &Id, device: &Device, source: Source, ask: &Ask, param: ConnParam
 /// Listens at the address that an identifier is bound to.
 ///
 /// # Errors
-/// EINVAL unless it is bound; EADDRINUSE when somebody else listens there.
+/// EINVAL unless it is bound; EADDRINUSE when another identifier or process listens there.
 pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) -> Result<()> {
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;
@@ -182,7 +182,7 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     service.next_listener += 1;
     service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(refused)?;
     let id = service.ids.get(file, number)?;
-    // Only now: who finds it asks at once.
+    // Last: requesters that find the name send requests at once.
     if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.slot())) {
         service.cm.stop_listening(listener, now());
         return Err(errno);

@@ -1,7 +1,8 @@
 //! Which descriptors are channels to the connection manager.
 //!
-//! A descriptor's number says little: the program may have closed ours by means that nobody sees and have got the same number
-//! for something else. So the number is only a first look, and the socket behind it, which has an inode of its own, decides.
+//! A descriptor's number alone does not tell: the program may have closed ours without a call that is interposed, and
+//! got the same number for something else. So the number is only a filter, and the inode of the socket behind it
+//! decides.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -15,10 +16,10 @@ use crate::shim::without_signals;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);
 
-/// Descriptors beyond are not given out.
+/// Descriptors from this number on are not given out.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 
-/// One bit for each descriptor that was ours when it was last looked at.
+/// One bit for each descriptor that was ours at the last check.
 static BITS: [AtomicU64; DESCRIPTORS_MAX / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
 
 /// Files by the inode of their socket.
@@ -33,7 +34,7 @@ fn bit(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((BITS.get(index / 64)?, 1 << (index % 64)))
 }
 
-/// Whether a descriptor may be ours: cheap, and safe in a signal handler.
+/// Whether a descriptor may be ours: cheap, and async-signal-safe.
 #[inline]
 pub fn is_channel(fd: c_int) -> bool {
     bit(fd).is_some_and(|(word, mask)| word.load(Relaxed) & mask != 0)
@@ -47,15 +48,15 @@ pub fn add(fd: c_int, file: FileId) -> bool {
     true
 }
 
-/// Forgets a file, whose last descriptor is closed.
+/// Removes a file whose last descriptor is closed.
 pub fn remove(file: FileId) {
     if let Some(files) = files().as_mut() {
         files.retain(|_, other| *other != file);
     }
 }
 
-/// Keeps the list still while the process forks. A child keeps it: its copies of the parent's descriptors are still none that
-/// anything else may be written to.
+/// Holds the list's lock while the process forks. A child keeps the list: writes to its copies of the parent's
+/// descriptors must still be intercepted.
 pub struct Hold {
     _files: MutexGuard<'static, Option<HashMap<u64, FileId>>>,
 }
@@ -82,14 +83,14 @@ pub fn lookup(fd: c_int) -> Option<FileId> {
 /// The file behind any descriptor, also one that was made by `dup`.
 pub fn lookup_copy(fd: c_int) -> Option<FileId> {
     let inode = inode(fd)?;
-    // A handler may use such a descriptor as well, or fork.
+    // A signal handler may use such a descriptor as well, or fork.
     without_signals(|| files().as_ref()?.get(&inode).copied())
 }
 
 /// Takes out the byte that makes a descriptor readable.
 pub fn silence(fd: c_int) {
     let mut bytes = [0u8; 16];
-    // SAFETY: room for that many bytes. Whether there is one does not matter.
+    // SAFETY: an array of that length. Whether a byte is there does not matter.
     unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
 }
 
@@ -99,21 +100,21 @@ fn inode(fd: c_int) -> Option<u64> {
     (status.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(status.st_ino)
 }
 
-/// `fstat(2)` by the system call: the C library's name for it is ours.
+/// `fstat(2)` by the system call: the C library's symbol is interposed here.
 fn system_fstat(fd: c_int) -> Option<libc::stat> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer, which is the kernel's own structure on 64-bit systems.
+    // SAFETY: a structure to be written to, which is the kernel's own on 64-bit systems.
     let failed = unsafe { libc::syscall(libc::SYS_fstat, fd, status.as_mut_ptr()) } != 0;
     // SAFETY: the call has filled it.
     (!failed).then(|| unsafe { status.assume_init() })
 }
 
-/// The number of the device that a channel claims to be: the real one's, which newer versions of librdmacm compare with what
-/// the kernel tells them, or else that of the first miscellaneous device.
+/// The device number that a channel reports: the real device's, which newer versions of librdmacm compare with the
+/// kernel's answer, or else that of the first miscellaneous device.
 pub fn device_number() -> libc::dev_t {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     let path = c"/dev/infiniband/rdma_cm";
-    // SAFETY: a C string, and room for the answer.
+    // SAFETY: a C string, and a structure to be written to.
     let failed =
         unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), status.as_mut_ptr(), 0) }
             != 0;

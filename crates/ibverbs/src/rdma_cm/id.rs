@@ -1,4 +1,4 @@
-//! What programs call `rdma_cm_id`, what they open the device for, and the events that wait for them.
+//! The `rdma_cm_id`s of programs, the files that they open, and the events queued for them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ use super::resolve::Source;
 use crate::abi::{IBV_QPT_UD, ibv_qp_type};
 use crate::errno::{EINVAL, Errno, Result};
 
-/// How far an identifier has come on the way to a connection.
+/// How far an identifier has come towards a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     Idle,
     Bound,
     AddressResolved,
     RouteResolved,
-    /// A connection was asked for, or the identifier came of a request.
+    /// A connection was requested, or the identifier comes from a request.
     Connecting,
     Listening,
 }
@@ -40,9 +40,9 @@ pub struct Id {
     pub source: Option<Source>,
     pub conn: Option<ConnId>,
     pub listener: Option<ListenerId>,
-    /// The places that it has taken among the processes of this host.
+    /// Addresses and ports that it has bound among the processes of this host.
     pub claims: Vec<Claim>,
-    /// Events that the program has got, which it wants to have counted.
+    /// Events that the program has received: the program asks for their number when it destroys the identifier.
     pub events_reported: u32,
     pub reuse: bool,
     pub traffic_class: u8,
@@ -72,18 +72,18 @@ impl Id {
         }
     }
 
-    /// Whether it is for datagrams.
+    /// Whether its queue pair is of type UD.
     pub fn is_ud(&self) -> bool {
         self.qp_type == IBV_QPT_UD
     }
 }
 
-/// An event that waits.
+/// A queued event.
 pub struct Waiting {
-    /// Whose it is.
+    /// The identifier that it is for.
     pub id: u32,
     pub answer: Answer<EVENT_BYTES>,
-    /// The connection that was asked for: an identifier of its own, once the program hears of it.
+    /// A connection request: it becomes an identifier of its own when the program takes the event.
     pub request: Option<Request>,
 }
 
@@ -95,12 +95,12 @@ pub struct Request {
     pub source: Source,
 }
 
-/// What one `open` made.
+/// The file of one `open`.
 pub struct File {
     pub events: VecDeque<Waiting>,
-    /// What `open` gave the program.
+    /// The descriptor that `open` returned to the program.
     pub fd: RawFd,
-    /// Our end of the pair: a byte that is sent into it makes the program's end readable.
+    /// Our end of the pair: a byte sent into it makes the program's end readable.
     pub end: OwnedFd,
 }
 
@@ -108,7 +108,7 @@ impl File {
     /// Adds an event.
     pub fn push(&mut self, event: Waiting) {
         if self.events.is_empty() {
-            // SAFETY: an open descriptor and one readable byte. A full socket cannot be: at most one byte is in it.
+            // SAFETY: an open descriptor and one readable byte. The socket cannot be full: at most one byte is in it.
             unsafe {
                 libc::send(
                     self.end.as_raw_fd(),
@@ -126,7 +126,7 @@ impl File {
 #[derive(Default)]
 pub struct Ids {
     pub files: HashMap<FileId, File>,
-    /// In the order of their numbers, so that the lowest that is free is found.
+    /// Ordered by number, to find the lowest free one.
     ids: BTreeMap<u32, Id>,
 }
 
@@ -150,7 +150,7 @@ impl Ids {
         if id.file == file { Ok(id) } else { Err(EINVAL) }
     }
 
-    /// An identifier, whoever's.
+    /// An identifier of any file.
     pub fn find(&mut self, number: u32) -> Option<&mut Id> {
         self.ids.get_mut(&number)
     }
@@ -163,12 +163,13 @@ impl Ids {
         self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect()
     }
 
-    /// The one that listens.
+    /// The identifier of a listener.
     pub fn of_listener(&self, listener: ListenerId) -> Option<u32> {
         self.ids.iter().find(|(_, id)| id.listener == Some(listener)).map(|(number, _)| *number)
     }
 
-    /// Queues an event, unless the program has not named the identifier yet: then it would not know what it is about.
+    /// Queues an event, unless the program has not given the identifier a `uid` yet: it could not tell which one the
+    /// event is for.
     pub fn queue(&mut self, number: u32, mut answer: Answer<EVENT_BYTES>, request: Option<Request>) -> bool {
         let Some(id) = self.ids.get(&number) else { return false };
         let (Some(file), true) = (self.files.get_mut(&id.file), id.uid != 0) else { return false };

@@ -1,24 +1,24 @@
-//! `/dev/infiniband/rdma_cm`: the character device through which librdmacm reaches the kernel's connection manager. Here it
-//! reaches ours (`terrace_cm`).
+//! `/dev/infiniband/rdma_cm`: the character device through which librdmacm reaches the kernel's connection manager.
+//! Here it reaches ours (`terrace_cm`).
 //!
-//! Programs open the device, write commands to it, and poll it for events. What they get from `open` is one end of a socket
-//! pair: it polls as the device does, and when its last copy is closed, the other end hears of it, however that happened. The
-//! path shim hands `write` and `fstat` of such descriptors to this module; what other descriptors pay for that is one look at
+//! Programs open the device, write commands to it, and poll it for events. `open` returns one end of a socket pair: it
+//! polls as the device does, and when its last copy is closed in any manner, the other end reports a hangup. The path
+//! shim passes `write` and `fstat` of such descriptors to this module; for other descriptors that costs one lookup in
 //! a bitmap.
 //!
-//! | module | what it knows |
+//! | module | contents |
 //! |---|---|
 //! | `descriptor` | which descriptors are ours |
 //! | `abi` | the layout of commands and answers (`rdma/rdma_user_cm.h`) |
 //! | `command`, `connecting` | what each command does; those that lead to a connection |
-//! | `id` | what programs call `rdma_cm_id`, and their events |
+//! | `id` | programs' `rdma_cm_id`s, and their events |
 //! | `attributes` | answers about routes and queue pairs |
 //! | `resolve` | which of our addresses, and which queue pair 1 of the peer, a connection uses |
 //! | `rendezvous` | which process of this host listens where |
-//! | `tell` | what programs are told |
+//! | `tell` | the connection manager's events for programs |
 //! | `service` | the process's connection manager: its NIC, its thread, its lock |
 //!
-//! `docs/decisions/0027-connections-by-address.md` says why it is done this way.
+//! `docs/decisions/0027-connections-by-address.md` gives the reasons for this design.
 
 mod abi;
 mod attributes;
@@ -44,14 +44,14 @@ pub fn is_device(path: &[u8]) -> bool {
     path == b"/dev/infiniband/rdma_cm"
 }
 
-/// Whether a descriptor is ours, looked at closely.
+/// Whether a descriptor is ours; checks the inode.
 pub fn is_ours(fd: c_int) -> bool {
     descriptor::lookup(fd).is_some()
 }
 
 /// `open(2)` of the device.
 pub fn open(flags: c_int) -> c_int {
-    // A handler may use the device as well, or fork.
+    // A signal handler may use the device as well, or fork.
     match without_signals(|| service::open_channel(flags)) {
         Ok(fd) => fd,
         Err(errno) => {

@@ -1,12 +1,12 @@
-//! Which process of this host listens where.
+//! Which process of this host listens at which address and port.
 //!
-//! A connection is asked for at an address, and by the standard that means UDP port 4791: slot 0. Which of several processes at
-//! one address listens for a service is therefore written where every process of the host can read it: in the names of
-//! sockets in the abstract namespace. The kernel gives a name to one process only, takes it back when that ends, however it
-//! ends, and keeps the names of network namespaces apart, which is how far addresses reach.
+//! A connection request goes to an address, and by the standard that means UDP port 4791: slot 0. The process that
+//! listens for a service, of several processes at one address, is therefore recorded where every process of the host
+//! can read it: in the names of sockets in the abstract namespace. The kernel gives a name to one process only, frees
+//! it when the process ends in any manner, and keeps the names of network namespaces apart, as it does addresses.
 //!
-//! Whoever binds a place has one of them, so that there is only one; once it listens there it has another one, which says in
-//! which slot it is. Who finds that may ask.
+//! A process that binds an address and port has one such name, so that there is only one; once it listens there it has
+//! a second name, which contains its slot. A requester that finds the second name may send its request.
 
 use std::fmt::Write;
 use std::io;
@@ -20,11 +20,11 @@ use terrace_wire::cm::PortSpace;
 
 use crate::errno::Errno;
 
-/// A place that is taken, until this is dropped.
+/// An address and port that are bound until this is dropped.
 pub struct Claim {
     name: String,
     _place: UnixDatagram,
-    /// While somebody listens there.
+    /// Some while the process listens there.
     listens: Option<UnixDatagram>,
 }
 
@@ -40,10 +40,10 @@ fn failed(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Takes a place.
+/// Binds an address and port.
 ///
 /// # Errors
-/// EADDRINUSE if somebody has it; else the system's.
+/// EADDRINUSE if it is bound already; else the system's.
 pub fn claim(space: PortSpace, port: u16, address: IpAddr) -> Result<Claim, Errno> {
     let name = place(space, port, address);
     let place = bind(&name).map_err(failed)?;
@@ -51,10 +51,10 @@ pub fn claim(space: PortSpace, port: u16, address: IpAddr) -> Result<Claim, Errn
 }
 
 impl Claim {
-    /// Says that the process with that slot listens there.
+    /// Publishes that the process with that slot listens there.
     ///
     /// # Errors
-    /// EADDRINUSE if somebody else says so; else the system's.
+    /// EADDRINUSE if another process listens there; else the system's.
     pub fn listen(&mut self, slot: u8) -> Result<(), Errno> {
         let mut name = self.name.clone();
         write!(name, "/slot/{slot}").map_err(|_| Errno(libc::ENOMEM))?;
@@ -63,24 +63,24 @@ impl Claim {
     }
 }
 
-/// The slot of the process that listens at a place.
+/// The slot of the process that listens at an address and port.
 pub fn find(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
     let names = std::fs::read_to_string("/proc/net/unix").ok()?;
     find_in(&names, &place(space, port, address))
 }
 
-/// The same, from a list that may be some milliseconds old: for questions of strangers, who ask as often as they like.
+/// The same, from a list that may be some milliseconds old: for peers' requests, whose rate is not limited.
 pub fn find_lately(space: PortSpace, port: u16, address: IpAddr) -> Option<u8> {
     const AGE_MAX: Duration = Duration::from_millis(20);
     static LIST: Mutex<Option<(Instant, String)>> = Mutex::new(None);
-    // Another thread is at it, or was when this process was forked.
+    // Another thread holds it, or held it when this process was forked.
     let Ok(mut list) = LIST.try_lock() else { return find(space, port, address) };
     let fresh = list.take().filter(|(read_at, _)| read_at.elapsed() < AGE_MAX);
     let (_, names) = list.insert(fresh.unwrap_or_else(|| (Instant::now(), own_names())));
     find_in(names, &place(space, port, address))
 }
 
-/// The part of the list of sockets that is ours.
+/// The lines of the list of sockets that are ours.
 fn own_names() -> String {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     all.lines().filter(|line| line.contains(" @terrace-cm/")).fold(String::new(), |mut own, line| {
@@ -107,7 +107,7 @@ mod tests {
         let claim_it = || claim(PortSpace::Tcp, 7174, address);
         let mut first = claim_it().expect("free");
         assert_eq!(claim_it().err(), Some(Errno(libc::EADDRINUSE)));
-        // Bound is not listening: who asked now would be refused.
+        // Bound is not listening: a request now would be refused.
         assert_eq!(find(PortSpace::Tcp, 7174, address), None);
         first.listen(3).expect("free");
         assert_eq!(find(PortSpace::Tcp, 7174, address), Some(3));

@@ -1,4 +1,4 @@
-//! Which of our addresses a connection uses, and which queue pair 1 it is asked at.
+//! Which of our addresses a connection uses, and which queue pair 1 its request goes to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -9,10 +9,10 @@ use terrace_wire::{Path, ROCE_PORT};
 use super::rendezvous;
 use crate::errno::Errno;
 
-/// Time to live of what queue pairs send.
+/// Time to live of packets that queue pairs send.
 pub const HOP_LIMIT: u8 = 64;
 
-/// A port that serves to find a route: nothing is sent to it.
+/// A port for finding a route: nothing is sent to it.
 const DISCARD_PORT: u16 = 9;
 
 /// One of the device's addresses.
@@ -30,8 +30,8 @@ pub fn is_any(gids: &[Gid], wanted: IpAddr) -> bool {
     wanted.is_unspecified() || (is_loopback && gids.iter().all(|gid| gid.addr != wanted))
 }
 
-/// The device's address that a program means: the same one; or, for the loopback's and for any, one of that family, that leads
-/// out of this host if there is such a one, as on a host with an RNIC.
+/// The device's address that a program means: the same one; for the loopback address or the wildcard, one of that
+/// family, preferably one that leads out of this host, as on a host with an RNIC.
 pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
     let wanted = wanted.to_canonical();
     let source = |(gid_index, gid): (u8, &Gid)| Source { gid_index, address: gid.addr };
@@ -49,7 +49,8 @@ pub fn own_address(gids: &[Gid], wanted: IpAddr) -> Option<Source> {
 /// The device's address that packets to a peer leave from.
 ///
 /// # Errors
-/// ENODEV without an address of the peer's family; EADDRNOTAVAIL for what is no peer's address; the system's if there is no way.
+/// ENODEV without an address of the peer's family; EADDRNOTAVAIL for an address that no peer can have; the system's
+/// without a route.
 pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
     let ip = peer.ip().to_canonical();
     if ip.is_multicast() {
@@ -67,7 +68,7 @@ pub fn towards(gids: &[Gid], peer: SocketAddr) -> Result<Source, Errno> {
     }
 }
 
-/// Whether the system has a way from one of our addresses to a peer.
+/// Whether the system has a route from one of our addresses to a peer.
 fn leads_to(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
     let mut target = peer;
     target.set_port(DISCARD_PORT);
@@ -81,18 +82,18 @@ fn leads_to(own: IpAddr, peer: SocketAddr) -> Result<(), Errno> {
     tried.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH)))
 }
 
-/// Where a service at an address is asked for.
+/// Where the request for a service at an address goes.
 pub struct Target {
-    /// The way to the queue pair 1.
+    /// The path to queue pair 1.
     pub path: Path,
     /// The peer's address as the listener knows it.
     pub address: IpAddr,
 }
 
-/// Finds out where a service is asked for: of a process of this host, in its slot; else in slot 0.
+/// Finds where the request for a service goes: to the slot of the process of this host that listens; else to slot 0.
 pub fn target(gids: &[Gid], source: Source, peer: SocketAddr, space: PortSpace, traffic_class: u8) -> Target {
     let ip = peer.ip().to_canonical();
-    // The loopback's address reaches the device's, as it reaches every RNIC's on its host.
+    // The loopback address reaches the device's addresses, as it reaches those of every RNIC on its host.
     let own = own_address(gids, ip).map(|own| own.address);
     let (address, slot) = match rendezvous::find(space, peer.port(), ip) {
         Some(slot) => (ip, Some(slot)),

@@ -1,9 +1,9 @@
-//! The process's connection manager: one lock, one NIC, and a thread that sleeps until something is due.
+//! The process's connection manager: one lock, one NIC, and a thread that sleeps until a timer is due.
 //!
-//! Datagrams are handled by whoever makes progress on the NIC, commands by the thread that writes them. The thread here does the
-//! rest: repetitions, and files whose last descriptor was closed.
+//! The thread that makes progress on the NIC handles datagrams; the thread that writes a command executes it. The
+//! thread here does the rest: retransmissions, and files whose last descriptor was closed.
 //!
-//! The lock is the innermost of this library: whoever holds it opens or closes no NIC, and waits for nothing.
+//! The lock is the innermost of this library: a thread that holds it opens or closes no NIC, and does not block.
 
 use std::ffi::c_int;
 use std::io;
@@ -33,12 +33,12 @@ pub struct Service {
     pub ids: Ids,
     pub device: Option<Arc<Device>>,
     pub next_listener: u64,
-    /// A byte that is written here wakes the thread.
+    /// An eventfd: a write to it wakes the thread.
     bell: OwnedFd,
-    /// Until when the thread sleeps.
+    /// The time at which the thread wakes by itself.
     sleeps_until: Option<Time>,
     has_thread: bool,
-    /// Probes that may yet be refused, where they went, and until when that is waited for.
+    /// Probes that may still be refused, their destinations, and the times at which waiting for a refusal ends.
     probes: Vec<(Probe, SocketAddr, Time)>,
 }
 
@@ -51,17 +51,17 @@ fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
 /// Nanoseconds of the monotonic clock.
 pub fn now() -> Time {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the answer. The clock is always there.
+    // SAFETY: a structure to be written to. The clock always exists.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     Time(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// Does something with the connection manager, and then what came of it: datagrams leave, events are queued.
+/// Runs `work` on the connection manager, then sends the datagrams and queues the events that resulted.
 ///
 /// # Errors
-/// ENODEV when this process has none: it is a child that uses its parent's descriptor; else what `work` says.
+/// ENODEV when this process has none: it is a child that uses its parent's descriptor; else the error of `work`.
 pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
-    // A handler may write to the device as well, or fork.
+    // A signal handler may write to the device as well, or fork.
     without_signals(|| {
         let mut service = locked();
         let service = service.as_mut().ok_or(Errno(libc::ENODEV))?;
@@ -71,23 +71,23 @@ pub fn with<T>(work: impl FnOnce(&mut Service) -> Result<T>) -> Result<T> {
     })
 }
 
-/// The same for a command to a file.
+/// Checks that a file belongs to this process's connection manager.
 ///
 /// # Errors
-/// ENODEV when it is not a file of this process's manager, but of the one of the process that this one was forked from.
+/// ENODEV when the file belongs to the connection manager of the process that this one was forked from.
 pub fn check(file: FileId) -> Result<()> {
     with(|service| if service.ids.files.contains_key(&file) { Ok(()) } else { Err(Errno(libc::ENODEV)) })
 }
 
-/// Sees to it that the connection manager has a NIC.
+/// Gives the connection manager a NIC if it has none.
 ///
 /// # Errors
-/// Those of opening one.
+/// The errors of opening a NIC.
 pub fn ensure_device() -> Result<()> {
     if with(|service| Ok(service.device.is_some()))? {
         return Ok(());
     }
-    // Without the lock: what opens a NIC waits for others.
+    // Without the lock: opening a NIC blocks.
     let device = nic::for_service()?;
     let used = with(|service| Ok(service.adopt(&device)));
     if !matches!(used, Ok(true)) {
@@ -100,7 +100,7 @@ pub fn ensure_device() -> Result<()> {
 /// Opens the device.
 ///
 /// # Errors
-/// EMFILE and its like.
+/// EMFILE and similar errors.
 pub fn open_channel(flags: c_int) -> Result<RawFd> {
     fork::install()?;
     identity::get()?;
@@ -111,7 +111,7 @@ pub fn open_channel(flags: c_int) -> Result<RawFd> {
     };
     service.start_thread()?;
     let (theirs, ours) = socket_pair(flags)?;
-    // Numbers go on in a forked child, which has its parent's files in the list of descriptors.
+    // A forked child continues its parent's numbers: the parent's files stay in its list of descriptors.
     static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
     let file = FileId(NEXT_FILE.fetch_add(1, Relaxed));
     let fd = theirs.as_raw_fd();
@@ -124,15 +124,15 @@ pub fn open_channel(flags: c_int) -> Result<RawFd> {
     Ok(fd)
 }
 
-/// The program's end, which is as `flags` say, and ours.
+/// Opens the program's end, with `flags`, and our end.
 fn socket_pair(flags: c_int) -> Result<(OwnedFd, OwnedFd)> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: room for two descriptors.
+    // SAFETY: an array of two descriptors to be written to.
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
         return Err(Errno::last());
     }
-    // SAFETY: just opened, nobody else's.
+    // SAFETY: just opened, owned by nothing else.
     let [theirs, ours] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     let closes = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
     // SAFETY: flags of an open descriptor of ours.
@@ -163,7 +163,7 @@ impl Service {
             ids: Ids::default(),
             device: None,
             next_listener: 0,
-            // SAFETY: just opened, nobody else's.
+            // SAFETY: just opened, owned by nothing else.
             bell: unsafe { OwnedFd::from_raw_fd(bell) },
             sleeps_until: None,
             has_thread: false,
@@ -182,7 +182,7 @@ impl Service {
         Ok(())
     }
 
-    /// Takes a NIC, unless another thread has brought one meanwhile.
+    /// Takes a NIC, unless another thread has set one meanwhile.
     fn adopt(&mut self, device: &Arc<Device>) -> bool {
         if self.device.is_some() {
             return false;
@@ -192,7 +192,7 @@ impl Service {
         device.on_peer_gone(Arc::new(note_peer_gone));
         self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());
-        // The thread sleeps less deeply with some NICs.
+        // The thread wakes periodically if the NIC is not in slot 0.
         self.ring();
         true
     }
@@ -202,7 +202,8 @@ impl Service {
         unsafe { libc::write(self.bell.as_raw_fd(), 1u64.to_ne_bytes().as_ptr().cast(), 8) };
     }
 
-    /// Sends what the manager wants sent, queues what it has to tell, and sees to it that it is called in time.
+    /// Sends the manager's datagrams, queues its events, and wakes the thread if a timer is due earlier than its
+    /// wake-up.
     fn settle(&mut self) {
         loop {
             while let Some(transmit) = self.cm.poll_transmit() {
@@ -222,7 +223,8 @@ impl Service {
         }
     }
 
-    /// Of probes to one peer at a time, one is sent so that a refusal is heard of: it is about all connections to that peer.
+    /// Of the probes to one peer, one at a time is sent so that a refusal is reported: it concerns all connections to
+    /// that peer.
     fn send(&mut self, device: &Device, transmit: &Transmit) -> std::result::Result<(), terrace_nic::Error> {
         let peer = transmit.path.remote;
         let is_new = self.probes.len() < PROBES_MAX && self.probes.iter().all(|(_, other, _)| *other != peer);
@@ -235,7 +237,7 @@ impl Service {
         Ok(())
     }
 
-    /// Takes in which probes were refused, and forgets those that will not be any more.
+    /// Reports refused probes to the manager, and drops those whose time is over.
     fn hear_refusals(&mut self) {
         let mut refused = Vec::new();
         self.probes.retain(|(probe, peer, until)| {
@@ -250,7 +252,7 @@ impl Service {
         }
     }
 
-    /// The last descriptor of a file is closed: so are its identifiers.
+    /// The last descriptor of a file is closed: its identifiers are destroyed.
     fn close(&mut self, file: FileId) {
         descriptor::remove(file);
         for number in self.ids.of_file(file) {
@@ -259,7 +261,7 @@ impl Service {
         self.ids.files.remove(&file);
     }
 
-    /// Ends an identifier: how many events of it the program has got.
+    /// Destroys an identifier. Returns the number of its events that the program has received.
     pub fn destroy(&mut self, number: u32) -> u32 {
         let Some(file) = self.ids.find(number).map(|id| id.file) else { return 0 };
         for event in self.ids.take_events(file, number) {
@@ -278,7 +280,8 @@ impl Service {
         id.events_reported
     }
 
-    /// A file without events is not readable. Only the program's end can be emptied, if it is still where it was.
+    /// Makes a file without events unreadable. Only the program's end can be drained, if its descriptor is still this
+    /// file's.
     pub fn quiet_if_empty(&mut self, file: FileId) {
         if let Some(it) = self.ids.files.get(&file)
             && it.events.is_empty()
@@ -288,12 +291,12 @@ impl Service {
         }
     }
 
-    /// Whether peers may reach its NIC only through another process, which may end.
+    /// Whether peers may reach the NIC only through another process, which may end.
     fn depends_on_others(&self) -> bool {
         self.device.as_ref().is_some_and(|device| device.slot() != 0)
     }
 
-    /// What the thread looks after, and until when it may sleep.
+    /// The descriptors that the thread polls, and the time at which it wakes by itself.
     fn watch(&mut self) -> (Vec<(RawFd, FileId)>, Option<Time>) {
         let next_look = self.depends_on_others().then(|| now().after_ns(LOOK_INTERVAL_NS));
         let probes_end = self.probes.iter().map(|(.., until)| *until).min();
@@ -307,24 +310,24 @@ impl Service {
     }
 }
 
-/// A process of this host that some queue pair was connected to has ended, or has closed its NIC.
+/// A process of this host that a queue pair was connected to has ended, or has closed its NIC.
 fn note_peer_gone(address: SocketAddr) {
-    // Without a connection manager there is nobody to be told.
+    // Without a connection manager there is nothing to update.
     let _ = with(|service| {
         service.cm.suspect_host(now(), address.ip());
         Ok(())
     });
 }
 
-/// A seed that nobody can guess.
+/// A seed that peers cannot guess.
 fn random_seed() -> Result<u64> {
     let mut seed = [0; 8];
-    // SAFETY: room for eight bytes.
+    // SAFETY: eight bytes to be written to.
     let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
     if got == 8 { Ok(u64::from_ne_bytes(seed)) } else { Err(Errno::last()) }
 }
 
-/// Which process of this host listens for a service at one of a device's addresses.
+/// The slot of another process of this host that listens for a service at one of a device's addresses.
 fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
     let (space, port) = service_of(service_id)?;
     let own = own_address(device.gids(), address)?;
@@ -332,22 +335,22 @@ fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
     (slot != device.slot()).then_some(slot)
 }
 
-/// Takes a datagram in. Called by whoever makes progress on the NIC.
+/// Handles a datagram. Called by the thread that makes progress on the NIC.
 fn receive(path: &Path, bytes: &[u8]) {
     let handled = with(|service| {
         let Some(device) = service.device.clone() else { return Ok(()) };
         take_in(&mut service.cm, &device, path, bytes);
         Ok(())
     });
-    // In a child of the process whose NIC it is: the parent has got it, too.
+    // Fails in a child of the process that owns the NIC: the parent receives the datagram, too.
     let _ = handled;
 }
 
-/// Has a connection manager handle a datagram, or the process of this host that it is for.
+/// Forwards a datagram to the process of this host that it is for, or else has the connection manager handle it.
 fn take_in(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]) {
     let elsewhere = |service, address| elsewhere(device, service, address);
     if let Some(slot) = cm.meant_for(path, bytes, &elsewhere)
-        // It may get lost, as any of them.
+        // It may get lost, as any datagram.
         && !matches!(device.pass_on_management(slot, path, bytes), Ok(false))
     {
         return;
@@ -355,8 +358,8 @@ fn take_in(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]) {
     cm.handle_mad(now(), path, bytes, &elsewhere);
 }
 
-/// Has a NIC help peers that ask it for connections while its process has no connection manager: what is for another process is
-/// passed on to it, and what is for nobody is refused. Nothing is kept of them.
+/// Has a NIC serve connection requests while its process has no connection manager: a request for another process is
+/// forwarded to that process, and a request without a listener is refused. No state is kept.
 pub fn show_the_way(device: &Arc<Device>) {
     let weak = Arc::downgrade(device);
     let handler = move |path: &Path, bytes: &[u8]| {
@@ -366,21 +369,21 @@ pub fn show_the_way(device: &Arc<Device>) {
         let mut cm = Cm::new(Config { guid, slot, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
         take_in(&mut cm, &device, path, bytes);
         while let Some(transmit) = cm.poll_transmit() {
-            // It may get lost, as any of them.
+            // It may get lost, as any datagram.
             let _ = device.send_management(&transmit.path, &transmit.bytes);
         }
     };
     device.on_management_class(CM_CLASS, Arc::new(handler));
 }
 
-/// How long a refusal of a probe is waited for, and how many probes at a time; beyond them refusals are not heard of.
+/// How long a probe's refusal is waited for, and how many probes at a time; refusals of further probes are not noticed.
 const REFUSED_WITHIN_NS: u64 = 1_000_000_000;
 const PROBES_MAX: usize = 32;
 
-/// How often a process that is not in slot 0 looks whether anybody is.
+/// How often a process that is not in slot 0 checks whether slot 0 is taken.
 const LOOK_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// The thread.
+/// The connection manager's thread.
 fn run() {
     let mut looked_at = now();
     loop {
@@ -414,13 +417,14 @@ fn run() {
     }
 }
 
-/// Sleeps until the bell rings, a file's last descriptor is closed, or the time has come. Returns the files that are closed.
+/// Sleeps until the eventfd is signalled, a file's last descriptor is closed, or `until`. Returns the files that are
+/// closed.
 fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<Time>) -> Vec<FileId> {
     let watch = |fd, events| libc::pollfd { fd, events, revents: 0 };
     let mut fds = vec![watch(bell, libc::POLLIN)];
-    // That the other end is closed is told unasked.
+    // `poll` always reports POLLHUP: the other end is closed.
     fds.extend(ends.iter().map(|(fd, _)| watch(*fd, 0)));
-    // And so are errors.
+    // And POLLERR.
     fds.extend(probes.iter().map(|fd| watch(*fd, 0)));
     let timeout_ms = until.map_or(-1, |until| {
         let ns = until.0.saturating_sub(now().0);
@@ -430,20 +434,20 @@ fn sleep(bell: RawFd, ends: &[(RawFd, FileId)], probes: &[RawFd], until: Option<
     unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) };
     if fds[0].revents != 0 {
         let mut count = [0u8; 8];
-        // SAFETY: an open descriptor and room for eight bytes.
+        // SAFETY: an open descriptor and eight bytes to be written to.
         unsafe { libc::read(bell, count.as_mut_ptr().cast(), 8) };
     }
     let hung_up = |fd: &libc::pollfd| fd.revents & (libc::POLLHUP | libc::POLLERR) != 0;
     std::iter::zip(&fds[1..], ends).filter(|(fd, _)| hung_up(fd)).map(|(_, (_, file))| *file).collect()
 }
 
-/// How often peers are told of the end of a process, and how long it waits for their answer each time. The kernel would repeat it
-/// for a minute; nobody wants to wait for that.
+/// How often a DREQ is sent when the process exits, and how long each waits for its DREP. The kernel would retransmit
+/// for a minute; that would delay the exit too much.
 const GOODBYES: u32 = 6;
 const GOODBYE_PAUSE: Duration = Duration::from_millis(50);
 const GOODBYE_STEP: Duration = Duration::from_millis(1);
 
-/// When the process exits: peers are told that their connections end. One that is not told may wait for ever.
+/// At process exit: disconnects every connection. A peer that gets no DREQ may wait for ever.
 pub fn say_goodbye() {
     let mut act: fn(&mut Cm) = |cm| cm.destroy_all(now());
     for _ in 0..GOODBYES {
@@ -460,7 +464,8 @@ pub fn say_goodbye() {
     }
 }
 
-/// Does a part of it. Whether peers have yet to answer; `None` while another thread has the manager, which may never run again.
+/// One step of it. Returns whether peers have yet to answer; `None` while another thread holds the lock: it may never
+/// run again.
 fn farewell(act: fn(&mut Cm)) -> Option<bool> {
     let mut service = SERVICE.try_lock().ok()?;
     let Some(service) = service.as_mut().filter(|service| service.device.is_some()) else {
@@ -471,7 +476,7 @@ fn farewell(act: fn(&mut Cm)) -> Option<bool> {
     Some(service.cm.awaits_goodbyes())
 }
 
-/// Keeps the connection manager still while the process forks.
+/// Holds the connection manager's locks while the process forks.
 pub struct Hold {
     service: MutexGuard<'static, Option<Box<Service>>>,
     _descriptors: descriptor::Hold,
@@ -482,7 +487,8 @@ pub fn hold_for_fork() -> Hold {
     Hold { service: locked(), _descriptors: descriptor::hold_for_fork() }
 }
 
-/// In a forked child: the connections are the parent's, and so is everything that would tell peers of their end.
+/// In a forked child: forgets the manager without dropping it. The connections are the parent's, and a drop might
+/// notify peers.
 pub fn forget_in_child(hold: Hold) {
     let Hold { mut service, _descriptors } = hold;
     std::mem::forget(service.take());

@@ -1,4 +1,4 @@
-//! What a program is told of its connections.
+//! Turns the connection manager's events into those of programs.
 
 use terrace_cm::{ConnId, Event, EventKind, ListenerId};
 use terrace_wire::Path;
@@ -11,7 +11,7 @@ use super::service::{Service, now};
 use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_qp_type};
 
 impl Service {
-    /// Makes an event of what the connection manager has to tell.
+    /// Queues an event of the connection manager for the program.
     pub fn tell(&mut self, event: Event) {
         let Event { conn, owner, kind } = event;
         let owner = owner.and_then(|owner| u32::try_from(owner).ok());
@@ -26,7 +26,7 @@ impl Service {
                     qkey: 0,
                     private_data: req.private_data[IP_HEADER_BYTES..].to_vec(),
                     srq: req.srq,
-                    // What the peer wants under way is what we answer, and the other way round.
+                    // The peer's initiator depth is our responder resources, and the other way round.
                     responder_resources: req.initiator_depth,
                     initiator_depth: req.responder_resources,
                     flow_control: req.flow_control,
@@ -50,7 +50,7 @@ impl Service {
         }
     }
 
-    /// Tells a listener's program of a request; whoever cannot be told of, or wants another service, is refused.
+    /// Queues a request at its listener; a request that cannot be queued, or is for another queue pair type, is refused.
     fn offer(
         &mut self,
         conn: ConnId,
@@ -85,7 +85,7 @@ impl Service {
     }
 }
 
-/// What a program hears of something that happened.
+/// The program's event for what happened.
 fn describe(kind: EventKind, path: Option<Path>) -> Option<Answer<EVENT_BYTES>> {
     let timed_out = -libc::ETIMEDOUT;
     Some(match kind {
