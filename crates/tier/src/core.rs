@@ -10,13 +10,13 @@ use slab::Slab;
 use terrace_memory::fault::Fault;
 use terrace_memory::{AccessError, PAGE_BYTES, Waker};
 
+use crate::checks::Checks;
 use crate::config::IoMethod;
 use crate::device::{Completion, Request};
 use crate::job::{Job, Outcome, Seen, Span};
 use crate::order::{PageQueues, PartId};
 use crate::part::{Lane, Part, Step, Task, apply};
 use crate::regions::{RegionId, Regions};
-use crate::residency::Checks;
 use crate::stats::Kind;
 use crate::transfer::Brought;
 use crate::unit::{Plan, Residency, Unit, plan};

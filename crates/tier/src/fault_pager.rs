@@ -17,9 +17,9 @@ use terrace_sync::{Condvar, Mutex};
 
 use crate::error::TierError;
 use crate::pool::TRANSFER_BYTES_MAX;
-use crate::region::TierRegion;
 use crate::stats::Kind;
 use crate::sys;
+use crate::tier_region::TierRegion;
 use crate::transfer::{Access, Brought};
 use crate::unit::pages_of;
 

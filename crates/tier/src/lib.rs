@@ -17,7 +17,8 @@
 //! | module | what it knows |
 //! |---|---|
 //! | `tier` | opening, regions coming and going |
-//! | `region` | the pager: checks, buffers, cutting at units |
+//! | `tier_region` | the pager: checks, buffers, cutting at units |
+//! | `region` | what is known of a region beside its units |
 //! | `regions` | which region a name means |
 //! | `core` | what each access waits for and does next |
 //! | `order` | who may touch a page |
@@ -26,6 +27,7 @@
 //! | `engine` | progress: from the core to the device and back |
 //! | `workers` | threads for copies that take page faults |
 //! | `residency` | promoting, demoting, cleaning a unit |
+//! | `checks` | which unit is checked for readahead next |
 //! | `write_back`, `losses` | what cannot be written back is remembered, and written again |
 //! | `promoter`, `heat` | the thread; which units are hot |
 //! | `fault_pager` | a baseline: on-demand paging as hardware does it |
@@ -37,6 +39,7 @@
 //! This crate knows nothing of packets.
 
 mod budget;
+mod checks;
 mod config;
 mod core;
 pub mod device;
@@ -58,6 +61,7 @@ pub mod size;
 mod stats;
 mod sys;
 mod tier;
+mod tier_region;
 mod transfer;
 mod unit;
 mod workers;
@@ -69,6 +73,6 @@ pub use error::TierError;
 pub use fault_pager::{FaultModel, FaultPager};
 pub use file::{BackingFile, Source};
 pub use pool::TRANSFER_BYTES_MAX;
-pub use region::TierRegion;
 pub use stats::{Histogram, KindCounts, LatencyStats, RegionStats, TierStats};
 pub use tier::Tier;
+pub use tier_region::TierRegion;

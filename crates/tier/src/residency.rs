@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
@@ -27,8 +27,6 @@ pub(crate) const AHEAD_MAX: usize = 4;
 const CLEANINGS_MAX: u8 = 3;
 /// How many units are checked for readahead in a period; that takes less than a millisecond.
 const CHECKS_MAX: usize = 64;
-/// How long a device may take to read ahead.
-const READAHEAD_MAX: Duration = Duration::from_secs(1);
 /// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 
@@ -38,34 +36,6 @@ pub(crate) struct Departure {
     region: Arc<Region>,
     unit: usize,
     readers: GracePeriod,
-}
-
-/// Which unit of a region is checked for readahead next. Checks end when each unit was checked once, [`READAHEAD_MAX`] after the last
-/// access through the page cache.
-#[derive(Debug, Default)]
-pub(crate) struct Checks {
-    next: usize,
-    left: usize,
-    count_from: Option<Instant>,
-}
-
-impl Checks {
-    fn restart(&mut self, unit_count: usize) {
-        self.left = unit_count;
-        self.count_from = Some(Instant::now() + READAHEAD_MAX);
-    }
-
-    fn next(&mut self, unit_count: usize) -> Option<usize> {
-        if self.left == 0 {
-            return None;
-        }
-        if self.count_from.is_none_or(|from| from <= Instant::now()) {
-            self.left -= 1;
-        }
-        let unit = self.next;
-        self.next = (unit + 1) % unit_count;
-        Some(unit)
-    }
 }
 
 impl Engine {

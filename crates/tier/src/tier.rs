@@ -16,9 +16,10 @@ use crate::engine::Engine;
 use crate::error::TierError;
 use crate::file::{Source, Ways};
 use crate::promoter::{self, Shared};
-use crate::region::{Region, TierRegion};
+use crate::region::Region;
 use crate::stats::TierStats;
 use crate::sys;
+use crate::tier_region::TierRegion;
 use crate::workers;
 
 /// Regions that share a budget of memory, a device, and a thread that moves units.

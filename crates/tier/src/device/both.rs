@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 
-use super::{Command, Completion, Device, Request, Threads, Uring};
+use super::request::{Command, Completion, Device, Request};
+use super::threads::Threads;
+use super::uring::Uring;
 
 /// See the module.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::{Command, Completion, Device, DeviceFactory, Request};
+use super::request::{Command, Completion, Device, DeviceFactory, Request};
 
 /// What goes wrong, and how often: in a thousand requests.
 #[derive(Clone, Copy, Debug, Default)]

@@ -14,7 +14,7 @@ use rustix::time::{
 };
 use terrace_faults::{Faults, StorageOperation};
 
-use super::{Command, Completion, Device, Request};
+use super::request::{Command, Completion, Device, Request};
 
 /// Another device, whose requests suffer the plan's faults: they are carried out late, or not at all.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use terrace_sync::{Condvar, Mutex};
 
-use super::{Command, Completion, Device, Request};
+use super::request::{Command, Completion, Device, Request};
 
 /// How many requests can be under way at a time.
 const THREADS: usize = 8;

@@ -10,7 +10,7 @@ use io_uring::{IoUring, opcode, squeue};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{Command, Completion, Device, Request};
+use super::request::{Command, Completion, Device, Request};
 
 /// A ring.
 pub struct Uring {
