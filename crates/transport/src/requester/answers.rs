@@ -1,4 +1,4 @@
-//! What the peer answers: acknowledgements, READ responses, atomic results, and what their order tells about loss.
+//! Handling of ACKs, NAKs, READ responses and atomic results, and loss detection from their order.
 
 use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome, Time};
 
@@ -8,7 +8,7 @@ use crate::host::Host;
 use crate::timers::rnr_timer_ns;
 use crate::types::{Payload, SendOp, WcStatus};
 
-/// An RNR retry count of 7 means for ever (IBTA volume 1, 9.7.5).
+/// An RNR retry count of 7 means infinite (IBTA volume 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;
 
 impl Requester {
@@ -40,8 +40,8 @@ impl Requester {
         Verdict::Fine
     }
 
-    /// An ACK stands for everything up to its PSN, except that it cannot stand for data: a READ response or an
-    /// atomic result that it passes by was lost (IBTA volume 1, 9.7.5).
+    /// An ACK covers all packets up to its PSN but cannot replace response data: a READ response or an
+    /// atomic result before its PSN was lost (IBTA volume 1, 9.7.5).
     pub(crate) fn handle_ack(&mut self, now: Time, common: &mut Common, psn: Psn) -> Verdict {
         let Some(sequence) = self.in_flight(psn) else {
             common.counters.duplicates += 1;
@@ -52,7 +52,7 @@ impl Requester {
         if verdict == Verdict::Fine && response_lost { self.repair_gap(now, common) } else { verdict }
     }
 
-    /// Acknowledges everything before `end` as far as it needs no response. Returns whether one is missing.
+    /// Acknowledges the packets before `end` up to the first one that expects a response. Returns whether there is one.
     fn acknowledge(&mut self, now: Time, common: &mut Common, end: u64) -> bool {
         let unanswered = self
             .queue
@@ -65,7 +65,7 @@ impl Requester {
         unanswered.is_some()
     }
 
-    /// Moves the acknowledged mark forward and everything that hangs on it.
+    /// Moves the acknowledged mark forward, and updates the state that depends on it.
     fn advance(&mut self, now: Time, common: &mut Common, to: u64) {
         if to <= self.acknowledged {
             return;
@@ -94,7 +94,7 @@ impl Requester {
             }
         }
         if self.next < to {
-            // An answer to a packet that was about to be sent again.
+            // An answer to a packet that was about to be retransmitted.
             self.next = to;
             self.in_flight_bytes = 0;
             self.index = self.queue.iter().take_while(|wqe| wqe.is_done(to)).count();
@@ -108,8 +108,8 @@ impl Requester {
         self.restart_ack_timer(now, common);
     }
 
-    /// Something between the acknowledged mark and what the peer has seen was lost: send from there again, once. It costs
-    /// a retry unless a timeout has cost one for the same loss.
+    /// A packet between the acknowledged mark and the PSN that the peer answered was lost: retransmits from the mark,
+    /// once. This costs a retry unless a timeout has cost one for the same loss.
     fn repair_gap(&mut self, now: Time, common: &mut Common) -> Verdict {
         if self.gap_repaired_at == Some(self.acknowledged) {
             return Verdict::Fine;
@@ -135,7 +135,7 @@ impl Requester {
             return self.repair_gap(now, common);
         }
         if self.quiet_until.is_some() {
-            // The attempt that this refuses has been refused already: the network brought the NAK, or the packet, twice.
+            // This attempt was refused already: the network duplicated the NAK or the packet.
             return Verdict::Fine;
         }
         if self.rnr_retries_left == 0 {
@@ -144,7 +144,7 @@ impl Requester {
         if common.attr.rnr_retry != RNR_RETRY_FOR_EVER {
             self.rnr_retries_left -= 1;
         }
-        // The peer is there: what it has its own count for is not counted as its silence.
+        // The peer answers, so its RNR NAKs use the RNR retry count, not the transport retry count.
         self.retries_left = common.attr.retry_cnt;
         self.go_back();
         self.quiet_until = Some(now.after_ns(rnr_timer_ns(timer)));
@@ -165,7 +165,8 @@ impl Requester {
             return verdict;
         }
         if code == NakCode::PsnSequence && self.quiet_until.is_some() {
-            // After an RNR NAK some responders refuse what follows, too. All of it is sent again when the wait is over.
+            // After an RNR NAK some responders refuse the packets behind it, too. All are retransmitted after the RNR
+            // wait.
             return Verdict::Fine;
         }
         if response_lost || code == NakCode::PsnSequence {
@@ -179,8 +180,8 @@ impl Requester {
         self.fail_front(common, status, 0x60 | code as u32)
     }
 
-    /// Data for a READ, the result of an atomic, or the empty response to a FLUSH or an ATOMIC WRITE. It
-    /// acknowledges everything before itself.
+    /// READ data, the result of an atomic, or the empty response to a FLUSH or an ATOMIC WRITE. It
+    /// acknowledges all packets before itself.
     fn handle_response(
         &mut self,
         now: Time,
@@ -214,7 +215,7 @@ impl Requester {
         }
     }
 
-    /// First sequence number of the request that a response with this number answers.
+    /// First sequence number of the request to which a response with this sequence number belongs.
     fn response_owner(&self, sequence: u64) -> Option<u64> {
         self.queue
             .iter()
@@ -232,7 +233,7 @@ impl Requester {
         data: &[u8],
         host: &impl Host,
     ) -> Result<(), WcStatus> {
-        // The owner is the front but for local operations that wait behind it; retire() saw to that.
+        // The owner is at the front: retire() removed what was done. Only local operations can wait behind it.
         let wqe = self.queue.front().ok_or(WcStatus::BadResponse)?;
         let offset = (sequence - wqe.first) * common.mtu();
         let (expected, expected_len) = match wqe.wr.op {

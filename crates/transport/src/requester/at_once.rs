@@ -1,6 +1,5 @@
-//! The shortest way for what connections mostly do: a message that fits into one packet leaves before it is posted, and all that has
-//! left is acknowledged at once. What is done here is what is done elsewhere in the requester; where anything is out of the ordinary,
-//! nothing is done here.
+//! Fast path for the common case: a message of one packet is sent before it is posted, and one ACK acknowledges all
+//! that was sent. It has the same effects as the full requester. In all other cases it changes nothing.
 
 use terrace_wire::{Bth, Extensions, Opcode, Psn, Time};
 
@@ -11,30 +10,30 @@ use crate::host::{Host, SendRequest, Sink};
 use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Wc};
 use crate::window::PACKET_OVERHEAD;
 
-/// A send work request that is complete, and says so.
+/// A send work request that is complete and has a completion.
 pub struct Sent<'a> {
     common: &'a Common,
     wr: &'a SendWr,
 }
 
 impl Sent<'_> {
-    /// What it says.
-    #[inline(always)] // Made where it goes.
+    /// Its completion.
+    #[inline(always)] // Built in its destination.
     pub fn completion(&self) -> Wc {
         success_entry(self.common, self.wr)
     }
 }
 
 impl Requester {
-    /// Whether everything in the queue has left, and nothing of it is to leave again: whoever goes back for a loss, or waits for a
-    /// receive, begins at the queue's front.
+    /// Whether every queued packet was sent and none is to be retransmitted: going back after a loss or an RNR NAK
+    /// restarts at the queue's front.
     #[inline]
     fn is_caught_up(&self) -> bool {
         self.index == self.queue.len() && self.responses_due.is_empty()
     }
 
-    /// Sends a request that was not posted yet, if it is a SEND of one packet that nothing keeps from being posted and from leaving:
-    /// then comes [`Requester::note_sent`]. Nothing has changed until then.
+    /// Sends a request before it is posted, if it is a SEND of one packet that can be posted and sent now.
+    /// The caller then calls [`Requester::note_sent`]; no state changes before that.
     #[inline]
     pub(crate) fn send_at_once(
         &self,
@@ -62,11 +61,11 @@ impl Requester {
         let bth = Bth { solicited, ack_request: true, ..common.bth(Opcode::RcSendOnly, self.psn(self.next)) };
         let pushed =
             push_packet(sink, path, bth, &Extensions::default(), length as usize, |out| wr.gather(host, out));
-        // What is wrong will be found again, and told.
+        // The full requester finds the error again and reports it.
         matches!(pushed, Ok(Some(_)))
     }
 
-    /// Posts a request that has left. The time is asked for if it is needed.
+    /// Posts a request that was sent. Reads the clock only if needed.
     #[inline]
     pub(crate) fn note_sent(&mut self, now: impl FnOnce() -> Time, common: &mut Common, wr: SendWr) {
         let mut wqe = Wqe::new(wr, common.mtu());
@@ -87,7 +86,7 @@ impl Requester {
         }
     }
 
-    /// Whether this acknowledges everything that has left, and none of it is to be answered with data.
+    /// Whether this ACK covers all packets in flight and none of them expects response data.
     #[inline]
     pub(crate) fn is_usual_ack(&self, common: &Common, psn: Psn) -> bool {
         let end = self.next;
@@ -97,7 +96,7 @@ impl Requester {
             && self.is_caught_up()
     }
 
-    /// Takes such an acknowledgement.
+    /// Handles an ACK for which [`Requester::is_usual_ack`] holds.
     #[inline]
     pub(crate) fn acknowledge_at_once(&mut self, common: &Common, mut tell: impl FnMut(Sent<'_>)) {
         self.window.on_acknowledged(self.in_flight_bytes, common.mtu());

@@ -1,4 +1,4 @@
-//! Sending: one packet at a time, as long as the window, the queue and the sink allow.
+//! Sending: one packet at a time, as far as the window, the queue and the sink allow.
 
 use terrace_wire::{
     AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
@@ -10,15 +10,15 @@ use crate::common::{Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
 use crate::types::{QpState, QpType, SendFlags, SendOp, Target, WcStatus};
 
-/// A packet of a long message asks for an ACK this often, so that the window moves while it is being sent.
+/// A long message requests an ACK this often, so that the window moves while the message is being sent.
 const ACK_EVERY_PACKETS: u64 = 16;
 
-/// What came of trying to send one packet.
+/// Result of an attempt to send one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Emitted {
-    /// One packet went, or one local operation was done: there may be more.
+    /// One packet was sent, or one local operation was executed; there may be more.
     Sent,
-    /// Nothing can go now.
+    /// Nothing can be sent now.
     Nothing,
     /// The sink is full.
     SinkFull,
@@ -42,9 +42,9 @@ impl Requester {
         wqe.is_local() || self.room_for(common, wqe).is_some()
     }
 
-    /// Whether a request has to wait for others. A fence waits for READs and atomics (IBTA volume 1, 10.8.3.3). A
-    /// local invalidate waits for everything before it (10.6.5.1), fence or not, because that may have to be sent
-    /// again from the memory whose key it takes away.
+    /// Whether a request has to wait for earlier ones. A fence waits for READs and atomics (IBTA volume 1, 10.8.3.3). A
+    /// local invalidate waits for all earlier requests (10.6.5.1), with or without a fence: they may have to be
+    /// retransmitted from the memory whose key it invalidates.
     fn is_fenced(&self, wqe: &Wqe) -> bool {
         match wqe.wr.op {
             SendOp::LocalInvalidate(_) => self.index > 0,
@@ -53,13 +53,13 @@ impl Requester {
     }
 
     /// How many sequence numbers the next packet of this request may take now: one, or for a READ as many response
-    /// packets as the window has room for.
+    /// packets as fit into the window.
     fn room_for(&self, common: &Common, wqe: &Wqe) -> Option<u64> {
         let from = if wqe.started { self.next } else { self.assigned };
         let left = if wqe.started { wqe.end() - self.next } else { wqe.packets };
         let mtu = common.mtu();
         if wqe.expects_response() && common.attr.max_rd_atomic == 0 {
-            // It could never go; emit() fails it rather than let it wait for ever.
+            // It could never be sent; emit() fails it so that it does not wait forever.
             return Some(1);
         }
         if wqe.expects_response() && self.responses_due.len() >= usize::from(common.attr.max_rd_atomic) {
@@ -89,17 +89,18 @@ impl Requester {
         }
     }
 
-    /// Whether what is to be asked for next was asked for before in one request with something that has not come yet. It
-    /// waits for that: rxe takes a repetition for all that is still wanted of a READ, and refuses what lies before its
-    /// start from then on. So if the later one of two repetitions arrived alone, the earlier could never be had.
+    /// Whether the data to request next were first requested together with earlier data that are still missing. Then
+    /// they wait for the earlier data. rxe takes a repeated request as all that is left of a READ, and refuses data
+    /// before its start from then on: if only the later of two repetitions arrived, the earlier data could never be
+    /// read.
     fn is_behind_a_repetition(&self, wqe: &Wqe, from: u64) -> bool {
         let is_repetition = from < self.highest;
         let begins_a_request = from == wqe.first || self.first_cuts.binary_search(&from).is_ok();
         is_repetition && from > self.acknowledged && !begins_a_request
     }
 
-    /// Whether nothing in flight asks for an answer. That happens when the window shrinks in the middle of a message;
-    /// one more packet then has to go, to ask.
+    /// Whether no packet in flight requests an answer. That happens when the window shrinks in the middle of a message;
+    /// one more packet is then sent to request one.
     fn no_answer_is_due(&self) -> bool {
         self.asked_until <= self.acknowledged
     }
@@ -149,8 +150,8 @@ impl Requester {
         }
     }
 
-    /// Whether the host will not have more in flight just now. What is in flight must end in an answer, or nobody would look
-    /// here again.
+    /// Whether the host's in-flight budget forbids another packet now. If packets in flight request no answer, one more
+    /// is sent all the same: without an answer nothing would run this send queue again.
     fn is_to_wait(&mut self, host: &impl Host) -> bool {
         let is_alone = self.in_flight_bytes == 0;
         if host.admits(self.in_flight_bytes) || (!is_alone && self.no_answer_is_due()) {
@@ -158,7 +159,7 @@ impl Requester {
         }
         self.held_back = is_alone;
         if is_alone {
-            // What has not been sent cannot be lost.
+            // An unsent packet cannot be lost.
             self.ack_deadline = None;
         }
         true
@@ -173,7 +174,7 @@ impl Requester {
         }
     }
 
-    /// Books a packet that went out and stood for `taken` sequence numbers.
+    /// Accounts for a packet that was sent and stands for `taken` sequence numbers.
     fn sent(&mut self, now: Time, common: &mut Common, host: &impl Host, taken: u64, len: usize) -> Emitted {
         let wqe = &self.queue[self.index];
         let to = self.next + taken;
@@ -201,7 +202,7 @@ impl Requester {
             self.index += 1;
         }
         if !common.is_reliable() {
-            // Nobody acknowledges: a request is done when its last packet has gone.
+            // There are no ACKs: a request is done when its last packet was sent.
             self.acknowledged = to;
             self.quiet_until = host.pace(now, len);
             return match self.retire(common) {
@@ -215,7 +216,7 @@ impl Requester {
         Emitted::Sent
     }
 
-    /// Remembers that a READ request ended before `end`: no later one may reach across.
+    /// Records that a READ request ended before `end`: no later request may span this boundary.
     fn cut(&mut self, end: u64) {
         let index = self.cuts.partition_point(|cut| *cut < end);
         if self.cuts.get(index) != Some(&end) {
@@ -226,7 +227,7 @@ impl Requester {
     fn execute_local(&mut self, common: &mut Common, host: &impl Host) -> Emitted {
         let wqe = &mut self.queue[self.index];
         if wqe.executed {
-            // Passed again on the way back from a loss: done once is done.
+            // Reached again after going back for a loss: a local operation is executed only once.
             self.index += 1;
             return Emitted::Sent;
         }
@@ -287,8 +288,8 @@ impl Requester {
         })
     }
 
-    /// The last packet of a message asks, and of a long one every so many; and the packet that fills the window or is the
-    /// last that the host admits, since without an answer nothing more could go.
+    /// An ACK is requested by the last packet of a message and every [`ACK_EVERY_PACKETS`] packets of a long one. So
+    /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer.
     fn asks_for_ack(&self, common: &Common, host: &impl Host, wqe: &Wqe) -> bool {
         let packet = self.next - wqe.first;
         let is_last = wqe.is_read() || packet + 1 == wqe.packets;
@@ -301,7 +302,7 @@ impl Requester {
         !self.window.admits(in_flight, mtu + crate::window::PACKET_OVERHEAD) || !host.admits(in_flight)
     }
 
-    /// Completes a request at once, for a queue pair that is in an error state.
+    /// Completes a request as flushed when it is posted to a queue pair in an error state.
     pub(crate) fn flush_posted(common: &mut Common, wr: crate::types::SendWr) {
         let wqe = Wqe::new(wr, common.mtu());
         complete(common, &wqe.wr, WcStatus::Flushed, 0);
@@ -361,7 +362,7 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
     }
     match (common.config.qp_type, wqe.wr.target) {
         (QpType::Ud, Some(Target::Datagram(target))) => {
-            // The high bit asks for the queue pair's own Q_Key, which only privileged programs could set otherwise.
+            // The high bit selects the queue pair's own Q_Key; only privileged programs can set a Q_Key with this bit.
             let qkey = if target.qkey & 0x8000_0000 != 0 { common.attr.qkey } else { target.qkey };
             ext.deth = Some(Deth { qkey, source_qpn: common.config.qpn });
         }

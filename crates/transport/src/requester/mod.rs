@@ -1,12 +1,12 @@
 //! The requester: takes send work requests, cuts them into packets within the window, and completes them when
-//! the peer has answered. Loss is repaired by going back to the oldest unacknowledged packet (go-back-N).
+//! the peer has answered. After a loss it goes back to the oldest unacknowledged packet (go-back-N).
 //!
-//! Packets are counted by 64-bit sequence numbers that never wrap; the 24-bit PSN is derived from them, so that
-//! comparing never has to think about wrapping. Three marks move over the sequence:
+//! Packets are counted by 64-bit sequence numbers that never wrap. The 24-bit PSN is derived from them, so comparisons
+//! need no wrap-around. Three marks move over the sequence:
 //!
 //! ```text
 //!   acknowledged            next                 highest
-//!   v                       v                    v
+//!   |---- in flight --------|-- to retransmit ---|---- never sent ---->
 //!   |---- in flight --------|-- to be sent again-|---- never sent ---->
 //! ```
 
@@ -36,38 +36,38 @@ pub(crate) struct Requester {
     queue: VecDeque<Wqe>,
     /// PSN of sequence number 0.
     psn_base: Psn,
-    /// Sequence number of the oldest packet that is not acknowledged.
+    /// Sequence number of the oldest unacknowledged packet.
     acknowledged: u64,
-    /// Sequence number of the packet to send next, and the index in `queue` of the request it belongs to.
+    /// Sequence number of the packet to send next, and the index in `queue` of its request.
     next: u64,
     index: usize,
-    /// One past the highest sequence number that was ever sent.
+    /// One past the highest sequence number ever sent.
     highest: u64,
-    /// Sequence number that the next request to start will get.
+    /// First sequence number of the next request to start.
     assigned: u64,
     /// Cost of the packets between `acknowledged` and `next`.
     in_flight_bytes: u64,
     window: Window,
-    /// Whether the host would not let the oldest packet go.
+    /// Whether the host's in-flight budget refuses the oldest packet while nothing is in flight.
     held_back: bool,
-    /// One past the last packet since we went back that the peer has to answer, be it by an ACK.
+    /// One past the last packet, since the last go-back, that requests an answer (an ACK or a response).
     asked_until: u64,
-    /// Sequence numbers at which the READs and atomics under way end.
+    /// End sequence numbers of the READs and atomics in flight.
     responses_due: VecDeque<u64>,
-    /// Where requests for READ data have ended since the acknowledged mark, ascending. A responder takes a repeated READ
-    /// only as a part of one that it remembers, so what was asked for in two requests must never be in one.
+    /// Boundaries of READ requests since the acknowledged mark, ascending. A responder accepts a repeated READ only as
+    /// a part of one in its responder resources, so data of two requests must never be requested again in one.
     cuts: VecDeque<u64>,
-    /// Those of them where a request for READ data ended that was not a repetition.
+    /// The boundaries among them that first requests, not repetitions, made.
     first_cuts: VecDeque<u64>,
     retries_left: u8,
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Option<Time>,
-    /// Until when nothing is sent: the peer asked not to be bothered (RNR), or an unreliable service keeps its pace.
+    /// Nothing is sent until then: RNR backoff, or the rate limit of an unreliable service.
     quiet_until: Option<Time>,
-    /// The mark for which a gap has already sent us back: one gap is repaired once, the rest is the timer's.
+    /// The acknowledged mark at which a gap was repaired: a gap is repaired once, later losses wait for the ACK timer.
     gap_repaired_at: Option<u64>,
-    /// The mark that the latest timeout has sent us back to: a gap there is the loss that the timeout has counted.
+    /// The acknowledged mark of the latest timeout: a gap there is the loss that the timeout has counted already.
     timed_out_at: Option<u64>,
 }
 
@@ -97,13 +97,13 @@ impl Requester {
         }
     }
 
-    /// Starts at a PSN, on the way to RTS.
+    /// Sets the first PSN, in the transition to RTS.
     pub(crate) fn start(&mut self, common: &Common) {
         self.psn_base = Psn::new(common.attr.sq_psn).minus((self.assigned & 0xff_ffff) as u32);
         self.reset_retries(common);
     }
 
-    /// The PSN that the next request to start will get.
+    /// First PSN of the next request to start.
     pub(crate) fn next_psn(&self) -> Psn {
         self.psn(self.assigned)
     }
@@ -112,7 +112,7 @@ impl Requester {
         self.psn_base.plus((sequence & 0xff_ffff) as u32)
     }
 
-    /// The sequence number that a peer's PSN stands for, if it is one that is in flight.
+    /// The sequence number of a peer's PSN, if it is in flight.
     fn in_flight(&self, psn: Psn) -> Option<u64> {
         let distance = psn.since(self.psn(self.acknowledged));
         let sequence = self.acknowledged.checked_add_signed(i64::from(distance))?;
@@ -124,17 +124,17 @@ impl Requester {
         self.rnr_retries_left = common.attr.rnr_retry;
     }
 
-    /// Work requests that wait or are under way.
+    /// Queued work requests, sent or not.
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// What the packets in flight cost.
+    /// In-flight bytes with packet overhead.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes
     }
 
-    /// Whether nothing is in flight because the host would not have it.
+    /// Whether nothing is in flight because the host's in-flight budget does not admit it.
     pub(crate) fn is_held_back(&self) -> bool {
         self.held_back
     }
@@ -143,7 +143,7 @@ impl Requester {
         (self.next - self.acknowledged).min(u64::from(u32::MAX)) as u32
     }
 
-    /// Requests that have packets yet to be sent.
+    /// Requests with packets still to send.
     pub(crate) fn queued_requests(&self) -> usize {
         self.queue.len() - self.index.min(self.queue.len())
     }
@@ -158,7 +158,7 @@ impl Requester {
             crate::Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
                 return Err(PostError::TooManySges);
             }
-            // An ATOMIC WRITE carries its operand, whatever the queue pair was created for.
+            // The operand of an ATOMIC WRITE is inline whatever the queue pair's max_inline_data.
             crate::Payload::Inline(bytes)
                 if bytes.len() > config.cap.max_inline_data as usize
                     && !matches!(wr.op, SendOp::AtomicWrite { .. }) =>
@@ -181,13 +181,13 @@ impl Requester {
         if wr.payload.len() > MESSAGE_LEN_MAX.into() { Err(PostError::TooLong) } else { Ok(()) }
     }
 
-    /// Queues a request that was found to fit.
+    /// Queues a validated request.
     #[inline]
     pub(crate) fn post(&mut self, common: &Common, wr: SendWr) {
         self.queue.push_back(Wqe::new(wr, common.mtu()));
     }
 
-    /// The time at which `handle_timeout` has something to do.
+    /// When `handle_timeout` is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.quiet_until.or(self.ack_deadline)
     }
@@ -207,7 +207,7 @@ impl Requester {
         self.retry(now, common)
     }
 
-    /// Goes back to the oldest unacknowledged packet, or gives up.
+    /// Goes back to the oldest unacknowledged packet, or fails the request when no retries are left.
     fn retry(&mut self, now: Time, common: &mut Common) -> Verdict {
         if self.retries_left == 0 {
             return self.fail_front(common, WcStatus::RetryExceeded, 0);
@@ -217,7 +217,7 @@ impl Requester {
         Verdict::Fine
     }
 
-    /// Sends again from the oldest unacknowledged packet on.
+    /// Retransmits from the oldest unacknowledged packet on.
     fn send_again(&mut self, now: Time, common: &Common) {
         self.go_back();
         self.restart_ack_timer(now, common);
@@ -240,8 +240,8 @@ impl Requester {
         };
     }
 
-    /// Completes the requests at the front that are done. A request that failed before it could be sent ends the
-    /// queue once everything before it is done.
+    /// Completes the done requests at the front. A request that failed before it was sent fails the
+    /// queue once all requests before it are done.
     fn retire(&mut self, common: &mut Common) -> Verdict {
         while let Some(front) = self.queue.front() {
             if front.is_done(self.acknowledged) {
@@ -266,7 +266,7 @@ impl Requester {
         Verdict::RequesterFatal
     }
 
-    /// Completes everything as flushed and forgets what was under way.
+    /// Completes all requests as flushed and drops all in-flight state.
     pub(crate) fn flush(&mut self, common: &mut Common) {
         while let Some(wqe) = self.queue.pop_front() {
             complete(common, &wqe.wr, WcStatus::Flushed, 0);
@@ -274,7 +274,7 @@ impl Requester {
         self.forget();
     }
 
-    /// Drops everything without completions, as RESET does: the next connection owes nothing to this one.
+    /// Drops everything without completions, as RESET does.
     pub(crate) fn clear(&mut self, common: &Common) {
         *self = Requester::new(common.config.window_bytes);
     }
@@ -297,7 +297,7 @@ impl Requester {
     }
 }
 
-/// Queues the completion of a request: always for an error, else when it was asked for.
+/// Queues the completion of a request: always for an error, otherwise if it is signaled.
 pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendor_err: u32) {
     if let Some(wc) = completion(common, wr, status, vendor_err) {
         common.events.push_back(QpEvent::SendComplete(wc));
@@ -312,8 +312,8 @@ fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -
     Some(Wc { status, vendor_err, solicited: true, ..success_entry(common, wr) })
 }
 
-/// The completion of a request that was carried out, if it has one.
-#[inline(always)] // Made where it goes.
+/// The completion of a successful request, if it has one.
+#[inline(always)] // Built in its destination.
 pub(crate) fn success(common: &Common, wr: &SendWr) -> Option<Wc> {
     is_signaled(common, wr.flags).then(|| success_entry(common, wr))
 }
@@ -327,10 +327,10 @@ fn local_len(wr: &SendWr) -> u32 {
     wr.payload.len().min(u64::from(u32::MAX)) as u32
 }
 
-/// The completion of a short request that was carried out, if it has one.
+/// The completion of a successful short request, if it has one.
 #[inline(always)]
 pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
-    // No closure: compilers may leave it where it is, and have it write the entry somewhere else first.
+    // No closure: compilers may leave it out of line, and build the entry elsewhere first.
     if is_signaled(common, wr.flags) {
         Some(send_entry(common, wr.wr_id, &wr.op, wr.local.length))
     } else {
@@ -343,7 +343,7 @@ fn is_signaled(common: &Common, flags: SendFlags) -> bool {
     common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
 }
 
-/// The entry of a request with so many bytes of local memory, if all went well.
+/// The successful completion entry of a request with `local_len` bytes of local memory.
 #[inline(always)]
 fn send_entry(common: &Common, wr_id: u64, op: &SendOp, local_len: u32) -> Wc {
     let byte_len = match op {

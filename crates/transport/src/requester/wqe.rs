@@ -1,4 +1,4 @@
-//! A send work request while the queue holds it.
+//! A send work request in the send queue.
 
 use terrace_wire::{Operation, Trailer};
 
@@ -8,16 +8,16 @@ use crate::window::PACKET_OVERHEAD;
 #[derive(Debug)]
 pub(crate) struct Wqe {
     pub(crate) wr: SendWr,
-    /// Payload bytes, or bytes asked for.
+    /// Payload bytes, or bytes to read.
     pub(crate) length: u64,
-    /// Sequence numbers that it takes; 0 for what never reaches the wire.
+    /// Sequence numbers that it takes; 0 for local operations.
     pub(crate) packets: u64,
     /// First sequence number, once it has started.
     pub(crate) first: u64,
     pub(crate) started: bool,
-    /// A local operation that has been carried out.
+    /// Whether this local operation was executed.
     pub(crate) executed: bool,
-    /// Why it cannot be sent; reported when everything before it is done.
+    /// Why it cannot be sent; reported when all earlier requests are done.
     pub(crate) failed: Option<WcStatus>,
 }
 
@@ -52,13 +52,13 @@ impl Wqe {
         matches!(self.wr.op, SendOp::Read { .. })
     }
 
-    /// Whether the peer answers with data rather than with an ACK. FLUSH and ATOMIC WRITE are answered by an
+    /// Whether the peer answers with a response packet rather than an ACK. FLUSH and ATOMIC WRITE are answered by an
     /// empty READ response.
     pub(crate) fn expects_response(&self) -> bool {
         !matches!(operation(&self.wr.op), None | Some(Operation::Send | Operation::Write))
     }
 
-    /// What the packets from `from` up to `to` (sequence numbers of this request) cost the window.
+    /// Window cost of the packets from `from` up to `to` (sequence numbers of this request).
     pub(crate) fn cost(&self, from: u64, to: u64, mtu: u64) -> u64 {
         let payload = match operation(&self.wr.op) {
             Some(Operation::Send | Operation::Write | Operation::ReadRequest) => {
@@ -72,7 +72,7 @@ impl Wqe {
     }
 }
 
-/// What goes on the wire for an operation; `None` for what the NIC does by itself.
+/// The wire operation; `None` for local operations.
 pub(crate) fn operation(op: &SendOp) -> Option<Operation> {
     match op {
         SendOp::Send | SendOp::SendImm(_) | SendOp::SendInvalidate(_) => Some(Operation::Send),
@@ -86,7 +86,7 @@ pub(crate) fn operation(op: &SendOp) -> Option<Operation> {
     }
 }
 
-/// What follows the last packet's other headers.
+/// The extension header behind the others in the last packet.
 pub(crate) fn trailer(op: &SendOp) -> Trailer {
     match op {
         SendOp::SendImm(_) | SendOp::WriteImm { .. } => Trailer::Immediate,
@@ -95,7 +95,7 @@ pub(crate) fn trailer(op: &SendOp) -> Trailer {
     }
 }
 
-/// Which operations each kind of queue pair offers (IBTA volume 1, 9.4).
+/// Whether this kind of queue pair offers the operation (IBTA volume 1, 9.4).
 pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
     match qp_type {
         QpType::Rc => true,
@@ -109,15 +109,15 @@ pub(crate) fn allowed_on(qp_type: QpType, op: &SendOp) -> bool {
                 | SendOp::BindWindow(_)
         ),
         QpType::Ud => matches!(op, SendOp::Send | SendOp::SendImm(_)),
-        // Annex A14 has the operations of its time; those of annex A19 came later, and have no opcodes here.
+        // Annex A14 predates the operations of annex A19 and has no opcodes for them.
         QpType::XrcSend => !matches!(op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. }),
-        // Only its peer asks for anything.
+        // Only its peer sends requests.
         QpType::XrcRecv => false,
     }
 }
 
-/// Whether the operation can do with the memory that it is given. What only receives has nothing to be copied when it
-/// is posted; an atomic's result takes 8 bytes, and so does what an ATOMIC WRITE carries.
+/// Whether the payload suits the operation. READs and atomics need SGEs, since inline data cannot receive. An atomic's
+/// result takes 8 bytes, and so does the operand of an ATOMIC WRITE.
 pub(crate) fn payload_fits(wr: &SendWr) -> bool {
     let can_receive = matches!(wr.payload, Payload::Sges(_));
     match wr.op {
