@@ -1,5 +1,5 @@
-//! The shortest way for what connections mostly carry: a message in one packet, in its turn, for a receive of the queue pair's own. What
-//! is done here is what is done elsewhere in the responder; where anything is out of the ordinary, nothing is done here.
+//! Fast path for the common case: an in-order message of one packet, for a receive of the queue pair's own queue. It
+//! has the same effects as the full responder. In all other cases it changes nothing.
 
 use terrace_wire::Packet;
 
@@ -8,7 +8,7 @@ use crate::common::Common;
 use crate::host::Host;
 use crate::types::{Wc, WcOpcode};
 
-/// A message that was taken: what its completion says beside what the packet says.
+/// An accepted message: the part of its completion that is not in the packet.
 #[derive(Debug)]
 #[must_use = "the receive completes with it"]
 pub struct Taken {
@@ -17,7 +17,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    #[inline(always)] // Made where it goes.
+    #[inline(always)] // Built in its destination.
     pub(crate) fn completion(&self, common: &Common, packet: &Packet<'_>) -> Wc {
         let info = packet.bth.opcode.info();
         receive_completion(common, packet, info, self.wr_id, self.len, WcOpcode::Recv)
@@ -25,7 +25,7 @@ impl Taken {
 }
 
 impl Responder {
-    /// Takes a SEND of one packet, if nothing is in its way; nothing but its receive's memory has changed otherwise.
+    /// Accepts a SEND of one packet on the fast path. Otherwise it changes nothing but the memory of the receive.
     #[inline]
     pub(crate) fn receive_at_once(
         &mut self,
@@ -47,7 +47,7 @@ impl Responder {
             return None;
         }
         if len > 0 {
-            // What is wrong will be found again, and told.
+            // The full responder finds the error again and reports it.
             host.scatter_to_receive(&receive.sges, 0, packet.payload).ok()?;
         }
         let wr_id = receive.wr_id;

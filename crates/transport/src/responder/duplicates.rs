@@ -1,6 +1,6 @@
-//! Requests that were seen before (IBTA volume 1, C9-105): SENDs and WRITEs are acknowledged again and not carried
-//! out, READs are carried out again, atomics are answered from memory. What is answered again goes before what is owed
-//! for later PSNs: the peer needs it first, and what waits for memory does not hold it up.
+//! Duplicate requests (IBTA volume 1, C9-105): SENDs and WRITEs are acknowledged again and not executed, READs are
+//! executed again, atomics are answered from the responder resources. A repeated answer goes before the pending
+//! responses for later PSNs: the peer needs it first, and it does not wait behind deferred operations.
 
 use terrace_wire::{Operation, Packet, Psn, Syndrome};
 
@@ -31,14 +31,14 @@ impl Responder {
         Verdict::Fine
     }
 
-    /// Owes an answer to a repeated request in its order.
+    /// Queues the answer to a repeated request in PSN order.
     fn owe_again(&mut self, psn: Psn, answer: Owed) {
         let index = self.first_owed_after(psn).map_or(self.owed.len(), |(index, _)| index);
         self.owed.insert(index, answer);
         self.parked &= index > 0;
     }
 
-    /// Index and PSN of the first thing that is owed for a later PSN than this.
+    /// Index and PSN of the first pending response for a later PSN than this.
     fn first_owed_after(&self, psn: Psn) -> Option<(usize, Psn)> {
         let owed = self.owed.iter().enumerate();
         let mut with_psn = owed.filter_map(|(index, owed)| Some((index, owed.next_psn()?)));
@@ -49,7 +49,7 @@ impl Responder {
         let up_to = self.last_to_acknowledge(psn);
         match self.first_owed_after(psn) {
             None => self.owe_ack(up_to),
-            // It is acknowledged by that.
+            // That ACK covers this request.
             Some((index, _)) if matches!(self.owed[index], Owed::Ack { .. }) => {}
             Some((_, next)) => {
                 let psn = if next.is_before(up_to.next()) { next.minus(1) } else { up_to };
@@ -59,14 +59,15 @@ impl Responder {
         }
     }
 
-    /// How far a peer may be acknowledged that repeats the request at `psn`: up to the next READ or atomic. Since it
-    /// repeats what came before, it has not got the answer of that one, which an ACK cannot stand for; it will ask.
+    /// The last PSN that may be acknowledged to a peer that repeats the request at `psn`: the one before the next READ
+    /// or atomic. A peer that repeats an earlier request has not received that response. An ACK cannot replace it; the
+    /// peer will repeat that request, too.
     fn last_to_acknowledge(&self, psn: Psn) -> Psn {
         let between = |kept: &&Remembered| psn.is_before(kept.psn) && kept.psn.is_before(self.expected);
         self.history.iter().find(between).map_or(self.expected, |kept| kept.psn).minus(1)
     }
 
-    /// Answers an atomic, a FLUSH or an ATOMIC WRITE from memory; what is not remembered is dropped.
+    /// Answers an atomic, a FLUSH or an ATOMIC WRITE from the responder resources; without a resource it is dropped.
     fn repeat_result(&mut self, common: &mut Common, psn: Psn, operation: Operation) {
         let is_atomic = matches!(operation, Operation::CompareSwap | Operation::FetchAdd);
         let kept = self.history.iter().rev().find(|kept| kept.psn == psn).map(|kept| kept.what);
@@ -83,8 +84,8 @@ impl Responder {
         }
     }
 
-    /// Carries a READ out again, whole or from a packet in its middle. It must lie within one that is remembered;
-    /// the keys are checked anew, since the region may be gone.
+    /// Executes a READ again, whole or from a packet in its middle. It must lie within a READ in the responder
+    /// resources; the keys are checked again, since the region may be gone.
     fn repeat_read(
         &mut self,
         common: &mut Common,
@@ -98,7 +99,7 @@ impl Responder {
             common.counters.dropped += 1;
             return Ok(());
         }
-        // The newest first: what has the end of the READ has the latest PSNs.
+        // Newest first: the response with the end of the READ has the latest PSNs.
         for owed in self.owed.iter().rev() {
             answer.end = owed.first_to_come(psn, answer.end).unwrap_or(answer.end);
         }
@@ -106,14 +107,14 @@ impl Responder {
             return Ok(());
         }
         if self.reads_owed(true) >= usize::from(common.attr.max_dest_rd_atomic) {
-            // The way out is blocked and the peer impatient: it will ask once more.
+            // Sending is blocked and the peer's ACK timer is short: it will repeat the request.
             common.counters.dropped += 1;
             return Ok(());
         }
         (answer.repeat, answer.msn) = (true, self.msn);
         if reth.length > 0 {
             match answer.prepare(common, host, || self.defers_fetching(reth.rkey)) {
-                // It has been taken once; now it is answered as soon as it can be.
+                // The READ was accepted once, so it is not refused now; it is answered when its data are there.
                 Ok(()) | Err(RemoteError::Retry) => {}
                 Err(error) => return Err(error),
             }
@@ -124,10 +125,10 @@ impl Responder {
     }
 }
 
-/// The NAK for a READ that cannot be repeated because its memory is gone. Here the connection goes on: a peer that has
-/// had the first answer may have told the program that the memory can go, before a copy of its request came late,
-/// and does not heed this NAK. A peer that does need the data fails by it. It carries the PSN of the repeated
-/// request: a later one would acknowledge what the peer may still miss.
+/// The NAK for a READ that cannot be repeated because its memory is gone. The connection stays up: after the first
+/// response the peer may have told the program to free the memory before a late copy of the request arrived, and then
+/// it ignores this NAK. A peer that still needs the data fails by it. The NAK carries the PSN of the repeated
+/// request: a later PSN would acknowledge packets that the peer may still miss.
 pub(super) fn refuse_repetition(common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Owed {
     common.counters.error_naks_sent += 1;
     Owed::Ack { psn, syndrome: Syndrome::Nak(error.into()), msn }
@@ -155,8 +156,9 @@ impl Owed {
         }
     }
 
-    /// If this is a READ whose answer still has the last of `count` packets from `first` on: how many of them come before
-    /// those that it has. All of them if it has not begun: behind others of the same READ it would begin a second time.
+    /// If this is a READ response that still has to send the last of `count` packets from `first` on: how many of them
+    /// come before its remaining ones. `None` also if it lacks some of them and has not begun: behind another response
+    /// to the same READ it would begin a second time.
     fn first_to_come(&self, first: Psn, count: u32) -> Option<u32> {
         let Owed::Read(read) = self else { return None };
         let (next, end) = (read.next_psn(), read.psn.plus(read.end));

@@ -1,4 +1,4 @@
-//! Sending what is owed: acknowledgements, READ responses, atomic results, in the order they came to be owed.
+//! Sending pending responses (acknowledgements, READ responses, atomic results) in order.
 
 use terrace_wire::{Aeth, Extensions, Opcode, Operation, Path, Position, Psn, Service, Syndrome, Trailer};
 
@@ -9,7 +9,7 @@ use crate::common::{Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
 use crate::types::{QpEvent, QpType};
 
-/// What came of trying to send one packet.
+/// Result of an attempt to send one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answered {
     Sent,
@@ -19,7 +19,7 @@ pub(crate) enum Answered {
 }
 
 impl Responder {
-    /// Whether anything but a plain ACK is owed, and can be looked at.
+    /// Whether a response other than a plain ACK can be sent.
     pub(crate) fn owes_more_than_ack(&self) -> bool {
         let more = self.owed.len() > 1 || self.owed.front().is_some_and(|owed| !is_plain_ack(owed));
         (more && !self.parked) || self.impatient
@@ -29,7 +29,7 @@ impl Responder {
         (!self.owed.is_empty() && !self.parked) || self.impatient
     }
 
-    /// Has somebody else bring the peer the acknowledgement that it is owed, if nothing else is and they take it.
+    /// Offers the pending ACK to `take` if it is the only pending response, and drops it if `take` accepts it.
     pub(crate) fn hand_over_ack(&mut self, take: impl FnOnce(Psn) -> bool) {
         if let Some(Owed::Ack { psn, .. }) = self.owed.front()
             && self.owes()
@@ -40,7 +40,7 @@ impl Responder {
         }
     }
 
-    /// Sends one packet of what is owed.
+    /// Sends one packet of the pending responses.
     pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
         if self.impatient {
             return self.ask_for_patience(common, host, sink);
@@ -55,7 +55,7 @@ impl Responder {
         let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
         let pushed = match owed {
             Owed::Read(_) => return self.emit_read(common, host, sink),
-            // They wait for memory.
+            // Deferred until memory is there.
             Owed::Settle(_) | Owed::Parked(_) | Owed::Tell(_) => {
                 self.parked = true;
                 return Answered::Nothing;
@@ -85,7 +85,7 @@ impl Responder {
         }
     }
 
-    /// Tells a peer that repeats what waits for memory to be patient; unless the wait is over.
+    /// Sends an RNR NAK to a peer that repeats a deferred operation, unless that has completed.
     fn ask_for_patience(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
         if let Some(psn) = self.waits_at(common) {
             let syndrome = Syndrome::RnrNak { timer: PATIENCE_TIMER };
@@ -102,7 +102,7 @@ impl Responder {
         self.emit(common, host, sink)
     }
 
-    /// Brings the oldest things that are owed up to date that wait for memory, until one can leave or has to wait.
+    /// Completes the oldest deferred operations, until a response can be sent or has to wait.
     fn settle(&mut self, common: &mut Common) -> Option<Answered> {
         loop {
             match self.owed.front_mut()? {
@@ -137,7 +137,7 @@ impl Responder {
         }
     }
 
-    /// One packet of a READ's data. Memory that is gone by now turns the rest into a NAK.
+    /// Sends one packet of READ data. If the memory is gone by now, a NAK takes the place of the rest.
     fn emit_read(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
         let Some(Owed::Read(read)) = self.owed.front_mut() else { return Answered::Nothing };
         let Some(path) = common.attr.path else { return Answered::Nothing };
@@ -147,7 +147,7 @@ impl Responder {
             let asked = if read.lacks_room() { Ok(()) } else { read.fetch(common, host) };
             pushed = asked.and_then(|()| match read.is_blocked() {
                 true => Ok(Pushed::UnderWay),
-                // What was fetched may be there already.
+                // The fetched data may be there already.
                 false => push_data(common, read, &path, offset, host, sink),
             });
         }
@@ -179,7 +179,7 @@ impl Responder {
         }
     }
 
-    /// A request that was taken fails after all. Nothing that was owed after it may be answered: the connection ends here.
+    /// Fails a request that was accepted. The pending responses behind it are dropped: the connection ends here.
     fn fail(&mut self, common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Answered {
         let code = error.into();
         self.forget_owed(common, 0);
@@ -192,7 +192,7 @@ impl Responder {
     }
 }
 
-/// What came of a packet with READ data.
+/// Result of pushing a packet of READ data.
 enum Pushed {
     Sent(usize),
     SinkFull,
@@ -246,7 +246,7 @@ fn count(common: &mut Common, len: usize) {
     common.counters.tx_bytes += len as u64;
 }
 
-/// The opcode of an answer; only reliable connections have them.
+/// The opcode of a response; only reliable connections have them.
 fn answer_opcode(common: &Common, operation: Operation, position: Position) -> Opcode {
     let service = if common.is(QpType::XrcRecv) { Service::Xrc } else { Service::Rc };
     Opcode::for_message(service, operation, position, Trailer::None)

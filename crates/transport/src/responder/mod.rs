@@ -1,7 +1,7 @@
-//! The responder: takes request packets in order, acts on memory and on the receive queue, and owes answers.
+//! The responder: takes request packets in order, acts on memory and on the receive queue, and queues responses.
 //!
-//! Every NAK of a connected queue pair is decided in this file or in `duplicates.rs`; `emit.rs` only sends what is
-//! owed, and `at_once.rs` is a shorter way for ordinary messages. A request packet goes through the same gates whatever it asks for:
+//! Every NAK of a connected queue pair is decided in this file or in `duplicates.rs`. `emit.rs` only sends pending
+//! responses, and `at_once.rs` is the fast path for ordinary messages. Every request packet passes the same gates:
 //!
 //! ```text
 //!   PSN ---- ahead ----> NAK sequence error, once
@@ -13,9 +13,9 @@
 //!    v
 //!   rkey, range, rights ---- no --> NAK remote access error
 //!    v
-//!   receive there? ---- no --> RNR NAK
+//!   receive posted? ---- no --> RNR NAK
 //!    v
-//!   memory, completion, answer owed
+//!   memory, completion, response queued
 //!    \- absent --> parked.rs
 //! ```
 
@@ -39,14 +39,14 @@ use crate::host::{Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use parked::{Parked, ReadAnswer, Settle};
 
-/// A message of several packets that has begun to arrive.
+/// A message of several packets of which some have arrived.
 #[derive(Debug)]
 enum Incoming {
     Send { receive: RecvWr, capacity: u64, offset: u64 },
     Write { va: u64, rkey: u32, length: u64, offset: u64 },
 }
 
-/// What the peer is owed, in order.
+/// A pending response; they are sent in order.
 #[derive(Debug)]
 enum Owed {
     Ack {
@@ -55,11 +55,11 @@ enum Owed {
         msn: u32,
     },
     Read(ReadAnswer),
-    /// ACKs of WRITEs whose data is on its way into memory.
+    /// ACKs of pending WRITEs, whose data is not in memory yet.
     Settle(Settle),
-    /// The answer to an atomic or a FLUSH that is under way.
+    /// The response to a deferred atomic or FLUSH.
     Parked(Parked),
-    /// A completion that must not be seen before what is owed before it has come about.
+    /// A deferred completion: it must not be visible before the pending writes ahead of it are done.
     Tell(Wc),
     AtomicResult {
         psn: Psn,
@@ -73,7 +73,7 @@ enum Owed {
     },
 }
 
-/// A READ or atomic that was carried out, kept in case the peer asks again.
+/// Responder resource: a READ or atomic that was executed, kept for duplicates.
 #[derive(Debug)]
 struct Remembered {
     psn: Psn,
@@ -95,49 +95,51 @@ enum Kept {
     Done {
         msn: u32,
     },
-    /// An atomic that is under way.
+    /// A deferred atomic.
     Parked,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
     receives: VecDeque<RecvWr>,
-    /// XRC: number of the shared receive queue that the message under way is for, and that `receives` came back to be for.
+    /// XRC: number of the shared receive queue of the current message, and of the receives that were given back to
+    /// `receives`.
     srqn: u32,
     expected: Psn,
     /// Messages completed, modulo 2^24.
     msn: u32,
     incoming: Option<Incoming>,
-    /// A NAK for the expected PSN is out: say no more until it arrives.
+    /// A NAK for the expected PSN was queued: no other is sent until that PSN arrives.
     nak_out: bool,
     owed: VecDeque<Owed>,
-    /// Whether the oldest thing that is owed waits for memory, and nothing can leave before somebody wakes the queue pair.
+    /// Whether the oldest pending response waits for memory, so that nothing can be sent until `wake` is called.
     parked: bool,
-    /// Whether somebody has done that, or a READ has left: READs that wait to fetch may get their turn.
+    /// Whether `wake` was called or a READ response was completed since the last `schedule`: blocked READs may fetch
+    /// now.
     woken: bool,
-    /// Whether there are such READs.
+    /// Whether there are READs that wait to fetch.
     hungry: bool,
-    /// Whether the peer repeats what waits for memory, and is to be told to be patient.
+    /// Whether an RNR NAK is due because the peer repeats a deferred operation.
     impatient: bool,
     history: VecDeque<Remembered>,
 }
 
-/// A request that cannot be carried out.
+/// Why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Nak(NakCode),
-    /// No receive is posted: the peer shall try again.
+    /// No receive is posted: RNR NAK.
     NotReady,
-    /// The request needs memory that is absent, or would overtake one that does: the peer shall try again after the time
-    /// that this code stands for.
+    /// The request needs absent memory, or would overtake one that does: RNR NAK with this timer code.
     Rnr {
         timer: u8,
     },
-    /// The message is longer than its receive: the program learns it too.
+    /// The message is longer than its receive: the receive completes in error, too.
     ReceiveTooShort,
     /// The receive's own memory cannot be written.
     ReceiveProtection,
-    /// The peer may not have this key invalidated (IBTA volume 1, 9.9.3, class J): the receive completes in error, and no answer leaves.
+    /// The peer may not invalidate this key (IBTA volume 1, 9.9.3, class J): the receive completes in error, without an
+    /// answer.
     Invalidation,
 }
 
@@ -160,7 +162,7 @@ impl From<RemoteError> for NakCode {
     }
 }
 
-/// What the program is told when a NAK with this code ends the connection.
+/// The program's event when a NAK with this code ends the connection.
 fn event_of(code: NakCode) -> QpEvent {
     match code {
         NakCode::RemoteAccess => QpEvent::AccessError,
@@ -169,19 +171,19 @@ fn event_of(code: NakCode) -> QpEvent {
     }
 }
 
-/// Answers that may wait while nothing can leave, beside those that each responder resource needs: what a peer sends
-/// beyond them is dropped unseen, as if the network had lost it.
+/// Most pending responses while nothing can be sent, beside those for each responder resource. Further requests are
+/// dropped, as if the network had lost them.
 const OWED_MAX: usize = 64;
 
-/// The memory is absent, and there is no room to wait for it here, or the region does not want that: 0.12 ms.
+/// The memory is absent, and no buffer is free to wait for it, or the region does not allow that: 0.12 ms.
 const ABSENT: Refusal = Refusal::Rnr { timer: 7 };
 
-/// The request must not overtake writes that are under way. The RNR NAK leaves behind their ACK, so that the peer need
-/// not wait any longer then: 0.01 ms, the shortest time there is.
+/// The request must not overtake pending writes. The RNR NAK is sent after their ACK, so the peer need
+/// not wait any longer then: 0.01 ms, the shortest RNR timer.
 const UNSETTLED: Refusal = Refusal::Rnr { timer: 1 };
 
-/// A peer that repeats what waits for memory is told to do so again after 10.24 ms: its patience with a silent responder has an
-/// end, and storage that is busy takes longer than that at times.
+/// The RNR timer for a peer that repeats a deferred operation: 10.24 ms. Its retry count against a silent responder is
+/// limited, and busy storage sometimes takes longer than that.
 const PATIENCE_TIMER: u8 = 20;
 
 const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
@@ -196,7 +198,7 @@ impl Responder {
         self.expected
     }
 
-    /// Receives in the queue; one that a message is arriving in counts, since it may come back.
+    /// Receives in the queue, plus the receive of a partial message, since it may be given back.
     pub(crate) fn receives_len(&self) -> usize {
         self.receives.len() + usize::from(matches!(self.incoming, Some(Incoming::Send { .. })))
     }
@@ -205,12 +207,12 @@ impl Responder {
         self.receives.push_back(wr);
     }
 
-    /// Forgets everything without completions, as RESET does.
+    /// Drops everything without completions, as RESET does.
     pub(crate) fn clear(&mut self) {
         *self = Responder::default();
     }
 
-    /// Completes all receives as flushed. What is owed is still sent: it may be the NAK that tells the peer why.
+    /// Completes all receives as flushed. Pending responses are still sent: one may be the NAK that tells the peer why.
     pub(crate) fn flush(&mut self, common: &mut Common) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
             let wc = common.flushed_receive(receive.wr_id, self.srqn);
@@ -222,8 +224,8 @@ impl Responder {
         }
     }
 
-    /// Stops reading memory for the peer, in a queue pair whose program or requester has put it in error, and stops
-    /// waiting for memory. Other answers tell of what has been done, and may leave.
+    /// Drops READ responses and deferred operations when the program or the requester puts the queue pair in error.
+    /// Other responses report finished requests, and may be sent.
     pub(crate) fn stop_reading(&mut self, common: &mut Common) {
         let settled = self.owed.iter().position(Owed::is_unsettled).unwrap_or(self.owed.len());
         self.forget_owed(common, settled);
@@ -231,7 +233,7 @@ impl Responder {
         self.parked = false;
     }
 
-    /// A request packet of a reliable connection.
+    /// Handles a request packet of a reliable connection.
     pub(crate) fn handle_request(
         &mut self,
         common: &mut Common,
@@ -312,8 +314,8 @@ impl Responder {
         }
     }
 
-    /// Completes the receive that a WRITE with immediate would have consumed, had the peer been allowed to write (IBTA volume 1,
-    /// 9.9.3, class C). Not while the refusal is postponed: the packet comes again.
+    /// Completes in error the receive that a WRITE with immediate would have consumed, had the peer been allowed to
+    /// write (IBTA volume 1, 9.9.3, class C). Not while the refusal is postponed: the peer sends the packet again.
     fn fail_receive_of_write(&mut self, common: &mut Common, host: &impl Host) {
         if !self.is_unsettled()
             && let Ok(receive) = self.next_receive(common, host)
@@ -323,8 +325,8 @@ impl Responder {
         }
     }
 
-    /// Carries a request out; one of XRC for the shared receive queue that it names. All packets of a message name the same
-    /// (IBTA annex A14).
+    /// Executes a request; an XRC request with the shared receive queue that it names. All packets of a message name
+    /// the same one (IBTA annex A14).
     fn carry_out_for(
         &mut self,
         common: &mut Common,
@@ -377,7 +379,7 @@ impl Responder {
         Ok(())
     }
 
-    /// A message's packets come as first, middle and last of one operation, or as a single one.
+    /// The packets of a message are first, middle and last of one operation, or a single "only".
     fn check_order(&self, info: &OpcodeInfo) -> Result<(), Refusal> {
         let fits = match (&self.incoming, info.position.is_first()) {
             (None, first) => first,
@@ -388,7 +390,7 @@ impl Responder {
         if fits { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// Moves on by one packet, and owes an ACK if the peer asked for one.
+    /// Advances by one packet, and queues an ACK if the peer requested one.
     fn finish_packet(&mut self, common: &mut Common, packet: &Packet<'_>, info: &OpcodeInfo) {
         self.expected = self.expected.next();
         if info.position.is_last() {
@@ -400,8 +402,7 @@ impl Responder {
         }
     }
 
-    /// Owes an ACK for everything up to `psn`. One that still waits to be sent is brought up to date instead: ACKs
-    /// coalesce.
+    /// Queues an ACK for everything up to `psn`. An ACK at the end of the queue is updated instead: ACKs coalesce.
     fn owe_ack(&mut self, up_to: Psn) {
         let current_msn = self.msn;
         match self.owed.back_mut() {
@@ -419,12 +420,13 @@ impl Responder {
         }
     }
 
-    /// Puts a receive whose message failed back to the front of the queue.
+    /// Returns a receive whose message failed to the front of the queue.
     pub(crate) fn give_back(&mut self, receive: RecvWr) {
         self.receives.push_front(receive);
     }
 
-    /// The oldest receive. With a shared queue, the queue pair's own holds at most one that a message gave back.
+    /// The oldest receive. With a shared queue, the queue pair's own queue holds at most one receive, given back by a
+    /// message.
     pub(crate) fn next_receive(&mut self, common: &Common, host: &impl Host) -> Result<RecvWr, Refusal> {
         let own = self.receives.pop_front();
         let shares = common.config.has_srq || common.is(QpType::XrcRecv);
@@ -478,11 +480,11 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let (va, rkey, length, offset) = self.write_target(common, packet, host)?;
         let end = offset + packet.payload.len() as u64;
-        // The header of the first packet announces the length; every packet but the last leaves something of it.
+        // The first packet's header announces the length; every packet but the last leaves a remainder.
         if end > length || info.position.is_last() != (end == length) {
             return Err(INVALID_REQUEST);
         }
-        // The receive is taken before anything is written: without one the peer sends this packet again.
+        // The receive is taken before the write: without a receive the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
             self.require_room_to_tell(common)?;
             require_receive(common, host)?;
@@ -505,7 +507,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Address, key, length of the WRITE that this packet belongs to, and how much of it has arrived. The whole
+    /// Address, key and length of the WRITE of this packet, and how much of it has arrived. The whole
     /// range is checked with the first packet; every packet's own range again when it is written.
     fn write_target(
         &self,
@@ -521,10 +523,10 @@ impl Responder {
         if reth.length > MESSAGE_LEN_MAX {
             return Err(INVALID_REQUEST);
         }
-        // Without data, address and key need mean nothing (IBTA volume 1, C9-88).
+        // Without data, address and key need not be valid (IBTA volume 1, C9-88).
         if reth.length > 0 {
             match host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write) {
-                // Each packet finds out for itself.
+                // Absence is handled for each packet.
                 Ok(()) | Err(RemoteError::NotReady) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -533,12 +535,12 @@ impl Responder {
     }
 }
 
-/// The queue pair itself must let the peer do this.
+/// Checks the queue pair's own access flags.
 fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
     if common.attr.access & flag == flag { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-/// The host may withhold receives. Only a reliable connection can say so to the peer.
+/// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
 fn require_receive(common: &Common, host: &impl Host) -> Result<(), Refusal> {
     match common.attr.path {
         Some(path) if common.is_reliable() && host.withholds_receive(path.remote.ip()) => {
@@ -559,7 +561,7 @@ fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) ->
     if good { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-#[inline(always)] // Made where it goes.
+#[inline(always)] // Built in its destination.
 fn receive_completion(
     common: &Common,
     packet: &Packet<'_>,

@@ -1,5 +1,5 @@
-//! Requests that are answered by more than an ACK: READ, atomics, ATOMIC WRITE and FLUSH. Each takes a responder
-//! resource, of which the queue pair has `max_dest_rd_atomic`, until the peer asks for others.
+//! Requests that are answered by more than an ACK: READ, atomics, ATOMIC WRITE and FLUSH. Each takes one of the
+//! `max_dest_rd_atomic` responder resources until newer requests displace it.
 
 use terrace_wire::{Operation, Packet};
 
@@ -10,7 +10,7 @@ use crate::common::Common;
 use crate::host::{AtomicOp, Deferred, Host, RemoteError};
 use crate::types::MESSAGE_LEN_MAX;
 
-/// Bits of the FETH's placement field, and the highest of its selectivity's values (IBTA annex A19).
+/// Bits of the FETH's placement field, and the highest value of its selectivity (IBTA annex A19).
 const FLUSH_TO_GLOBAL: u8 = 1;
 const FLUSH_TO_PERSISTENCE: u8 = 2;
 const FLUSH_WHOLE_REGION: u8 = 1;
@@ -112,7 +112,7 @@ impl Responder {
         let (Some(reth), Some(feth)) = (packet.ext.reth, packet.ext.feth) else {
             return Err(INVALID_REQUEST);
         };
-        // Reserved bits of the placement are ignored, but a reserved selectivity leaves open what to flush.
+        // Reserved placement bits are ignored, but a reserved selectivity does not say what to flush.
         let placement = feth.placement & (FLUSH_TO_GLOBAL | FLUSH_TO_PERSISTENCE);
         for (kind, flag) in
             [(FLUSH_TO_GLOBAL, access::FLUSH_GLOBAL), (FLUSH_TO_PERSISTENCE, access::FLUSH_PERSISTENT)]
@@ -137,12 +137,12 @@ impl Responder {
         Ok(())
     }
 
-    /// How many READs wait to be answered: those asked for again, or the others.
+    /// Number of pending READ responses: repetitions, or the others.
     pub(super) fn reads_owed(&self, repeated: bool) -> usize {
         self.owed.iter().filter(|owed| matches!(owed, Owed::Read(read) if read.repeat == repeated)).count()
     }
 
-    /// Owes the empty answer, at once or when what is under way has ended.
+    /// Queues the empty response, at once or deferred until the transfer has ended.
     fn finish_done(&mut self, common: &mut Common, rkey: u32, under_way: Option<Box<dyn Deferred>>) {
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
         self.finish_request(common, 1, Kept::Done { msn });
@@ -155,12 +155,12 @@ impl Responder {
         });
     }
 
-    /// Atomics and FLUSHes tell others of what came before them, so that has to have come about.
+    /// Atomics and FLUSHes make earlier requests visible to others, so pending writes must be done first.
     fn require_settled(&self) -> Result<(), Refusal> {
         if self.is_unsettled() { Err(UNSETTLED) } else { Ok(()) }
     }
 
-    /// Moves on past a request that is answered by more than an ACK, and remembers it for duplicates.
+    /// Advances past a request that is answered by more than an ACK, and keeps a responder resource for duplicates.
     fn finish_request(&mut self, common: &mut Common, packets: u32, what: Kept) {
         if self.history.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
             self.history.pop_front();

@@ -1,11 +1,11 @@
-//! Requests whose memory is absent. The host carries them out meanwhile ([`Deferred`]); here they wait in their place among
-//! what the peer is owed, so that answers keep their order whatever arrives first:
+//! Deferred operations: requests whose memory is absent. The host executes them ([`Deferred`]). They keep their place
+//! among the pending responses, so that responses keep their order whatever completes first:
 //!
-//! - A READ is fetched ahead, at most [`FETCH_BYTES_MAX`] at a time, from the moment it is accepted, unless those before it are being
-//!   fetched far enough ahead, or a change of memory before it may concern it.
-//! - A WRITE's ACK, and everything behind it, waits until the write is done.
-//! - A completion that tells the program of a message waits for the writes before it: it stands behind one of them.
-//! - What others could see before those writes (an atomic, a FLUSH) is told to come back.
+//! - A READ is fetched ahead, at most [`FETCH_BYTES_MAX`] at a time, from its acceptance on. It waits while earlier
+//!   READs are fetched far enough ahead, or while a pending change of memory may concern it.
+//! - A WRITE's ACK, and all responses behind it, wait until the write is done.
+//! - The completion of a message waits for the writes before it: it is queued behind one of them.
+//! - A request whose effect could be visible before those writes (an atomic, a FLUSH) is refused with an RNR NAK.
 
 use std::collections::VecDeque;
 
@@ -16,20 +16,20 @@ use crate::common::Common;
 use crate::host::{Deferred, Host, RemoteAccess, RemoteError};
 use crate::types::{QpType, Wc};
 
-/// Most bytes of a READ that are fetched at a time; a multiple of every path MTU. While they leave, as many are fetched.
+/// Most bytes of a READ per fetch; a multiple of every path MTU. While they are sent, as many are fetched.
 const FETCH_BYTES_MAX: u64 = 64 << 10;
 
-/// Bytes that the READs of a queue pair may have fetched, or be fetching, before another one begins. The oldest always may.
-/// Many READs that are far from their turn would otherwise hold the room that the oldest one needs to go on.
+/// Fetched bytes that the READs of a queue pair may hold before another READ begins to fetch. The oldest READ always
+/// may. Otherwise many READs far from the front would hold the buffers that the oldest one needs.
 const FETCH_AHEAD_BYTES_MAX: u64 = 256 << 10;
 
-/// Parts of a READ that are fetched at a time: one leaves while the next one comes.
+/// Parts of a READ that are fetched at a time: one is sent while the next is fetched.
 const PARTS_MAX: usize = 2;
 
-/// Packets of WRITEs that may be under way at a time.
+/// Most pending packets of WRITEs.
 const WRITES_MAX: usize = 512;
 
-/// The answer to a READ.
+/// The response to a READ.
 #[derive(Debug)]
 pub(super) struct ReadAnswer {
     pub(super) psn: Psn,
@@ -39,30 +39,31 @@ pub(super) struct ReadAnswer {
     srqn: Option<u32>,
     pub(super) length: u64,
     pub(super) packets: u32,
-    /// Packets that this answer has. A repetition has fewer than were asked for if others that are owed have the rest.
+    /// Packets of this response. A repetition has fewer than the peer requested if other pending responses have the
+    /// rest.
     pub(super) end: u32,
-    /// Packets that have left.
+    /// Packets sent.
     pub(super) sent: u32,
     pub(super) msn: u32,
-    /// Whether the peer asks for it again: then it takes no resource that a new READ could need.
+    /// Whether this is a repetition: then it takes no responder resource that a new READ could need.
     pub(super) repeat: bool,
-    /// What is being fetched, oldest first.
+    /// Parts that are fetched or being fetched, oldest first.
     parts: VecDeque<Part>,
     fetch_state: FetchState,
 }
 
-/// Why a READ does not fetch what it could fetch next.
+/// Whether a READ waits to fetch, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchState {
     Sated,
-    /// Others have their turn first.
+    /// It waits for earlier READs.
     Turn,
-    /// There was no room. The host wakes the queue pair when there is, and until then nobody asks it again: those who have waited
-    /// longer come first.
+    /// No buffer was free. The host wakes the queue pair when one is, and is not asked again until then, so that queue
+    /// pairs that have waited longer come first.
     Room,
 }
 
-/// A part of a READ that its host fetches.
+/// A part of a READ that the host fetches.
 #[derive(Debug)]
 struct Part {
     start: u64,
@@ -73,14 +74,13 @@ struct Part {
 /// Where the next packet's data is.
 pub(super) enum Source<'a> {
     Memory,
-    /// In a part that has been fetched, this far from its beginning.
+    /// In a fetched part, at this offset.
     Part(&'a dyn Deferred, u64),
-    /// Nowhere yet.
+    /// Still being fetched.
     UnderWay,
 }
 
 impl ReadAnswer {
-    /// The answer to this request.
     pub(super) fn new(common: &Common, reth: Reth, psn: Psn, srqn: Option<u32>) -> ReadAnswer {
         let length = u64::from(reth.length);
         let packets = length.div_ceil(common.mtu()).max(1) as u32;
@@ -100,7 +100,7 @@ impl ReadAnswer {
         }
     }
 
-    /// Does something with the memory that the READ is of.
+    /// Accesses the memory of the READ through its protection domain.
     pub(super) fn reach<H: Host, T>(
         &self,
         host: &H,
@@ -108,12 +108,12 @@ impl ReadAnswer {
     ) -> Result<T, RemoteError> {
         match self.srqn {
             None => access(host),
-            // Without the queue there is nobody whose memory it could be.
+            // Without the shared receive queue there is no protection domain.
             Some(srqn) => host.with_srq(srqn, access).unwrap_or(Err(RemoteError::Access)),
         }
     }
 
-    /// Checks the request, and begins to fetch what is absent, unless it is to do so `later`.
+    /// Checks the request, and begins to fetch absent memory unless `later` returns true.
     pub(super) fn prepare(
         &mut self,
         common: &mut Common,
@@ -131,32 +131,32 @@ impl ReadAnswer {
         }
     }
 
-    /// Bytes in the packets that this answer has.
+    /// Bytes in the packets of this response.
     fn answered_bytes(&self, common: &Common) -> u64 {
         self.length.min(u64::from(self.end) * common.mtu())
     }
 
-    /// PSN of the packet that leaves next.
+    /// PSN of the next packet to send.
     pub(super) fn next_psn(&self) -> Psn {
         self.psn.plus(self.sent)
     }
 
-    /// Whether it waits for room, or for its turn.
+    /// Whether it waits for a buffer, or for earlier READs.
     pub(super) fn is_hungry(&self) -> bool {
         self.fetch_state != FetchState::Sated
     }
 
-    /// Whether there was no room for what it wants to fetch.
+    /// Whether no buffer was free for its next fetch.
     pub(super) fn lacks_room(&self) -> bool {
         self.fetch_state == FetchState::Room
     }
 
-    /// Bytes that have been fetched, or are being fetched, and have not left.
+    /// Bytes that are fetched or being fetched, and not sent.
     fn fetched_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.end - part.start).sum()
     }
 
-    /// Gives up what has been fetched, if anything; true if there was. While it is on its way, there is nothing to be had.
+    /// Drops the fetched parts; true if there were any. Parts whose oldest is still being fetched cannot be dropped.
     fn give_up_room(&mut self) -> bool {
         let has_room = self.parts.front().is_some_and(|part| part.data.outcome().is_some());
         if has_room {
@@ -166,7 +166,7 @@ impl ReadAnswer {
         has_room
     }
 
-    /// Begins to fetch what follows. When there is no room, it is noted.
+    /// Begins to fetch the next part. Records it if no buffer is free.
     pub(super) fn fetch(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
         let start = self.parts.back().map_or(u64::from(self.sent) * common.mtu(), |part| part.end);
         let end = self.answered_bytes(common).min(start + FETCH_BYTES_MAX);
@@ -184,18 +184,18 @@ impl ReadAnswer {
                 self.fetch_state = FetchState::Room;
                 Ok(())
             }
-            // The memory is of the ordinary kind by now.
+            // The memory is no longer absent.
             Err(RemoteError::Retry) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether nothing can leave before more was fetched, and that has to wait.
+    /// Whether nothing can be sent before a fetch that has to wait.
     pub(super) fn is_blocked(&self) -> bool {
         self.parts.is_empty() && self.is_hungry()
     }
 
-    /// Where the data at `offset` is; in memory perhaps.
+    /// Where the data at `offset` is.
     pub(super) fn source(&self, offset: u64) -> Result<Source<'_>, RemoteError> {
         match self.parts.front() {
             Some(part) if part.start <= offset => match part.data.outcome() {
@@ -207,14 +207,15 @@ impl ReadAnswer {
         }
     }
 
-    /// A packet with the data at `offset` has left. When it was the first of a part, the next part is fetched meanwhile.
+    /// Records that the packet with the data at `offset` was sent. If it was the first of a part, the next part is
+    /// fetched meanwhile.
     pub(super) fn advance(&mut self, common: &mut Common, host: &impl Host, offset: u64) {
         self.sent += 1;
         let next = offset + common.mtu();
         let Some(part) = self.parts.front() else { return };
         let (begins, end) = (part.start == offset, part.end);
         if begins && self.parts.len() == 1 {
-            // What goes wrong here is found out when it is that part's turn.
+            // The error is found again when that part is to be sent.
             let _ = self.fetch(common, host);
         }
         if next >= end {
@@ -223,8 +224,8 @@ impl ReadAnswer {
     }
 }
 
-/// Keys by which memory is being changed. Accesses by the same key take effect in the order in which they were asked for; what
-/// another key stands for may be the same bytes, without its pager knowing.
+/// Keys of pending changes of memory. Accesses by one key take effect in the order of their requests. Another
+/// key may refer to the same bytes without its pager knowing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Keys {
     #[default]
@@ -242,13 +243,13 @@ impl Keys {
         }
     }
 
-    /// Whether one of them is another one than `rkey`.
+    /// Whether there is a key other than `rkey`.
     fn have_another(self, rkey: u32) -> bool {
         self != Keys::None && self != Keys::One(rkey)
     }
 }
 
-/// WRITEs that are under way, and the ACKs that wait for them.
+/// Pending writes, and the ACKs that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Settle {
     writes: VecDeque<Write>,
@@ -263,23 +264,23 @@ struct Write {
     ack: Option<(Psn, u32)>,
 }
 
-/// What has become of the writes that an entry waits for.
+/// State of the pending writes of an entry.
 pub(super) enum Settled {
-    /// Some are under way; this ACK need not wait for them.
+    /// Some are pending; this ACK need not wait for them.
     InPart(Option<(Psn, u32)>),
     All(Option<(Psn, u32)>),
     Failed(Psn, RemoteError),
 }
 
 impl Settle {
-    /// Owes an ACK for everything up to `psn` once the latest write is done.
+    /// Queues an ACK for everything up to `psn`, to be sent when the latest write is done.
     pub(super) fn owe_ack(&mut self, up_to: Psn, msn: u32) {
         let Some(write) = self.writes.back_mut() else { return };
         let psn = write.ack.map_or(up_to, |(psn, _)| if psn.is_before(up_to) { up_to } else { psn });
         write.ack = Some((psn, msn));
     }
 
-    /// Takes the writes away that have ended, in order.
+    /// Removes the completed writes, in order.
     pub(super) fn look(&mut self) -> Settled {
         let mut ack = None;
         while let Some(write) = self.writes.front() {
@@ -294,19 +295,19 @@ impl Settle {
     }
 }
 
-/// An atomic or a FLUSH that is under way.
+/// A deferred atomic or FLUSH.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) psn: Psn,
     pub(super) msn: u32,
     pub(super) rkey: u32,
-    /// Whether the answer has a value, or is empty.
+    /// Whether the response has a value, or is empty.
     pub(super) returns_value: bool,
     pub(super) transfer: Box<dyn Deferred>,
 }
 
 impl Parked {
-    /// The answer, once there is one.
+    /// The response, once the transfer has ended.
     pub(super) fn answer(&self) -> Option<Result<Owed, RemoteError>> {
         let outcome = self.transfer.outcome()?;
         let (psn, msn) = (self.psn, self.msn);
@@ -322,7 +323,7 @@ impl Parked {
 }
 
 impl Owed {
-    /// The PSN of what waits for memory, if this does.
+    /// The PSN at which this response waits for memory, if it does.
     fn waits_at(&self, mtu: u64) -> Option<Psn> {
         match self {
             Owed::Read(read) => {
@@ -334,7 +335,7 @@ impl Owed {
         }
     }
 
-    /// PSN of the oldest packet that this answers from now on, if it answers any.
+    /// PSN of the oldest packet that this still has to answer, if any.
     pub(super) fn next_psn(&self) -> Option<Psn> {
         match self {
             Owed::Read(read) => Some(read.next_psn()),
@@ -354,30 +355,30 @@ impl Owed {
         }
     }
 
-    /// Whether this stands for a change of memory that has yet to come about.
+    /// Whether this is a pending change of memory.
     pub(super) fn is_unsettled(&self) -> bool {
         matches!(self, Owed::Settle(_) | Owed::Parked(_))
     }
 }
 
 impl Responder {
-    /// What was parked is looked at again.
+    /// Has the deferred operations checked again.
     pub(crate) fn wake(&mut self) {
         self.parked = false;
         self.woken = true;
     }
 
-    /// The PSN at which everything that is owed waits for memory.
+    /// The PSN at which the oldest pending response waits for memory.
     pub(super) fn waits_at(&self, common: &Common) -> Option<Psn> {
         self.owed.front()?.waits_at(common.mtu())
     }
 
-    /// Whether changes of memory that the peer has asked for have yet to come about.
+    /// Whether changes of memory that the peer requested are pending.
     pub(super) fn is_unsettled(&self) -> bool {
         self.owed.iter().any(Owed::is_unsettled)
     }
 
-    /// Writes a packet's data, at once or by and by.
+    /// Writes a packet's data, at once or deferred.
     pub(super) fn write(
         &mut self,
         common: &mut Common,
@@ -409,7 +410,7 @@ impl Responder {
         self.owed.iter().map(writes).sum()
     }
 
-    /// Tells the program of a message, when all that the peer wrote before it is there.
+    /// Completes a receive when all writes before the message are done.
     pub(super) fn tell(&mut self, common: &mut Common, wc: Wc) {
         match self.is_unsettled() {
             true => self.owed.push_back(Owed::Tell(wc)),
@@ -417,7 +418,7 @@ impl Responder {
         }
     }
 
-    /// Tells of the messages that wait for nothing any more. READs that are answered before them do not matter.
+    /// Delivers the deferred completions that no longer wait for writes. READ responses before them do not matter.
     pub(super) fn tell_settled(&mut self, common: &mut Common) {
         let mut index = 0;
         while let Some(owed) = self.owed.get(index) {
@@ -432,15 +433,15 @@ impl Responder {
         }
     }
 
-    /// Messages that cannot be told of yet may be as many as fit among what is owed. An unreliable peer cannot be told to
-    /// come back: of its messages there are at most as many as receives were posted.
+    /// Limits deferred completions to the number of pending responses. An unreliable peer gets no RNR NAK: its deferred
+    /// completions are limited by the posted receives.
     pub(super) fn require_room_to_tell(&self, common: &Common) -> Result<(), Refusal> {
         let is_full = self.owed.len() >= OWED_MAX && !common.is(QpType::Uc);
         if is_full && self.is_unsettled() { Err(ABSENT) } else { Ok(()) }
     }
 
-    /// While writes are under way, nothing breaks the connection: its NAK would acknowledge them, and what the program
-    /// has not been told of yet could not be told any more. The peer sends the bad packet again, and then it does.
+    /// While writes are pending, no refusal breaks the connection: its NAK would acknowledge them, and deferred
+    /// completions could not be delivered any more. The peer sends the bad packet again, and is refused then.
     pub(super) fn postpone(&mut self, info: &OpcodeInfo, refusal: Refusal) -> Refusal {
         let for_now = matches!(refusal, Refusal::NotReady | Refusal::Rnr { .. });
         if for_now || !self.is_unsettled() {
@@ -455,8 +456,8 @@ impl Responder {
         UNSETTLED
     }
 
-    /// Whether a READ by this key that has just arrived is not to be fetched yet: those before it wait for room themselves, or are
-    /// being fetched far enough ahead; or memory is being changed by another key.
+    /// Whether a new READ by this key must not be fetched yet: earlier READs wait to fetch themselves or are
+    /// fetched far enough ahead, or memory is being changed by another key.
     pub(super) fn defers_fetching(&self, rkey: u32) -> bool {
         let (mut fetched_bytes, mut keys) = (0, Keys::None);
         for owed in &self.owed {
@@ -469,7 +470,7 @@ impl Responder {
         fetched_bytes >= FETCH_AHEAD_BYTES_MAX || keys.have_another(rkey)
     }
 
-    /// Lets READs fetch that had no room, or had to wait for their turn, the oldest first.
+    /// Starts the fetches of waiting READs, oldest first.
     pub(super) fn schedule(&mut self, common: &mut Common, host: &impl Host) {
         if !std::mem::take(&mut self.woken) || !std::mem::take(&mut self.hungry) {
             return;
@@ -485,7 +486,7 @@ impl Responder {
                 if index > 0 && (is_early || keys.have_another(read.rkey)) {
                     read.fetch_state = FetchState::Turn;
                 } else {
-                    // What goes wrong here is found out when it is that READ's turn.
+                    // The error is found again when that READ is to be sent.
                     let _ = read.fetch(common, host);
                 }
             }
@@ -495,7 +496,8 @@ impl Responder {
         self.preempt();
     }
 
-    /// When the oldest READ has no room, the newest one that has gives it up: whatever other queue pairs hold, this one goes on.
+    /// When the oldest READ is blocked, the newest READ with fetched data gives it up: this queue pair then goes on
+    /// whatever others hold.
     pub(super) fn preempt(&mut self) {
         let Some(Owed::Read(first)) = self.owed.front() else { return };
         if !first.is_blocked() {
@@ -503,18 +505,18 @@ impl Responder {
         }
         let others = self.owed.iter_mut().skip(1).rev();
         let mut reads = others.filter_map(|owed| if let Owed::Read(read) = owed { Some(read) } else { None });
-        // Whoever has its room back is told so, and looks here again.
+        // The host wakes the queue pair when the buffers are free.
         self.hungry |= reads.any(ReadAnswer::give_up_room);
     }
 
-    /// Notes what an atomic has returned, in case the peer asks again.
+    /// Keeps the result of an atomic for duplicates.
     pub(super) fn remember_value(&mut self, at: Psn, value: u64, msn: u32) {
         if let Some(kept) = self.history.iter_mut().rev().find(|kept| kept.psn == at) {
             kept.what = Kept::Atomic { value, msn };
         }
     }
 
-    /// Forgets what is owed from the entry `first` on; the program learns that the messages in there are lost.
+    /// Drops the pending responses from `first` on; their deferred completions are flushed.
     pub(super) fn forget_owed(&mut self, common: &mut Common, first: usize) {
         for owed in self.owed.drain(first..) {
             if let Owed::Tell(wc) = owed {
@@ -525,7 +527,7 @@ impl Responder {
         self.parked = false;
     }
 
-    /// An ACK that has waited for writes leaves first.
+    /// Queues an ACK that has waited for writes before all others.
     pub(super) fn owe_first(&mut self, common: &Common, ack: Option<(Psn, u32)>) {
         if let Some((psn, msn)) = ack
             && !common.is(QpType::Uc)

@@ -36,7 +36,7 @@ impl Responder {
         };
         match result {
             Ok(()) => Verdict::Fine,
-            // The program's own mistake: it has to learn of it.
+            // The program's own error, so it is reported.
             Err(Refusal::ReceiveProtection) => {
                 self.fail_receive(common, crate::WcStatus::LocalProtection);
                 Verdict::ResponderFatal(QpEvent::Fatal)
@@ -51,14 +51,14 @@ impl Responder {
         }
     }
 
-    /// Drops this packet and what came of its message; the rest will lack its beginning, and be dropped in turn.
+    /// Drops this packet and its message; the remaining packets lack their beginning and are dropped, too.
     fn skip(&mut self, common: &mut Common) -> Verdict {
         common.counters.dropped += 1;
         self.abandon();
         Verdict::Fine
     }
 
-    /// The receive of a broken message goes back to the front of the queue, for the next message.
+    /// Gives the receive of a broken message back to the queue.
     fn abandon(&mut self) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
             self.give_back(receive);
