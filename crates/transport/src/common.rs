@@ -1,4 +1,4 @@
-//! What requester and responder share: configuration, attributes, counters and the queue of events.
+//! State shared by requester and responder: configuration, attributes, counters and the event queue.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use terrace_wire::{Bth, Extensions, Opcode, Path, Psn, emit_headers};
 use crate::host::Sink;
 use crate::types::{QpAttr, QpConfig, QpCounters, QpEvent, QpType, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// The only partition that the NIC has: full membership of the default one.
+/// The NIC's only partition: full membership of the default one.
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 #[derive(Debug)]
@@ -18,19 +18,20 @@ pub(crate) struct Common {
     pub(crate) counters: QpCounters,
 }
 
-/// What the queue pair shall become after a call into one of its halves.
+/// State change of the queue pair that a call into the requester or responder requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Verdict {
     Fine,
     /// The requester completed a request in error: SQE for UC and UD, ERR for RC and XRC.
     RequesterFatal,
-    /// The responder met an error that ends the connection.
+    /// The responder found an error that ends the connection.
     ResponderFatal(QpEvent),
 }
 
 impl Common {
-    /// Most bytes of payload in a packet: the path MTU of a connection; a datagram has no path of its own.
+    /// Most payload bytes in a packet: the path MTU of a connection; UD has no path of its own and uses the port's
+    /// limit.
     pub(crate) fn mtu(&self) -> u64 {
         u64::from(if self.is(QpType::Ud) { self.config.mtu_limit } else { self.attr.path_mtu })
     }
@@ -81,7 +82,7 @@ impl Common {
 }
 
 /// Pushes a packet: headers, then `payload_len` bytes that `fill` writes, then the pad. Returns `Ok(None)` when
-/// the sink is full, and takes the packet back when `fill` fails.
+/// the sink is full, and cancels the packet when `fill` fails.
 #[inline(always)] // As for `emit_headers`.
 pub(crate) fn push_packet<E>(
     sink: &mut impl Sink,

@@ -1,4 +1,4 @@
-//! Receiving datagrams (UD): one packet a message, no answers, and a routing header in front of the data.
+//! Receiving datagrams (UD): one packet a message, no answers, and a GRH in front of the data.
 
 use terrace_wire::{GRH_LEN, Packet, RxMeta, Trailer, grh};
 
@@ -7,12 +7,12 @@ use crate::host::{Host, LocalError};
 use crate::responder::Responder;
 use crate::types::{QpEvent, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 
-/// Value of `wc.sl` for which UCX takes the header for IPv4's, in bytes 20 to 39.
+/// Value of `wc.sl` at which UCX expects an IPv4 header, in bytes 20 to 39.
 const GRH_KIND_IPV4: u8 = 2;
 
 impl Responder {
-    /// Delivers a datagram to the oldest receive. What it cannot take is dropped: the sender expects no answer, and a
-    /// stranger must be able neither to use up receives nor to bring the queue pair into an error state. Only a
+    /// Delivers a datagram to the oldest receive. Datagrams that do not fit are dropped: the sender expects no answer,
+    /// and an unknown sender must neither consume receives nor put the queue pair into an error state. Only a
     /// receive whose own memory cannot be written does that.
     pub(crate) fn handle_datagram(
         &mut self,
@@ -59,7 +59,7 @@ impl Responder {
     }
 }
 
-/// Writes the routing header and the data.
+/// Writes the GRH and the data.
 fn place(host: &impl Host, receive: &RecvWr, meta: &RxMeta, packet: &Packet<'_>) -> Result<(), LocalError> {
     let header_len = packet.bth.opcode.info().header_len;
     let packet_len = header_len + packet.payload.len() + usize::from(packet.bth.pad);

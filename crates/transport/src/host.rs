@@ -1,4 +1,4 @@
-//! What the transport needs from the NIC around it: memory, shared receives, room for packets.
+//! Services that the transport needs from the NIC around it: memory, shared receives, buffers for packets.
 
 use std::fmt::Debug;
 use std::net::IpAddr;
@@ -26,30 +26,30 @@ pub enum RemoteError {
     /// An atomic's address is not a multiple of 8, or the request makes no sense for this region.
     #[error("invalid request")]
     Invalid,
-    /// The region could not do what was asked (a flush that failed).
+    /// The region could not execute the request (a flush that failed).
     #[error("remote operation error")]
     Operation,
-    /// The memory is absent: [`Host::fetch`], [`Host::put`] and the like carry the access out. From those themselves:
-    /// there is no room; the queue pair is woken when there is.
+    /// The memory is absent: [`Host::fetch`], [`Host::put`] and the like execute the access. From those themselves:
+    /// no buffer is free; the queue pair is woken when one is.
     #[error("the memory is not there yet")]
     NotReady,
-    /// The memory is absent and on its way: the peer shall try again. From [`Host::fetch`] and the like: the memory is
-    /// of an ordinary kind by now.
+    /// The memory is absent and being fetched: the peer must retry. From [`Host::fetch`] and the like: the memory is
+    /// no longer absent.
     #[error("the memory is on its way")]
     Retry,
 }
 
-/// An access to absent memory that is carried out while the queue pair does something else. When it has ended, the owner of
-/// the queue pair calls [`Qp::wake`](crate::Qp::wake). Dropping it does not take it back.
+/// A deferred access to absent memory, executed outside the queue pair. When it has ended, the owner of
+/// the queue pair calls [`Qp::wake`](crate::Qp::wake). Dropping it does not cancel it.
 pub trait Deferred: Send + Debug {
-    /// How it ended; `None` while it is under way.
+    /// Its result; `None` while it is pending.
     fn outcome(&self) -> Option<Result<(), RemoteError>>;
-    /// Copies what a finished read brought, from `offset` within the range that was asked for; of an atomic, the 8 bytes
-    /// before it.
+    /// Copies the result of a finished read, from `offset` within the requested range; for an atomic, the 8 bytes
+    /// before the operation.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError>;
 }
 
-/// What a peer wants to do with memory.
+/// A peer's kind of access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteAccess {
     Read,
@@ -76,21 +76,22 @@ pub enum AtomicOp {
 }
 
 /// The NIC around a queue pair. One is made for each call into the queue pair; it knows the queue pair's
-/// protection domain and number, so keys are checked against both.
+/// protection domain and number, and checks keys against both.
 pub trait Host {
-    /// Copies `out.len()` bytes that lie `offset` bytes into the list's concatenation.
+    /// Copies `out.len()` bytes from `offset` in the list's concatenation.
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
-    /// Copies `data` to the place `offset` bytes into the list's concatenation. The caller has checked the length.
+    /// Copies `data` to `offset` in the list's concatenation. The caller has checked the length.
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError>;
-    /// The same for the list of a receive. One of a shared receive queue is checked against that queue's protection domain.
+    /// The same for a receive's list. A receive of a shared receive queue is checked against that queue's protection
+    /// domain.
     fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
         self.scatter(sges, offset, data)
     }
-    /// Checks the whole range without touching it. `NotReady` and `Retry` say that part of it is absent.
+    /// Checks the whole range without accessing it. `NotReady` and `Retry` mean that part of it is absent.
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError>;
-    /// Performs the operation and returns the value before it, as the host's integer.
+    /// Performs the operation and returns the previous value, as the host's integer.
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError>;
     /// `placement` and `selectivity` are the FETH's fields; selectivity 1 means the whole region.
     fn remote_flush(
@@ -101,7 +102,7 @@ pub trait Host {
         placement: u8,
         selectivity: u8,
     ) -> Result<(), RemoteError>;
-    /// Reads a range of absent memory. A host whose memory is all there need not have this nor the next three.
+    /// Reads a range of absent memory. A host without absent memory needs neither this nor the next three.
     fn fetch(&self, _rkey: u32, _va: u64, _len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Operation)
     }
@@ -113,7 +114,7 @@ pub trait Host {
     fn put_atomic(&self, _rkey: u32, _va: u64, _op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Operation)
     }
-    /// Flushes what [`Host::remote_flush`] cannot flush at once.
+    /// Flushes a range that [`Host::remote_flush`] cannot flush at once.
     fn flush(
         &self,
         _rkey: u32,
@@ -129,7 +130,7 @@ pub trait Host {
     /// Invalidates a key on behalf of a local work request.
     fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError>;
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError>;
-    /// Does something for a request of XRC with the host as the shared receive queue of that number has it: with its receives, and
+    /// Runs `act` for an XRC request with the host as that shared receive queue sees it: with its receives, and
     /// with memory through its protection domain. `None` where the queue pair's XRC domain has no such queue.
     fn with_srq<T>(&self, _srqn: u32, _act: impl FnOnce(&Self) -> T) -> Option<T>
     where
@@ -139,38 +140,38 @@ pub trait Host {
     }
     /// The oldest receive of the shared receive queue.
     fn take_shared_receive(&self) -> Option<RecvWr>;
-    /// Whether the request of this peer that would consume a receive is to be told that none is there, though one may be: for
-    /// who wants to see what the peer makes of that.
+    /// Whether a request of this peer that would consume a receive is refused as if no receive were posted (fault
+    /// injection to observe the peer's RNR handling).
     fn withholds_receive(&self, _peer: IpAddr) -> bool {
         false
     }
-    /// Whether [`Host::withholds_receive`] is ever to be asked: where it says no, the short way of messages does not ask.
+    /// Whether [`Host::withholds_receive`] can ever be true: if not, the fast path of messages does not call it.
     fn may_withhold_receives(&self) -> bool {
         false
     }
-    /// Books a packet of `len` bytes of an unreliable service, and returns until when the queue pair shall rest if the
-    /// port has got too far ahead. Nobody acknowledges these packets, so no window holds their sender back.
+    /// Accounts for a packet of `len` bytes of an unreliable service. Returns until when the queue pair must pause if
+    /// the port exceeds its rate limit. These packets are not acknowledged, so no window limits their sender.
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
         None
     }
-    /// Whether a request packet of a reliable connection may leave while so many bytes of its queue pair are in flight, as
-    /// [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. Where it may not and nothing is in flight, whose
-    /// acknowledgement would bring the queue pair back, [`Qp::is_held_back`](crate::Qp::is_held_back) tells, and the owner calls
-    /// [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
+    /// Whether a request packet of a reliable connection may be sent while so many bytes of its queue pair are in
+    /// flight, as [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. If it may not while nothing is in
+    /// flight, no ACK resumes the queue pair. Then [`Qp::is_held_back`](crate::Qp::is_held_back) is true, and the owner
+    /// calls [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
     fn admits(&self, _in_flight_bytes: u64) -> bool {
         true
     }
 }
 
-/// Room for outgoing packets. Whoever drains it adds the ICRC.
+/// Buffer for outgoing packets. Its consumer adds the ICRC.
 pub trait Sink {
-    /// Room for a packet of `len` bytes from the BTH to the pad, or `None` when there is none: try again after
+    /// Buffer for a packet of `len` bytes from the BTH to the pad, or `None` when the sink is full: try again after
     /// the sink was drained. The content is unspecified; every byte must be written.
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;
-    /// Takes the last pushed packet back.
+    /// Removes the last pushed packet.
     fn cancel(&mut self);
-    /// Has the last pushed packet carry an acknowledgement of everything up to `psn`, for [`Qp::take_message`] or
-    /// [`Qp::handle_packet_carrying`] at the other end; false where there is no such packet, or packets cannot carry anything.
+    /// Piggybacks an acknowledgement of everything up to `psn` on the last pushed packet, for [`Qp::take_message`] or
+    /// [`Qp::handle_packet_carrying`] at the peer; false if there is no such packet, or the sink cannot piggyback.
     ///
     /// [`Qp::take_message`]: crate::Qp::take_message
     /// [`Qp::handle_packet_carrying`]: crate::Qp::handle_packet_carrying
@@ -183,11 +184,11 @@ pub trait Sink {
 pub trait SendRequest: Into<SendWr> {
     fn op(&self) -> &SendOp;
     fn flags(&self) -> SendFlags;
-    /// Bytes of local memory, or inline.
+    /// Bytes of local memory, or of inline data.
     fn length(&self) -> u64;
-    /// Whether a queue with these limits takes as many elements, or as much inline.
+    /// Whether its elements or inline data fit a queue with these limits.
     fn fits(&self, cap: &QpCap) -> bool;
-    /// Copies all that it carries.
+    /// Copies its whole payload.
     ///
     /// # Errors
     /// As for [`Host::gather`].
@@ -253,7 +254,7 @@ impl SendRequest for &ShortWr {
 }
 
 impl Payload {
-    /// Copies `out.len()` bytes from `offset` on. Nothing is looked at where nothing is asked for.
+    /// Copies `out.len()` bytes from `offset` on. An empty `out` needs no valid SGE.
     ///
     /// # Errors
     /// As for [`Host::gather`].

@@ -1,4 +1,4 @@
-//! The RC, XRC, UC and UD transport of InfiniBand as RoCEv2 carries it (IBTA volume 1, chapter 9): requester,
+//! The RC, XRC, UC and UD transport of InfiniBand over RoCEv2 (IBTA volume 1, chapter 9): requester,
 //! responder, completer and their timers, without IO, clock or unsafe code.
 //!
 //! [`Qp`] is the whole interface. Packets, work requests and the time go in; packets, completions and the next

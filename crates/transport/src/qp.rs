@@ -1,4 +1,4 @@
-//! A queue pair: the two halves of the transport, the state machine that governs them, and the calls by which the
+//! A queue pair: requester, responder, their state machine, and the calls by which the
 //! NIC drives them.
 
 use std::collections::VecDeque;
@@ -16,25 +16,25 @@ use crate::types::{
     QpState, QpType, RecvWr, SendOp, SendWr, ShortWr, Wc, WcStatus,
 };
 
-/// Congestion is told to a peer at most this often (the usual notification point's interval).
+/// Shortest interval between CNPs to a peer (the usual interval of a notification point).
 const CNP_INTERVAL_NS: u64 = 50_000;
 
-/// The bits of a partition key that number the partition.
+/// The partition number within a partition key.
 const PKEY_NUMBER_MASK: u16 = 0x7fff;
 
 /// The ECN code point "congestion experienced".
 const ECN_CONGESTED: u8 = 3;
 
-/// What to do with acknowledgements that nothing else presses.
+/// When to send ACKs that no other response forces out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Send them, behind requests: then they leave in one system call. In a sink that can do so ([`Sink::carry_ack`]), with requests:
-    /// then who waits for the answer to a message hears with it that the message has arrived.
+    /// Send them after requests, so that both leave in one system call. A sink that can ([`Sink::carry_ack`])
+    /// piggybacks them on requests: the peer then gets the ACK of its message together with the reply.
     Now,
-    /// Send them, ahead of requests, as an RNIC does that acknowledges a message before its program knows of it: then the peer hears
-    /// that its message has arrived before it gets the answer to it.
+    /// Send them before requests, as an RNIC does that acknowledges a message before its program sees it. The peer then
+    /// gets the ACK of its message before the reply.
     First,
-    /// Keep them: the program is about to post something that they can leave with.
+    /// Defer them: the program is about to post a request with which they can leave.
     Hold,
 }
 
@@ -57,7 +57,7 @@ pub struct Qp {
     responder: Responder,
     established: bool,
     cnp_due: bool,
-    /// When congestion last led to a notification.
+    /// Time of the last congestion that led to a CNP.
     congestion_noted_at: Option<Time>,
 }
 
@@ -86,22 +86,22 @@ impl Qp {
         self.common.attr.state
     }
 
-    /// What it has counted.
+    /// Its counters.
     pub fn counters(&self) -> &QpCounters {
         &self.common.counters
     }
 
-    /// What it was created with.
+    /// Its creation parameters.
     pub fn config(&self) -> &QpConfig {
         &self.common.config
     }
 
-    /// The attributes as they were set, but for the state.
+    /// The attributes as set, except for the current state.
     pub fn attr(&self) -> &QpAttr {
         &self.common.attr
     }
 
-    /// The current attributes; the PSNs are those that come next.
+    /// The current attributes; the PSNs are the next ones.
     pub fn query(&self) -> QpAttr {
         let mut attr = self.common.attr;
         attr.cur_state = attr.state;
@@ -111,10 +111,10 @@ impl Qp {
         attr
     }
 
-    /// Changes attributes and state, or nothing at all.
+    /// Changes attributes and state; on error it changes nothing.
     ///
     /// # Errors
-    /// Where the table of transitions has no such change, or a value is out of range.
+    /// If the transition table has no such change, or a value is out of range.
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
         let from = self.common.attr.state;
         let to = state::check(&self.common.config, from, attr, mask)?;
@@ -168,7 +168,7 @@ impl Qp {
                 self.enter_error();
             }
             Verdict::RequesterFatal => self.common.attr.state = QpState::Sqe,
-            // What was owed when the queue pair broke may break in turn: that is no news.
+            // Responses that were pending when the queue pair failed may fail, too: no second event.
             Verdict::ResponderFatal(_) if self.common.attr.state == QpState::Err => {}
             Verdict::ResponderFatal(event) => {
                 self.common.events.push_back(event);
@@ -177,7 +177,7 @@ impl Qp {
         }
     }
 
-    /// Once everything that had started is acknowledged, a draining send queue is drained.
+    /// Ends the draining of the send queue once all started requests are acknowledged.
     fn note_drained(&mut self) {
         let attr = &mut self.common.attr;
         if attr.state == QpState::Sqd && attr.sq_draining && self.requester.is_idle() {
@@ -202,9 +202,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Sends a work request that was not posted yet, if it is a SEND of one packet that can be posted and leave at once; nothing has
-    /// changed otherwise, and [`Qp::post_send`] and [`Qp::poll_transmit`] do the rest. An acknowledgement that is owed goes along if it
-    /// can. Once it has left it is to be posted by [`Qp::note_sent`], before anything else.
+    /// Sends a work request before it is posted, if it is a SEND of one packet that can be posted and sent now.
+    /// Otherwise it changes nothing, and [`Qp::post_send`] and [`Qp::poll_transmit`] handle the request. A pending ACK
+    /// is piggybacked if possible. If it was sent, the caller must post it by [`Qp::note_sent`] before anything else.
     #[inline]
     pub fn send_at_once(&mut self, host: &impl Host, sink: &mut impl Sink, wr: &impl SendRequest) -> bool {
         let sent = self.requester.send_at_once(&self.common, host, sink, wr);
@@ -214,13 +214,13 @@ impl Qp {
         sent
     }
 
-    /// Posts what [`Qp::send_at_once`] has sent. No event comes of it.
+    /// Posts a request that [`Qp::send_at_once`] has sent. It raises no event.
     #[inline]
     pub fn note_sent(&mut self, now: impl FnOnce() -> Time, wr: SendWr) {
         self.requester.note_sent(now, &mut self.common, wr);
     }
 
-    /// Whether these work requests can all be queued, one after the other.
+    /// Checks whether these work requests can all be queued.
     ///
     /// # Errors
     /// As for [`Qp::post_send`].
@@ -236,15 +236,15 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether a send work request that is posted now is the only one, so that it may be carried out in another way than by packets
-    /// ([`Qp::complete_direct`]) and still take effect in its turn.
+    /// Whether the send queue is empty in RTS, so that a work request posted now may be executed without packets
+    /// ([`Qp::complete_direct`]) and still takes effect in order.
     #[inline(always)]
     pub fn is_quiet(&self) -> bool {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
-    /// Whether this one would be taken if it were posted now, and is the only one, see [`Qp::is_quiet`]; and may be carried out in that
-    /// other way: it is a READ, a WRITE or an atomic, of RC.
+    /// Whether the send queue is empty ([`Qp::is_quiet`]), and this work request is valid and may be executed without
+    /// packets: it is a READ, a WRITE or an atomic, of RC.
     #[inline(always)]
     pub fn is_quiet_for(&self, wr: &ShortWr) -> bool {
         let Common { config, attr, .. } = &self.common;
@@ -262,35 +262,36 @@ impl Qp {
             && config.cap.max_send_wr > 0
     }
 
-    /// The same as [`Qp::complete_direct`] for a short work request.
+    /// [`Qp::complete_direct`] for a short work request.
     #[inline(always)]
     pub fn complete_short(&mut self, wr: &ShortWr) -> Option<Wc> {
         self.count_direct(wr.local.length.into());
         requester::short_completion(&self.common, wr)
     }
 
-    /// Counts a send work request that somebody has carried out without packets while the queue pair was quiet. Its completion, if
-    /// it has one: no event comes of it.
+    /// Counts a send work request that the caller has executed without packets while the send queue was empty. Returns
+    /// its completion, if it has one; raises no event.
     #[inline]
     pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
         self.count_direct(wr.payload.len());
         requester::success(&self.common, wr)
     }
 
-    /// Counts an access of so many bytes that was made without packets.
+    /// Counts an access of `len` bytes that was made without packets.
     #[inline]
     pub fn count_direct(&mut self, len: u64) {
         self.common.counters.direct += 1;
         self.common.counters.direct_bytes += len;
     }
 
-    /// Ends one whose result could not be stored: the queue pair is in error after this, and the events say so.
+    /// Completes in error a request whose result could not be stored: the queue pair enters the error state, with
+    /// events.
     pub fn fail_direct(&mut self, wr: &SendWr) {
         requester::complete(&mut self.common, wr, WcStatus::LocalProtection, 0);
         self.settle(Verdict::RequesterFatal);
     }
 
-    /// Whether send work requests complete at once, without being executed.
+    /// Whether send work requests are flushed when they are posted.
     fn flushes_sends(&self) -> bool {
         matches!(self.common.attr.state, QpState::Err | QpState::Sqe)
     }
@@ -298,7 +299,7 @@ impl Qp {
     /// Queues a receive work request. In the error state it completes as flushed at once.
     ///
     /// # Errors
-    /// If the queue is full, the queue pair has none of its own, or it is in RESET.
+    /// If the queue is full, the queue pair has no receive queue of its own, or it is in RESET.
     #[inline]
     pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
         let has_queue = self.common.config.qp_type.has_receives() && !self.common.config.has_srq;
@@ -320,10 +321,10 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes a packet, if it is a message as connections mostly carry it, for a receive that is there, and what it carries acknowledges
-    /// all that has left, if it carries anything; nothing has changed otherwise, and [`Qp::handle_packet_carrying`] takes it. Tells of
-    /// the work requests that are complete by what it carries. The message's own completion, which comes behind them, is to be had by
-    /// [`Qp::completion_of`]. No event comes of it.
+    /// Fast path: accepts an ordinary message for a posted receive, whose piggybacked ACK, if any, acknowledges all
+    /// packets in flight. Otherwise it changes nothing, and the caller uses [`Qp::handle_packet_carrying`]. Calls
+    /// `tell` for the work requests that the ACK completes. The message's own completion comes behind them, by
+    /// [`Qp::completion_of`]. It raises no event.
     #[inline]
     pub fn take_message(
         &mut self,
@@ -346,7 +347,7 @@ impl Qp {
         Some(taken)
     }
 
-    /// The completion of a message that [`Qp::take_message`] has taken from this packet.
+    /// The completion of a message that [`Qp::take_message`] accepted from this packet.
     #[inline(always)]
     pub fn completion_of(&self, packet: &Packet<'_>, taken: &Taken) -> Wc {
         taken.completion(&self.common, packet)
@@ -359,14 +360,14 @@ impl Qp {
         counters.rx_bytes += (packet.bth.opcode.info().header_len + packet.payload.len()) as u64;
     }
 
-    /// Takes a packet that was addressed to this queue pair. Whatever it says, the worst that it can do is what the
-    /// protocol lets the connected peer do; from anybody else it is dropped.
+    /// Handles a packet that was addressed to this queue pair. Whatever its content, it can at most do what the
+    /// protocol lets the connected peer do; packets from other sources are dropped.
     pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
         self.handle_packet_carrying(|| now, meta, packet, None, host);
     }
 
-    /// The same with an acknowledgement of everything up to a PSN that it may have carried, which takes effect first. The time is
-    /// asked for if it is needed.
+    /// The same with a piggybacked ACK of everything up to a PSN, which takes effect first. Reads the clock
+    /// only if needed.
     pub fn handle_packet_carrying(
         &mut self,
         now: impl Fn() -> Time,
@@ -388,7 +389,7 @@ impl Qp {
             let verdict = self.requester.handle_ack(now(), &mut self.common, psn);
             self.settle(verdict);
             if self.common.attr.state == QpState::Err {
-                // What came alone after such an acknowledgement would not be looked at.
+                // A separate packet behind such an ACK would be dropped, too.
                 self.common.counters.dropped += 1;
                 return;
             }
@@ -415,7 +416,7 @@ impl Qp {
         self.settle(verdict);
     }
 
-    /// Whether a packet is a message as connections mostly carry it, from its peer: nothing is to be noted but itself.
+    /// Whether a packet is an ordinary message of the peer that changes no other state (established, congestion).
     #[inline]
     fn is_usual(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         packet.bth.opcode == Opcode::RcSendOnly
@@ -427,8 +428,8 @@ impl Qp {
             && meta.traffic_class & 3 != ECN_CONGESTED
     }
 
-    /// A packet met congestion on its way here. The peer is told, at most once in each interval; and since READ data
-    /// comes as fast as it is asked for, less of it is asked for at a time.
+    /// Handles a congestion-experienced mark. A CNP is sent to the peer at most once in each interval. READ data
+    /// arrive as fast as they are requested, so the window for requesting them shrinks, too.
     fn note_congestion(&mut self, now: Time, operation: Operation) {
         if self.congestion_noted_at.is_some_and(|sent| now < sent.after_ns(CNP_INTERVAL_NS)) {
             return;
@@ -440,13 +441,13 @@ impl Qp {
         }
     }
 
-    /// Whether a packet is of this queue pair's service, from its peer, in a state that takes it.
+    /// Whether a packet has this queue pair's service, comes from its peer, and suits the state.
     fn accepts(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let attr = &self.common.attr;
         let info = packet.bth.opcode.info();
         let service_fits = match (info.service, self.common.config.qp_type) {
             (Service::Cnp, qp_type) => qp_type != QpType::Ud,
-            // Of an extended reliable connection, one end asks and the other answers.
+            // In an extended reliable connection, one end requests and the other responds.
             (Service::Xrc, QpType::XrcSend) => is_answer(info.operation),
             (Service::Xrc, QpType::XrcRecv) => !is_answer(info.operation),
             (service, qp_type) => service == qp_type.service(),
@@ -470,37 +471,37 @@ impl Qp {
         }
     }
 
-    /// When [`Qp::handle_timeout`] has something to do next.
+    /// When [`Qp::handle_timeout`] is due next.
     pub fn deadline(&self) -> Option<Time> {
         self.requester.deadline()
     }
 
-    /// Acts on the timers that have run out by `now`; harmless when none has.
+    /// Handles the timers that have expired by `now`; harmless when none has.
     pub fn handle_timeout(&mut self, now: Time) {
         let verdict = self.requester.handle_timeout(now, &mut self.common);
         self.settle(verdict);
     }
 
-    /// An access that its host had deferred may have ended, or there may be room for one: what waited for that is looked
-    /// at again by the next [`Qp::poll_transmit`].
+    /// A deferred access may have ended, or a buffer may be free for one: the next [`Qp::poll_transmit`]
+    /// checks the deferred operations again.
     pub fn wake(&mut self) {
         self.responder.wake();
     }
 
-    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] has something to do: to send, to look at what it was woken
-    /// for, or to tell.
+    /// Whether [`Qp::poll_transmit`] with [`AckPolicy::Now`] has something to do: packets to send, or
+    /// deferred operations to check.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
         self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
     }
 
-    /// Whether there is something to send just now, and it is an acknowledgement.
+    /// Whether the only packet to send now is an ACK.
     #[inline]
     pub fn wants_only_to_acknowledge(&self) -> bool {
         self.holds_ack() && !self.cnp_due && !self.requester.wants_to_emit(&self.common)
     }
 
-    /// Whether the peer is owed an acknowledgement, and nothing else.
+    /// Whether an ACK is the only pending response.
     #[inline]
     pub fn holds_ack(&self) -> bool {
         self.responder.owes() && !self.responder.owes_more_than_ack()
@@ -511,17 +512,17 @@ impl Qp {
         self.requester.unacknowledged_packets()
     }
 
-    /// What the request packets in flight cost, their share of a receive buffer included.
+    /// Cost of the request packets in flight, including their overhead in a receive buffer.
     pub fn in_flight_bytes(&self) -> u64 {
         self.requester.in_flight_bytes()
     }
 
-    /// Whether requests wait with nothing in flight because of [`Host::admits`].
+    /// Whether [`Host::admits`] blocks requests while nothing is in flight.
     pub fn is_held_back(&self) -> bool {
         self.requester.is_held_back()
     }
 
-    /// Send work requests of which something has yet to be sent.
+    /// Send work requests with packets still to send.
     pub fn queued_requests(&self) -> usize {
         self.requester.queued_requests()
     }
@@ -531,7 +532,7 @@ impl Qp {
         (self.requester.len(), self.responder.receives_len())
     }
 
-    /// Sends what can be sent: requests, and what the peer is owed.
+    /// Sends what can be sent: requests and pending responses.
     pub fn poll_transmit(
         &mut self,
         now: Time,
@@ -599,7 +600,7 @@ impl Qp {
         Transmit::Idle
     }
 
-    /// Whether [`Qp::poll_event`] has something to tell.
+    /// Whether [`Qp::poll_event`] has an event.
     #[inline]
     pub fn has_events(&self) -> bool {
         !self.common.events.is_empty()
@@ -612,15 +613,15 @@ impl Qp {
     }
 }
 
-/// Whether a partition key names the only partition there is. Its top bit tells full members, of which this is one,
-/// from limited ones; the two may talk.
+/// Whether a partition key is of the only partition. Its top bit distinguishes full members, of which this is one,
+/// from limited ones; the two may communicate.
 fn is_default_partition(pkey: u16) -> bool {
     (pkey ^ DEFAULT_PKEY) & PKEY_NUMBER_MASK == 0
 }
 
-/// Whether a packet with this source can be of the peer at `remote`. A NIC sends from a port that its peers cannot know (IBTA annex
-/// A17 leaves it to the sender), but a process with a slot of its own, which a port beyond the first tells, sends from that port:
-/// then no other program of the peer's host can pass for it.
+/// Whether a packet with this source can come from the peer at `remote`. A NIC sends from a port that its peers cannot
+/// know (IBTA annex A17 leaves it to the sender). But a process with its own instance index, which means a port beyond
+/// the first, sends from that port: then no other program on the peer's host can impersonate it.
 #[inline]
 pub fn may_come_from(source: SocketAddr, remote: SocketAddr) -> bool {
     source.ip().to_canonical() == remote.ip().to_canonical()

@@ -1,5 +1,5 @@
-//! The queue pair's state machine as a table (IBTA volume 1, 10.3): which transitions exist, and
-//! which attributes each needs and allows, by kind of queue pair.
+//! The queue pair's state machine as a table (IBTA volume 1, 10.3): the transitions, and
+//! the attributes that each requires and allows, by kind of queue pair.
 //!
 //! ```text
 //!             +-------+    +------+    +-----+    +-----+ -------> +-----+
@@ -23,14 +23,14 @@ struct Transition {
     optional: ByType,
 }
 
-/// Something for RC, UC, UD and the two ends of XRC.
+/// A value each for RC, UC, UD and the two ends of XRC.
 type ByType = [M; 5];
 
 const NONE: ByType = [M::empty(); 5];
 const PATH: M = M::AV.union(M::PATH_MTU).union(M::DEST_QPN).union(M::RQ_PSN);
-/// What an end that answers READs and RNR NAKs must know, ...
+/// Attributes of an end that answers READs and sends RNR NAKs.
 const ANSWERS: M = M::MAX_DEST_RD_ATOMIC.union(M::MIN_RNR_TIMER);
-/// ... and one that asks.
+/// Attributes of an end that sends requests.
 const ASKS: M = M::TIMEOUT.union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
 const ALT: M = M::ALT_PATH.union(M::PATH_MIG_STATE);
 const IDENTITY: M = M::PKEY_INDEX.union(M::PORT);
@@ -113,7 +113,7 @@ fn column(qp_type: QpType) -> usize {
     }
 }
 
-/// The attributes that a transition needs and those it allows besides; `None` where there is no transition.
+/// The attributes that a transition requires and those it allows besides; `None` where there is no transition.
 /// Every state leads to RESET, and all but RESET to ERR, without attributes. RC and XRC have no SQE.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> {
     if qp_type.is_reliable() && (from == S::Sqe || to == S::Sqe) {
@@ -129,17 +129,17 @@ fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> {
         .map(|transition| (transition.required[column], transition.optional[column]))
 }
 
-/// Whether a queue pair of this kind may go from one state to the other by `modify_qp`.
+/// Whether `modify_qp` has this transition for this kind of queue pair.
 pub fn transition_exists(qp_type: QpType, from: QpState, to: QpState) -> bool {
     attributes(qp_type, from, to).is_some()
 }
 
-/// The attributes that the transition needs, besides the state itself; `None` where there is no transition.
+/// The attributes that the transition requires, besides the state itself; `None` where there is no transition.
 pub fn required_attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<M> {
     attributes(qp_type, from, to).map(|(required, _)| required)
 }
 
-/// Checks a `modify_qp` and returns the state it leads to. Nothing has been changed when it fails.
+/// Checks a `modify_qp` and returns its target state. Changes nothing.
 pub(crate) fn check(
     config: &QpConfig,
     actual: QpState,
@@ -168,7 +168,7 @@ pub(crate) fn check(
     Ok(to)
 }
 
-/// `ibv_access_flags` that mean something, and the range of those that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
+/// Defined `ibv_access_flags`, and the range of those that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
 const ACCESS_FLAGS_KNOWN: u32 = 0x3ff | 0x3ff0_0000;
 
 fn check_values(config: &QpConfig, attr: &QpAttr, mask: M) -> Result<(), ModifyError> {
@@ -222,7 +222,7 @@ fn check_values(config: &QpConfig, attr: &QpAttr, mask: M) -> Result<(), ModifyE
     Ok(())
 }
 
-/// Takes over the attributes that the mask names.
+/// Copies the attributes in the mask.
 pub(crate) fn apply(own: &mut QpAttr, attr: &QpAttr, mask: M) {
     macro_rules! take {
         ($($bit:ident => $field:ident),* $(,)?) => { $(if mask.contains(M::$bit) { own.$field = attr.$field; })* };

@@ -1,4 +1,4 @@
-//! The two time encodings of the protocol.
+//! The protocol's two timer encodings, and the backoff of the ACK timeout.
 
 /// RNR NAK timer values in units of 10 µs, by the five-bit code of the syndrome (IBTA volume 1, 9.7.5).
 const RNR_TIMER_10US: [u32; 32] = [
@@ -6,17 +6,17 @@ const RNR_TIMER_10US: [u32; 32] = [
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long a requester waits after an RNR NAK with this timer code, in nanoseconds.
+/// The RNR wait of this timer code, in nanoseconds.
 pub fn rnr_timer_ns(code: u8) -> u64 {
     u64::from(RNR_TIMER_10US[usize::from(code & 0x1f)]) * 10_000
 }
 
-/// Shortest local ACK timeout in nanoseconds. A process that answers may have to be woken and scheduled first, which
-/// takes milliseconds on a busy machine; hardware has a floor of its own for the same reason, and higher ones.
+/// Shortest local ACK timeout in nanoseconds. The responder's process may have to be woken and scheduled first, which
+/// takes milliseconds on a busy machine. Hardware has a higher floor for the same reason.
 const ACK_TIMEOUT_FLOOR_NS: u64 = 8_000_000;
 
 /// The local ACK timeout in nanoseconds: 4.096 µs * 2^exponent but at least 8 ms, or `None` for exponent 0, which
-/// means never (IBTA volume 1, 9.9, which lets a NIC wait up to four times as long as asked).
+/// means never (IBTA volume 1, 9.9, which lets a NIC wait up to four times the configured timeout).
 pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     match exponent & 0x1f {
         0 => None,
@@ -24,12 +24,12 @@ pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     }
 }
 
-/// The longest that a requester waits because of timeouts in a row, unless it was asked to wait longer.
+/// Longest backoff after consecutive timeouts, unless the configured timeout is longer.
 const PATIENCE_MAX_NS: u64 = 250_000_000;
 
-/// How long to wait after so many timeouts in a row, of a timeout that is `timeout_ns` long: twice as long after the first,
-/// four times, the most that IBTA allows, after more. A process that answers may have to share its processor with many; what
-/// was lost on the way is found missing at the first timeout or by a NAK.
+/// Backoff after `timeout_count` consecutive timeouts of `timeout_ns`: twice the timeout after the first, and four
+/// times, the most that IBTA allows, after more. The responder's process may share its processor with many others. Lost
+/// packets are found at the first timeout or by a NAK.
 pub(crate) fn patience_ns(timeout_ns: u64, timeout_count: u8) -> u64 {
     (timeout_ns << timeout_count.min(2)).min(timeout_ns.max(PATIENCE_MAX_NS))
 }

@@ -1,4 +1,4 @@
-//! The vocabulary of the verbs: work requests, completions, attributes. Numeric values are those of
+//! The types of the verbs: work requests, completions, attributes. Numeric values are those of
 //! `infiniband/verbs.h`, so that the C ABI converts them without tables.
 
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use bitflags::bitflags;
 use smallvec::SmallVec;
 use terrace_wire::{Path, Service};
 
-/// A piece of local memory: scatter/gather element.
+/// A scatter/gather element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
-    /// Address within the region that `lkey` names.
+    /// Address within the region of `lkey`.
     pub addr: u64,
     /// Length in bytes. Zero means 2^31 bytes in the specification; here it means zero, as in every provider.
     pub length: u32,
@@ -20,16 +20,16 @@ pub struct Sge {
 
 /// Longest message of a connected queue pair, in bytes (IBTA volume 1, C9-94).
 pub const MESSAGE_LEN_MAX: u32 = 1 << 31;
-/// Bytes that an atomic operation works on.
+/// Operand length of an atomic operation in bytes.
 pub const ATOMIC_LEN: u32 = 8;
 
 /// A scatter/gather list; most have one or two elements.
 pub type SgeList = SmallVec<[Sge; 2]>;
 
-/// Bytes that a service within the process sends without registering them first.
+/// Unregistered bytes that a service within the process sends.
 pub trait ByteSource: Send + Sync + std::fmt::Debug {
-    /// Copies `out.len()` bytes from `offset` on; false when they are not to be had, which fails the work request. The same
-    /// bytes may be asked for again.
+    /// Copies `out.len()` bytes from `offset` on; false if they are not available, which fails the work request. The
+    /// same bytes may be requested again.
     fn copy(&self, offset: u64, out: &mut [u8]) -> bool;
 }
 
@@ -59,14 +59,14 @@ impl PartialEq for Provided {
 
 impl Eq for Provided {}
 
-/// What a send work request carries.
+/// The data of a send work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// Gathered when a packet is built, and again when it is sent again.
+    /// Gathered when a packet is built, and again when it is retransmitted.
     Sges(SgeList),
     /// Copied when posted.
     Inline(SmallVec<[u8; 64]>),
-    /// Copied when a packet is built, and again when it is sent again.
+    /// Copied when a packet is built, and again when it is retransmitted.
     Provided(Provided),
 }
 
@@ -80,20 +80,20 @@ impl Payload {
         }
     }
 
-    /// Whether there is nothing to carry.
+    /// Whether there is no data.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What a bind asks for (IBTA volume 1, 10.6).
+/// Parameters of a bind (IBTA volume 1, 10.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindWindow {
     /// The window's current key.
     pub window_rkey: u32,
-    /// The key that it shall have; for type 1, chosen by the caller of the verb beforehand.
+    /// The new key; for type 1, chosen by the caller of the verb beforehand.
     pub new_rkey: u32,
-    /// Key of the region underneath.
+    /// Key of the underlying region.
     pub region_lkey: u32,
     /// First byte.
     pub addr: u64,
@@ -143,7 +143,7 @@ bitflags! {
     }
 }
 
-/// Where a UD send goes.
+/// Destination of a UD send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
     pub path: Path,
@@ -151,12 +151,12 @@ pub struct Datagram {
     pub qkey: u32,
 }
 
-/// Whom a send is for, where its queue pair alone does not say.
+/// Destination of a send, where the queue pair alone does not determine it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// UD: a queue pair anywhere.
+    /// UD: any queue pair.
     Datagram(Datagram),
-    /// XRC: a shared receive queue behind the connected queue pair, by its number.
+    /// XRC: number of a shared receive queue behind the connected queue pair.
     SharedQueue(u32),
 }
 
@@ -171,19 +171,19 @@ pub struct SendWr {
     pub target: Option<Target>,
 }
 
-/// A send work request that has one piece of local memory, and no more to say than most of them.
+/// A send work request with one SGE and no target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortWr {
     pub wr_id: u64,
     pub op: SendOp,
-    /// Where in this process's memory, and how many bytes. What an atomic finds goes to the first 8 of them.
+    /// Local memory. The result of an atomic goes to its first 8 bytes.
     pub local: Sge,
     /// `INLINE` has no meaning here.
     pub flags: SendFlags,
 }
 
 impl ShortWr {
-    /// What a work request says, if it can be said so.
+    /// Converts a work request, if it has this form.
     #[inline]
     pub fn of(wr: &SendWr) -> Option<ShortWr> {
         let (Payload::Sges(sges), None) = (&wr.payload, wr.target) else { return None };
@@ -257,7 +257,7 @@ bitflags! {
     }
 }
 
-/// A work completion. What is 0 for a request that went well comes last, to be stored with few instructions.
+/// A work completion. The fields that are 0 on success come last, to be stored with few instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Wc {
@@ -266,18 +266,18 @@ pub struct Wc {
     /// Bytes received or read; undefined for SEND and WRITE.
     pub byte_len: u32,
     pub qpn: u32,
-    /// UD: 0; kept for the GRH kind that UCX looks for (2 = IPv4).
+    /// UD: the GRH kind for UCX: 2 for IPv4, otherwise 0.
     pub sl: u8,
-    /// For a receive: whether the sender asked for a solicited event. Errors count as solicited.
+    /// For a receive: whether the sender set the solicited event bit. Errors count as solicited.
     pub solicited: bool,
     pub status: WcStatus,
-    /// Why, for a status that several causes share; a value of the wire's syndrome where there was one.
+    /// The cause, for a status that several causes share; the wire's syndrome where there was one.
     pub vendor_err: u32,
     /// Immediate data in network byte order, or the invalidated rkey.
     pub imm: u32,
     /// UD: the sender's queue pair.
     pub src_qp: u32,
-    /// XRC: number of the shared receive queue that a receive came from.
+    /// XRC: number of the shared receive queue of this receive.
     pub srqn: u32,
     pub flags: WcFlags,
 }
@@ -291,12 +291,12 @@ pub enum QpType {
     Ud = 4,
     /// The initiator of an extended reliable connection: it sends requests.
     XrcSend = 9,
-    /// The target of one: it takes requests, each for the shared receive queue that it names.
+    /// The target of one: it receives requests, each for the shared receive queue that it names.
     XrcRecv = 10,
 }
 
 impl QpType {
-    /// The service by which such a queue pair talks to its peer.
+    /// The transport service of this queue pair.
     pub fn service(self) -> Service {
         match self {
             QpType::Rc => Service::Rc,
@@ -306,12 +306,12 @@ impl QpType {
         }
     }
 
-    /// Whether requests are acknowledged, and repeated when they are not.
+    /// Whether requests are acknowledged, and retransmitted when they are not.
     pub fn is_reliable(self) -> bool {
         self.service().is_reliable()
     }
 
-    /// Whether it has a receive queue, of its own or shared with others.
+    /// Whether it has a receive queue, its own or a shared one.
     pub fn has_receives(self) -> bool {
         !matches!(self, QpType::XrcSend | QpType::XrcRecv)
     }
@@ -370,8 +370,8 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// Attributes of a queue pair that `modify_qp` sets and `query_qp` answers. What only the program cares about
-/// (alternate path, service level, the address vector in its C shape) stays with the caller.
+/// Attributes of a queue pair that `modify_qp` sets and `query_qp` returns. Attributes that the transport does not use
+/// (alternate path, service level, the address vector in its C form) stay with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     pub state: QpState,
@@ -397,7 +397,7 @@ pub struct QpAttr {
     /// Local ACK timeout exponent: 4.096 µs * 2^timeout; 0 means never.
     pub timeout: u8,
     pub retry_cnt: u8,
-    /// 7 means for ever.
+    /// 7 means infinite.
     pub rnr_retry: u8,
     pub rate_limit: u32,
 }
@@ -429,17 +429,17 @@ impl Default for QpAttr {
     }
 }
 
-/// What a queue pair is created with.
+/// Creation parameters of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
     pub qpn: u32,
     pub qp_type: QpType,
     pub cap: QpCap,
-    /// Whether every send work request completes with an entry, asked for or not.
+    /// Whether every send work request is signaled.
     pub sq_sig_all: bool,
     /// Whether receives come from a shared receive queue, by `Host::take_shared_receive`.
     pub has_srq: bool,
-    /// Most bytes that may be unacknowledged, or asked for and not yet answered, at a time.
+    /// Most bytes that may be unacknowledged, or requested and not yet received, at a time.
     pub window_bytes: u32,
     /// Largest `max_rd_atomic` and `max_dest_rd_atomic`.
     pub rd_atomic_limit: u8,
@@ -447,7 +447,7 @@ pub struct QpConfig {
     pub mtu_limit: u32,
 }
 
-/// Why a post was refused; the C ABI makes an errno of it.
+/// Why a post was refused; the C ABI converts it to an errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     #[error("the queue is full (ENOMEM)")]
@@ -481,7 +481,7 @@ pub enum ModifyError {
     OutOfRange { field: &'static str, value: u64, allowed: &'static str },
 }
 
-/// Something that the transport tells the queue pair's owner.
+/// An event for the queue pair's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpEvent {
     /// An entry for the send completion queue.
@@ -502,16 +502,16 @@ pub enum QpEvent {
     LastWqeReached,
 }
 
-/// What a queue pair has counted since it was created.
+/// Counters of a queue pair since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCounters {
     pub tx_packets: u64,
     pub tx_bytes: u64,
     pub rx_packets: u64,
     pub rx_bytes: u64,
-    /// Packets sent again by go-back-N.
+    /// Packets retransmitted by go-back-N.
     pub retransmits: u64,
-    /// Times the local ACK timer ran out.
+    /// Expirations of the local ACK timer.
     pub timeouts: u64,
     pub rnr_naks_sent: u64,
     pub rnr_naks_received: u64,
@@ -520,20 +520,20 @@ pub struct QpCounters {
     /// NAKs for invalid requests, remote access and remote operation errors.
     pub error_naks_sent: u64,
     pub error_naks_received: u64,
-    /// Requests or responses that had been seen before.
+    /// Duplicate requests and responses.
     pub duplicates: u64,
-    /// Packets dropped because no rule takes them: wrong state, wrong address, unexpected response.
+    /// Dropped packets: wrong state, wrong address, unexpected response, and the like.
     pub dropped: u64,
-    /// Requests of the peer, whole messages, that were carried out or are under way.
+    /// The peer's requests (whole messages) that were executed or are pending.
     pub requests: u64,
     /// READs, and parts of long ones, whose memory was absent and had to be fetched.
     pub fetches: u64,
-    /// Packets of WRITEs, atomics and flushes that somebody else carried out because their memory was absent.
+    /// Packets of WRITEs, atomics and flushes that the host executed because their memory was absent.
     pub puts: u64,
-    /// Congestion notifications received, and sent.
+    /// Congestion notification packets received, and sent.
     pub cnps_received: u64,
     pub cnps_sent: u64,
-    /// Work requests that were carried out without packets, and their bytes.
+    /// Work requests that were executed without packets, and their bytes.
     pub direct: u64,
     pub direct_bytes: u64,
 }

@@ -1,6 +1,6 @@
-//! Congestion control: a window over what is in flight, cut by loss and by congestion notifications, grown by
-//! acknowledgements. RoCEv2 leaves the algorithm to the implementation; what matters here is that a socket's
-//! receive buffer, the scarcest resource of a software NIC, is not overrun for long.
+//! Congestion control: a window over the bytes in flight, cut by loss and by congestion notifications, grown by
+//! acknowledgements. RoCEv2 leaves the algorithm to the implementation. The aim here is not to overrun a socket's
+//! receive buffer, the scarcest resource of a software NIC, for long.
 
 /// Bytes charged for a packet besides its payload, so that a flood of small packets fills the window too: a
 /// kernel's socket buffer charges hundreds of bytes for the smallest datagram.
@@ -28,7 +28,7 @@ impl Window {
         self.current
     }
 
-    /// Whether `cost` more bytes fit beside what is in flight. One packet always may be under way.
+    /// Whether `cost` more bytes fit beside those in flight. One packet always may be in flight.
     pub(crate) fn admits(&self, in_flight: u64, cost: u64) -> bool {
         in_flight == 0 || in_flight + cost <= self.current
     }
