@@ -119,7 +119,7 @@ impl Context {
         if let Some(lease) = &lease
             && self.tier_attached.swap(lease.generation(), Relaxed) != lease.generation()
         {
-            self.device.attach(lease.companion());
+            self.device.attach(lease.callback());
         }
         Ok(lease)
     }

@@ -65,7 +65,7 @@ fn open() -> Result<Arc<Device>> {
 fn introduce(device: &Arc<Device>) {
     device.set_backings(Arc::new(ProgramFiles));
     fork::track(device);
-    device.join_siblings();
+    device.join_colocated();
     rdma_cm::show_the_way(device);
 }
 

@@ -14,12 +14,12 @@ use terrace_wire::{Packet, QPN_SLOT_SHIFT, RxMeta};
 use crate::device::Device;
 use crate::management::is_management;
 
-static SIBLINGS: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
+static COLOCATED: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
 
 /// In a forked child: the parent's device takes no packets that are meant for the child's. Nobody has the list at that moment, which
 /// is read by those who receive and changed by those who open devices.
 pub(crate) fn remove(device: &Arc<Device>) {
-    SIBLINGS.write().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(device)));
+    COLOCATED.write().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(device)));
 }
 
 /// The device with that slot of that address.
@@ -27,17 +27,17 @@ fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
     let fits = |device: &Arc<Device>| {
         u32::from(device.port.slot()) == slot && device.gids().iter().any(|gid| gid.addr == address)
     };
-    SIBLINGS.read().iter().filter_map(Weak::upgrade).find(fits)
+    COLOCATED.read().iter().filter_map(Weak::upgrade).find(fits)
 }
 
 impl Device {
     /// Takes packets from the host's other devices that have joined, and passes on what is theirs.
-    pub fn join_siblings(self: &Arc<Self>) {
+    pub fn join_colocated(self: &Arc<Self>) {
         self.sibling.store(true, Ordering::SeqCst);
         self.open_passing();
-        let mut siblings = SIBLINGS.write();
-        siblings.retain(|device| device.strong_count() > 0);
-        siblings.push(Arc::downgrade(self));
+        let mut colocated = COLOCATED.write();
+        colocated.retain(|device| device.strong_count() > 0);
+        colocated.push(Arc::downgrade(self));
     }
 
     /// Whether it has joined.

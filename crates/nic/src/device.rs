@@ -282,9 +282,9 @@ impl Device {
         self.port.gids()
     }
 
-    /// Whoever makes progress on this device looks after the companion as well, from now on until the device is closed.
-    pub fn attach(&self, companion: Arc<dyn ProgressCallback>) {
-        self.callbacks.attach(companion);
+    /// Whoever makes progress on this device looks after the callback as well, from now on until the device is closed.
+    pub fn attach(&self, callback: Arc<dyn ProgressCallback>) {
+        self.callbacks.attach(callback);
         // The engine may sleep without its descriptor.
         self.engine.wake();
     }
@@ -389,8 +389,8 @@ impl Device {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Has the companions called soon: one of them has been given something to do by a thread that makes no progress.
-    /// Takes no lock that is held while companions or pagers are called.
+    /// Has the callbacks called soon: one of them has been given something to do by a thread that makes no progress.
+    /// Takes no lock that is held while callbacks or pagers are called.
     pub fn request_callbacks(&self) {
         self.callbacks.ask();
         self.engine.wake_by(Time(0));

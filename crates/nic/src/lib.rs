@@ -10,7 +10,7 @@
 //! | `xrc` | XRC domains, and what is in them |
 //! | `host` | what a queue pair's transport sees of memory |
 //! | `local` | peers on the same host, reached without packets |
-//! | `companion` | what makes progress together with the device |
+//! | `progress_callback` | what makes progress together with the device |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
 //! | `events`, `semaphore` | asynchronous events; descriptors to wait on |

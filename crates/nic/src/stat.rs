@@ -52,7 +52,7 @@ pub struct DeviceSnapshot {
     pub injected: Counts,
     /// The queue pairs, in the order of their numbers.
     pub queue_pairs: Vec<QpSnapshot>,
-    /// What the device's companions have to say, by their names.
+    /// What the device's callbacks have to say, by their names.
     #[serde(flatten)]
     pub reports: BTreeMap<String, serde_json::Value>,
 }
@@ -109,7 +109,7 @@ impl Device {
             ]),
             injected: self.faults.as_ref().map(|faults| injected(faults)).unwrap_or_default(),
             queue_pairs: self.table.all().iter().map(|qp| qp.snapshot()).collect(),
-            reports: self.callbacks.all().iter().filter_map(|companion| companion.report()).collect(),
+            reports: self.callbacks.all().iter().filter_map(|callback| callback.report()).collect(),
         }
     }
 }

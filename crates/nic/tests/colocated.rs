@@ -47,10 +47,10 @@ fn send_through(front: &Node, home: &Node) -> WcStatus {
 }
 
 #[test]
-fn a_packet_to_a_siblings_port_arrives() {
+fn a_packet_to_a_colocated_devices_port_arrives() {
     let (front, home) = (Node::udp(), Node::udp());
-    front.device.join_siblings();
-    home.device.join_siblings();
+    front.device.join_colocated();
+    home.device.join_colocated();
     assert_eq!(send_through(&front, &home), WcStatus::Success);
     // Closed, it is nobody's sibling any more.
     home.device.close();
@@ -59,7 +59,7 @@ fn a_packet_to_a_siblings_port_arrives() {
 #[test]
 fn others_have_nothing_passed_on() {
     let (front, home) = (Node::udp(), Node::udp());
-    front.device.join_siblings();
+    front.device.join_colocated();
     assert_eq!(send_through(&front, &home), WcStatus::RetryExceeded);
 }
 
@@ -81,9 +81,9 @@ fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
     let pass_on = |slot, from: &Path, data: &[u8]| front.device.pass_on_management(slot, from, data);
     // Not before both have joined.
     assert!(matches!(pass_on(1, &from, b"early"), Ok(false)));
-    front.device.join_siblings();
+    front.device.join_colocated();
     assert!(matches!(pass_on(1, &from, b"too early"), Ok(true)));
-    home.device.join_siblings();
+    home.device.join_colocated();
     assert!(matches!(pass_on(1, &from, b"hello"), Ok(true)));
     wait_until("it has arrived", || !heard.lock().unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[0], (from, b"hello".to_vec()));

@@ -396,7 +396,7 @@ fn simulated() -> (SimNet, Arc<ManualClock>, [Node; 2]) {
 }
 
 #[test]
-fn a_companion_serves_misses_in_a_simulation() {
+fn a_callback_serves_misses_in_a_simulation() {
     let (net, clock, [a, b]) = simulated();
     let (qa, _qb) = rc_pair(&a, &b);
     let paged = Paged::new(&b, RegionPolicy::Wait);
@@ -421,7 +421,7 @@ fn a_companion_serves_misses_in_a_simulation() {
     assert_eq!(a.memory.bytes(10_000, 9000), pattern(9000, 3));
     assert!(server.calls.load(Ordering::Relaxed) > 0);
     b.device.close();
-    assert_eq!(Arc::strong_count(&server), 1, "a closed device lets its companions go");
+    assert_eq!(Arc::strong_count(&server), 1, "a closed device lets its callbacks go");
 }
 
 /// Brings zeros. What is asked for first ends when the test says so; everything after it ends in the moment in which
@@ -614,7 +614,7 @@ fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
 }
 
 #[test]
-fn an_idle_engine_serves_a_companion_by_its_descriptor() {
+fn an_idle_engine_serves_a_callback_by_its_descriptor() {
     let Pair { a, qa, paged, b, .. } = pair(RegionPolicy::Wait);
     let doorbell = Arc::new(Ringing {
         fd: rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("a descriptor"),

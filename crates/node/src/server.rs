@@ -211,7 +211,7 @@ impl Server {
         let tier = Tier::open(tier_config)?;
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
         // Peers that know only the standard's port reach it in any slot.
-        device.join_siblings();
+        device.join_colocated();
         // Closed when this is dropped, however far it has come.
         let mut server = Server {
             agent: Agent::attach(&device, tier.stats().buffer_bytes)?,

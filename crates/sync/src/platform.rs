@@ -1,4 +1,4 @@
-//! What leaning is made of. The model in `tests/leaning_model.rs` puts loom's types in this module's place.
+//! What leaning is made of. The model in `tests/biased_model.rs` puts loom's types in this module's place.
 
 use std::sync::atomic::AtomicU8;
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -94,7 +94,7 @@ impl Lease {
     }
 
     /// The callback that drives the tier from the device.
-    pub fn companion(&self) -> Arc<dyn ProgressCallback> {
+    pub fn callback(&self) -> Arc<dyn ProgressCallback> {
         Arc::new(TierProgress { tier: self.served().tier.clone() })
     }
 

@@ -117,9 +117,9 @@ impl Driver<'_> {
         };
         self.due = deadline.filter(|deadline| *deadline <= self.now());
         let descriptors = self.device.port.descriptors();
-        let companions = self.device.callbacks.all();
+        let callbacks = self.device.callbacks.all();
         let others: SmallVec<[BorrowedFd<'_>; 2]> =
-            companions.iter().filter_map(|companion| companion.descriptor()).collect();
+            callbacks.iter().filter_map(|callback| callback.descriptor()).collect();
         self.sleep(&descriptors, &others, timeout);
         self.engine.sleeps_until.store(0, Ordering::SeqCst);
         self.device.wake_up_at_rings();
