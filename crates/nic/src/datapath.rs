@@ -1,9 +1,9 @@
-//! What the device does with packets, work requests and the time. Nothing here knows threads or a clock of its own:
-//! the time comes in, and whoever calls does the work.
+//! The device's data path: packets, work requests and timers. Nothing here knows threads or a clock of its own: the
+//! time is passed in, and the calling thread does the work.
 //!
-//! A burst is received and handled queue pair by queue pair; those that were touched are then asked for what they
-//! have to send, all into one batch. Locks are taken in the order queue pair, shared receive queue, completion
-//! queue, channel, and none is held while the network is called, except for the right to receive.
+//! A burst is received and handled queue pair by queue pair; then the touched queue pairs fill one batch with what they
+//! have to send. Locks are taken in the order queue pair, shared receive queue, completion queue, channel. None is held
+//! while the network is called, except for the receive lock.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -25,27 +25,27 @@ use crate::qp::{CompletionHook, QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
 
-/// Batches that one look sends at most. A peer that READs gigabytes at once would otherwise be served to the end before the next
-/// packet of anybody else is received, and before the next timer runs out.
+/// Batches that one pass sends at most. Otherwise a peer that READs gigabytes at once is served to the end before the
+/// next packet is received and before the next timer expires.
 const BATCHES_PER_LOOK: usize = 8;
 
-/// How often the network is asked at most for what was sent before a ring was used, or before a timer ran out. Each time brings up to 32 datagrams.
+/// Receive calls at most before a ring is used or a timer expires. Each call brings up to 32 datagrams.
 const LOOKS_TO_CATCH_UP: u32 = 64;
 
-/// After so many looks everything is read that was in a ring when they began: there is room for 8192 of the shortest packets, and a look
-/// reads 64.
+/// After so many passes everything is read that was in a ring at the start: a ring holds 8192 of the shortest packets,
+/// and a pass reads 64.
 const LOOKS_PER_RING: u32 = 128;
 
-/// Most packets from the network that are kept until the rings are read.
+/// Packets from the network that are kept at most until the rings are read.
 const EARLY_MAX: usize = 1024;
 
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
 
 impl Device {
-    /// One look at everything: packets that have arrived, timers that have run out, queue pairs that wait to be
-    /// looked at. Without a time the timers are left to the next look, and a look that finds nothing does not ask
-    /// the clock. `acks` is asked once the packets have been handled. Returns whether there was anything to do.
+    /// One progress pass: received packets, expired timers, pending queue pairs. Without a time the timers are left to
+    /// the next pass, and a pass that finds nothing does not read the clock. `acks` is called once the packets have
+    /// been handled. Returns whether there was anything to do.
     pub(crate) fn advance(
         &self,
         now: Option<Time>,
@@ -59,7 +59,8 @@ impl Device {
         let mut rx = self.rx.try_lock();
         let mail = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.look(bypass.is_none()));
         let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
-        // What a timer takes for lost may have come: that takes the right to receive to find out. The engine comes back.
+        // A packet that a timer takes for lost may have arrived, and only the receive lock's holder can find out.
+        // Without the lock the timer is left to a later pass of the engine.
         let due = rx.is_some() && now.is_some_and(|now| self.timers.is_due(now));
         if received == 0 && !mail.waits && !due && !self.wants_look() {
             return attended;
@@ -67,7 +68,7 @@ impl Device {
         let now = &LazyTimestamp::new(&*self.clock, now);
         let own_unit = rx.as_mut().and_then(|rx| rx.unit.take());
         let mut unit = own_unit.unwrap_or_else(|| self.tx.take());
-        // What has waited since the last look leaves now; only what comes in with this look may be held back.
+        // Pending work and ACKs of earlier passes leave now; only ACKs of this pass may be deferred.
         if self.wants_look() {
             self.pending.take_into(&mut unit.work, None);
             if let Some(rx) = rx.as_mut() {
@@ -101,12 +102,12 @@ impl Device {
             rx.know(&mut unit.holders);
             match (std::mem::take(&mut unit.has_held), acks) {
                 (false, _) => {}
-                // The engine says that it is about to sleep, and then looks here.
+                // The engine announces that it sleeps before it reads this.
                 (true, AckPolicy::Hold) => self.acks_held.store(true, Ordering::SeqCst),
                 (true, AckPolicy::Now | AckPolicy::First) => rx.release(&mut unit.work),
             }
             if self.is_closed() {
-                // It forgets those who wait, once; and nobody comes after this.
+                // Closing clears the waiting lists once, and no pass follows this one.
                 rx.release(&mut unit.work);
                 rx.clear();
             }
@@ -126,7 +127,7 @@ impl Device {
         true
     }
 
-    /// Moves queue pairs whose acknowledgements were held back to the work list.
+    /// Moves queue pairs with deferred ACKs to the work list.
     pub(crate) fn release_acks(&self, rx: &mut Receiver, work: &mut WorkList) {
         if self.acks_held.load(Ordering::Relaxed) {
             self.acks_held.store(false, Ordering::Relaxed);
@@ -134,8 +135,8 @@ impl Device {
         }
     }
 
-    /// Everything that can happen at `now`, until there is nothing more to do: for simulations, in which nobody
-    /// else makes progress. Returns whether there was anything to do.
+    /// Does all work that is due at `now`, until there is none left: for simulations, in which no other thread makes
+    /// progress. Returns whether there was anything to do.
     pub fn step(&self, now: Time) -> bool {
         let mut active = false;
         while self.advance(Some(now), None, || AckPolicy::Now) {
@@ -144,13 +145,13 @@ impl Device {
         active
     }
 
-    /// Whether queue pairs wait to be looked at, and looking at them is of use: while the network takes nothing,
-    /// nothing can be made of them.
+    /// Whether queue pairs are pending or due for a grant, and a pass is of use to them: while the network is blocked
+    /// it is not.
     pub(crate) fn wants_look(&self) -> bool {
         (self.has_waiting() || self.in_flight.has_turns()) && !self.tx.is_blocked()
     }
 
-    /// Whether queue pairs wait to be looked at, be it with an acknowledgement that was held back.
+    /// Whether queue pairs are pending, including those with deferred ACKs.
     pub(crate) fn has_waiting(&self) -> bool {
         !self.pending.is_empty() || self.acks_held.load(Ordering::SeqCst)
     }
@@ -160,7 +161,7 @@ impl Device {
         if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
     }
 
-    /// Asks the network for what has come: how many datagrams that was.
+    /// Receives from the network and returns the number of datagrams.
     fn receive(&self, rx: &mut RxBatch) -> usize {
         let received = self.port.receive(rx);
         self.engine.note_burst(received);
@@ -170,7 +171,7 @@ impl Device {
     fn handle_burst<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         while let Some(packet) = rx.next() {
             let (meta, bytes) = (&packet.meta, packet.bytes);
-            // A peer that floods us is not worth the memory.
+            // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
             let is_next = look.early.len() >= EARLY_MAX;
             let packet = Arrived { meta, ack: None, bytes, way: Way::Network, is_next };
             if self.handle_packet(packet, look) == Arrival::TooEarly {
@@ -189,8 +190,8 @@ impl Device {
         });
     }
 
-    /// Handles what came by the network for queue pairs whose packets came through rings before, and first what waits in the rings:
-    /// their peers have written it before.
+    /// Handles packets from the network for queue pairs whose previous packets came through rings. The packets in the
+    /// rings come first: their peers have written them before.
     #[cold]
     fn handle_early<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         for _ in 0..LOOKS_PER_RING {
@@ -205,8 +206,8 @@ impl Device {
         }
     }
 
-    /// Looks at everything that has come over the network, before timers take it for lost; or before a queue pair's packets that come
-    /// through a ring from now on: unreliable services take what has been overtaken for lost.
+    /// Handles everything that has arrived over the network: before timers take it for lost, or before a queue pair's
+    /// packets come through a ring, because unreliable services take overtaken packets for lost.
     #[cold]
     fn catch_up_with_network<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         for _ in 0..LOOKS_TO_CATCH_UP {
@@ -217,7 +218,7 @@ impl Device {
         }
     }
 
-    /// Whatever the bytes say, the worst that comes of them is a counter.
+    /// No bytes do harm: a bad packet only increments a counter.
     fn handle_packet<'a>(&'a self, arrived: Arrived<'_>, look: &mut Look<'a, '_>) -> Arrival {
         let Arrived { meta, bytes, .. } = arrived;
         let mut packet = Packet::default();
@@ -231,7 +232,7 @@ impl Device {
         arrival
     }
 
-    /// Reads a packet. Whether it is one, and of the partition.
+    /// Parses a packet. False if it is malformed or of another partition.
     #[inline]
     pub(crate) fn read<'a>(&self, meta: &RxMeta, bytes: &'a [u8], packet: &mut Packet<'a>) -> bool {
         if let Err(error) = packet.read(bytes) {
@@ -246,7 +247,7 @@ impl Device {
         is_ours
     }
 
-    /// Gives a packet to its queue pair.
+    /// Delivers a packet to its queue pair.
     fn hand_over<'a>(
         &'a self,
         Arrived { meta, ack, way, is_next, .. }: Arrived<'_>,
@@ -257,13 +258,13 @@ impl Device {
             self.management.take(look.now.get(), self.port.slot(), meta, packet);
             return Arrival::Done;
         }
-        // One that is destroyed is not known any more, and another may have its number.
+        // The flag excludes a destroyed queue pair, whose number another one may have by now.
         let is_it =
             |qp: &&Arc<QueuePair>| qp.qpn() == packet.bth.qpn && qp.is_known_holder.load(Ordering::Relaxed);
         let known = look.holders.iter().take(HOLDERS_KEPT).find(is_it);
         let found = known.or_else(|| look.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
         let Some(qp) = found else { return Arrival::Nowhere };
-        // Anybody can send it packets. Those of others than its peer change nothing of it, neither its lock nor the way of its packets.
+        // Packets of other senders than the peer are dropped before they take the lock or change `last_way`.
         if !qp.source.admits(meta.source) {
             return Arrival::Done;
         }
@@ -279,7 +280,7 @@ impl Device {
         let host = qp.host(&core);
         let QpCore { qp: transport, hook, .. } = &mut *core;
         let bypass = look.bypass.filter(|_| hook.is_none());
-        // Each way makes its own completion: see `Entries`.
+        // Each arm makes its own completion: see `Entries`.
         let tell = |sent: Sent<'_>| match bypass.and_then(|bypass| bypass.room(qp.send_cq())) {
             Some(mut room) => room.push(sent.completion()),
             None => self.complete_send(qp, hook.as_ref(), sent.completion()),
@@ -326,7 +327,7 @@ impl Device {
         }
     }
 
-    /// Lets go of a queue pair that the program has used, and that has nothing to send.
+    /// Releases a queue pair that the program has used and that has nothing to send.
     #[inline(always)]
     pub(crate) fn leave(&self, core: Guard<'_, QpCore>) {
         drop(core);
@@ -334,8 +335,8 @@ impl Device {
         self.callbacks.attend();
     }
 
-    /// Does what has to be done after the program has changed a queue pair: completions, timers, packets. Over the network the
-    /// packets of those that have waited go along.
+    /// Does what a change by the program requires: completions, timers, packets. Over the network, packets of pending
+    /// queue pairs leave along with it.
     pub(crate) fn after_change(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
         self.deliver(qp, &mut core);
         self.arm(qp, &core);
@@ -364,7 +365,7 @@ impl Device {
         }
         let mut unit = self.tx.take();
         let outcome = self.fill_batch(qp, &mut core, now, acks, &mut unit);
-        // Still under the lock: an entry that is made after this look must not be taken for one that it has dealt with.
+        // Still under the lock: an entry that is added after this fill must not be dropped as already handled.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
         if self.acks_held.load(Ordering::SeqCst)
@@ -378,7 +379,8 @@ impl Device {
         self.flush(unit, now);
     }
 
-    /// Leaves a queue pair to whoever finds that the network takes packets again. That may have been just now.
+    /// Leaves a queue pair to the pass that finds the network unblocked. The network may just have been unblocked, so
+    /// this wakes the engine.
     fn set_aside(&self, qp: &Arc<QueuePair>) {
         self.pending.add(qp);
         if !self.tx.is_blocked() {
@@ -386,8 +388,8 @@ impl Device {
         }
     }
 
-    /// Sends what the queue pairs on the work list have to send, until there is nothing more, the network does not take
-    /// it, or it has been so much that others must have their turn: what is left is for the next look.
+    /// Sends for the queue pairs on the work list until nothing is left, the network blocks, or [`BATCHES_PER_LOOK`]
+    /// batches have left: the rest is for the next pass.
     pub(crate) fn flush(&self, mut unit: Box<TxUnit>, now: Time) {
         for batch in 1.. {
             if self.tx.is_blocked() {
@@ -405,7 +407,8 @@ impl Device {
                     unit.work.push_back((owner, AckPolicy::Now));
                 }
             }
-            // Looked at after the last one has got in line: whoever makes room from now on sees it there.
+            // Checked after the last queue pair has joined the queue for grants: a thread that frees budget from now on
+            // sees it there.
             self.in_flight.give_turns(&mut unit.work);
             if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
                 unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
@@ -421,7 +424,7 @@ impl Device {
     fn fill_from_work(&self, unit: &mut TxUnit, now: Time) {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
-            // A queue pair that is on the list twice has been looked at when its mark is gone.
+            // A queue pair that is on the list twice has been handled when its mark is gone.
             if core.dead || (acks == AckPolicy::Hold && !core.touched) {
                 continue;
             }
@@ -439,7 +442,7 @@ impl Device {
         }
     }
 
-    /// Takes what a queue pair has to send into the batch, as far as it fits, unless somebody else is about to.
+    /// Fills the batch from a queue pair, as far as it fits, unless another thread holds the queue pair's token.
     fn fill_batch(
         &self,
         qp: &Arc<QueuePair>,
@@ -453,22 +456,23 @@ impl Device {
         }
         let before_count = unit.batch.len();
         let host = self.begin_to_fill(qp, core);
-        // A program that has slept may be faster than the acknowledgement of what woke it, and a peer that sleeps on one channel for
-        // both of its queues may rely on being told of its message before it is told of the answer: perftest does, up to 4.5-0.17.
+        // A woken program may send its response before the ACK of the message that woke it. A peer that sleeps on one
+        // channel for both of its queues may rely on the completion of its message before that of the response:
+        // perftest does, up to 4.5-0.17.
         let order = if core.has_woken && acks == AckPolicy::Now { AckPolicy::First } else { acks };
         let outcome = core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), order);
         self.end_to_fill(qp, core, acks);
         if unit.batch.len() > before_count {
             unit.owners.push(qp.clone());
         } else {
-            // Nobody can have left a note: that takes the queue pair's lock.
+            // There can be no note: leaving one takes the queue pair's lock.
             qp.token.give_back();
         }
         outcome
     }
 
-    /// The same through its ring, if it has one, and nothing of it is under way over the network: nobody can begin to send for it
-    /// there while this has its lock.
+    /// Fills the queue pair's ring, if it has one and none of its packets is under way over the network: no thread can
+    /// take the token while this one has the lock.
     fn fill_by_ring(&self, qp: &Arc<QueuePair>, core: &mut QpCore, now: Time, acks: AckPolicy) -> Filled {
         core.touched = false;
         self.meet(qp, core);
@@ -481,7 +485,7 @@ impl Device {
         filled
     }
 
-    /// Has a queue pair looked at again whose ring is full.
+    /// Schedules a queue pair whose ring is full: for `at`, or for the next pass.
     fn retry_ring(&self, qp: &Arc<QueuePair>, core: Guard<'_, QpCore>, at: Option<Time>) {
         match at {
             None => {
@@ -501,8 +505,7 @@ impl Device {
         qp.host(core)
     }
 
-    /// What is to be done whenever packets of a queue pair were sent, or may have been: its timer, and whether it still holds an
-    /// acknowledgement back.
+    /// Updates timer and deferred ACK after packets of a queue pair were, or may have been, sent.
     #[inline]
     pub(crate) fn note_filled(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.arm(qp, core);
@@ -523,7 +526,7 @@ impl Device {
         }
     }
 
-    /// Tries again what the network did not take.
+    /// Retries what the network did not take.
     fn retry_blocked(&self, now: Time) {
         while self.tx.is_blocked() {
             let Some(mut unit) = self.tx.take_blocked() else { return };
@@ -536,17 +539,17 @@ impl Device {
         }
     }
 
-    /// Counts what a queue pair has in flight now. Called whenever that may have changed.
+    /// Updates a queue pair's part of the in-flight budget. Called whenever that may have changed.
     #[inline]
     pub(crate) fn book(&self, core: &mut QpCore) {
-        // What is in a ring is nowhere in flight.
+        // Packets in a ring do not count as in flight.
         let now_bytes = if core.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
         let before_bytes = std::mem::replace(&mut core.booked_bytes, now_bytes);
         self.in_flight.book(before_bytes, now_bytes);
     }
 
-    /// Brings what the transport says to the completion queues and the queue of asynchronous events, and what it has in
-    /// flight into the books.
+    /// Moves the transport's events to the completion queues and the queue of asynchronous events, and updates the
+    /// in-flight budget.
     #[inline]
     pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.book(core);
@@ -573,7 +576,7 @@ impl Device {
         });
     }
 
-    /// Brings a completion of a send work request to whoever gets it.
+    /// Delivers a completion of a send work request to the hook or the completion queue.
     #[inline]
     pub(crate) fn complete_send(&self, qp: &QueuePair, hook: Option<&Arc<dyn CompletionHook>>, wc: Wc) {
         match hook {
@@ -595,15 +598,15 @@ impl Device {
         }
     }
 
-    /// A completion queue has overrun: the program is told, and whatever completes to it stops
-    /// (IBTA volume 1, 11.6.3.1). The caller holds locks, so the rest has to wait for [`Device::settle_overruns`].
+    /// A completion queue has overrun: the program gets an event, and the queue pairs that complete to it stop (IBTA
+    /// volume 1, 11.6.3.1). The caller holds locks, so the latter is left to [`Device::settle_overruns`].
     pub(crate) fn note_overrun(&self, cq: Arc<Cq>) {
         self.events.raise(AsyncEvent::CqError(cq.clone()));
         self.overrun.list.lock().push(cq);
         self.overrun.any.store(true, Ordering::Release);
     }
 
-    /// Brings the queue pairs of completion queues that have overrun into the error state. Takes locks.
+    /// Moves the queue pairs of overrun completion queues to the error state. Takes locks.
     #[inline]
     pub(crate) fn settle_overruns(&self) {
         if self.overrun.any.load(Ordering::Acquire) {
@@ -635,7 +638,7 @@ impl Device {
     }
 }
 
-/// How a packet came here.
+/// How a packet arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Network,
@@ -643,16 +646,16 @@ pub(crate) enum Way {
     Ring,
 }
 
-/// What a look at packets has at hand.
+/// The state of one receive pass.
 struct Look<'a, 'b> {
     now: &'b LazyTimestamp<'b>,
     /// Queue pairs that most packets are for.
     holders: &'b [Arc<QueuePair>],
-    /// All others, once somebody has asked for one.
+    /// The table of all queue pairs, read on first use.
     table: OnceCell<TableReader<'a>>,
     unit: &'b mut TxUnit,
     bypass: Option<&'b CompletionBypass<'b>>,
-    /// What came by the network, and is to be handled behind what is in rings.
+    /// Packets from the network that are handled after those in rings.
     early: Vec<EarlyPacket>,
 }
 
@@ -662,25 +665,26 @@ struct EarlyPacket {
     bytes: Box<[u8]>,
 }
 
-/// A packet that came in.
+/// A received packet.
 #[derive(Clone, Copy)]
 struct Arrived<'a> {
     meta: &'a RxMeta,
-    /// Up to which PSN it acknowledges beside what it says itself: in rings.
+    /// The PSN up to which a ring's entry acknowledges beside the packet itself.
     ack: Option<Psn>,
     bytes: &'a [u8],
     way: Way,
-    /// Whether all that had come by the other way was looked at before.
+    /// Whether everything that had arrived by the other path was handled before.
     is_next: bool,
 }
 
-/// What became of a packet that came in.
+/// The outcome of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrival {
     Done,
     /// There is no such queue pair.
     Nowhere,
-    /// It did not come as the packet before it did, and was not looked at: others may have come that way meanwhile.
+    /// It came by another path than the packet before it and was not handled: packets may still wait on the previous
+    /// path.
     TooEarly,
 }
 
