@@ -1,16 +1,17 @@
-//! The way to peers on the same host that does without packets: `READ`, `WRITE` and atomics reach into the peer's registered memory
-//! ([`terrace_memory::shared`]).
+//! The path to same-host peers without packets: `READ`, `WRITE` and atomics access the peer's registered memory
+//! directly ([`terrace_memory::shared`]).
 //!
-//! Every device listens on sockets in the abstract name space, one for each of its addresses, named after address and UDP port: so
-//! whoever connects a queue pair to that address finds them, if it lives in the same network name space. Both ends check that the
-//! other one belongs to the same user. The connecting side sends the segment with its words, and gets the other side's board in
-//! return; from then on it asks how regions are reached that it meets for the first time. When either end goes away, the
-//! kernel closes the socket, and the other end learns of it.
+//! Every device listens on sockets in the abstract name space, one for each of its addresses, named after address and
+//! UDP port. A peer in the same network name space finds them when it connects a queue pair to that address. Both ends
+//! check that the other one belongs to the same user. The connecting side sends the segment with its reader slots and
+//! gets the other side's shared registry in return. From then on it asks how a region is reached when it first accesses
+//! that region. When either end goes away, the kernel closes the socket, and the other end is notified.
 //!
-//! Everything else goes by packets; those, too, need no network between such peers, but a ring in memory (`rings`).
+//! Everything else goes by packets. Between same-host peers these need no network either, but a ring in memory
+//! (`rings`).
 //!
-//! Finding each other is the business of one thread, which otherwise sleeps. Work requests use what it has found by then, and packets
-//! until then, or when anything is in the way: memory that is absent, a key that is wrong, a region that just changes.
+//! Discovery is done by one thread, which otherwise sleeps. Work requests use what it has found by then. They use
+//! packets until then, and when direct access fails: absent memory, a wrong key, a region that is being changed.
 
 mod message;
 mod now;
@@ -37,49 +38,49 @@ pub(crate) use post::Reached;
 pub(crate) use rings::{Filled, PeerRxSet, RxPending};
 use rings::{PeerTx, SameHostPeer};
 
-/// Knows the files behind the program's memory.
+/// Finds the files behind the program's memory.
 pub trait Backings: Send + Sync {
-    /// The file whose bytes are those of this range and, perhaps, more around it, open for writing if asked for; `None` if there is no
-    /// such file. The range of a pager is asked for as a whole.
+    /// The file that holds the bytes of this range and, perhaps, more around it, open for writing if asked for; `None`
+    /// if there is no such file. A pager's range is asked for as a whole.
     fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy>;
 }
 
-/// Hears of the address of a process on this host that has gone, or is not reached in this way any more.
+/// Called with the address of a process on this host that has ended, or can no longer be reached directly.
 pub type PeerGone = Arc<dyn Fn(SocketAddr) + Send + Sync>;
 
-/// What the thread is asked to do.
+/// A command to the thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
-    /// Find whoever has this address.
+    /// Connect to the process that has this address.
     Connect(SocketAddr),
-    /// Find out how a region of theirs is reached.
+    /// Ask the process at this address how its region is reached.
     Ask(SocketAddr, u32, Version),
-    /// Have others forget a region of ours.
+    /// Have peers forget a region of this process.
     Recall(u32, Version),
 }
 
-/// A device's way to the peers on its host.
+/// A device's path to same-host peers.
 #[derive(Default)]
 pub(crate) struct LocalPath {
-    /// Whether there is such a way at all.
+    /// Whether the path is in use at all.
     on: AtomicBool,
     stopping: AtomicBool,
     running: Arc<Mutex<Option<Running>>>,
-    /// The thread's own, but for forks. Locked before anything else.
+    /// Used by the thread alone, except for forks. Locked before anything else.
     sockets: Arc<Mutex<Option<thread::Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, SameHostPeer>>,
-    /// Regions of ours that somebody was told to map, with the version that they had.
+    /// Own regions that a peer was told to map, with the version that they had.
     given: Mutex<HashMap<u32, Version>>,
-    /// Whether there are ways in, for those who would have to wait for the right to receive.
+    /// Whether there are RX rings, for threads that would have to wait for the receive lock.
     has_inlets: AtomicBool,
-    /// Packets that have come in. Changed by whoever has the right to receive.
+    /// Packets received. Changed under the receive lock.
     received: AtomicU64,
-    /// Packets that went by rings to peers that have gone.
+    /// Packets sent through the rings of peers that have gone.
     sent_before: AtomicU64,
-    /// Packets for which rings had no room, because their readers stood still.
+    /// Packets lost because rings were full and their readers stalled.
     lost: AtomicU64,
-    /// Moves on when there is a new peer, so that queue pairs look again.
+    /// Incremented for each new peer, so that queue pairs search again.
     generation: AtomicU32,
     backings: RwLock<Option<Arc<dyn Backings>>>,
     on_peer_gone: RwLock<Option<PeerGone>>,
@@ -90,26 +91,26 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// The thread's sockets and its handle, while nobody may use them.
+/// The locked sockets and handle of the thread.
 pub(crate) struct Held {
     sockets: ArcMutexGuard<Option<thread::Sockets>>,
     running: ArcMutexGuard<Option<Running>>,
 }
 
-/// What a queue pair has of it.
+/// A queue pair's part of the local path.
 #[derive(Default)]
 pub(crate) struct QpLocal {
-    /// The peer's address, and the index of ours, that it looks for ways between.
+    /// The peer's address and the own GID index between which it looks for paths.
     ends: Option<(SocketAddr, u8)>,
     lead: Option<Lead>,
     peer_tx: Option<Arc<PeerTx>>,
-    /// The generation of peers in which it last looked for its own.
+    /// The generation of peers in which it last searched for its own.
     looked: u32,
-    /// What it has asked for last.
+    /// The region it has asked about last.
     asked: Option<(u32, Version)>,
-    /// The state in which others see it.
+    /// The state that is published to peers.
     shown: Option<QpState>,
-    /// They are not to see it until it is modified.
+    /// Whether it stays unpublished until it is modified.
     is_withdrawn: bool,
 }
 
@@ -120,14 +121,15 @@ impl QpLocal {
         self.peer_tx.is_some()
     }
 
-    /// Notes that others are to see it no more. False if they do not.
+    /// Notes that peers are to see it no more. False if they did not.
     pub fn withdraw(&mut self) -> bool {
         let was_shown = self.shown.is_some();
         self.is_withdrawn = true;
         was_shown
     }
 
-    /// The way into the peer's memory. One into a process that has gone is given up: it would keep that one's memory.
+    /// The direct path into the peer's memory. A path into a process that has gone is dropped: it would keep that
+    /// process's memory.
     #[inline(always)]
     fn lead(&mut self) -> Option<&mut Lead> {
         match &self.lead {
@@ -145,24 +147,24 @@ impl QpLocal {
 }
 
 impl LocalPath {
-    /// Whether work requests may do without packets.
+    /// Whether work requests may use direct access.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Who knows the files behind the program's memory, from now on.
+    /// Sets what finds the files behind the program's memory, from now on.
     pub fn set_backings(&self, backings: Arc<dyn Backings>) {
         *self.backings.write() = Some(backings);
     }
 
-    /// Tells of peers that have gone. Without locks held.
+    /// Reports peers that have gone. Called without locks held.
     fn tell_gone(&self, gone: Vec<SocketAddr>) {
         let Some(hear) = self.on_peer_gone.read().clone() else { return };
         gone.into_iter().for_each(|address| hear(address));
     }
 
-    /// What it has to tell: nothing if it is off.
+    /// The counters: none if the path is off.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         if !self.is_on() {
             return Vec::new();
@@ -180,7 +182,7 @@ impl LocalPath {
         ]
     }
 
-    /// Forgets a peer that has gone.
+    /// Removes a peer that has gone.
     fn remove(&self, address: &SocketAddr) {
         if let Some(peer) = self.peers.write().remove(address) {
             self.sent_before.fetch_add(peer.peer_tx.sent(), Ordering::Relaxed);
@@ -198,8 +200,8 @@ impl LocalPath {
         }
     }
 
-    /// A region was taken away, or has become another: whoever has mapped it is told to give that up. Nobody waits for them; who is
-    /// stopped keeps the memory for so long.
+    /// A region was invalidated or changed: peers that have mapped it are told to drop the mapping. Nothing waits for
+    /// them; a stopped peer keeps the memory until it runs again.
     pub fn recall(&self, key: u32) {
         if self.is_on() {
             let given = self.given.lock().remove(&key);
@@ -207,7 +209,7 @@ impl LocalPath {
         }
     }
 
-    /// Ends the thread and waits for it: nobody reaches in any more.
+    /// Ends the thread and waits for it: afterwards no peer reaches this process.
     pub fn stop(&self) {
         self.on.store(false, Ordering::SeqCst);
         self.stopping.store(true, Ordering::SeqCst);
@@ -219,14 +221,14 @@ impl LocalPath {
         self.peers.write().clear();
     }
 
-    /// Keeps the thread from its work while the process forks.
+    /// Keeps the thread from working while the process forks.
     pub fn hold(&self) -> Held {
         let sockets = self.sockets.lock_arc();
-        // A thread of the program that has something to be done rings the doorbell, with no other lock than a queue pair's.
+        // A program's thread that queues a command rings the doorbell, with no other lock than a queue pair's.
         Held { sockets, running: self.running.lock_arc() }
     }
 
-    /// In a forked child: the thread, the words and the board are the parent's. Everything goes by the network.
+    /// In a forked child: thread, reader slots and shared registry are the parent's. Everything goes by the network.
     pub fn forget(&self, mut held: Held) {
         self.on.store(false, Ordering::SeqCst);
         self.has_inlets.store(false, Ordering::SeqCst);
@@ -238,7 +240,7 @@ impl LocalPath {
 }
 
 impl Device {
-    /// Opens the way to peers on the same host. Without it there are packets, so failure is no error.
+    /// Opens the path to same-host peers. Packets do without it, so failure is no error.
     pub(crate) fn start_local_path(self: &Arc<Self>) {
         match thread::start(self) {
             Ok(running) => {
@@ -249,27 +251,28 @@ impl Device {
         }
     }
 
-    /// Who knows the files behind the program's memory: regions over files are then reached fastest by peers on this host.
+    /// Sets what finds the files behind the program's memory: same-host peers then reach regions over files fastest.
     pub fn set_backings(&self, backings: Arc<dyn Backings>) {
         self.local.set_backings(backings);
     }
 
-    /// Who hears of peers on this host that have gone, from now on.
+    /// Sets the callback for peers on this host that have gone, from now on.
     pub fn on_peer_gone(&self, hear: PeerGone) {
         *self.local.on_peer_gone.write() = Some(hear);
     }
 
-    /// Looks for the peer of a queue pair that has just been connected, and forgets that of one that no longer is.
+    /// Searches for the peer of a newly connected queue pair, and drops the peer of a queue pair that is no longer
+    /// connected.
     pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
         self.show(qp, core, true);
         match core.qp.state() {
             QpState::Rts | QpState::Sqd if self.local.is_on() && qp.qp_type() != QpType::Ud => {
                 let ends = core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index));
-                // Where both stay the same, so do the ways: what is in the ring must not be overtaken.
+                // With the same ends the paths stay: what is in the ring must not be overtaken.
                 if let Some((remote, _)) = ends
                     && ends != core.local.ends
                 {
-                    // Where somebody lives already the queue pair finds them when it next has something to do.
+                    // If the peer is connected already, the queue pair finds it when it next has something to do.
                     let before = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
                     let shown = core.local.shown;
                     core.local = QpLocal { ends, looked: before, shown, ..QpLocal::default() };
@@ -283,8 +286,8 @@ impl Device {
         }
     }
 
-    /// Finds the ways to a queue pair's peer that the thread has opened since the last time. Only while nothing is outstanding: what
-    /// goes another way from then on cannot overtake anything.
+    /// Finds the paths to a queue pair's peer that the thread has opened since the last time. Only while nothing is
+    /// outstanding: a change of path then cannot overtake anything.
     #[inline(always)]
     pub(crate) fn meet(&self, qp: &QueuePair, core: &mut QpCore) {
         if self.local.is_on()
@@ -311,7 +314,7 @@ impl Device {
         core.local.peer_tx = Some(neighbour.peer_tx.clone());
     }
 
-    /// Shows a queue pair to peers on this host as it is now.
+    /// Publishes a queue pair's present state to same-host peers.
     #[inline]
     pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
         core.local.is_withdrawn &= !anew;
@@ -328,7 +331,7 @@ impl Device {
         }
     }
 
-    /// Shows all queue pairs, when somebody comes to look for the first time.
+    /// Publishes all queue pairs, when the first peer connects.
     fn show_all(&self) {
         for qp in self.table.all() {
             let mut core = qp.lock();
@@ -339,7 +342,7 @@ impl Device {
     }
 }
 
-/// What others may do by way of a queue pair; `None` when it takes no requests.
+/// What peers may do through a queue pair; `None` when it takes no requests.
 fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     let attr = core.qp.attr();
     let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
@@ -352,7 +355,7 @@ fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     Some(ShownQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })
 }
 
-/// An address as boards have it.
+/// An address in the format of the shared registry.
 fn address_bytes(address: SocketAddr) -> [u8; 16] {
     match address.ip().to_canonical() {
         std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -360,7 +363,7 @@ fn address_bytes(address: SocketAddr) -> [u8; 16] {
     }
 }
 
-/// An address by which processes of this host find each other.
+/// The form of an address by which processes of this host find each other.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -1,10 +1,11 @@
-//! Packets to and from peers on the same host by rings in memory ([`terrace_memory::shared`]): what cannot be done by reaching in, and
-//! all messages. They are the packets that would go over the network, but without an ICRC, and without the kernel.
+//! Packets between same-host peers through rings in memory ([`terrace_memory::shared`]): all messages, and everything
+//! that direct access cannot do. They are the packets that would go over the network, but without an ICRC, and without
+//! the kernel.
 //!
-//! A ring belongs to a connection of the local path, and leads from the process that has made it to the one that has accepted. A
-//! queue pair begins to use it when it has nothing outstanding, so that nothing overtakes what went another way, and uses it as long as
-//! there are a connection and the same two ends. Whoever receives looks at what comes by the other way than the packet before only when
-//! all that had come by that way was looked at.
+//! A ring belongs to a connection of the local path, and leads from the process that has connected to the one that has
+//! accepted. A queue pair begins to use it when nothing is outstanding, so that nothing overtakes packets on the other
+//! path. It uses the ring as long as the connection and the same two ends exist. A receive pass handles a packet that
+//! came by another path than the packet before it only after everything that had come by the previous path.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -20,43 +21,44 @@ use crate::device::Device;
 use crate::host::QpHost;
 use crate::qp::{QpCore, QueuePair};
 
-/// Packets that one look takes from a ring at most.
+/// Packets that one pass takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
-/// While packets come by rings, the network is asked once for so many looks and packets: a system call takes much longer than a look,
-/// and a program that polls mostly finds nothing.
+/// While packets come by rings, the network is read once for so many passes and packets: a system call takes much
+/// longer than polling a ring, and a program that polls mostly finds nothing.
 const LOOKS_PER_NETWORK: u32 = 128;
-/// For so many looks without a packet rings still count as busy: some dozens of microseconds.
+/// For so many passes without a packet rings still count as busy: some dozens of microseconds.
 const WARM_LOOKS: u32 = 1024;
-/// The reader is shown what was written whenever it has become so much: it copies one part of a long message while the next is written.
+/// Bytes after which written packets are published: the reader copies one part of a long message while the next is
+/// written.
 const SHOW_BYTES: u64 = 8 << 10;
-/// A full ring is tried again at once for so long, and from then on at intervals of so long.
+/// A full ring is retried at once for so long, and from then on at intervals of so long.
 const FULL_RETRY_NS: u64 = 1_000_000;
-/// A ring that has been full for so long belongs to a process that is stopped. What it has no room for is lost, as in the full socket
-/// of such a process; by the network it would overtake what is in the ring.
+/// A ring that has been full for so long belongs to a stopped process. Packets that do not fit are lost, as in the full
+/// socket of such a process; over the network they would overtake the packets in the ring.
 const STALLED_NS: u64 = 1_000_000_000;
-/// No more counts between two tries: a writer that did not run itself has not seen whether its reader had the time.
+/// At most so much counts between two tries: a writer that did not run itself cannot tell whether its reader ran.
 const FULL_STEP_NS: u64 = 100_000_000;
-/// Packets that one turn of a queue pair loses at most.
+/// Packets that one fill of a queue pair loses at most.
 const LOST_PER_TURN: u64 = 64;
 
-/// The way out to one peer.
+/// The TX ring to one peer.
 pub(super) struct PeerTx {
     tx_ring: TxRing,
     doorbell: OwnedFd,
-    /// When it was last seen to be full, 0 if it is not; and for how long it had been then. In nanoseconds, and changed by whoever has
-    /// the right to write.
+    /// When the ring was last seen to be full, 0 if it is not; and for how long it had been full then. In nanoseconds,
+    /// and changed by the writer.
     full_at: AtomicU64,
     full_ns: AtomicU64,
-    /// Packets so far. Changed by whoever has the right to write.
+    /// Packets so far. Changed by the writer.
     sent: AtomicU64,
     gone: AtomicBool,
 }
 
 impl PeerTx {
-    /// A way into a ring, and the doorbell of whoever reads it.
+    /// The producer's side of a ring, and the doorbell of its consumer.
     ///
     /// # Errors
-    /// When that is no descriptor that can be told not to block.
+    /// When the doorbell is no descriptor that can be made non-blocking.
     pub fn new(tx_ring: TxRing, doorbell: OwnedFd) -> rustix::io::Result<PeerTx> {
         rustix::fs::fcntl_setfl(&doorbell, rustix::fs::OFlags::NONBLOCK)?;
         let [full_at, full_ns, sent] = [(); 3].map(|()| AtomicU64::new(0));
@@ -68,14 +70,14 @@ impl PeerTx {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Notes that it has taken packets.
+    /// Counts packets that were written; the ring is not full.
     #[inline]
     fn note_sent(&self, packets: u64) {
         self.sent.store(self.sent() + packets, Ordering::Relaxed);
         self.full_at.store(0, Ordering::Relaxed);
     }
 
-    /// Nobody reads any more.
+    /// The consumer has gone.
     pub fn note_gone(&self) {
         self.gone.store(true, Ordering::SeqCst);
     }
@@ -84,7 +86,7 @@ impl PeerTx {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Notes that it is full, and returns for how long it has been, in nanoseconds.
+    /// Notes that the ring is full, and returns for how long it has been, in nanoseconds.
     fn note_full(&self, now: Time) -> u64 {
         let full_ns = match self.full_at.swap(now.0, Ordering::Relaxed) {
             0 => 0,
@@ -98,19 +100,19 @@ impl PeerTx {
     }
 }
 
-/// A ring, as the transport wants to see it.
+/// A ring as the transport's sink.
 struct RingSink<'a> {
     writer: Writer<'a>,
     peer_tx: &'a PeerTx,
     gids: &'a [Gid],
     port: u16,
     packets: u64,
-    /// Whether the reader sleeps, and is to be woken.
+    /// Whether the reader sleeps and has to be woken.
     sleeps: bool,
 }
 
 impl RingSink<'_> {
-    /// Shows the reader what was written.
+    /// Publishes what was written.
     #[inline]
     fn publish(&mut self) {
         self.sleeps |= self.writer.publish();
@@ -141,7 +143,7 @@ impl Sink for RingSink<'_> {
     }
 }
 
-/// Takes the packets for which a ring has no room whose reader stands still.
+/// Discards the packets that do not fit into the ring of a stalled reader.
 #[derive(Default)]
 struct LostSink {
     packet: Vec<u8>,
@@ -163,18 +165,18 @@ impl Sink for LostSink {
     }
 }
 
-/// How a queue pair's turn at its ring went.
+/// Outcome of filling a ring from a queue pair.
 pub(crate) enum Filled {
-    /// Everything is on its way.
+    /// Everything is in the ring.
     Sent,
-    /// The ring is full: it is to be tried again then, or at once.
+    /// The ring is full: to be retried then, or at once.
     Full(Option<Time>),
-    /// It has no ring, or none that is of use.
+    /// The queue pair has no ring, or an unusable one.
     NotHere,
 }
 
 impl Device {
-    /// Takes what a queue pair has to send and puts it into its ring, if it has one.
+    /// Fills a queue pair's ring, if it has one, with what the queue pair has to send.
     pub(crate) fn fill_ring(
         &self,
         core: &mut QpCore,
@@ -197,7 +199,7 @@ impl Device {
         filled
     }
 
-    /// Sends what a queue pair has to send nowhere. What waits for an answer goes on to count the time.
+    /// Discards what a queue pair has to send. Retransmission timers keep running.
     #[cold]
     fn lose(&self, core: &mut QpCore, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
         let mut lost = LostSink::default();
@@ -209,8 +211,8 @@ impl Device {
         }
     }
 
-    /// Puts a work request that was not posted yet into the queue pair's ring, if it can leave at once, and posts it then; it is given
-    /// back otherwise. What the peer need not wait for is done when it has left.
+    /// Writes a work request that is not posted yet into the queue pair's ring, if it can leave at once, and posts it
+    /// then; otherwise returns it. What needs no answer of the peer is complete when it has left.
     #[inline]
     pub(crate) fn send_at_once<W: SendRequest>(
         &self,
@@ -218,7 +220,7 @@ impl Device {
         core: &mut QpCore,
         wr: W,
     ) -> Result<(), W> {
-        // Nothing may overtake what is under way over the network.
+        // Nothing may overtake packets that are under way over the network.
         if !core.local.has_tx_ring() || !qp.token.is_free() {
             return Err(wr);
         }
@@ -228,13 +230,13 @@ impl Device {
         if !has_sent {
             return Err(wr);
         }
-        // A clock that the kernel keeps late costs a repetition, if there is one.
+        // A coarse kernel clock costs one retransmission, if there are any.
         let is_patient = core.qp.attr().retry_cnt > 0;
         core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr.into());
         Ok(())
     }
 
-    /// Has somebody write into the queue pair's ring, if it has one of use, and shows what they have written.
+    /// Calls `act` with the queue pair's ring, if it has a usable one, and publishes what was written.
     #[inline]
     fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>)) {
         let is_of_use = |peer_tx: &Arc<PeerTx>| self.local.is_on() && !peer_tx.is_gone();
@@ -247,7 +249,7 @@ impl Device {
             peer_tx.note_sent(sink.packets);
             sink.publish();
             if sink.sleeps {
-                // It can only have been rung so often that it cannot count it.
+                // A write fails only when the doorbell's counter is at its limit: then it is rung anyway.
                 let _ = rustix::io::write(&peer_tx.doorbell, &1u64.to_ne_bytes());
             }
         }
@@ -256,43 +258,43 @@ impl Device {
     }
 }
 
-/// The ways in. Whoever has the right to receive has them.
+/// The RX rings. Protected by the receive lock.
 #[derive(Default)]
 pub(crate) struct PeerRxSet {
     list: Vec<PeerRx>,
-    /// Looks and packets since the network was asked last.
+    /// Passes and packets since the network was read last.
     looks: u32,
-    /// Looks for which rings still count as busy.
+    /// Passes for which rings still count as busy.
     warm: u32,
 }
 
 struct PeerRx {
     number: u64,
     rx_ring: RxRing,
-    /// Which of our addresses the other side has connected to.
+    /// The index of the own GID that the peer has connected to.
     gid_index: u8,
-    /// Where the last packet came from, as a ring says it and as the network would.
+    /// The source of the last packet, in the format of the ring and of the network.
     last: Option<(Origin, RxMeta)>,
-    /// Whether a packet waited at the last look.
+    /// Whether a packet was pending in the last pass.
     had_pending: bool,
-    /// Whether packets come faster than they are looked for, or nobody waits for one. Behind a message that somebody waits for there is
-    /// most likely nothing, and to see that takes as long as to fetch the message.
+    /// Whether packets come faster than passes, or no thread polls for one. Behind a message that a thread polls for
+    /// there is most likely nothing, and to see that takes as long as to fetch the message.
     streams: bool,
-    /// The other side has gone. What it has sent before is read.
+    /// The peer has gone. What it has sent before is read.
     has_ended: bool,
 }
 
-/// What a look at the rings says.
+/// What a pass finds at the rings.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RxPending {
-    /// Something has come.
+    /// Packets are pending.
     pub waits: bool,
-    /// The network is to be asked as well.
+    /// The network is to be read as well.
     pub asks_network: bool,
 }
 
 impl PeerRxSet {
-    /// Whether packets wait: for somebody who polls for one, or for all of them.
+    /// Whether packets are pending: for a thread that polls for one, or for a pass that takes all of them.
     #[inline]
     pub fn look(&mut self, for_all: bool) -> RxPending {
         if self.list.is_empty() {
@@ -314,7 +316,7 @@ impl PeerRxSet {
         RxPending { waits, asks_network }
     }
 
-    /// ReaderSlots the packets that were found to wait to `each`.
+    /// Passes the packets that were found pending to `each`.
     #[inline]
     fn read(&mut self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) -> Read {
         let mut read = Read { count: 0, is_over: false };
@@ -348,27 +350,27 @@ impl PeerRxSet {
         read
     }
 
-    /// Forgets those that have ended, and returns whether any are left.
+    /// Removes the rings that have ended, and returns whether any are left.
     fn tidy(&mut self) -> bool {
         self.list.retain(|peer_rx| !peer_rx.has_ended || !peer_rx.rx_ring.is_empty());
         !self.list.is_empty()
     }
 
-    /// Forgets all.
+    /// Removes all rings.
     pub fn clear(&mut self) {
         self.list.clear();
     }
 }
 
-/// What a look has read.
+/// The outcome of reading the rings.
 struct Read {
     count: u64,
-    /// Whether a ring is at its end.
+    /// Whether a ring whose peer has gone is read to its end.
     is_over: bool,
 }
 
 impl Device {
-    /// From now on this one is read as well.
+    /// Adds a ring to those that are read.
     pub(super) fn add_peer_rx(&self, number: u64, rx_ring: RxRing, gid_index: u8) {
         let (last, had_pending, streams, has_ended) = (None, false, false, false);
         let peer_rx = PeerRx { number, rx_ring, gid_index, last, had_pending, streams, has_ended };
@@ -376,7 +378,7 @@ impl Device {
         self.local.has_inlets.store(true, Ordering::SeqCst);
     }
 
-    /// The other side of one has gone.
+    /// Marks the ring of a peer that has gone.
     pub(super) fn end_peer_rx(&self, number: u64) {
         let mut rx = self.rx.lock();
         let ended = rx.peer_rx.list.iter_mut().filter(|peer_rx| peer_rx.number == number);
@@ -387,7 +389,7 @@ impl Device {
         self.local.has_inlets.store(rx.peer_rx.tidy(), Ordering::SeqCst);
     }
 
-    /// ReaderSlots the packets that wait in rings to `each`.
+    /// Passes the packets that are pending in rings to `each`.
     #[inline]
     pub(crate) fn read_peer_rx(
         &self,
@@ -402,7 +404,7 @@ impl Device {
         }
     }
 
-    /// Has writers ring the doorbell from now on. True if something waits already.
+    /// Has writers ring the doorbell from now on. True if packets are pending already.
     pub(crate) fn fall_asleep_at_rings(&self) -> bool {
         if !self.local.has_inlets.load(Ordering::SeqCst) {
             return false;
@@ -412,7 +414,7 @@ impl Device {
         list.iter().any(|peer_rx| !peer_rx.rx_ring.is_empty())
     }
 
-    /// Has writers not ring the doorbell.
+    /// Has writers not ring the doorbell any more.
     pub(crate) fn wake_up_at_rings(&self) {
         if self.local.has_inlets.load(Ordering::Relaxed) {
             self.rx.lock().peer_rx.list.iter().for_each(|peer_rx| peer_rx.rx_ring.wake_up());
@@ -424,7 +426,7 @@ fn socket_address(origin: &Origin) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(origin.address).to_canonical(), origin.port)
 }
 
-/// Another process of the host: how its memory is reached, and how itself.
+/// Another process of the host: its memory and its ring.
 #[derive(Clone)]
 pub(super) struct SameHostPeer {
     pub reach: Arc<Reach>,
@@ -432,7 +434,7 @@ pub(super) struct SameHostPeer {
 }
 
 impl SameHostPeer {
-    /// The process has ended, or does not want to be reached any more.
+    /// The process has ended, or withdraws its memory and ring.
     pub fn note_gone(&self) {
         self.reach.note_gone();
         self.peer_tx.note_gone();
