@@ -1,9 +1,10 @@
-//! How much of a device's requests is in flight altogether.
+//! The in-flight budget of a device.
 //!
-//! The window of a queue pair bounds what one of them has under way. A thousand of them could still have so much that a peer
-//! takes longer to answer than they wait before they send again; what they repeat makes the peer later yet, and in the end
-//! nothing but repetitions moves. So a device has a bound of its own. Beyond it, queue pairs with nothing in flight take turns,
-//! first come, first served, and those with something in flight wait for its answer: each of them moves on by a packet at a time.
+//! A window bounds what one queue pair has in flight. A thousand queue pairs could still have so much in flight that a
+//! peer takes longer to answer than they wait before they retransmit. Retransmissions delay the peer further, and in
+//! the end nothing else moves. So a device has a limit of its own. Beyond it, queue pairs with nothing in flight get
+//! grants, first come, first served. Those with something in flight wait for its answer: each of them moves on by a
+//! packet at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,17 +15,17 @@ use terrace_sync::Mutex;
 use crate::qp::QueuePair;
 use crate::tx::WorkList;
 
-/// What one turn brings into flight, roughly: a full packet.
+/// What one grant brings into flight, roughly: a full packet.
 const TURN_BYTES: u64 = 4608;
 
-/// What all queue pairs of a device share.
+/// The budget that all queue pairs of a device share.
 pub(crate) struct InFlightBudget {
     limit_bytes: u64,
-    /// What the queue pairs have told so far.
+    /// Bytes in flight, as the queue pairs have reported them.
     bytes: AtomicU64,
-    /// Queue pairs with nothing in flight that want a turn.
+    /// Queue pairs with nothing in flight that wait for a grant.
     waiting: Mutex<VecDeque<Arc<QueuePair>>>,
-    /// Whether there are any, for a look without the lock.
+    /// Whether there are any, for a check without the lock.
     any: AtomicBool,
 }
 
@@ -38,7 +39,7 @@ impl InFlightBudget {
         }
     }
 
-    /// Notes that a queue pair has so much in flight now instead of what it had.
+    /// Replaces what is counted in flight for a queue pair.
     #[inline]
     pub fn book(&self, before_bytes: u64, now_bytes: u64) {
         if before_bytes != now_bytes {
@@ -46,14 +47,14 @@ impl InFlightBudget {
         }
     }
 
-    /// Whether a queue pair of which `booked` bytes are counted may send another packet beside `own_bytes` in flight.
+    /// Whether a queue pair of which `booked_bytes` are counted may send another packet beside `own_bytes` in flight.
     #[inline]
     pub fn admits(&self, booked_bytes: u64, own_bytes: u64) -> bool {
         let others_bytes = self.bytes.load(Ordering::Relaxed).wrapping_sub(booked_bytes);
         !self.any.load(Ordering::Relaxed) && others_bytes.saturating_add(own_bytes) < self.limit_bytes
     }
 
-    /// Puts a queue pair in line, once.
+    /// Queues a queue pair for a grant, once.
     pub fn wait(&self, qp: &Arc<QueuePair>) {
         if qp.mark_waiting() {
             self.waiting.lock().push_back(qp.clone());
@@ -61,19 +62,19 @@ impl InFlightBudget {
         }
     }
 
-    /// Whether somebody waits.
+    /// Whether a queue pair waits for a grant.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Whether it is somebody's turn.
+    /// Whether a queue pair waits for a grant, and the budget permits one.
     #[inline]
     pub fn has_turns(&self) -> bool {
         self.is_awaited() && self.bytes.load(Ordering::SeqCst) < self.limit_bytes
     }
 
-    /// Moves those whose turn it is to the work list.
+    /// Grants queue pairs as the budget permits, and moves them to the work list.
     pub fn give_turns(&self, work: &mut WorkList) {
         if !self.has_turns() {
             return;
@@ -88,7 +89,7 @@ impl InFlightBudget {
         self.any.store(!waiting.is_empty(), Ordering::SeqCst);
     }
 
-    /// Forgets those who wait, when the device closes.
+    /// Drops the queue, when the device closes.
     pub fn clear(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         self.any.store(false, Ordering::SeqCst);

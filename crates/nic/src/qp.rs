@@ -1,4 +1,4 @@
-//! Queue pairs: the transport's, together with the objects around it.
+//! Queue pairs: the transport's queue pair with the objects around it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,29 +28,29 @@ use crate::timers::NEVER;
 use crate::tx::TxToken;
 use crate::xrc::{Holders, Leaving, Xrcd};
 
-/// What a queue pair is created with.
+/// Parameters of a new queue pair.
 #[derive(Clone)]
 pub struct QpInit {
     /// RC, UC, UD, or the initiator of XRC.
     pub qp_type: QpType,
-    /// Where send work requests complete.
+    /// Completion queue of send work requests.
     pub send_cq: Arc<Cq>,
-    /// Where receive work requests complete.
+    /// Completion queue of receive work requests.
     pub recv_cq: Arc<Cq>,
-    /// Where receive work requests come from, instead of the queue pair's own queue.
+    /// Source of receive work requests, instead of the queue pair's own queue.
     pub srq: Option<Arc<Srq>>,
     /// Sizes of its queues.
     pub cap: QpCap,
     /// Whether every send work request completes with an entry, asked for or not.
     pub sq_sig_all: bool,
-    /// Whatever the creator wants to find again.
+    /// The creator's cookie.
     pub cookie: u64,
 }
 
-/// What `ibv_bind_mw` asks for.
+/// Parameters of `ibv_bind_mw`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MwBind {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
     /// Only `SIGNALED` and `FENCE` have a meaning.
     pub flags: SendFlags,
@@ -64,11 +64,11 @@ pub struct MwBind {
     pub access: u32,
 }
 
-/// Gets a queue pair's completions of send work requests in place of its completion queue.
+/// Receives a queue pair's completions of send work requests in place of its completion queue.
 pub trait CompletionHook: Send + Sync {
-    /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's lock
-    /// held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. ProgressCallbacks of the
-    /// device are called soon after.
+    /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's
+    /// lock held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. The
+    /// device's progress callbacks are called soon after.
     fn completed(&self, wc: Wc);
 }
 
@@ -81,81 +81,81 @@ pub struct QueuePair {
     xrcd: Option<Arc<Xrcd>>,
     holders: Holders,
     state: BiasedMutex<QpCore>,
-    /// Where its packets may come from.
+    /// Senders whose packets it accepts.
     pub(crate) source: SourceFilter,
-    /// Who may send for this queue pair just now.
+    /// The right to send for this queue pair.
     pub(crate) token: TxToken,
-    /// Whether it is on the device's list of those that want to be looked at.
+    /// Whether it is on the device's pending list.
     pub(crate) listed: AtomicBool,
-    /// Whether it holds an acknowledgement back, which whoever receives next is to send. Set with its lock and the right to receive, and
-    /// taken back with either.
+    /// An ACK is deferred to the next receive pass. Set under the QP and receive locks, cleared under either.
     pub(crate) holds_ack: AtomicBool,
-    /// Whether whoever has the right to receive knows that it may. Set with that right, and taken back with it or by its end.
+    /// Whether it is on the receiver's list of holders. Set under the receive lock, cleared under it or by destruction.
     pub(crate) is_known_holder: AtomicBool,
-    /// When its live entry in the timers fires, in nanoseconds.
+    /// When its live timer entry fires, in nanoseconds.
     pub(crate) timer_at: AtomicU64,
-    /// Whether absent memory that it waits for may be there now.
+    /// Whether absent memory that it waits for may be present now.
     woken: AtomicBool,
-    /// Where it stands with the device's [`InFlightBudget`](crate::in_flight::InFlightBudget): waits in line, and has been given a turn.
+    /// Whether it waits for a grant of the device's [`InFlightBudget`](crate::in_flight::InFlightBudget), and whether
+    /// it has one.
     waiting: AtomicBool,
     turn: AtomicBool,
-    /// Notes that, and has the queue pair looked at.
+    /// Sets `woken`, and has the queue pair handled.
     pub(crate) waker: Waker,
-    /// Of which regions the peer gets patterns in place of absent memory.
+    /// Regions of which the peer gets signature pages in place of absent memory.
     pub(crate) magic: MagicKeys,
     pub(crate) keys: LastKeys,
-    /// Of accesses to a peer on this host.
+    /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
     life: Life,
 }
 
-/// What the queue pair's lock protects.
+/// The state under the queue pair's lock.
 pub(crate) struct QpCore {
     pub qp: Qp,
-    /// Who gets the completions of send work requests, if not the completion queue.
+    /// Receives the completions of send work requests in place of the completion queue.
     pub hook: Option<Arc<dyn CompletionHook>>,
-    /// Whether the burst that is being handled has touched it.
+    /// Whether the current burst has put it on the work list.
     pub touched: bool,
     /// Whether it was destroyed.
     pub dead: bool,
-    /// Whether a message has made an event since the queue pair last held no acknowledgement back.
+    /// Whether a message has made an event since the queue pair last had no ACK deferred.
     pub has_woken: bool,
-    /// How the last packet came.
+    /// How the last packet arrived.
     pub last_way: Way,
-    /// What the device counts as in flight of it.
+    /// Bytes of it that the device counts as in flight.
     pub booked_bytes: u64,
-    /// Whether it is its turn to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
+    /// Whether it has a grant to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
     pub has_turn: bool,
-    /// The way to a peer on this host.
+    /// The path to a same-host peer.
     pub local: QpLocal,
 }
 
-/// Nagle's rule for work requests: one that is posted while this many packets are on their way, and does not leave through a ring at
-/// once, can wait for the answer to one of them, ...
+/// Nagle's rule for work requests: a request that is posted while this many packets are in flight, and does not leave
+/// through a ring at once, can wait for the answer to one of them, ...
 const BUSY_PACKETS: u32 = 8;
 /// ... unless this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
 
-/// How often somebody who ends a queue pair looks whether its held acknowledgement has left. Another thread that is
-/// sending for the queue pair takes microseconds; a network that takes nothing is not waited for.
+/// Tries at most to send a deferred ACK before the queue pair ends. Another thread that is sending for the queue pair
+/// takes microseconds; a blocked network is not waited for.
 const HELD_ACK_TRIES_MAX: u32 = 64;
 
-/// Most bytes of one queue pair on their way at a time, however large the receive buffers are.
+/// Most bytes of one queue pair in flight at a time, however large the receive buffers are.
 const WINDOW_BYTES_MAX: usize = 512 << 10;
 /// How many queue pairs may send at full speed before a receive buffer overflows.
 const WINDOWS_PER_BUFFER: usize = 8;
 
-/// What a device may have in flight of all of its queue pairs, in windows of one: more would only wait in the peer's receive
-/// buffer, and for longer than their senders do.
+/// In-flight budget of a device, in windows of one queue pair: more would only wait in the peer's receive buffer, and
+/// for longer than the senders wait.
 const WINDOWS_IN_FLIGHT: u64 = 2;
 
-/// What one queue pair may have in flight on such a port.
+/// In-flight bytes of one queue pair at most on such a port.
 fn window_bytes(port: &dyn Port) -> usize {
     (port.receive_buffer_bytes() / WINDOWS_PER_BUFFER).min(WINDOW_BYTES_MAX)
 }
 
-/// What all queue pairs of a device may have in flight on such a port.
+/// In-flight bytes of all queue pairs of a device at most on such a port.
 pub(crate) fn in_flight_bytes_max(port: &dyn Port) -> u64 {
     window_bytes(port) as u64 * WINDOWS_IN_FLIGHT
 }
@@ -236,7 +236,7 @@ impl QueuePair {
         }
     }
 
-    /// Number: the process's slot in the upper 8 bits.
+    /// Number: the process's instance index in the upper 8 bits.
     pub fn qpn(&self) -> u32 {
         self.qpn
     }
@@ -246,7 +246,7 @@ impl QueuePair {
         self.init.qp_type
     }
 
-    /// What the creator gave; of a target of XRC that is held several times, what the oldest holder gave.
+    /// The creator's cookie; of a target of XRC with several holders, that of the oldest.
     pub fn cookie(&self) -> u64 {
         self.holders.first()
     }
@@ -270,17 +270,17 @@ impl QueuePair {
         &self.pd
     }
 
-    /// Where send work requests complete.
+    /// Completion queue of send work requests.
     pub fn send_cq(&self) -> &Arc<Cq> {
         &self.init.send_cq
     }
 
-    /// Where receive work requests complete.
+    /// Completion queue of receive work requests.
     pub fn recv_cq(&self) -> &Arc<Cq> {
         &self.init.recv_cq
     }
 
-    /// Where receive work requests come from, if not from its own queue.
+    /// Source of receive work requests, if not its own queue.
     pub fn srq(&self) -> Option<&Arc<Srq>> {
         self.init.srq.as_ref()
     }
@@ -300,20 +300,21 @@ impl QueuePair {
         self.lock().qp.query()
     }
 
-    /// What it has counted.
+    /// Its counters.
     pub fn counters(&self) -> QpCounters {
         self.counters_with(&self.lock())
     }
 
-    /// The same for somebody who has its lock.
+    /// The same for a caller that holds its lock.
     pub(crate) fn counters_with(&self, core: &QpCore) -> QpCounters {
         let counters = *core.qp.counters();
         QpCounters { dropped: counters.dropped + self.source.dropped(), ..counters }
     }
 
-    /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or
-    /// too many, or values are out of range; nothing has changed then. RESET forgets the queue pair's completions. Other processes of
-    /// the host may still be in the middle of accesses that they were permitted before: see [`QueuePair::await_readers`].
+    /// Changes attributes and state. EINVAL where the state machine has no such change, attributes are missing or too
+    /// many, or values are out of range; nothing has changed then. RESET discards the queue pair's completions.
+    /// Same-host peers may still be in the middle of accesses that were permitted before: see
+    /// [`QueuePair::await_readers`].
     pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
         let device = self.device();
         if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
@@ -324,7 +325,7 @@ impl QueuePair {
         self.note_peer(&core);
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
-            // The next peer may know nothing of patterns.
+            // The next peer may not know signature pages.
             self.magic.clear();
         }
         if self.qp_type() == QpType::Ud && core.qp.state() == QpState::Rtr {
@@ -339,9 +340,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts send work requests and sends what can be sent. They are large: an iterator that makes them as it is asked for them
-    /// saves copies. Those before a bad one stay posted; the error says
-    /// which one it was, and why: ENOMEM when the queue is full, EINVAL for all else.
+    /// Posts send work requests and sends what can be sent. Work requests are large: an iterator that makes them on
+    /// demand saves copies. Requests before a bad one stay posted; the error has its index and the reason: ENOMEM when
+    /// the queue is full, EINVAL for all else.
     pub fn post_send(
         self: &Arc<Self>,
         wrs: impl IntoIterator<Item = Result<SendWr, Error>>,
@@ -351,7 +352,7 @@ impl QueuePair {
         let mut changed = false;
         let mut index = 0;
         let result = loop {
-            // A work request is large: what is over as it is posted is not moved at all.
+            // A work request is large: one that completes as it is posted is not moved at all.
             let next = wrs.next();
             let posted = match &next {
                 None => break Ok(()),
@@ -372,7 +373,7 @@ impl QueuePair {
         result
     }
 
-    /// Posts a short send work request, as [`QueuePair::post_send`] would; within a host it takes less time.
+    /// Posts a short send work request, as [`QueuePair::post_send`] would; to a same-host peer it takes less time.
     ///
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else.
@@ -390,7 +391,7 @@ impl QueuePair {
         self.go_on_with_short(core, *wr, reached)
     }
 
-    /// What is left to do for one that is not over.
+    /// Continues with a short work request that is not complete yet.
     #[inline(never)]
     fn go_on_with_short(
         self: &Arc<Self>,
@@ -406,7 +407,7 @@ impl QueuePair {
         left.map(|_| ())
     }
 
-    /// For the processor to begin with what a work request is going to wait for, if the peer is on this host.
+    /// Has the processor prefetch what a work request is going to access, if the peer is on this host.
     #[inline(always)]
     fn prefetch(&self, op: &SendOp) {
         match *op {
@@ -418,7 +419,7 @@ impl QueuePair {
         }
     }
 
-    /// Carries a work request out, if the peer's memory can be reached into.
+    /// Carries out a work request, if direct access to the peer's memory is possible.
     #[inline]
     fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
         self.prefetch(&wr.op);
@@ -426,7 +427,8 @@ impl QueuePair {
         self.device().reach(self, core, wr)
     }
 
-    /// Posts one that is for packets. Whether that has left something to do: it may already be on its way.
+    /// Posts a work request that goes by packets. Returns whether that left something to do: the request may have left
+    /// already.
     #[inline]
     fn queue_one(self: &Arc<Self>, core: &mut QpCore, wr: impl SendRequest) -> Result<bool, Error> {
         let device = self.device();
@@ -442,7 +444,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts send work requests as a whole: when one of them is bad, or there is no room for all, none is posted.
+    /// Posts send work requests as a whole: when one of them is bad, or not all of them fit, none is posted.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
         core.qp.check_sends(wrs)?;
@@ -473,7 +475,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts receive work requests. Those before a bad one stay posted; the error says which one it was, and why:
+    /// Posts receive work requests. Requests before a bad one stay posted; the error has its index and the reason:
     /// ENOMEM when the queue is full, EINVAL for all else.
     pub fn post_recv(
         self: &Arc<Self>,
@@ -497,26 +499,26 @@ impl QueuePair {
         result
     }
 
-    /// What this queue pair's peer gets where it READs memory of the region that is absent; until RESET.
+    /// Sets what this queue pair's peer gets where it READs absent memory of the region; until RESET.
     pub fn set_absence(&self, rkey: u32, absence: Absence) {
         self.magic.set(rkey, absence);
     }
 
-    /// Who gets the completions of send work requests from now on; `None` for the completion queue. Entries that are in
-    /// the queue stay there.
+    /// Sets what receives the completions of send work requests from now on; `None` for the completion queue. Entries
+    /// in the queue stay there.
     pub fn set_completion_hook(&self, hook: Option<Arc<dyn CompletionHook>>) {
         let before = std::mem::replace(&mut self.lock().hook, hook);
         drop(before);
     }
 
-    /// Adds an entry to the completion queue of send work requests, on behalf of a [`CompletionHook`]. The entry should carry this
-    /// queue pair's number: RESET forgets those that do.
+    /// Adds an entry to the completion queue of send work requests, on behalf of a [`CompletionHook`]. The entry should
+    /// carry this queue pair's number: RESET discards such entries.
     pub fn complete(&self, wc: Wc) {
         self.init.send_cq.push(wc);
     }
 
     /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
-    /// type 2 window. One of another protection domain is found out by the bind, as with other devices, and completes in error.
+    /// type 2 window. The bind of a window of another protection domain completes in error, as with other devices.
     pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
         if mw.kind() != MwKind::Type1 {
             return Err(Error::Invalid("type 2 windows are bound by work requests"));
@@ -541,21 +543,22 @@ impl QueuePair {
         })
     }
 
-    /// Gives up one hold of a target of XRC, that with this cookie; with the last one it is destroyed, as any other queue pair is.
-    /// Waits until the asynchronous events that were handed out to this holder are acknowledged.
+    /// Gives up the hold with this cookie on a target of XRC; with the last hold it is destroyed, as any other queue
+    /// pair is. Waits until the asynchronous events that were delivered to this holder are acknowledged.
     pub fn release(self: &Arc<Self>, cookie: u64) -> Result<(), Error> {
         match self.holders.leave(cookie) {
             Leaving::Last => self.destroy(),
             Leaving::Another => Ok(()),
             Leaving::First => {
-                // What was handed out names this holder.
+                // The delivered events name this holder.
                 self.async_account.wait_settled();
                 Ok(())
             }
         }
     }
 
-    /// Hides the queue pair from other processes of the host until it is modified. Packets get through. False if it was not to be seen.
+    /// Withdraws the queue pair from same-host peers until it is modified. Packets still arrive. False if it was not
+    /// published.
     pub fn withdraw(&self) -> bool {
         let mut core = self.lock();
         let was_shown = core.local.withdraw();
@@ -565,15 +568,15 @@ impl QueuePair {
         was_shown
     }
 
-    /// Waits until other processes of the host have come to the end of all accesses by way of this queue pair that they began before it
-    /// was last modified or withdrawn. EBUSY when one of them does not within ten seconds: it may be stopped.
+    /// Waits until same-host peers have finished all accesses through this queue pair that they began before it was
+    /// last modified or withdrawn. EBUSY when a peer does not within ten seconds: it may be stopped.
     pub fn await_readers(&self) -> Result<(), Error> {
         GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(still_reached)
     }
 
-    /// Destroys the queue pair: nothing is sent or received for it any more, its completions are forgotten, its
-    /// type 2 windows are unbound. Waits until the asynchronous events that were handed out are acknowledged, but not for other processes
-    /// of the host: see [`QueuePair::await_readers`].
+    /// Destroys the queue pair: nothing is sent or received for it any more, its completions are discarded, its type 2
+    /// windows are unbound. Waits until delivered asynchronous events are acknowledged, but not for same-host peers:
+    /// see [`QueuePair::await_readers`].
     pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
         self.life.end()?;
         let device = self.device();
@@ -583,7 +586,7 @@ impl QueuePair {
         if self.is_known_holder.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
                 Some(mut rx) => rx.forget_destroyed(),
-                // The next look does.
+                // The next pass does.
                 None => {
                     device.acks_held.store(true, Ordering::SeqCst);
                     device.engine.wake();
@@ -600,8 +603,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Sends an acknowledgement that waits for the program: the program has had the message, and after this there is
-    /// nobody to answer the peer's repetitions.
+    /// Sends a deferred ACK: the program has had the message, and after this the peer's retransmissions get no answer.
     pub(crate) fn send_held_ack(self: &Arc<Self>) {
         for _ in 0..HELD_ACK_TRIES_MAX {
             let core = self.lock();
@@ -609,12 +611,12 @@ impl QueuePair {
                 return;
             }
             self.device().after_change(self, core, AckPolicy::Now);
-            // Another thread may be sending for this queue pair. It takes the acknowledgement along as its last act.
+            // Another thread may be sending for this queue pair. It sends the ACK before it is done.
             std::thread::yield_now();
         }
     }
 
-    /// Stops all activity, without telling anybody.
+    /// Stops all activity, without an event.
     pub(crate) fn silence(&self) {
         let mut core = self.lock();
         core.dead = true;
@@ -629,7 +631,7 @@ impl QueuePair {
         self.purge_completions();
     }
 
-    /// Its peer may be another one now.
+    /// Its peer may have changed.
     fn note_peer(&self, core: &QpCore) {
         if self.qp_type() != QpType::Ud {
             self.source.set(core.qp.attr().path.map(|path| path.remote));
@@ -684,7 +686,7 @@ impl QueuePair {
         if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
     }
 
-    /// Whether completions go to that queue; of a target of XRC, whether they could.
+    /// Whether completions go to that queue; for a target of XRC, whether they could.
     pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
         let could = |xrcd| self.device().xrc.completes(xrcd, cq);
         Arc::ptr_eq(&self.init.send_cq, cq)
@@ -692,8 +694,8 @@ impl QueuePair {
             || self.xrcd.as_ref().is_some_and(could)
     }
 
-    /// Completes a receive: with XRC, to the queue that the shared receive queue has. One that is destroyed takes its completions
-    /// along. Returns whether that made an event.
+    /// Completes a receive: with XRC, to the completion queue of the shared receive queue. A destroyed shared receive
+    /// queue takes its completions along. Returns whether that made an event.
     pub(crate) fn complete_receive(&self, wc: Wc) -> bool {
         match &self.xrcd {
             None => self.init.recv_cq.push(wc),
@@ -701,41 +703,42 @@ impl QueuePair {
         }
     }
 
-    /// Whether it was woken and has not been looked at since.
+    /// Whether it was woken and has not been handled since.
     pub(crate) fn is_woken(&self) -> bool {
         self.woken.load(Ordering::SeqCst)
     }
 
-    /// The same, once.
+    /// The same, and resets it.
     #[inline]
     pub(crate) fn take_woken(&self) -> bool {
         self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::SeqCst)
     }
 
-    /// Notes that it waits for its turn to send; false if it did already.
+    /// Notes that it waits for a grant; false if it did already.
     pub(crate) fn mark_waiting(&self) -> bool {
         !self.waiting.swap(true, Ordering::SeqCst)
     }
 
-    /// It is its turn.
+    /// Gives it a grant.
     pub(crate) fn give_turn(&self) {
         self.turn.store(true, Ordering::SeqCst);
         self.waiting.store(false, Ordering::SeqCst);
     }
 
-    /// Whether it is, once.
+    /// Takes the grant; false if there is none.
     #[inline]
     pub(crate) fn take_turn(&self) -> bool {
         self.turn.load(Ordering::Relaxed) && self.turn.swap(false, Ordering::SeqCst)
     }
 
-    /// Marks the queue pair as wanting a look; false if it was marked already.
+    /// Marks the queue pair as pending; false if it was marked already.
     pub(crate) fn mark_listed(&self) -> bool {
         !self.listed.swap(true, Ordering::SeqCst)
     }
 }
 
-/// What pagers call when a queue pair's absent memory may be there. It takes no lock that is held while pagers are called.
+/// The callback for pagers when a queue pair's absent memory may be present. It takes no lock that is held while pagers
+/// are called.
 fn waker_of(qp: Weak<QueuePair>) -> Waker {
     Arc::new(move || {
         if let Some(qp) = qp.upgrade() {
@@ -745,8 +748,8 @@ fn waker_of(qp: Weak<QueuePair>) -> Waker {
     })
 }
 
-/// Whether the objects that it refers to go with it: they belong to the same device, and unreliable connections take
-/// no receives from a shared queue (`ibv_create_qp(3)`).
+/// Checks the objects that it refers to: they belong to the same device, and unreliable connections take no receives
+/// from a shared queue (`ibv_create_qp(3)`).
 fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     let device = pd.device();
     let srq_device = init.srq.as_ref().map(|srq| srq.pd().device());
@@ -763,16 +766,16 @@ fn check_others(pd: &Pd, init: &QpInit) -> Result<(), Error> {
     ])
 }
 
-/// What an element takes in a work request of other devices.
+/// Bytes of an element in a work request of other devices.
 const SGE_BYTES: u32 = 16;
 
-/// Inline data that is granted: the room of a work request's elements, if that is more than was asked for. rxe grants the same, mlx5
-/// the rest of its blocks of 64 bytes, and `rdma_xclient`, which asks for none, relies on it.
+/// Granted inline data: the space of a work request's elements, if that is more than was requested. rxe grants the
+/// same, mlx5 the rest of its blocks of 64 bytes, and `rdma_xclient`, which requests none, relies on it.
 fn inline_bytes(cap: &QpCap, limits: &Limits) -> u32 {
     cap.max_inline_data.max((cap.max_send_sge * SGE_BYTES).min(limits.max_inline_data))
 }
 
-/// Whether its sizes are within the device's limits. With a shared receive queue those of the own one do not count.
+/// Checks its sizes against the device's limits. With a shared receive queue those of the own one do not count.
 fn check_cap(init: &QpInit, limits: &Limits) -> Result<(), Error> {
     let cap = &init.cap;
     let shared = init.srq.is_some() || !init.qp_type.has_receives();
@@ -785,7 +788,7 @@ fn check_cap(init: &QpInit, limits: &Limits) -> Result<(), Error> {
     ])
 }
 
-/// EINVAL for the first rule that is not kept.
+/// EINVAL for the first broken rule.
 fn first_broken<const N: usize>(rules: [(bool, &'static str); N]) -> Result<(), Error> {
     match rules.into_iter().find(|(kept, _)| !kept) {
         Some((_, broken)) => Err(Error::Invalid(broken)),

@@ -1,4 +1,4 @@
-//! Sending: who may send for a queue pair, and the buffers that packets wait in.
+//! Sending: the right to send for a queue pair, and the buffers that packets wait in.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use terrace_wire::Path;
 use crate::local::PeerRxSet;
 use crate::qp::QueuePair;
 
-/// Room of one batch: two full GSO sends.
+/// Size of one batch: two full GSO sends.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// Batches that are kept for the next sender.
+/// Spare units that are kept at most.
 const SPARE_UNITS_MAX: usize = 4;
 
-/// The right to send for a queue pair. Packets of one queue pair must leave in order, so from the moment that
-/// packets are put into a batch until the batch has left, nobody else takes packets from that queue pair; whoever
-/// would, leaves a note instead, and the holder looks again.
+/// The right to send for a queue pair. Packets of one queue pair must leave in order. So from filling a batch until the
+/// batch has left, no other thread takes packets from that queue pair. It leaves a note instead, and the holder fills
+/// again.
 #[derive(Debug, Default)]
 pub(crate) struct TxToken(AtomicU8);
 
@@ -38,33 +38,33 @@ impl TxToken {
         was == Ok(FREE)
     }
 
-    /// Whether nobody has it. Under the queue pair's lock it stays so.
+    /// Whether no thread holds the token. Under the queue pair's lock it stays so.
     pub fn is_free(&self) -> bool {
         self.0.load(Ordering::Acquire) == FREE
     }
 
-    /// Gives the token back; true when somebody left a note.
+    /// Releases the token; true when another thread left a note.
     pub fn give_back(&self) -> bool {
         self.0.swap(FREE, Ordering::AcqRel) == TAKEN_LOOK_AGAIN
     }
 }
 
-/// Queue pairs to look at, and what to do with their acknowledgements.
+/// Queue pairs to handle, and the policy for their ACKs.
 pub(crate) type WorkList = VecDeque<(Arc<QueuePair>, AckPolicy)>;
 
-/// One sender's things: packets, the queue pairs whose tokens it holds for them, and those it has yet to look at.
+/// The state of one sender: packets, the queue pairs whose tokens it holds for them, and those it has yet to handle.
 pub(crate) struct TxUnit {
     pub batch: TxBatch,
     pub owners: SmallVec<[Arc<QueuePair>; 4]>,
     pub work: WorkList,
-    /// Those that hold an acknowledgement back, and are not known to whoever receives yet.
+    /// Queue pairs with deferred ACKs that are not on the receiver's list yet.
     pub holders: SmallVec<[Arc<QueuePair>; 4]>,
-    /// Whether anybody holds one back since the look began.
+    /// Whether an ACK was deferred since the pass began.
     pub has_held: bool,
 }
 
 impl TxUnit {
-    /// In a box, because it is handed around.
+    /// Boxed, because it is passed around.
     fn new() -> Box<TxUnit> {
         Box::new(TxUnit {
             batch: TxBatch::new(BATCH_BYTES),
@@ -75,21 +75,21 @@ impl TxUnit {
         })
     }
 
-    /// Whether there is nothing to send and nobody to look at.
+    /// Whether there is nothing to send and no queue pair to handle.
     pub fn is_idle(&self) -> bool {
         self.batch.is_empty() && self.work.is_empty() && self.owners.is_empty()
     }
 }
 
-/// So many queue pairs stay known to whoever receives although they hold no acknowledgement back just now.
+/// Beyond this length, the receiver's list keeps only queue pairs with deferred ACKs.
 pub(crate) const HOLDERS_KEPT: usize = 8;
 
-/// What whoever has the right to receive needs for it.
+/// What the receive lock protects.
 pub(crate) struct Receiver {
     pub batch: RxBatch,
-    /// Its unit, unless that is under way.
+    /// The receiver's unit, unless it is in use.
     pub unit: Option<Box<TxUnit>>,
-    /// Queue pairs that have held an acknowledgement back: most of them will again, so they stay for a while.
+    /// Queue pairs that have deferred an ACK: most of them will again, so they stay for a while.
     pub holders: Vec<Arc<QueuePair>>,
     pub peer_rx: PeerRxSet,
 }
@@ -99,7 +99,7 @@ impl Receiver {
         Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new(), peer_rx: PeerRxSet::default() }
     }
 
-    /// Gets to know these.
+    /// Adds queue pairs with deferred ACKs.
     #[inline]
     pub fn know(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>) {
         if !holders.is_empty() {
@@ -107,8 +107,8 @@ impl Receiver {
         }
     }
 
-    /// Moves those that still hold one to the work list, and forgets those that are destroyed, or too many. From now on they can hold
-    /// one again.
+    /// Moves queue pairs with deferred ACKs to the work list. Removes destroyed queue pairs and, if the list is too
+    /// long, those without a deferred ACK. Afterwards they can defer an ACK again.
     pub fn release(&mut self, work: &mut WorkList) {
         let is_long = self.holders.len() > HOLDERS_KEPT;
         self.holders.retain(|qp| {
@@ -124,12 +124,12 @@ impl Receiver {
         });
     }
 
-    /// Forgets those that are destroyed.
+    /// Removes destroyed queue pairs.
     pub fn forget_destroyed(&mut self) {
         self.holders.retain(|qp| qp.is_known_holder.load(Ordering::Relaxed));
     }
 
-    /// Forgets everything, when the device closes.
+    /// Drops everything, when the device closes.
     pub fn clear(&mut self) {
         self.holders.clear();
         self.peer_rx.clear();
@@ -137,10 +137,10 @@ impl Receiver {
     }
 }
 
-/// Units that nobody uses just now, and those whose packets the network did not take yet.
+/// Spare units, and units whose packets the network did not take yet.
 #[derive(Default)]
 pub(crate) struct TxPool {
-    // They come in boxes and leave in them.
+    // Units come and leave boxed.
     #[expect(clippy::vec_box)]
     spare: Mutex<Vec<Box<TxUnit>>>,
     blocked: Mutex<Blocked>,
@@ -150,8 +150,8 @@ pub(crate) struct TxPool {
 #[derive(Default)]
 struct Blocked {
     units: VecDeque<Box<TxUnit>>,
-    /// Units that somebody is trying to send again. They count as blocked meanwhile: an engine that went to sleep just
-    /// then would not wait for the network.
+    /// Units that are being retried. They count as blocked meanwhile: an engine that went to sleep just then would not
+    /// wait for the network.
     retried_count: usize,
 }
 
@@ -169,19 +169,19 @@ impl TxPool {
         }
     }
 
-    /// Puts a unit aside until the network takes packets again.
+    /// Keeps a unit until the network takes packets again.
     pub fn block(&self, unit: Box<TxUnit>) {
         let mut blocked = self.blocked.lock();
         blocked.units.push_back(unit);
         self.is_blocked.store(true, Ordering::SeqCst);
     }
 
-    /// Whether packets wait for the network. While they do, nobody makes more of them.
+    /// Whether packets wait for the network. While they do, no thread makes more of them.
     pub fn is_blocked(&self) -> bool {
         self.is_blocked.load(Ordering::SeqCst)
     }
 
-    /// The unit that has waited longest, to be tried again; then comes `put_back` or `note_unblocked`.
+    /// Takes the unit that has waited longest, for a retry; `put_back` or `note_unblocked` must follow.
     pub fn take_blocked(&self) -> Option<Box<TxUnit>> {
         let mut blocked = self.blocked.lock();
         let unit = blocked.units.pop_front()?;
@@ -189,14 +189,14 @@ impl TxPool {
         Some(unit)
     }
 
-    /// The network still does not take it.
+    /// Returns a unit that the network still does not take.
     pub fn put_back(&self, unit: Box<TxUnit>) {
         let mut blocked = self.blocked.lock();
         blocked.retried_count -= 1;
         blocked.units.push_front(unit);
     }
 
-    /// The network has taken it.
+    /// Notes that the network has taken a unit.
     pub fn note_unblocked(&self) {
         let mut blocked = self.blocked.lock();
         blocked.retried_count -= 1;
@@ -205,15 +205,15 @@ impl TxPool {
         }
     }
 
-    /// Forgets what could not be sent, when the device closes.
+    /// Drops what could not be sent, when the device closes.
     pub fn clear(&self) {
         let units = std::mem::take(&mut self.blocked.lock().units);
         drop(units);
     }
 }
 
-/// Queue pairs that want to be looked at by whoever makes progress next: they hold an ACK back beside what they have sent, wait for
-/// company for a small message, could not send because the network was full, or were woken.
+/// Queue pairs for the next pass: they defer an ACK beside what they have sent, keep a small message for a batch, could
+/// not send because the network was full, or were woken.
 #[derive(Default)]
 pub(crate) struct Pending {
     list: Mutex<Vec<Arc<QueuePair>>>,
@@ -230,18 +230,18 @@ impl Pending {
         }
     }
 
-    /// Forgets everything, when the device closes.
+    /// Drops everything, when the device closes.
     pub fn clear(&self) {
         let list = std::mem::take(&mut *self.list.lock());
         drop(list);
     }
 
-    /// A look without the lock.
+    /// Does not take the lock.
     pub fn is_empty(&self) -> bool {
         !self.any.load(Ordering::SeqCst)
     }
 
-    /// Moves all of them to the work list, but for the one that has just been looked at.
+    /// Moves all of them to the work list, except for the one that has just been handled.
     pub fn take_into(&self, work: &mut WorkList, looked_at: Option<&Arc<QueuePair>>) {
         if self.is_empty() {
             return;
@@ -250,7 +250,7 @@ impl Pending {
         self.any.store(false, Ordering::SeqCst);
         for qp in list.drain(..) {
             qp.listed.store(false, Ordering::SeqCst);
-            // One that was woken may have been so after it was looked at.
+            // A wakeup may have come after the queue pair was handled.
             if qp.is_woken() || !looked_at.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
                 work.push_back((qp, AckPolicy::Now));
             }
@@ -258,7 +258,7 @@ impl Pending {
     }
 }
 
-/// A batch, as the transport wants to see it.
+/// A batch as the transport's sink.
 pub(crate) struct BatchSink<'a>(pub &'a mut TxBatch);
 
 impl Sink for BatchSink<'_> {

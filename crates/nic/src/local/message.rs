@@ -1,4 +1,4 @@
-//! What processes of one host say to each other: one datagram per message, with descriptors.
+//! Messages between processes of one host: one datagram per message, with descriptors.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,27 +19,27 @@ const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
 const DESCRIPTORS_MAX: usize = 3;
 
-/// A message. `key` and `version` name a region as it is shown.
+/// A message. `key` and `version` name a published region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// The first one of whoever wants to reach in; with the segment of its words, and its ring.
+    /// The first message of the connecting side; with the segment of its reader slots, and its ring.
     Hello { layout: u32 },
-    /// The answer; with the board, the reader's side of the ring, and its doorbell.
+    /// The answer; with the shared registry, the ring's consumer page, and the consumer's doorbell.
     Welcome,
-    /// How is this region reached?
+    /// Asks how this region is reached.
     Ask { key: u32, version: u64 },
-    /// So.
+    /// Answers `Ask`.
     Answer { key: u32, version: u64, way: Way },
-    /// The region is no more. Sent to whoever may have mapped it.
+    /// The region is no more. Sent to peers that may have mapped it.
     Forget { key: u32, version: u64 },
 }
 
 /// How a region is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Way {
-    /// By mapping the file that comes along: `len` bytes from `offset` on are those at `addr`.
+    /// By mapping the attached file: `len` bytes from `offset` on are those at `addr`.
     Mapped { offset: u64, addr: u64, len: u64 },
-    /// By the page cache of the file that comes along, as far as the two tables that come along permit.
+    /// By the page cache of the attached file, as far as the two attached tables permit.
     Paged { offset: u64, addr: u64, len: u64 },
     /// By the kernel.
     Process,
@@ -47,13 +47,13 @@ pub(super) enum Way {
     Packets,
 }
 
-/// A message that came, with its descriptors.
+/// A received message with its descriptors.
 pub(super) type Received = (Message, SmallVec<[OwnedFd; DESCRIPTORS_MAX]>);
 
-/// Sends a message. The other side reads what it gets at once, or is of no use.
+/// Sends a message without blocking.
 ///
 /// # Errors
-/// When it has gone, or does not read.
+/// When the peer has gone, or does not read.
 pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let bytes = serde_json::to_vec(message).map_err(|_| Errno::INVAL)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -65,10 +65,10 @@ pub(super) fn send(socket: impl AsFd, message: &Message, files: &[BorrowedFd<'_>
     Ok(())
 }
 
-/// Takes a message. `None` when the other side has gone.
+/// Receives a message. `None` when the peer has gone.
 ///
 /// # Errors
-/// `AGAIN` when there is none; `BADMSG` for one that makes no sense.
+/// `AGAIN` when there is none; `BADMSG` for a malformed one.
 pub(super) fn receive(socket: impl AsFd) -> Result<Option<Received>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

@@ -1,4 +1,4 @@
-//! One-sided accesses without work requests, for callers in this language: to wait for what is done by the time the call returns, they
+//! One-sided accesses without work requests, for callers in this language: they are complete when the call returns, and
 //! need no registered buffer, no work request and no completion.
 
 use terrace_memory::AtomicOp;
@@ -8,10 +8,11 @@ use terrace_transport::{ATOMIC_LEN, MESSAGE_LEN_MAX};
 use crate::error::Error;
 use crate::qp::QueuePair;
 
-/// Each of these calls takes effect as a work request would that is posted now and has completed when the call returns; it is counted as
-/// [`QpCounters::direct`](terrace_transport::QpCounters::direct). None of them sends a packet: where the peer is not on this host, its
-/// memory is absent, a key is wrong, there are no bytes or more than [`MESSAGE_LEN_MAX`], or earlier work requests are not over, they do
-/// not do it and say so; parts may have been copied by then. A work request will do it, or end with the status that says what is wrong.
+/// Each of these calls takes effect as a work request that is posted now and has completed when the call returns; it is
+/// counted as [`QpCounters::direct`](terrace_transport::QpCounters::direct). None of them sends a packet. The access is
+/// not done, and the result says so, where the peer is not on this host, its memory is absent, a key is wrong, there
+/// are no bytes or more than [`MESSAGE_LEN_MAX`], or earlier work requests are outstanding; parts may have been copied
+/// by then. A work request does such an access, or ends with the status that says what is wrong.
 ///
 /// # Errors
 /// EINVAL for a queue pair that was destroyed.
@@ -32,8 +33,8 @@ impl QueuePair {
         Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
     }
 
-    /// A compare and swap or fetch and add of the 8 bytes of the peer's memory at `va`: the value before it, `None` if it was not
-    /// done. ATOMIC WRITEs are for work requests.
+    /// A compare and swap or fetch and add of the 8 bytes of the peer's memory at `va`: returns the value before it,
+    /// `None` if it was not done. ATOMIC WRITEs need a work request.
     #[inline]
     pub fn atomic_now(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Option<u64>, Error> {
         if matches!(op, AtomicOp::Write { .. }) {
@@ -43,7 +44,7 @@ impl QueuePair {
         self.access_now(rkey, ATOMIC_LEN.into(), true, |lead| lead.atomic(rkey, va, op))
     }
 
-    /// Those that bring something back need a queue pair that may have READs and atomics under way.
+    /// Accesses that return data need a queue pair that may have READs and atomics outstanding.
     #[inline]
     fn access_now<R>(
         &self,

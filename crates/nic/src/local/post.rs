@@ -11,8 +11,8 @@ use crate::host::LastKeys;
 use crate::qp::{QpCore, QueuePair};
 
 impl Device {
-    /// Carries a work request out, if the peer's memory can be reached into and everything that was posted before is over. Packets
-    /// do the rest.
+    /// Carries out a work request, if direct access to the peer's memory is possible and everything posted before is
+    /// complete. Packets do the rest.
     pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> Reached {
         if let Some(short) = ShortWr::of(wr) {
             return self.reach_short(qp, core, &short);
@@ -102,7 +102,7 @@ impl Device {
         }
     }
 
-    /// The memory that a short work request names.
+    /// The local memory that a short work request names.
     #[inline(always)]
     fn local_piece<'a>(&'a self, qp: &'a QueuePair, wr: &ShortWr) -> Local<'a> {
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
@@ -111,7 +111,7 @@ impl Device {
 
     #[inline(always)]
     fn complete_short(&self, qp: &QueuePair, core: &mut QpCore, wr: &ShortWr) {
-        // Each makes its own entry, so that the queue's is made in its place: see `Entries`.
+        // Each arm makes its own entry, so that the queue's entry is made in place: see `Entries`.
         match &core.hook {
             None => {
                 if let Some(wc) = core.qp.complete_short(wr) {
@@ -130,13 +130,13 @@ impl Device {
         }
     }
 
-    /// Whether a work request that is posted now is the only one, and there is a way to neighbours.
+    /// Whether a work request that is posted now is the only one, and direct access is on.
     #[inline]
     pub(super) fn may_reach(&self, core: &QpCore) -> bool {
         self.local.is_on() && core.qp.is_quiet()
     }
 
-    /// What came of an access; nothing, if it was not made.
+    /// The result of an access; `None` if it was not made.
     #[inline]
     fn settle<R>(
         &self,
@@ -152,7 +152,7 @@ impl Device {
         None
     }
 
-    /// What could not be copied may be possible once the thread has asked how.
+    /// A refused access may be possible once the thread has asked how the region is reached.
     #[cold]
     pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
         let Refusal::Unknown(version) = refusal else { return };
@@ -180,7 +180,7 @@ fn piece_of(sge: &Sge) -> LocalPiece {
     LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() }
 }
 
-/// For one that was carried out while the memory for its result went away.
+/// Fails a work request whose result had no memory left to go to.
 #[cold]
 fn lose_result(core: &mut QpCore, wr: &ShortWr) -> Reached {
     core.qp.fail_direct(&SendWr::from(wr));
@@ -190,10 +190,10 @@ fn lose_result(core: &mut QpCore, wr: &ShortWr) -> Reached {
 /// Whether a work request was carried out as it was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reached {
-    /// It is over, its completion where it belongs.
+    /// It is complete, and its completion delivered.
     Whole,
-    /// It is over, and the queue pair has something to tell.
+    /// It is complete, and the queue pair has events.
     WithEvents,
-    /// It is for packets.
+    /// It goes by packets.
     No,
 }

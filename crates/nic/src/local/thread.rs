@@ -1,4 +1,4 @@
-//! The thread that finds peers on the same host, and is found by them.
+//! The thread that connects to same-host peers, and accepts their connections.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -24,9 +24,9 @@ use crate::error::Error;
 use crate::semaphore::Doorbell;
 use crate::unix_socket::{self, Spare, unwatch, watch};
 
-/// What the sockets are for.
+/// The service that the sockets are named after.
 const SERVICE: &str = "reach";
-/// Processes that may reach into this one at a time. Each costs two descriptors.
+/// Peers that may access this process's memory at a time. Each costs two descriptors.
 const VISITORS_MAX: usize = 256;
 
 /// Opens the sockets, and starts the thread.
@@ -66,7 +66,7 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
 fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
     let mut events = Vec::with_capacity(1);
     loop {
-        // An error can only be an interruption; then everybody is looked at.
+        // The only error is an interruption; then all sockets are checked.
         let _ = epoll::wait(waits, spare_capacity(&mut events), None);
         events.clear();
         doorbell.silence();
@@ -76,7 +76,7 @@ fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
             return sockets.leave();
         }
         sockets.handle_commands(device);
-        // From the end, so that those that go do not move those that follow.
+        // From the end, so that a removal does not move those still to come.
         (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
         (0..sockets.visitors.len()).rev().for_each(|index| sockets.receive_from_peer(device, index));
         (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
@@ -86,59 +86,59 @@ fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
     }
 }
 
-/// The process at the other end, if it is the same user's and this process can see it.
+/// The process at the other end, if it belongs to the same user and this process can see it.
 fn check_peer(socket: &OwnedFd) -> Option<i32> {
     let peer = unix_socket::peer_of(socket)?;
     let pid = peer.pid.as_raw_nonzero().get();
     (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
 }
 
-/// A process that may reach into this one, once it has said hello. It is not heard while it does not take what it is sent: so it has no
-/// more to be sent than an answer and what it was told of regions that there were then.
+/// A peer that may access this process's memory, once it has sent `Hello`. It is not read while it does not take what
+/// it is sent. So at most one answer and one `Forget` for each region that it was told to map are unsent.
 pub(super) struct PeerSocket {
     socket: OwnedFd,
     /// The regions that it was told to map.
     told: HashSet<(u32, Version)>,
     unsent: Unsent,
-    /// Which of our addresses it has connected to.
+    /// The index of the own GID that it has connected to.
     gid_index: u8,
-    /// Names its ring.
+    /// Identifies its ring.
     number: u64,
     visitor: Option<PeerReaders>,
 }
 
-/// What a peer's socket has no room for.
+/// What does not fit into a peer's socket.
 #[derive(Default)]
 struct Unsent {
-    /// How is this region reached?
+    /// The region of an unanswered `Ask`.
     question: Option<(u32, Version)>,
-    /// The peer is to forget these.
+    /// The regions of unsent `Forget`s.
     ended: Vec<(u32, Version)>,
-    /// Whether the socket is watched for room, and not for messages.
+    /// Whether the socket is watched for space, and not for messages.
     waits_for_room: bool,
 }
 
-/// A process that this one reaches into, once it has welcomed us.
+/// A peer whose memory this process may access, once it has sent `Welcome`.
 pub(super) struct Peer {
     socket: OwnedFd,
     address: SocketAddr,
     pid: i32,
     hands: Arc<ReaderSlots>,
-    /// Until it has been told who reads it.
+    /// Until `Welcome` brings the consumer page.
     ring: Option<RingFile>,
     neighbour: Option<SameHostPeer>,
 }
 
-/// The thread's sockets, and whom they lead to.
+/// The thread's sockets, and the peers at their other ends.
 pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
     listeners: Vec<OwnedFd>,
     spare: Spare,
     visitors: Vec<PeerSocket>,
-    /// How many there ever were.
+    /// How many peers were ever accepted.
     visitor_count: u64,
     peers: Vec<Peer>,
-    /// Those that have gone since this was last told.
+    /// Peers that have gone since the last report.
     gone: Vec<SocketAddr>,
 }
 
@@ -147,8 +147,8 @@ impl Sockets {
         self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(SameHostPeer::note_gone);
     }
 
-    /// In a forked child: the other ends must not take it for its parent. Its visitors are the parent's, and their list may be locked by
-    /// a thread that the child does not have.
+    /// In a forked child: the other ends must not take it for its parent. The peers' readers are the parent's, and
+    /// their list may be locked by a thread that the child does not have.
     pub fn close_in_child(mut self) {
         self.visitors.drain(..).for_each(|peer_socket| std::mem::forget(peer_socket.visitor));
     }
@@ -161,12 +161,12 @@ impl Sockets {
                 Command::Ask(address, key, version) => {
                     let ask = Message::Ask { key, version: version.0 };
                     if let Some(peer) = self.peers.iter().find(|peer| peer.address == address) {
-                        // If it has gone, its socket says so.
+                        // A peer that has gone is noticed at its socket.
                         let _ = message::send(&peer.socket, &ask, &[]);
                     }
                 }
                 Command::Recall(key, version) => {
-                    // They are sent it when they are heard next.
+                    // Sent when the peer is read next.
                     for PeerSocket { told, unsent, .. } in &mut self.visitors {
                         unsent.ended.extend(told.take(&(key, version)));
                     }
@@ -181,7 +181,7 @@ impl Sockets {
         }
         match self.try_connect(address) {
             Ok(peer) => self.peers.push(peer),
-            // Nobody of that name: another host, or one that has no such way.
+            // No socket of that name: another host, or a process without this path.
             Err(Errno::CONNREFUSED) => {}
             Err(error) => tracing::debug!(%error, %address, "a peer on this host cannot be asked"),
         }
@@ -248,7 +248,7 @@ impl Sockets {
             if heard.is_none() {
                 let PeerSocket { socket, number, visitor, .. } = self.visitors.remove(index);
                 unwatch(&self.waits, socket.as_fd());
-                // First: others may wait for it, and this thread would wait for them.
+                // First: other threads may wait for this peer's readers, and this thread would wait for those threads.
                 drop(visitor);
                 return device.end_peer_rx(number);
             }
@@ -257,12 +257,12 @@ impl Sockets {
 }
 
 impl PeerSocket {
-    /// `None` when there is nothing more to be said to it.
+    /// `None` ends the connection.
     fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
         match message {
             Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
                 let rx_ring = RxRing::new(files.pop()?).ok()?;
-                // Before it sees anything.
+                // Before the peer gets access to anything.
                 let pid = check_peer(&self.socket)?;
                 self.visitor = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
                 let board =
@@ -271,7 +271,7 @@ impl PeerSocket {
                 let consumer_page = rx_ring.consumer_page().try_clone_to_owned().ok()?;
                 device.add_peer_rx(self.number, rx_ring, self.gid_index);
                 let doorbell = device.engine.doorbell();
-                // The engine may be about to sleep without having said so there.
+                // The engine may be about to sleep without having announced it in the new ring.
                 doorbell.ring();
                 message::send(&self.socket, &Message::Welcome, &[board, consumer_page.as_fd(), doorbell.fd()])
                     .ok()
@@ -284,10 +284,10 @@ impl PeerSocket {
         }
     }
 
-    /// Sends what has not been sent.
+    /// Sends what is unsent.
     ///
     /// # Errors
-    /// `AGAIN` when there is no room for all of it; otherwise it has gone.
+    /// `AGAIN` when there is no space for all of it; otherwise the peer has gone.
     fn send_unsent(&mut self, device: &Device) -> Result<(), Errno> {
         while let Some(&(key, version)) = self.unsent.ended.last() {
             message::send(&self.socket, &Message::Forget { key, version: version.0 }, &[])?;
@@ -300,7 +300,7 @@ impl PeerSocket {
         Ok(())
     }
 
-    /// Has the thread woken when there is room in the socket, or when there is something to be read.
+    /// Has the thread woken when the socket has space, or when there is a message to be read.
     fn watch_for_room(&mut self, waits: &OwnedFd, for_room: bool) -> Result<(), Errno> {
         if self.unsent.waits_for_room != for_room {
             let event = if for_room { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
@@ -315,7 +315,8 @@ impl PeerSocket {
         let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
         if backed.is_some() {
             device.local.given.lock().insert(key, version);
-            // Whoever takes the region away looks there afterwards. If that was before, it is no more.
+            // Invalidation removes the region before it reads `given`. If it read `given` before this insertion, the
+            // region is gone by now.
             memory = device.memory.memory_of(key, version);
             if memory.is_none() {
                 device.local.given.lock().remove(&key);
@@ -348,7 +349,7 @@ impl PeerSocket {
     }
 }
 
-/// The file behind a region; of one that is paged, behind all that its pager has.
+/// The file behind a region; of a paged region, behind its pager's whole range.
 fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
     let wanted = memory.pager.as_ref().map_or(memory.range, |pager| pager.presence().range());
     let backings = device.local.backings.read().clone()?;
@@ -361,7 +362,7 @@ fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
 }
 
 impl Peer {
-    /// `None` when it talks nonsense.
+    /// `None` for a protocol violation.
     fn hear(&mut self, device: &Device, (message, files): Received) -> Option<()> {
         match message {
             Message::Welcome if self.neighbour.is_none() => {
@@ -389,7 +390,7 @@ impl Peer {
         }
     }
 
-    /// What cannot be had here goes by packets.
+    /// A region whose files cannot be used goes by packets.
     fn source(&self, way: Way, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
         let mut files = files.into_iter();
         let mut backed = |offset, addr, len| {
