@@ -1,7 +1,7 @@
 //! What locks and stores cost behind a copy to memory that is far away: `cargo bench -p terrace-sync`.
 //!
-//! Each contestant copies pages to random places of 256 MiB, and does something else after each. They take turns, and the median of their
-//! rounds counts.
+//! Each contestant copies pages to random places of 256 MiB, and does something else after each copy. The contestants
+//! alternate, and the median of each one's rounds counts.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ const PAGES: usize = 64 << 10;
 const ROUNDS: usize = 15;
 const COPIES: usize = 20_000;
 
-/// A name, and what to do behind each copy.
+/// A name, and what runs behind each copy.
 type Contestant<'a> = (&'static str, Box<dyn FnMut() + 'a>);
 
-/// The time of a copy, with what `behind` does.
+/// The time of one copy and of `behind`.
 fn round(target: &mut [u8], source: &[u8], random: &mut u64, behind: &mut dyn FnMut()) -> Duration {
     let start = Instant::now();
     for _ in 0..COPIES {
@@ -32,7 +32,7 @@ fn round(target: &mut [u8], source: &[u8], random: &mut u64, behind: &mut dyn Fn
     start.elapsed() / COPIES as u32
 }
 
-/// So many stores to memory that is near.
+/// `count` stores to memory that is near.
 fn stores(count: usize) -> impl FnMut() {
     let places: Vec<_> = (0..64).map(AtomicU64::new).collect();
     move || {

@@ -1,26 +1,26 @@
-//! A mutex that costs the thread that uses it most no locked instruction.
+//! A biased mutex: the thread that uses it most takes it without a locked instruction.
 //!
-//! A locked instruction waits until all that the thread has stored before is in the cache, and what comes after it waits as well. What takes
-//! a mutex some times for a few bytes is done sooner without; behind a copy of a page it makes little difference
-//! ([decision 42](../../../docs/decisions/0042-locks-lean-and-stores-count.md)).
+//! A locked instruction waits until all earlier stores of the thread are in the cache, and later instructions wait for
+//! it. Several locks around a few bytes are faster without locked instructions. Behind a copy of a page the difference
+//! is small ([decision 42](../../../docs/decisions/0042-locks-lean-and-stores-count.md)).
 //!
 //! ```text
-//!   the thread that it leans to          another one, which has locked `others`
+//!   the biased thread                    another thread, which has locked `others`
 //!   held = true                          biased_to = nobody
 //!   -- light barrier --                  -- heavy barrier --
-//!   biased_to is still me?                waits until held = false
-//!     yes: it has it; held = false at the end
-//!     no:  held = false, and as all others
+//!   biased_to is still me?               waits until held = false
+//!     yes: acquired; held = false on release
+//!     no:  held = false, then locks `others`
 //! ```
-//! Either the thread sees that it does not lean to it any more, or the other one sees that it is held. The light barrier is one
-//! for the compiler only; the heavy one is a system call that makes all running threads of the process pass a barrier
-//! (`membarrier(2)`). From then on the mutex is the one that is named `others`, until one thread has taken it so often, and nobody
-//! else in between, that it leans again. Each time it has to be taken back that takes twice as often as the time before, unless it had
-//! leaned for so many uses that they were worth it: then half as often. Without leaning, as many uses halve it, too.
+//! Either the biased thread sees that its bias is revoked, or the revoking thread sees `held`. The light barrier is a
+//! compiler barrier. The heavy one is a system call that makes all running threads of the process pass a barrier
+//! (`membarrier(2)`). After a revocation every thread locks `others`, until one thread has taken the mutex as many
+//! times in a row as the bias threshold says. Each revocation doubles the threshold, or halves it if the biased thread
+//! had taken the mutex often enough to repay the revocation. As many uses without a bias halve it, too.
 //!
-//! `held` is the thread's own, one for each thread that the mutex has ever leaned to: one that stops between the two lines of its first
-//! look raises it for a moment much later, when the mutex may lean to somebody else. It counts how often the thread has taken the mutex
-//! and let it go, and is odd in between.
+//! Each thread that the mutex was ever biased to has a `held` of its own: a thread that is stopped between its first
+//! load of `biased_to` and its store to `held` raises `held` much later, when the mutex may be biased to another
+//! thread. `held` counts the thread's acquisitions and releases: it is odd in between.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -31,43 +31,44 @@ use crate::platform::{
     may_bias, raw_mutex, token, unlock, wait_a_little,
 };
 
-/// Threads that one mutex leans to in its life. Further ones take it as any other.
+/// Threads that one mutex can be biased to in its life. Other threads always lock `others`.
 const BIASED_THREADS: usize = 4;
-/// In the low bits of a thread's token, which are 0: which of them it is.
+/// The low bits of a thread's token are 0. In `biased_to` they hold the index of the thread's `held`.
 const WHICH: usize = BIASED_THREADS - 1;
 const NOBODY: usize = 0;
 
-/// How often in a row a thread must take a mutex that was taken back many times.
+/// The largest bias threshold.
 const LAST_BIAS_THRESHOLD: u32 = 1 << 20;
 
-/// Uses by the thread that it leans to that are worth more than to take it back: that costs some microseconds, and each use saves some
-/// nanoseconds. Nobody can have it taken back more often than about once in so many uses.
+/// Uses by the biased thread that repay a revocation: that costs some microseconds, and each biased use saves some
+/// nanoseconds. Other threads cannot force revocations more often than about once in so many uses.
 const WORTH_USES: u32 = 1 << 14;
 
-/// A mutex that leans to the thread that uses it most. No thread may take it twice; a guard is not for other threads.
+/// A mutex that is biased to the thread that uses it most. It is not recursive, and a guard stays on its thread.
 #[repr(C)]
 pub struct BiasedMutex<T> {
-    /// Token of the thread that need not ask anybody, and which of `held` is its own. Changed by whoever has `others`.
+    /// Token of the biased thread, and the index of its `held`. Changed under `others`.
     biased_to: AtomicUsize,
     held: [AtomicU32; BIASED_THREADS],
     others: RawMutex,
-    /// For whoever has `others`.
+    /// Accessed under `others`.
     history: UnsafeCell<AcquisitionHistory>,
     value: UnsafeCell<T>,
 }
 
-/// Who takes it.
+/// Which threads took the mutex, for the decision whether to bias it.
 struct AcquisitionHistory {
     last: usize,
-    /// How often in a row.
+    /// Acquisitions in a row by `last`.
     times: u32,
-    /// How often it takes for it to lean.
+    /// Acquisitions in a row that bias the mutex.
     bias_threshold: u32,
-    /// Uses since that changed, but for those by the thread that it leaned to.
+    /// Acquisitions under `others` since the threshold changed.
     uses: u32,
-    /// What that thread's `held` was when it last began to lean.
+    /// The biased thread's `held` when the bias began.
     held_before: u32,
-    /// Tokens of those whom it has leaned to. The next thread with the same token comes after the end of that one.
+    /// Tokens of the threads that the mutex was ever biased to. A thread gets another thread's token only after that
+    /// thread has ended.
     biased_threads: [usize; BIASED_THREADS],
 }
 
@@ -75,7 +76,7 @@ struct AcquisitionHistory {
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
 impl<T> BiasedMutex<T> {
-    /// One that nobody has.
+    /// A free mutex.
     pub fn new(value: T) -> BiasedMutex<T> {
         let history = AcquisitionHistory {
             last: NOBODY,
@@ -94,19 +95,19 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Whether it leans to a thread just now.
+    /// Whether it is biased to a thread now.
     #[cfg(test)]
     pub(crate) fn is_biased(&self) -> bool {
         self.biased_to.load(Ordering::Relaxed) != NOBODY
     }
 
-    /// Waits until no other thread has it.
+    /// Acquires the mutex.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         let biased_to = self.biased_to.load(Ordering::Relaxed);
         if biased_to & !WHICH == token() {
             let held = &self.held[biased_to & WHICH];
-            // A thread that takes it twice waits for itself, as with any mutex, and does not get it twice.
+            // A thread that locks twice deadlocks, as with any mutex: it never gets two guards.
             let before = held.load(Ordering::Relaxed);
             if !is_held(before) {
                 held.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -120,8 +121,8 @@ impl<T> BiasedMutex<T> {
         Guard::new(self, self.lock_as_others())
     }
 
-    /// Takes it where it does not lean to this thread. What says that it is held, if it does from now on; otherwise this thread has
-    /// `others`.
+    /// The slow path. Returns the `held` of this thread if the mutex is biased to it from now on; otherwise this thread
+    /// has `others`.
     #[cold]
     #[inline(never)]
     fn lock_as_others(&self) -> Option<&AtomicU32> {
@@ -137,20 +138,20 @@ impl<T> BiasedMutex<T> {
         let held = &self.held[biased_to & WHICH];
         history.held_before = held.load(Ordering::Relaxed);
         held.store(history.held_before.wrapping_add(1), Ordering::Relaxed);
-        // Whoever takes it back has locked `others` after this: all of it is seen.
+        // A revoking thread has locked `others` after this, so it sees both stores.
         self.biased_to.store(biased_to, Ordering::Relaxed);
-        // SAFETY: this thread has it, and looks at `history` no more.
+        // SAFETY: this thread has `others`, and does not access `history` any more.
         unsafe { unlock(&self.others) };
         Some(held)
     }
 
-    /// Returns the `held` of the thread that it leaned to.
+    /// Returns the final `held` of the thread that was biased.
     fn revoke_bias(&self, biased_to: usize) -> u32 {
         self.biased_to.store(NOBODY, Ordering::Relaxed);
         heavy_barrier();
         let mut looks = 0;
         loop {
-            // Acquire: what that thread did with it comes before what is done with it now.
+            // Acquire: the biased thread's accesses to the value happen before those of this thread.
             let held = self.held[biased_to & WHICH].load(Ordering::Acquire);
             if !is_held(held) {
                 return held;
@@ -161,14 +162,14 @@ impl<T> BiasedMutex<T> {
     }
 }
 
-/// Whether `held` says so.
+/// Whether a value of `held` says that the thread has the mutex.
 #[inline(always)]
 fn is_held(held: u32) -> bool {
     !held.is_multiple_of(2)
 }
 
 impl AcquisitionHistory {
-    /// It was taken back after so many uses by the thread that it leaned to.
+    /// The bias was revoked after `uses` acquisitions by the biased thread.
     fn note_revoked(&mut self, uses: u32) {
         self.bias_threshold = match uses >= WORTH_USES {
             true => self.less(),
@@ -181,7 +182,8 @@ impl AcquisitionHistory {
         (self.bias_threshold / 2).max(FIRST_BIAS_THRESHOLD)
     }
 
-    /// A thread takes it. Whether it leans to that one from now on: what `biased_to` becomes.
+    /// A thread has taken the mutex under `others`. Returns the new `biased_to` if the mutex is biased to it from now
+    /// on.
     fn note(&mut self, me: usize) -> Option<usize> {
         if self.last != me {
             (self.last, self.times) = (me, 0);
@@ -192,7 +194,7 @@ impl AcquisitionHistory {
             (self.bias_threshold, self.uses) = (self.less(), 0);
         }
         if self.times < self.bias_threshold || !may_bias() {
-            // Not to overflow where none leans.
+            // So that it does not overflow where no mutex may be biased.
             self.times = self.times.min(LAST_BIAS_THRESHOLD);
             return None;
         }
@@ -203,12 +205,13 @@ impl AcquisitionHistory {
     }
 }
 
-/// Has the mutex until it is dropped.
+/// Holds the mutex until it is dropped.
 pub struct Guard<'a, T> {
     mutex: &'a BiasedMutex<T>,
-    /// What says so, if the mutex leans to this thread; otherwise this thread has `others`. No more than what goes into two registers.
+    /// The thread's `held` if the mutex is biased to it; otherwise this thread has `others`. A guard fits into two
+    /// registers.
     held: Option<&'a AtomicU32>,
-    /// Only the thread that took it may let it go.
+    /// Only the thread that acquired the mutex may release it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -223,7 +226,7 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         match self.held {
-            // Release: what was done with it comes before.
+            // Release: accesses to the value come before.
             Some(held) => held.store(held.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release),
             // SAFETY: this thread has `others`.
             None => unsafe { unlock(&self.mutex.others) },

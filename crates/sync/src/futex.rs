@@ -1,8 +1,8 @@
-//! Locks that a process may fork over: each is one word, and its waiters are in the kernel.
+//! Locks that survive `fork`: each is one futex word, so the kernel keeps the waiters.
 //!
-//! A lock of `parking_lot` keeps its waiters in a table of the process, which has locks of its own: in a child of `fork` those may be
-//! taken by a thread that the child does not have, and a lock be handed to one. Here a child that gives back what the forking thread
-//! has held is done with it. The guards are `lock_api`'s, as there.
+//! `parking_lot` keeps waiters in a table of the process, which has locks of its own. In a child of `fork` those may be
+//! held by a thread that the child does not have, or a lock may be handed to such a thread. Here a child only has to
+//! release the locks that the forking thread held. The guards are `lock_api`'s, as in `parking_lot`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -12,55 +12,56 @@ use rustix::thread::futex;
 
 /// A mutex.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
-/// Has a [`Mutex`] until it is dropped.
+/// Holds a [`Mutex`] until it is dropped.
 pub type MutexGuard<'a, T> = lock_api::MutexGuard<'a, RawMutex, T>;
-/// The same, with a share of it.
+/// The same, with an `Arc` of the mutex.
 pub type ArcMutexGuard<T> = lock_api::ArcMutexGuard<RawMutex, T>;
-/// A lock with many readers or one writer. A writer that waits comes before readers that come later, so no thread may read twice.
+/// A lock with many readers or one writer. A waiting writer goes before readers that come later, so no thread may read
+/// recursively.
 pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
-/// Reads what is in an [`RwLock`] until it is dropped.
+/// Holds an [`RwLock`] for reading until it is dropped.
 pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
-/// Writes what is in an [`RwLock`] until it is dropped, with a share of that.
+/// Holds an [`RwLock`] for writing until it is dropped, with an `Arc` of it.
 pub type ArcRwLockWriteGuard<T> = lock_api::ArcRwLockWriteGuard<RawRwLock, T>;
 
-/// How often to look again before sleeping: what is done with these locks takes less than going to sleep does.
+/// Spins before a sleep: most critical sections of these locks are shorter than going to sleep.
 const SPINS: u32 = 100;
 
-/// Sleeps until another thread wakes, unless the word has changed by now.
+/// Sleeps until another thread wakes it, the word no longer holds `expected`, or the time is over.
 fn sleep(word: &AtomicU32, expected: u32, patience: Option<Duration>) {
     let patience = patience.map(|left| futex::Timespec {
         tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
     });
-    // Woken, changed, interrupted or too late: the caller looks.
+    // Woken, changed, interrupted or timed out: the caller checks its condition.
     let _ = futex::wait(word, futex::Flags::PRIVATE, expected, patience.as_ref());
 }
 
-/// Wakes at most so many that sleep. How many there were.
+/// Wakes at most `count` sleepers and returns how many it woke.
 fn wake(word: &AtomicU32, count: u32) -> usize {
-    // Fails for no word that is there.
+    // Cannot fail for a word that is mapped.
     futex::wake(word, futex::Flags::PRIVATE, count).unwrap_or(0)
 }
 
-/// As many as there are; the kernel's number is signed.
+/// All sleepers; the kernel's count is signed.
 const ALL: u32 = i32::MAX as u32;
 
-/// What a [`Mutex`] is locked by. Its states are in the order in which a thread that waits may raise them.
+/// The word of a [`Mutex`]. A waiting thread only ever raises the state, in this order.
 pub struct RawMutex {
     state: AtomicU32,
 }
 
 const FREE: u32 = 0;
-/// Free for a thread that has waited, which is on its way.
+/// Free, but for a thread that has waited and was woken.
 const RESERVED: u32 = 1;
 const TAKEN: u32 = 2;
-/// Taken, and perhaps somebody sleeps.
+/// Taken, perhaps with sleepers.
 const AWAITED: u32 = 3;
-/// Taken, and somebody has waited for long.
+/// Taken, and a thread has waited for longer than [`PATIENCE`].
 const STARVED: u32 = 4;
 
-/// How long a thread waits before it is not overtaken any more. One that takes the mutex again and again would keep others out for ever:
-/// it is sooner back than they are awake.
+/// How long a thread may be overtaken. A thread that takes the mutex again and again would starve others: it is back
+/// before they are awake.
 const PATIENCE: Duration = Duration::from_micros(500);
 
 impl RawMutex {
@@ -93,7 +94,7 @@ impl RawMutex {
         let free_to = |from, to| self.state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
         let is_reserved = before == STARVED && free_to(FREE, RESERVED).is_ok();
         if wake(&self.state, 1) == 0 && is_reserved {
-            // Nobody sleeps. In a child of `fork`, nobody will come.
+            // No thread sleeps. In a child of `fork` no woken thread will come to take the reservation.
             let _ = free_to(RESERVED, FREE);
         }
     }
@@ -131,14 +132,15 @@ unsafe impl lock_api::RawMutex for RawMutex {
     }
 }
 
-/// What an [`RwLock`] is locked by.
+/// The word of an [`RwLock`].
 ///
 /// ```text
 ///   bit 31            bit 30           bits 0 to 29
-///   a writer waits    somebody sleeps  readers; all ones: a writer
+///   a writer waits    threads sleep    readers; all ones: a writer
 /// ```
-/// Who sleeps has set bit 30. The thread that leaves the lock free while it is set clears it and wakes everybody. Readers do not enter
-/// while bit 31 is set. The writer that enters or leaves clears it; others that wait set it again when they look.
+/// A thread sets bit 30 before it sleeps. The thread that leaves the lock free while bit 30 is set clears it and wakes
+/// all sleepers. Readers do not enter while bit 31 is set. A writer clears bit 31 when it enters or leaves; other
+/// waiting writers set it again when they check the word.
 pub struct RawRwLock {
     state: AtomicU32,
 }
@@ -149,12 +151,12 @@ const SLEEPERS: u32 = 1 << 30;
 const WRITER_WAITS: u32 = 1 << 31;
 
 impl RawRwLock {
-    /// What the state becomes when a reader enters, if it may.
+    /// The state after a reader enters; `None` if it may not.
     fn with_reader(state: u32) -> Option<u32> {
         (state & WRITER_WAITS == 0 && state & HOLDERS < WRITER - 1).then_some(state + 1)
     }
 
-    /// The same for a writer.
+    /// The state after a writer enters; `None` if it may not.
     fn with_writer(state: u32) -> Option<u32> {
         (state & HOLDERS == 0).then_some((state & SLEEPERS) | WRITER)
     }
@@ -163,7 +165,7 @@ impl RawRwLock {
         self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, entered).is_ok()
     }
 
-    /// Sleeps, with those bits set, until it may enter.
+    /// Sleeps, with `bits` set, until it may enter.
     #[cold]
     fn enter_slow(&self, entered: fn(u32) -> Option<u32>, bits: u32) {
         for _ in 0..SPINS {
@@ -182,7 +184,7 @@ impl RawRwLock {
         }
     }
 
-    /// No reader is left: those that sleep look, a waiting writer first.
+    /// Called when no reader is left: wakes the sleepers. A waiting writer goes first.
     #[cold]
     fn wake_sleepers(&self) {
         let no_sleepers =
@@ -233,7 +235,8 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        // Those that sleep set their bits again when they look. In a child of `fork`, those that do not exist there do not.
+        // Sleepers set their bits again when they wake. In a child of `fork` the parent's sleepers do not exist, so the
+        // bits stay clear.
         if self.state.swap(0, Ordering::Release) & SLEEPERS != 0 {
             wake(&self.state, ALL);
         }
@@ -250,25 +253,25 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
     }
 }
 
-/// What threads that have a [`Mutex`] wait for, without it meanwhile.
+/// A condition variable for [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar {
-    /// Moves on with every call of `notify_`.
+    /// Changes with every notification.
     calls: AtomicU32,
 }
 
 impl Condvar {
-    /// One that nobody waits for.
+    /// A condition variable without waiters.
     pub const fn new() -> Condvar {
         Condvar { calls: AtomicU32::new(0) }
     }
 
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.notify(ALL);
     }
 
-    /// Wakes one that waits.
+    /// Wakes one waiter.
     pub fn notify_one(&self) {
         self.notify(1);
     }
@@ -278,24 +281,24 @@ impl Condvar {
         wake(&self.calls, count);
     }
 
-    /// Waits until it is woken, or for no reason.
+    /// Waits for a notification. It may wake without one.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         self.wait_at_most(guard, None);
     }
 
-    /// The same, but no longer than that.
+    /// The same, for at most `patience`.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, patience: Duration) {
         self.wait_at_most(guard, Some(patience));
     }
 
-    /// The same, until then. Whether it is that late.
+    /// The same, until `deadline`. True if the deadline has passed.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
         self.wait_at_most(guard, Some(deadline.saturating_duration_since(Instant::now())));
         Instant::now() >= deadline
     }
 
     fn wait_at_most<T>(&self, guard: &mut MutexGuard<'_, T>, patience: Option<Duration>) {
-        // Who notifies changes what is waited for with the mutex, so after this.
+        // A notifier changes the condition under the mutex, so it notifies after this load.
         let calls = self.calls.load(Ordering::Relaxed);
         MutexGuard::unlocked(guard, || sleep(&self.calls, calls, patience));
     }
@@ -359,19 +362,19 @@ mod tests {
 
     #[test]
     fn what_a_child_inherits_with_waiters_that_it_does_not_have_is_free_once_it_is_given_back() {
-        // As at a fork: the words as they are while others wait, and nobody waits.
+        // The words as a child inherits them: they say that threads wait, and no thread does.
         let mutex: Mutex<()> = Mutex::new(());
         for state in [AWAITED, STARVED] {
             // SAFETY: the mutex is this thread's own.
             unsafe { mutex.raw() }.state.store(state, Ordering::Relaxed);
-            // SAFETY: this thread has it.
+            // SAFETY: this thread holds it.
             unsafe { mutex.force_unlock() };
             assert!(mutex.try_lock().is_some(), "{state}");
         }
         let lock: RwLock<()> = RwLock::new(());
         // SAFETY: the lock is this thread's own.
         unsafe { lock.raw() }.state.store(WRITER | SLEEPERS | WRITER_WAITS, Ordering::Relaxed);
-        // SAFETY: this thread has it.
+        // SAFETY: this thread holds it.
         unsafe { lock.force_unlock_write() };
         assert!(lock.try_read().is_some());
     }
@@ -411,7 +414,7 @@ mod tests {
                 scope.spawn(|| {
                     let mut mine = lock.read();
                     while !done.load(Ordering::Relaxed) {
-                        // At every moment one of them reads.
+                        // At any time at least one thread reads.
                         thread::yield_now();
                         drop(mine);
                         mine = lock.read();

@@ -1,7 +1,7 @@
-//! Locks that a process may fork over, and one for what one thread uses nearly always, and others now and then.
+//! Locks that survive `fork`, and a biased mutex for data that one thread uses nearly always.
 //!
-//! [`Mutex`], [`RwLock`] and [`Condvar`] are the ordinary ones (`futex`). [`BiasedMutex`] is the other; [`allow_bias`] has to be called
-//! once before any leans. [`wait_a_little`] is for those who wait without a lock.
+//! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`). [`BiasedMutex`] is the biased one;
+//! [`allow_bias`] has to be called once before any mutex is biased. [`wait_a_little`] is for waits without a lock.
 
 #![warn(missing_docs)]
 
@@ -21,12 +21,12 @@ mod tests {
     use super::*;
     use crate::platform::{FIRST_BIAS_THRESHOLD, may_bias};
 
-    /// A thread comes, takes it and ends.
+    /// A new thread takes the mutex once and ends.
     fn visit(mutex: &BiasedMutex<()>) {
         std::thread::scope(|scope| scope.spawn(|| drop(mutex.lock())).join().expect("no panic"));
     }
 
-    /// After how many uses by this thread it leans, if it does after so many at most.
+    /// How many uses by this thread bias the mutex, if at most `uses_max` do.
     fn use_until_it_leans(mutex: &BiasedMutex<()>, uses_max: u32) -> Option<u32> {
         (1..=uses_max).find(|_| {
             drop(mutex.lock());
@@ -50,7 +50,7 @@ mod tests {
         }
     }
 
-    /// Of so many uses one is another thread's: that of a timer, say.
+    /// One in so many uses is by another thread, such as a timer.
     const USES_PER_VISIT: u32 = 50_000;
 
     #[test]

@@ -1,15 +1,15 @@
-//! Leaning mutexes with real threads, and the system's barrier.
+//! Biased mutexes with real threads and the system's barrier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_sync::{BiasedMutex, allow_bias};
 
-/// Two numbers that are equal whenever nobody has the mutex.
+/// Two numbers that are equal whenever the mutex is free.
 struct Pair(AtomicU64, AtomicU64);
 
 impl Pair {
-    /// What tears if two threads are here.
+    /// Fails if two threads run it at a time.
     fn count(&self) {
         let (one, other) = (self.0.load(Ordering::Relaxed), self.1.load(Ordering::Relaxed));
         assert_eq!(one, other, "somebody else is here");
@@ -23,7 +23,7 @@ fn pair() -> BiasedMutex<Pair> {
     BiasedMutex::new(Pair(AtomicU64::new(0), AtomicU64::new(0)))
 }
 
-/// Long enough to lean in between, as often as it is taken back.
+/// Enough to bias the mutex between revocations.
 const USES: u64 = 4000;
 
 #[test]
@@ -85,7 +85,7 @@ fn a_forked_child_takes_what_leans_to_a_thread_that_it_does_not_have() {
     let mutex = pair();
     std::thread::scope(|scope| {
         scope.spawn(|| (0..USES).for_each(|_| mutex.lock().count())).join().expect("no tear");
-        // SAFETY: the child takes one mutex that nobody has, and ends.
+        // SAFETY: the child takes one mutex that is free, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             mutex.lock().count();

@@ -1,20 +1,21 @@
-//! Mutexes that lean, in every interleaving that loom finds: never two threads at a time, and nothing that one did is missed by the next.
+//! Biased mutexes in every interleaving that loom finds: mutual exclusion holds, and each holder sees what the last one
+//! did.
 //!
-//! `src/biased.rs` is compiled here once more with loom's types. Loom knows no `membarrier`; a pair of light and heavy barrier orders what
-//! a pair of full fences would, and those are in their places here.
+//! `src/biased.rs` is compiled here again with loom's types. Loom has no `membarrier`: full fences stand in for the
+//! light and the heavy barrier, because a pair of these orders what a pair of full fences would.
 
 #[path = "../src/biased.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
 mod biased;
 
-/// What `src/platform.rs` is in the library.
+/// Stands in for `src/platform.rs`.
 mod platform {
     use std::cell::Cell;
 
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
     use loom::sync::{Condvar, Mutex};
 
-    /// They lean at once.
+    /// A mutex is biased at its first use.
     pub(crate) const FIRST_BIAS_THRESHOLD: u32 = 1;
 
     /// Whether it is taken.
@@ -41,7 +42,7 @@ mod platform {
         static NUMBER: Cell<usize> = Cell::new(0);
     }
 
-    /// The calling thread is that one.
+    /// Gives the calling thread its number.
     pub(crate) fn be(number: usize) {
         NUMBER.with(|mine| mine.set(number));
     }
@@ -72,7 +73,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Threads, each of which takes the mutex so often and adds 1 to what loom watches.
+/// Each thread takes the mutex so many times, and adds 1 to a value that loom watches.
 fn model(preemptions: usize, threads: &'static [usize]) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -82,7 +83,7 @@ fn model(preemptions: usize, threads: &'static [usize]) {
             platform::be(number);
             for _ in 0..times {
                 let guard = mutex.lock();
-                // SAFETY: loom panics when anybody else is here at the same time.
+                // SAFETY: loom panics when another thread accesses the value at the same time.
                 guard.with_mut(|value| unsafe { *value += 1 });
             }
         };
@@ -93,7 +94,7 @@ fn model(preemptions: usize, threads: &'static [usize]) {
         }
         count(1, threads[0], &mutex);
         others.into_iter().for_each(|other| other.join().unwrap());
-        // SAFETY: loom panics when anybody else changes it.
+        // SAFETY: loom panics when another thread changes it.
         let sum = mutex.lock().with(|value| unsafe { *value });
         assert_eq!(sum, threads.iter().sum());
     });
@@ -109,7 +110,8 @@ fn two_take_it_from_each_other() {
     model(3, &[2, 2]);
 }
 
-/// One that has just looked whether it leans to it goes on when it has leaned to another, and is being taken back from that.
+/// A thread that has just found itself biased continues after the mutex was biased to another thread, while that bias
+/// is being revoked.
 #[test]
 fn three_take_it_from_each_other() {
     model(3, &[2, 1, 1]);
