@@ -1,26 +1,26 @@
-//! The orders of stores and loads on which processes of one host rely towards each other. `tests/handshake_model.rs` tries them in
+//! The orders of stores and loads by which processes of one host synchronize. `tests/handshake_model.rs` tries them in
 //! every interleaving.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, full_fence};
 
-/// Shows a ring's reader what was written, by the word that it looks at. Whether the reader slept at the time, as a number: odd if it
-/// did.
+/// Publishes a batch by the word that a ring's consumer polls. Returns `sleep` as it was then: odd if the consumer
+/// slept.
 #[inline]
 pub(crate) fn publish(word: &AtomicU64, value: u64, sleep: &AtomicU64) -> u64 {
-    // Release: all else comes first.
+    // Release: all earlier stores come first.
     word.store(value, Ordering::Release);
-    // Between this and the load: either the reader sees the word before it sleeps, or this sees that it sleeps.
+    // Either the consumer sees the word before it sleeps, or this load sees that the consumer sleeps.
     full_fence();
     sleep.load(Ordering::Relaxed)
 }
 
-/// A reader says that it is about to sleep, and looks once more after this.
+/// A consumer announces that it is about to sleep. It checks the ring once more after this.
 pub(crate) fn fall_asleep(sleep: &AtomicU64) {
     change_sleep(sleep, 1);
     full_fence();
 }
 
-/// A reader says that it is awake.
+/// A consumer announces that it is awake.
 pub(crate) fn wake_up(sleep: &AtomicU64) {
     change_sleep(sleep, 0);
 }
@@ -32,37 +32,38 @@ fn change_sleep(sleep: &AtomicU64, parity: u64) {
     }
 }
 
-/// Raises the word of somebody who is about to read another process's records, and to copy. Returns what [`lower`] wants.
+/// Makes a reader's epoch odd before the reader reads another process's records and copies. Returns the argument for
+/// [`lower`].
 #[inline]
 pub(crate) fn raise(word: &AtomicU32) -> u32 {
     let odd = word.load(Ordering::Relaxed).wrapping_add(1) | 1;
-    // Release: who waits for an earlier copy to end, and sees only this, knows that it has.
+    // Release: a grace period that waits for an earlier copy, and sees only this store, knows that the copy has ended.
     word.store(odd, Ordering::Release);
-    // Either the records are seen as they were withdrawn, or whoever withdrew them sees the word.
+    // Either the reader sees that the records are withdrawn, or the process that withdrew them sees the odd epoch.
     full_fence();
     odd.wrapping_add(1)
 }
 
-/// Lowers it again.
+/// Makes the epoch even again.
 #[inline]
 pub(crate) fn lower(word: &AtomicU32, even: u32) {
-    // Release: the copy is over before the word says so.
+    // Release: the copy is over before the epoch says so.
     word.store(even, Ordering::Release);
 }
 
-/// To be called between withdrawing a record and looking at words.
+/// To be called between withdrawing a record and reading epochs.
 pub(crate) fn withdrawn() {
     full_fence();
 }
 
-/// Whether the owner of a word may still copy what was withdrawn before: the word as it was then, to be waited for.
+/// Whether a reader may still copy what was withdrawn before: its epoch at this time, to be waited for.
 pub(crate) fn raised(word: &AtomicU32) -> Option<u32> {
     let seen = word.load(Ordering::SeqCst);
     (seen % 2 == 1).then_some(seen)
 }
 
-/// Whether the owner of a word has come to the end of what it did when [`raised`] saw it.
+/// Whether a reader has ended the access during which [`raised`] read its epoch.
 pub(crate) fn has_moved(word: &AtomicU32, seen: u32) -> bool {
-    // Acquire: the copy is over, for everybody.
+    // Acquire: the copy is over before the caller continues.
     word.load(Ordering::Acquire) != seen
 }

@@ -1,10 +1,11 @@
-//! Processes of one host and user that reach into each other's registered memory, as their NICs would by packets, and without
-//! the other's help.
+//! Direct access to the registered memory of other processes of the same host and user, as their NICs would make by
+//! packets, and without the other process's help.
 //!
-//! Each process shows its regions and connected queue pairs on a board: memory that others read ([`Registry::show`]). Who wants to
-//! reach in looks there, with a word of its own raised that says so, and copies: through a mapping of the same file, through the page
-//! cache, or by the kernel. Taking a region away means to hide its record, and to wait for raised words. Whoever carries
-//! descriptors from one process to the other, and notices that one has ended, is not here.
+//! Each process publishes its regions and connected queue pairs in a shared registry: memory that other processes read
+//! ([`Registry::show`]). A process that accesses another one's memory makes its own reader epoch odd, checks the
+//! records, and copies: through a mapping of the same file, through the page cache, or by the kernel. A process that
+//! takes a region away withdraws its record, and waits for a grace period. Sending descriptors from one process to
+//! another, and detecting that a process has ended, are not done here.
 //!
 //! [`Registry::show`]: crate::Registry::show
 

@@ -1,4 +1,4 @@
-//! Reaching into another process's registered memory.
+//! Access to another process's registered memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,19 +21,19 @@ use crate::range::HostRange;
 use crate::registry::Registry;
 use crate::table::KeyMemo;
 
-/// Longest copy that whoever takes a region away has to wait for, in bytes.
+/// Longest copy, in bytes, that a change of a region has to wait for.
 const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// Why an access was not made here. Packets will do, and say what is wrong if anything is.
+/// Why an access was not made here. The caller sends packets instead, which find the error if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Not with this region, at this moment, or not at all.
+    /// Not possible with this region, now or at all.
     NotHere,
-    /// Nobody has said yet how the region's bytes are reached: see [`Reach::set_source`].
+    /// The source of the region's bytes is not known yet: see [`Reach::set_source`].
     Unknown(Version),
 }
 
-/// Another process, as far as it can be reached into.
+/// Another process whose memory may be accessed.
 #[derive(Debug)]
 pub struct Reach {
     board: SharedRegistryView,
@@ -44,7 +44,7 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Takes the records of the process `pid`, which has been given `hands`.
+    /// Opens the records of process `pid`, which has received `hands`.
     ///
     /// # Errors
     /// `InvalidData` when they are something else, or of another version.
@@ -53,7 +53,7 @@ impl Reach {
         Ok(Arc::new(Reach { board: SharedRegistryView::open(board)?, hands, pid, gone, sources }))
     }
 
-    /// Says how the bytes of a region are reached, as long as its record has this version.
+    /// Sets how the bytes of a region are accessed, as long as its record has this version.
     pub fn set_source(&self, key: u32, version: Version, source: Source) {
         let before = self.sources.write().insert(key, (version, Arc::new(source)));
         if let Some((_, source)) = before {
@@ -61,8 +61,9 @@ impl Reach {
         }
     }
 
-    /// The other process has taken the region away that had this version. What is mapped of it is given up, or its memory would not be
-    /// free when that process has given it up as well: queue pairs remember what they reached last, however long ago.
+    /// The other process has taken away the region that had this version. Its mapping is emptied here: queue pairs keep
+    /// the source that they accessed last, for any time, and the memory would stay in use after the other process has
+    /// freed it.
     pub fn forget(&self, key: u32, version: Version) {
         let mut sources = self.sources.write();
         if let Entry::Occupied(known) = sources.entry(key)
@@ -72,13 +73,13 @@ impl Reach {
         }
     }
 
-    /// The process has ended, or does not want to be reached any more.
+    /// The process has ended, or permits no more accesses.
     pub fn note_gone(&self) {
         self.gone.store(true, Ordering::SeqCst);
         self.sources.write().drain().for_each(|(_, (_, source))| source.give_up());
     }
 
-    /// Whether it has.
+    /// Whether [`Reach::note_gone`] was called.
     #[inline(always)]
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
@@ -98,7 +99,7 @@ impl Reach {
     }
 }
 
-/// A connection by which one queue pair reaches into another process.
+/// A connection by which one queue pair accesses another process's memory.
 #[derive(Debug)]
 pub struct Lead {
     reach: Arc<Reach>,
@@ -110,24 +111,24 @@ pub struct Lead {
     last: Last,
 }
 
-/// Memory of this process that is registered, if it is.
+/// A piece of this process's memory that is yet to be found registered.
 #[derive(Clone, Copy, Debug)]
 pub struct Local<'a> {
-    /// Where.
+    /// The registry.
     pub registry: &'a Registry,
-    /// Who has it accessed.
+    /// The queue pair that accesses it.
     pub who: Accessor,
     /// For the next access of the same kind.
     pub memo: &'a KeyMemo,
-    /// What of it.
+    /// The piece.
     pub piece: LocalPiece,
 }
 
-/// This end of a copy.
+/// The local end of a copy.
 enum Here<'a> {
-    /// Memory that stays as it is.
+    /// Memory that stays valid during the copy.
     Range(HostRange),
-    /// Memory that does if it is registered, as long as the word is raised.
+    /// Memory that stays valid while the epoch is odd, if it is registered.
     Piece(&'a Local<'a>),
 }
 
@@ -141,7 +142,7 @@ impl Here<'_> {
         }
     }
 
-    /// Raises the hand for the copy from or to `theirs`.
+    /// Makes the epoch odd for a copy from or to `theirs`.
     #[inline(always)]
     fn reach<'a>(&self, hand: &'a mut ReaderSlot, theirs: HostRange) -> Reaching<'a> {
         match *self {
@@ -164,20 +165,21 @@ impl Here<'_> {
     }
 }
 
-/// The region that was reached last.
+/// The region that was accessed last.
 #[derive(Debug, Default)]
 struct Last {
     region: Option<(u32, Version, Arc<Source>)>,
-    /// The one before, until [`Lead::tell`]: to give up a mapping takes locks for which nobody may wait with a hand raised.
+    /// The region before, until [`Lead::tell`]: dropping a mapping takes locks that no thread may wait for while its
+    /// epoch is odd.
     before: Option<(u32, Version, Arc<Source>)>,
-    /// From the other process's addresses of it to ours.
+    /// From the other process's addresses in the region to ours.
     shift: Option<u64>,
-    /// Whether [`Lead::tell`] has yet to say so.
+    /// Whether [`Lead::tell`] has yet to report it.
     is_news: bool,
 }
 
 impl Lead {
-    /// Tells of the region that was reached last, if it is another one than the last time.
+    /// Reports the region that was accessed last to the prefetch hint, if it is a new one.
     #[inline(always)]
     pub fn tell(&mut self, prefetch_hint: &PrefetchHint) {
         if self.last.is_news {
@@ -297,7 +299,8 @@ impl Lead {
     /// registered for that, and keeps so meanwhile.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing has happened then. The inner one: it was done, but the memory for the value went away meanwhile.
+    /// See [`Refusal`]; nothing has happened then. The inner error: the operation was performed, but the memory for the
+    /// value went away meanwhile.
     pub fn atomic_into(
         &mut self,
         key: u32,
@@ -309,7 +312,7 @@ impl Lead {
         if into.len < before.len() as u64 {
             return Err(Refusal::NotHere);
         }
-        // Nothing may be done whose result would be lost.
+        // An operation whose result would be lost must not be performed.
         // SAFETY: memory that the caller has found registered for the device to write.
         let is_there = unsafe {
             fault::copy_from(into.addr, &mut before).and_then(|()| fault::copy_to(into.addr, &before))
@@ -342,7 +345,7 @@ impl Lead {
             let mut rest = *local;
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
-                // All of what is left, so that nothing is written of what would be refused.
+                // Checks all that is left, so that nothing of a refused access is written.
                 self.copy_part(direction, key, va, left, Here::Range(part))?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
@@ -373,7 +376,7 @@ impl Lead {
 }
 
 impl Last {
-    /// The source of a region in which the other process has `va` at `host`: from where it was last found, if that is still right.
+    /// The source of a region in which the other process has `va` at `host`: the last one, if it is still right.
     #[inline(always)]
     fn source(
         &mut self,
@@ -413,7 +416,7 @@ impl Last {
 }
 
 impl Reach {
-    /// The region that a key names, as it is shown now.
+    /// The region that a key names, as its record says now.
     #[inline(always)]
     fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Result<RegionView<'a>, Refusal> {
         if self.is_gone() {
@@ -422,8 +425,8 @@ impl Reach {
         self.board.region(key, seen).ok_or(Refusal::NotHere)
     }
 
-    /// All checks on an access, as the other process would make them on a packet; and the region's version. Only while the connection's
-    /// word is odd does the answer stay true.
+    /// All checks that the other process would make on a packet's access; returns the region's version. The answer
+    /// stays true only while the connection's epoch is odd.
     #[inline(always)]
     fn check(
         &self,

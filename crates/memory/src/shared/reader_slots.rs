@@ -1,23 +1,25 @@
-//! Who is copying: one word for each connection by which a process reaches into another one's memory.
+//! Reader slots: one epoch for each connection by which a process accesses another process's memory.
 //!
-//! The word is odd while a copy runs. It lies in memory of the process that copies, and the one that is reached into reads it: before it
-//! takes a region away it withdraws the region's record, and then waits for each odd word to move on that concerns it ([`GracePeriod`]).
-//! Beside the word is a hazard pointer: the pages of the other process that the copy is about. So a copy that takes long, because its
-//! process was stopped in the middle of it, holds up nobody but who wants those pages. Beside that is the number of the
-//! slot of the key table in which the copying process has its own end of the copy, if it only looks there ([`Slot`](crate::table::Slot)):
-//! whoever changes that slot does as the other process does.
+//! The epoch (`word`) is odd while a copy runs. It lies in memory of the copying process, and the owner of the copied
+//! memory reads it: before the owner takes a region away, it withdraws the region's record, and waits until each odd
+//! epoch that concerns the region has changed ([`GracePeriod`]). Beside the epoch is a hazard pointer: the pages of the
+//! owner that the copy accesses. So a long copy, by a process that was stopped in the middle of it, blocks only changes
+//! of those pages. Beside the hazard pointer is the number of the key table slot that holds the local end of the copy,
+//! if the copying process reads that slot without a pin ([`Slot`](crate::table::Slot)): a change of that slot waits for
+//! the epoch in the same manner.
 //!
 //! ```text
-//!   who copies                          who takes away
-//!   hazard = pages, word = odd          record = withdrawn
+//!   the copying process                 the owner
+//!   hazard = pages, epoch = odd         record = withdrawn
 //!   -- full fence --                    -- full fence --
-//!   the record is as it was?            reads the word: odd, and the hazard is about these pages?
-//!     copies                            waits until it has changed, or its owner is gone
-//!   word = even
+//!   the record is unchanged?            reads the epoch: odd, and the hazard names these pages?
+//!     copies                            waits until it has changed, or its process is gone
+//!   epoch = even
 //! ```
-//! Either the copy sees that the record is withdrawn, or the other one sees that the word is odd. A process that dies in
-//! mid-copy leaves its word odd; whoever watches its socket says that it is gone. One that is stopped in mid-copy leaves it odd for as
-//! long: nobody may wait for it with a lock held that others want, and nobody waits longer than [`READER_LIMIT`].
+//! Either the copying process sees that the record is withdrawn, or the owner sees that the epoch is odd. A process
+//! that dies in mid-copy leaves its epoch odd; the watcher of its socket drops its [`PeerReaders`]. A process that is
+//! stopped in mid-copy leaves its epoch odd for as long: no thread may wait for it with a contended lock held, or for
+//! longer than [`READER_LIMIT`].
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -32,25 +34,25 @@ use super::handshake;
 use super::segment::{Others, Segment};
 use crate::range::{HostRange, PAGE_BYTES};
 
-/// Words that a process has for one other.
+/// Reader slots that a process has for one other process.
 const WORDS: usize = 1 << 14;
-/// Each on a cache line of its own. The first line holds how many were ever used.
+/// Each slot is on a cache line of its own. The first line holds how many were ever used.
 const STRIDE: usize = 64;
 const SEGMENT_BYTES: usize = (WORDS + 1) * STRIDE;
-/// Beside a word: none of the slots of this process.
+/// In place of a key table slot: none.
 const NO_SLOT: u32 = u32::MAX;
-/// Where on its cache line a word's hazard pointer is, and the number of the other process's queue pair.
+/// Where on its cache line a slot's hazard pointer is, and the number of the other process's queue pair.
 const HAZARD_AT: usize = 8;
 const QPN_AT: usize = 16;
-/// How many pages a hazard pointer can name: the lower bits, below the number of the first page.
+/// Bits of a hazard pointer that hold the number of pages; above them is the number of the first page.
 const HAZARD_COUNT_BITS: u32 = 16;
 
-/// Whom one waits for is named in the log after this time.
+/// After this time the log names the process that is waited for.
 const SAY_AFTER: Duration = Duration::from_secs(1);
-/// Longest wait for a process that is in the middle of a copy. Copies take microseconds; a process that was stopped may take for ever.
+/// Longest wait for a process in mid-copy. Copies take microseconds, but a stopped process may never continue.
 pub const READER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The words of this process towards one other.
+/// The reader slots of this process for one other process.
 #[derive(Debug)]
 pub struct ReaderSlots {
     segment: Segment,
@@ -58,7 +60,7 @@ pub struct ReaderSlots {
 }
 
 impl ReaderSlots {
-    /// None is in use.
+    /// No slot is in use.
     ///
     /// # Errors
     /// When the system has no descriptors left.
@@ -74,16 +76,16 @@ impl ReaderSlots {
         self.segment.file()
     }
 
-    /// A word for a connection to the other process's queue pair `qpn`; `None` when there are no more.
+    /// A slot for a connection to the other process's queue pair `qpn`; `None` when all are in use.
     pub fn take(self: &Arc<Self>, qpn: u32) -> Option<ReaderSlot> {
         let used = &self.segment.words(0, 1)[0];
         let mut free = self.free.lock();
         let index = free.pop().or_else(|| {
             let next = used.load(Ordering::Relaxed);
-            // Sequentially consistent, as the words are: whoever is to see the word odd must look that far.
+            // Sequentially consistent, as the epochs are: a grace period that has to see the epoch must read that far.
             ((next as usize) < WORDS).then(|| used.store(next + 1, Ordering::SeqCst)).map(|()| next)
         })?;
-        // Seen by whoever sees the word raised.
+        // A grace period that sees the epoch odd sees this.
         Line::of(&self.segment, index as usize).qpn.store(qpn, Ordering::Relaxed);
         Some(ReaderSlot { hands: self.clone(), index })
     }
@@ -95,7 +97,7 @@ impl Drop for ReaderSlots {
     }
 }
 
-/// A connection's word, and what is beside it on its cache line.
+/// A slot's cache line: the epoch, and the fields beside it.
 struct Line<'a> {
     word: &'a AtomicU32,
     place: &'a AtomicU32,
@@ -113,7 +115,7 @@ impl Line<'_> {
     }
 }
 
-/// The pages of a range, as a hazard pointer has them.
+/// The hazard pointer for the pages of a range.
 #[inline(always)]
 fn hazard_of(range: HostRange) -> u64 {
     let first = range.addr / PAGE_BYTES;
@@ -121,15 +123,15 @@ fn hazard_of(range: HostRange) -> u64 {
     first << HAZARD_COUNT_BITS | count & ((1 << HAZARD_COUNT_BITS) - 1)
 }
 
-/// Whether a hazard pointer, which another process may have written as it likes, names a page of a range.
+/// Whether a hazard pointer names a page of a range. Another process may have written any value.
 fn is_hazard_for(hazard: u64, range: HostRange) -> bool {
     let (first, count) = (hazard >> HAZARD_COUNT_BITS, hazard & ((1 << HAZARD_COUNT_BITS) - 1));
-    // A page of it at least, whatever was written.
+    // A hazard pointer counts as one page at least.
     let end = (first + count.max(1)).saturating_mul(PAGE_BYTES);
     first.saturating_mul(PAGE_BYTES) < range.addr.saturating_add(range.len) && range.addr < end
 }
 
-/// The word of one connection.
+/// The reader slot of one connection.
 #[derive(Debug)]
 pub struct ReaderSlot {
     hands: Arc<ReaderSlots>,
@@ -137,17 +139,18 @@ pub struct ReaderSlot {
 }
 
 impl ReaderSlot {
-    /// From now on, until what this returns is dropped, what is read in the other process's records of these pages stays as it is.
+    /// Makes the epoch odd until the returned value is dropped: the other process's records of these pages keep what
+    /// they say meanwhile.
     #[inline(always)]
     pub(super) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
         self.reach_from(NO_SLOT, pages)
     }
 
-    /// The same, and what is read in that slot of this process stays as it is, too.
+    /// The same, and key table slot `slot` of this process does not change meanwhile, either.
     #[inline(always)]
     pub(crate) fn reach_from(&mut self, slot: u32, pages: HostRange) -> Reaching<'_> {
         let Line { word, place, hazard, .. } = Line::of(&self.hands.segment, self.index as usize);
-        // Seen by whoever sees the word.
+        // A grace period that sees the epoch sees both.
         place.store(slot, Ordering::Relaxed);
         hazard.store(hazard_of(pages), Ordering::Relaxed);
         Reaching { word, even: handshake::raise(word), slot }
@@ -160,7 +163,7 @@ impl Drop for ReaderSlot {
     }
 }
 
-/// A copy may run.
+/// A copy may run: the epoch is odd.
 pub(crate) struct Reaching<'a> {
     word: &'a AtomicU32,
     even: u32,
@@ -168,7 +171,7 @@ pub(crate) struct Reaching<'a> {
 }
 
 impl Reaching<'_> {
-    /// The slot of this process that stays as it is.
+    /// The key table slot of this process that does not change meanwhile.
     #[inline(always)]
     pub(crate) fn slot(&self) -> Option<u32> {
         (self.slot != NO_SLOT).then_some(self.slot)
@@ -182,7 +185,8 @@ impl Drop for Reaching<'_> {
     }
 }
 
-/// The words of another process that may reach into this one. They count until this is dropped.
+/// The reader slots of another process that may access this one's memory. Grace periods include them until this is
+/// dropped.
 #[derive(Debug)]
 pub struct PeerReaders {
     watched: Arc<Watched>,
@@ -195,18 +199,18 @@ struct Watched {
     gone: AtomicBool,
 }
 
-/// Who may be copying. Of the process, not of a device: what pages a region knows nothing of devices.
+/// Processes that may be copying. One list for this process, not one for each device: pagers know nothing of devices.
 struct List<T> {
     all: RwLock<Vec<T>>,
-    /// How many they are, for a look without the lock.
+    /// Length of the list, readable without the lock.
     count: AtomicUsize,
-    /// In a child: nobody will ever unlock it.
+    /// In a child of `fork`: the lock will never be released.
     is_lost: AtomicBool,
 }
 
-/// Others, out of this process's memory or into it.
+/// Other processes, which copy from or to this process's memory.
 static VISITORS: List<Arc<Watched>> = List::new();
-/// This process, out of its own memory or into it.
+/// This process, which copies from or to its own memory at the local end.
 static OWN: List<Weak<ReaderSlots>> = List::new();
 
 impl<T: Clone> List<T> {
@@ -231,18 +235,18 @@ impl<T: Clone> List<T> {
         self.count.store(all.len(), Ordering::SeqCst);
     }
 
-    /// All who may have seen what was withdrawn before this call.
+    /// All readers that may have seen what was withdrawn before this call.
     #[inline]
     fn all_now(&self) -> Vec<T> {
         handshake::withdrawn();
         match self.count.load(Ordering::SeqCst) {
             0 => Vec::new(),
-            // Taken out of the lock: one that goes away while it is waited for needs that to say so.
+            // Cloned: a process that goes away during the wait takes the lock to leave the list.
             _ => self.all.read().clone(),
         }
     }
 
-    /// In the child after `fork`. Another thread may have had the lock in the parent; then nobody is in the list any more.
+    /// In the child after `fork`. If another thread had the lock in the parent, the list counts as empty from then on.
     fn forget(&self) {
         match self.all.try_write() {
             Some(mut all) => all.clear(),
@@ -253,8 +257,7 @@ impl<T: Clone> List<T> {
 }
 
 impl PeerReaders {
-    /// Takes the descriptor that [`ReaderSlots::file`] gave at the other end, which is process `pid`. Only after this may the other process
-    /// see records.
+    /// Takes the descriptor of [`ReaderSlots::file`] from process `pid`. That process may see records only after this.
     ///
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
@@ -268,26 +271,26 @@ impl PeerReaders {
 
 impl Drop for PeerReaders {
     fn drop(&mut self) {
-        // First: somebody may be waiting for it with the list in hand.
+        // First: a grace period may be waiting for it with a copy of the list.
         self.watched.gone.store(true, Ordering::SeqCst);
         VISITORS.change(|visitors| visitors.retain(|other| !Arc::ptr_eq(other, &self.watched)));
     }
 }
 
-/// The end of all accesses by other processes that may have seen what was withdrawn before it began: what is called so where readers
-/// take no locks.
+/// A grace period: it is over when all accesses by other processes have ended that may have seen what was withdrawn
+/// before it began.
 #[derive(Debug, Default)]
 #[must_use = "accesses may be under way until it is over"]
 pub struct GracePeriod {
     readers: Vec<Reader>,
 }
 
-/// A process that is in the middle of an access.
+/// A process in the middle of an access.
 #[derive(Debug)]
 struct Reader {
     watched: Arc<Watched>,
     index: usize,
-    /// Its word, as it was.
+    /// Its epoch, as it was.
     seen: u32,
 }
 
@@ -298,21 +301,21 @@ impl Reader {
     }
 }
 
-/// Somebody has not come to the end of an access in time.
+/// A process has not ended its access in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("process {pid} of this host, which may be stopped, is in the middle of an access")]
 pub struct StillReached {
-    /// Whoever it is.
+    /// The process.
     pub pid: i32,
 }
 
 impl GracePeriod {
-    /// Of accesses to these pages.
+    /// For accesses to these pages.
     pub fn of_pages(pages: HostRange) -> GracePeriod {
         GracePeriod::begin(|line| is_hazard_for(line.hazard.load(Ordering::Relaxed), pages))
     }
 
-    /// Of accesses by way of a queue pair of this process.
+    /// For accesses through a queue pair of this process.
     pub fn of_queue_pair(qpn: u32) -> GracePeriod {
         GracePeriod::begin(|line| line.qpn.load(Ordering::Relaxed) == qpn)
     }
@@ -327,13 +330,13 @@ impl GracePeriod {
         GracePeriod { readers }
     }
 
-    /// Whether it is over. Never waits.
+    /// Whether it is over. Does not wait.
     pub fn is_over(&mut self) -> bool {
         self.readers.retain(|reader| !reader.is_done());
         self.readers.is_empty()
     }
 
-    /// Waits until it is over. Not for those who hold a lock that others want.
+    /// Waits until it is over. The caller must hold no contended lock.
     ///
     /// # Errors
     /// When it is not over in time.
@@ -353,10 +356,10 @@ impl GracePeriod {
         Ok(())
     }
 
-    /// The same for [`READER_LIMIT`], and says in the log whom it waits for if that takes long.
+    /// Waits for [`READER_LIMIT`] at most. After a second the log names the process that it waits for.
     ///
     /// # Errors
-    /// The same.
+    /// As for [`GracePeriod::wait`].
     pub fn wait_long(&mut self) -> Result<(), StillReached> {
         let Err(StillReached { pid }) = self.wait(SAY_AFTER) else { return Ok(()) };
         tracing::warn!(
@@ -368,11 +371,12 @@ impl GracePeriod {
     }
 }
 
-/// Waits until this process does not look at what it may have seen before this call in that slot, of whichever device.
+/// Waits until no copy of this process uses what it may have read before this call in that key table slot, of any
+/// device.
 pub(crate) fn wait_for_own_readers(slot: u32) {
     for hands in OWN.all_now() {
         let Some(hands) = hands.upgrade() else { continue };
-        // If the place is a later one already, what the word was raised for is over.
+        // If `place` is of a later access already, the access that the epoch was odd for is over.
         for (index, seen) in raised_words(&hands.segment, |line| line.place.load(Ordering::Relaxed) == slot) {
             let mut looks = 0;
             while !handshake::has_moved(Line::of(&hands.segment, index).word, seen) {
@@ -383,7 +387,7 @@ pub(crate) fn wait_for_own_readers(slot: u32) {
     }
 }
 
-/// Every word that is odd now, and what is beside which is what `concerns`: its index, and what it was.
+/// The index and the value of every epoch that is odd now and whose line `concerns` selects.
 fn raised_words(
     segment: &Segment,
     concerns: impl Fn(&Line<'_>) -> bool,
@@ -392,13 +396,15 @@ fn raised_words(
     let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
     (0..used).filter_map(move |index| {
         let line = Line::of(segment, index);
-        // What is beside it is read afterwards: if that is of a later access already, the one that the word was raised for is over.
+        // The rest of the line is read after the epoch: if it is of a later access already, this epoch's access is
+        // over.
         let seen = handshake::raised(line.word)?;
         concerns(&line).then_some((index, seen))
     })
 }
 
-/// In the child after `fork`: whoever reaches into the parent does not reach into the child, and the child's hands are the parent's.
+/// In the child after `fork`: other processes access the parent's memory, not the child's, and the reader slots are the
+/// parent's.
 pub(crate) fn forget_readers() {
     VISITORS.forget();
     OWN.forget();
@@ -456,13 +462,13 @@ mod tests {
         let hands = ReaderSlots::new().expect("made");
         let visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         let mut hand = hands.take(7).expect("a word");
-        // It dies in mid-copy.
+        // As if its process had died in mid-copy.
         let reaching = hand.reach(PAGES);
         let mut grace = GracePeriod::of_pages(PAGES);
         assert_eq!(grace.wait(Duration::from_millis(5)), Err(StillReached { pid: 1 }));
         drop(visitor);
         assert_eq!(grace.wait(PATIENCE), Ok(()));
-        // This process does not.
+        // This process lives on.
         drop(reaching);
     }
 
@@ -481,7 +487,7 @@ mod tests {
         let mut grace = GracePeriod::of_pages(PAGES);
         assert!(!grace.is_over());
         drop(reaching);
-        // What begins later has seen what was withdrawn.
+        // A later access has seen the withdrawal.
         let _again = hand.reach(PAGES);
         assert!(grace.is_over());
     }

@@ -1,4 +1,4 @@
-//! Records that one process writes and others read without asking.
+//! Seqlock records: one process writes them, others read them without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -7,7 +7,7 @@ pub(super) const QUADS: usize = 8;
 /// Bytes of a record: a cache line.
 pub(super) const BYTES: usize = QUADS * 8;
 
-/// What a record says.
+/// The content of a record.
 pub(super) type Content = [u64; QUADS - 1];
 
 /// A version of a record: it names this content for as long as the record is not written again. Never 0.
@@ -16,7 +16,7 @@ pub struct Version(pub u64);
 
 /// Writes a record. There is one writer at a time.
 pub(super) fn write(record: &[AtomicU64], content: &Content) {
-    // Odd while the content changes, so that nobody takes half of it.
+    // Odd while the content changes, so that no reader takes half of it.
     let before = record[0].load(Ordering::Relaxed);
     record[0].store(before + 1, Ordering::Relaxed);
     fence(Ordering::Release);
@@ -24,7 +24,7 @@ pub(super) fn write(record: &[AtomicU64], content: &Content) {
     record[0].store(before + 2, Ordering::Release);
 }
 
-/// Reads a record, unless it is just being written or never was.
+/// Reads a record; `None` while it is being written, or if it never was.
 #[inline]
 pub(super) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
     let version = record[0].load(Ordering::Acquire);

@@ -1,20 +1,21 @@
-//! Packets from one process to another one of the same host through memory: a ring with one side that writes and one that reads.
+//! A ring of packets in shared memory, from one process to another of the same host: one producer, one consumer.
 //!
-//! Two segments, each written by one side only, so that neither can change what the other one relies on:
+//! There are two segments, each written by one side only, so that neither side can change what the other relies on:
 //!
 //! ```text
-//!   the writer's                                    the reader's
+//!   the producer's                                  the consumer's (the consumer page)
 //!   record | record | 0 ...                         head | sleep
 //!
 //!   writes records, and 0 behind them;              reads records up to the 0, head = behind them
-//!   the first one's first word comes last
+//!   the first record's first word comes last
 //!   -- full fence --                                sleep = odd
-//!   sleep is odd, and was not at the last doorbell?     -- full fence --
-//!   rings the doorbell                                  is there anything? then it does not sleep
+//!   sleep is odd, and no doorbell was rung for it?  -- full fence --
+//!   rings the doorbell                              is there a record? then it does not sleep
 //! ```
-//! There is no tail that the reader would have to fetch from the writer's cache before the record: it looks where the next record is to
-//! be. Positions count bytes and never wrap; a record lies whole between two multiples of the ring's size. A process that dies leaves
-//! nothing locked: what it had not finished is behind a 0, and nobody has seen it.
+//! There is no tail that the consumer would have to fetch from the producer's cache before the record: the consumer
+//! polls the place of the next record. Positions count bytes and never wrap; a record never crosses a multiple of the
+//! ring's size. A process that dies leaves nothing locked: its unfinished records are behind a 0, and the consumer has
+//! not seen them.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -27,26 +28,28 @@ use super::handshake;
 use super::segment::{Others, Segment};
 use crate::fault;
 
-/// Room for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the largest MTU.
+/// Bytes for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the
+/// largest MTU.
 const RING_BYTES: u64 = 512 << 10;
-/// The reader's segment: a page.
+/// Size of the consumer page.
 const DESK_BYTES: usize = 4096;
-/// Where in the reader's segment it says whether it sleeps: on another cache line than the head.
+/// Where in the consumer page `sleep` is: on another cache line than the head.
 const SLEEP_AT: usize = 64;
 /// Records begin at multiples of a cache line.
 const RECORD_ALIGNMENT: u64 = 64;
 const HEADER_BYTES: usize = 24;
-/// A header's first word comes by itself; behind it is the address.
+/// A header's first word is stored by itself; behind it is the address.
 const WORD_BYTES: usize = 8;
 const ADDRESS_BYTES: usize = HEADER_BYTES - WORD_BYTES;
-/// The first of several records, if it is so short, is written when it is shown and not before: its reader looks at the line that it
-/// begins on, again and again, and would fetch it from under a writer who has anything else to do meanwhile.
+/// The first record of a batch is staged if it is at most this long, and written when the batch is published: the
+/// consumer polls the line on which the record begins, and would fetch it from a producer that has other work
+/// meanwhile.
 const STAGE_BYTES: usize = 256;
 /// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
 const PACKET_BYTES_MAX: usize = 4096 + 512;
 /// In place of a packet's length: the next record is at the ring's start.
 const SKIP: u64 = LEN_MASK;
-/// In place of a record's first word: there is none yet.
+/// In place of a record's first word: there is no record yet.
 const NOTHING: u64 = 0;
 
 /// The first word of a header: the packet's length, whether it carries an acknowledgement, the port, the traffic class, and the PSN up
@@ -56,7 +59,7 @@ const CARRIES_ACK: u64 = 1 << 15;
 const PORT_SHIFT: u32 = 16;
 const TRAFFIC_CLASS_SHIFT: u32 = 32;
 const ACKNOWLEDGED_SHIFT: u32 = 40;
-/// Of the first word, what says where a packet comes from.
+/// The bits of the first word that belong to a packet's origin.
 const ORIGIN_MASK: u64 = 0xff_ffff << PORT_SHIFT;
 const PSN_MASK: u32 = 0xff_ffff;
 
@@ -71,7 +74,7 @@ pub struct Origin {
     pub traffic_class: u8,
 }
 
-/// The writer's memory, before the reader has answered.
+/// The producer's segment, before the consumer has answered.
 #[derive(Debug)]
 pub struct RingFile(Segment);
 
@@ -84,13 +87,13 @@ impl RingFile {
         Segment::create(c"terrace-ring", RING_BYTES as usize, Others::Read).map(RingFile)
     }
 
-    /// To be sent to the reader.
+    /// To be sent to the consumer.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.file()
     }
 }
 
-/// The side of a ring that writes.
+/// The producer's side of a ring.
 #[derive(Debug)]
 pub struct TxRing {
     ring: Segment,
@@ -102,7 +105,7 @@ pub struct TxRing {
 #[repr(C, align(8))]
 struct Stage {
     bytes: [u8; STAGE_BYTES],
-    /// Length of the packet, if there is one.
+    /// Length of the staged packet, if there is one.
     len: Option<usize>,
 }
 
@@ -113,9 +116,10 @@ impl Default for Stage {
 }
 
 impl Stage {
-    /// Copies what is behind the first word, as far as there is room. It was written just now, the headers in pieces of four bytes. A
-    /// processor gives a load only what one store has stored, and waits for all else to be in the cache
-    /// ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)): `memcpy`, which loads more at a time, would.
+    /// Copies what follows the first word, as far as `to` reaches. The stage was written just now, the headers in
+    /// pieces of four bytes. A processor forwards to a load only what one store has stored, and otherwise waits until
+    /// all of it is in the cache ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)):
+    /// `memcpy` loads more at a time, and would wait.
     #[inline]
     fn copy_to(&self, to: &mut [u8]) {
         let (words, rest) = self.bytes[WORD_BYTES..WORD_BYTES + to.len()].as_chunks::<4>();
@@ -131,23 +135,23 @@ impl Stage {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Behind the last record, and where that begins (with what is skipped before it).
+    /// The end of the last record, and its start (with what is skipped before it).
     tail: u64,
     last_start: u64,
-    /// Where in the ring the last record's header is, unless it was taken back.
+    /// Where in the ring the last record's header is, unless the record was cancelled.
     last_at: Option<u64>,
-    /// The word that shows the reader what was written, once it stands where that begins.
+    /// The word that publishes the batch, once it is stored at the batch's start.
     opening: u64,
-    /// How far the reader was when it was last looked at.
+    /// The consumer's head when it was last read.
     head: u64,
-    /// For which of its sleeps the doorbell was rung last.
+    /// The value of `sleep` for which the doorbell was rung last.
     rung: u64,
-    /// The first record, as long as it is not in the ring: without its first word, which is `opening`.
+    /// The first record, until it is in the ring: without its first word, which is `opening`.
     stage: Stage,
 }
 
 impl TxRing {
-    /// A ring whose reader has sent the descriptor of [`RxRing::consumer_page`].
+    /// A ring whose consumer has sent the descriptor of [`RxRing::consumer_page`].
     ///
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
@@ -156,7 +160,7 @@ impl TxRing {
         Ok(TxRing { ring: ring.0, consumer_page, state: Mutex::default() })
     }
 
-    /// The right to write.
+    /// Locks the ring to write a batch of packets.
     #[inline]
     pub fn write(&self) -> Writer<'_> {
         let state = self.state.lock();
@@ -164,7 +168,7 @@ impl TxRing {
     }
 }
 
-/// Somebody who writes. What was written is seen when [`Writer::publish`] is called, and taken back otherwise.
+/// Writes a batch of packets. [`Writer::publish`] makes them visible; otherwise they are cancelled.
 #[derive(Debug)]
 pub struct Writer<'a> {
     tx_ring: &'a TxRing,
@@ -173,13 +177,14 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Room for a packet of `len` bytes, which must be written; `None` when there is none, or the packet is too long.
+    /// Space for a packet of `len` bytes, which the caller must write; `None` if the ring is full or the packet is too
+    /// long.
     #[inline]
     pub fn push(&mut self, from: &Origin, len: usize) -> Option<&mut [u8]> {
         let record = record_bytes(len)?;
         let at = self.state.tail % RING_BYTES;
         let skipped = if at + record > RING_BYTES { RING_BYTES - at } else { 0 };
-        // Behind it there must be room for nothing.
+        // The 0 behind the record needs space, too.
         if !self.has_room(skipped + record + RECORD_ALIGNMENT) {
             return None;
         }
@@ -198,8 +203,9 @@ impl Writer<'_> {
         self.state.last_at = Some(at);
         self.state.tail += skipped + record;
         if is_opening && HEADER_BYTES + len <= STAGE_BYTES {
-            // It will need all of these lines when it is shown. The reader has had them since the last lap, and looks at the first: they
-            // would be fetched one after the other, if they were not on their way by then.
+            // All of these lines are needed when the record is published. They have been in the consumer's cache since
+            // the last lap, and the consumer polls the first one: without a prefetch they would be fetched one after
+            // the other.
             for line in (0..=record / RECORD_ALIGNMENT).rev() {
                 self.tx_ring.ring.prefetch_to_write((at + line * RECORD_ALIGNMENT) as usize);
             }
@@ -209,21 +215,22 @@ impl Writer<'_> {
             return Some(&mut stage.bytes[HEADER_BYTES..HEADER_BYTES + len]);
         }
         self.end_at(at + record);
-        // SAFETY: within our own mapping, which the reader cannot write to, and where it looks at the word that is not there yet first;
-        // the borrow is of the only writer, so nobody in this process writes either, or still holds what it got.
+        // SAFETY: within our own mapping, which the consumer cannot write to, and where the consumer first checks the
+        // word that is not stored yet; the borrow is of the only writer, so no other thread of this process writes
+        // there, or still has an earlier slice.
         let rest = unsafe { &mut *rest_of_record(&self.tx_ring.ring, at, len) };
         let (address, packet) = rest.split_at_mut(ADDRESS_BYTES);
         address.copy_from_slice(&from.address.octets());
         Some(packet)
     }
 
-    /// Says that there is no record there.
+    /// Stores the 0 that says that there is no record there.
     #[inline]
     fn end_at(&self, at: u64) {
         header(&self.tx_ring.ring, at % RING_BYTES)[0].store(NOTHING, Ordering::Relaxed);
     }
 
-    /// Brings the first record into the ring, if it is not there yet.
+    /// Copies the staged record into the ring, if there is one.
     #[inline]
     fn write_stage(&mut self) {
         let Some(len) = self.state.stage.len.take() else { return };
@@ -234,7 +241,8 @@ impl Writer<'_> {
         self.state.stage.copy_to(rest);
     }
 
-    /// Puts down a header's first word, at once if the reader will not see it before the opening one.
+    /// Keeps the batch's opening word, or stores the first word of a later header at once: the consumer does not see
+    /// that before the opening word.
     #[inline]
     fn open(&mut self, at: u64, word: u64, is_opening: bool) {
         match is_opening {
@@ -243,7 +251,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Takes the last packet back.
+    /// Cancels the last packet.
     pub fn cancel(&mut self) {
         self.state.tail = self.state.last_start;
         self.state.last_at = None;
@@ -252,8 +260,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Has the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False if nothing was
-    /// written yet, or the last one was taken back, or carries one already.
+    /// Lets the last packet carry an acknowledgement of everything up to a PSN, of which the lower 24 bits count. False
+    /// if nothing was written yet, or the last packet was cancelled, or carries an acknowledgement already.
     #[inline]
     pub fn carry_ack(&mut self, psn: u32) -> bool {
         let Some(at) = self.state.last_at.filter(|_| !self.is_empty()) else { return false };
@@ -270,19 +278,19 @@ impl Writer<'_> {
         true
     }
 
-    /// Whether anything was written.
+    /// Whether nothing was written since the last [`Writer::publish`].
     #[inline]
     fn is_empty(&self) -> bool {
         self.unseen_bytes() == 0
     }
 
-    /// How much was written since the last [`Writer::publish`], in bytes of the ring.
+    /// Bytes of the ring that were written since the last [`Writer::publish`].
     #[inline]
     pub fn unseen_bytes(&self) -> u64 {
         self.state.tail - self.start
     }
 
-    /// Shows the reader what was written. True if it sleeps and its doorbell is to be rung.
+    /// Makes the batch visible to the consumer. True if the consumer sleeps and the caller has to ring its doorbell.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.is_empty() {
@@ -305,7 +313,7 @@ impl Writer<'_> {
         if fits(&self.state) {
             return true;
         }
-        // Acquire: what was read there has been read. A head that makes no sense is one that leaves no room.
+        // Acquire: the consumer has finished reading up to there. A head that makes no sense leaves no space.
         self.state.head = self.tx_ring.consumer_page.quads(0, 1)[0].load(Ordering::Acquire);
         fits(&self.state)
     }
@@ -318,17 +326,17 @@ impl Drop for Writer<'_> {
     }
 }
 
-/// The side of a ring that reads.
+/// The consumer's side of a ring.
 #[derive(Debug)]
 pub struct RxRing {
     ring: Segment,
     consumer_page: Segment,
     head: u64,
-    /// How far the head may get, once the writer has gone.
+    /// How far the head may get, once the producer has gone.
     limit: Option<u64>,
-    /// Where a packet is copied to before anybody looks at it: the writer could change it meanwhile.
+    /// A packet is copied here before it is processed: the producer could change it meanwhile.
     packet: Box<[u8]>,
-    /// Where the last one came from, and what its record said about that. Most come from there, too.
+    /// The origin of the last packet, and the words of its record that said so. Most packets have the same one.
     from: Origin,
     said: [u64; 3],
     broken: bool,
@@ -354,26 +362,26 @@ impl RxRing {
         })
     }
 
-    /// To be sent to the writer.
+    /// To be sent to the producer.
     pub fn consumer_page(&self) -> BorrowedFd<'_> {
         self.consumer_page.file()
     }
 
-    /// Whether nothing waits to be read.
+    /// Whether no record is pending.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.is_over() || self.first_word() == NOTHING
     }
 
-    /// Whether something waits to be read. The second line of a record that comes just now is asked for together with its first, not
-    /// after it.
+    /// Whether a record is pending. The second line of a record that is just arriving is fetched together with its
+    /// first, not after it.
     #[inline]
     pub fn has_pending(&self) -> bool {
         self.ring.prefetch(((self.head + RECORD_ALIGNMENT) % RING_BYTES) as usize);
         !self.is_empty()
     }
 
-    /// The writer has gone: what it has written before can be no more than the ring has room for.
+    /// The producer has gone: it can have left no more records than fit into the ring.
     pub fn end(&mut self) {
         self.limit.get_or_insert(self.head.saturating_add(RING_BYTES));
     }
@@ -383,12 +391,13 @@ impl RxRing {
         self.broken || self.limit.is_some_and(|limit| self.head >= limit)
     }
 
-    /// Whether the writer has written what no writer writes. Nothing more is read then.
+    /// Whether the producer has written an invalid record. Nothing more is read then.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// ReaderSlots up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how many.
+    /// Passes up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how
+    /// many.
     #[inline]
     pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
         let mut count = 0;
@@ -408,26 +417,26 @@ impl RxRing {
             self.head = behind;
         }
         if count > 0 {
-            // Release: what was read has been read.
+            // Release: the packets were read before.
             self.consumer_page.quads(0, 1)[0].store(self.head, Ordering::Release);
         }
         count
     }
 
-    /// Says that the reader is about to sleep. It must not, if something waits after this.
+    /// Announces that the consumer is about to sleep. It must not sleep if a record is pending after this.
     pub fn fall_asleep(&self) {
         handshake::fall_asleep(self.sleep());
     }
 
-    /// Says that it is awake.
+    /// Announces that the consumer is awake.
     pub fn wake_up(&self) {
         handshake::wake_up(self.sleep());
     }
 
-    /// Of the record at the head.
+    /// The first word of the record at the head.
     #[inline]
     fn first_word(&self) -> u64 {
-        // Acquire: what it shows was written before.
+        // Acquire: the rest of the record was written before.
         header(&self.ring, self.head % RING_BYTES)[0].load(Ordering::Acquire)
     }
 
@@ -435,20 +444,20 @@ impl RxRing {
         &self.consumer_page.quads(SLEEP_AT, 1)[0]
     }
 
-    /// Copies the packet at the head, whose record has this first word, unless that only leads on; and what is behind it. `None` if it
-    /// makes no sense.
+    /// Copies the packet of the record at the head, whose first word is `numbers`, and returns the record's end. There
+    /// is no packet if the record only skips to the ring's start. `None` if the record is invalid.
     #[inline]
     fn next(&mut self, numbers: u64) -> Option<(Option<Record>, u64)> {
         let at = self.head % RING_BYTES;
         if numbers & LEN_MASK == SKIP {
-            // From the ring's start it would lead to itself.
+            // At the ring's start it would lead to itself.
             return (at > 0).then_some((None, self.head + (RING_BYTES - at)));
         }
         let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
         let place = self.ring.bytes_at(at as usize + HEADER_BYTES, len);
-        // SAFETY: within our mapping of a file that cannot become shorter. The copy is made by instructions that the compiler knows
-        // nothing of, so the writer may write meanwhile.
+        // SAFETY: within our mapping of a file that cannot shrink. The copy is made by instructions that the compiler
+        // does not know of, so the producer may write meanwhile.
         unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
         let header = header(&self.ring, at);
         let address = [1, 2].map(|word: usize| header[word].load(Ordering::Relaxed));
@@ -457,7 +466,7 @@ impl RxRing {
         Some((Some(Record { acknowledged, len }), self.head + record))
     }
 
-    /// Puts an address together only if it is another one than before.
+    /// Decodes an address only if it differs from the last one.
     #[inline]
     fn note_origin(&mut self, said: [u64; 3]) {
         let is_known = said[0] == self.said[0] && said[1] == self.said[1] && said[2] == self.said[2];
@@ -468,7 +477,7 @@ impl RxRing {
     }
 }
 
-/// What the words of a record's header say.
+/// The origin that a record's header gives.
 #[cold]
 fn origin_of([numbers, high, low]: [u64; 3]) -> Origin {
     // The words hold the address's bytes as they are on the wire.
@@ -484,14 +493,15 @@ struct Record {
     len: usize,
 }
 
-/// The room that a packet takes, unless it is too long.
+/// The space that a packet takes in the ring; `None` if it is too long.
 #[inline]
 fn record_bytes(len: usize) -> Option<u64> {
     let record = (HEADER_BYTES + len) as u64;
     (len <= PACKET_BYTES_MAX).then(|| record.next_multiple_of(RECORD_ALIGNMENT))
 }
 
-/// Where all of a record but its first word is, which the writer alone may write to, and nobody else reads before that word is there.
+/// A record without its first word. Only the producer may write there, and the consumer does not read it before the
+/// first word is stored.
 #[inline]
 fn rest_of_record(ring: &Segment, at: u64, len: usize) -> *mut [u8] {
     let len = ADDRESS_BYTES + len;
@@ -579,7 +589,7 @@ mod tests {
         for from in &sent {
             let mut writer = tx_ring.write();
             writer.push(from, 16).expect("room").fill(1);
-            // What rides with it says nothing of that.
+            // The acknowledgement in the same word is no part of the origin.
             writer.carry_ack(0xff_ffff);
             writer.publish();
         }
@@ -697,7 +707,7 @@ mod tests {
         assert!(rx_ring.is_empty() && !rx_ring.is_broken());
     }
 
-    /// What was in the ring a lap ago is no record, whatever it looks like.
+    /// What an earlier lap left in the ring is no record, whatever it looks like.
     #[test]
     fn what_looks_like_a_record_is_none_until_it_is_written() {
         let (tx_ring, mut rx_ring) = pair();
@@ -714,7 +724,7 @@ mod tests {
                 }
             }
             if rng.random_ratio(1, 4) {
-                // Never was.
+                // Cancelled.
                 drop(writer);
                 assert!(rx_ring.is_empty());
                 continue;

@@ -1,5 +1,5 @@
-//! Memory that processes of one host have in common: a file without a name that cannot change its size, mapped by its maker and
-//! by those that it was sent to.
+//! Memory that processes of one host share: a file without a name and of fixed size, mapped by its creator and by the
+//! processes that received its descriptor.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::range::PAGE_BYTES;
 
-/// What those may do that are not the maker.
+/// What processes other than the creator may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Others {
-    /// The kernel refuses them a mapping for writing.
+    /// The kernel refuses them a writable mapping.
     Read,
-    /// They write as well.
+    /// They may write as well.
     Write,
 }
 
-/// A mapped segment. Whatever others write there, it is only ever read as atomic numbers.
+/// A mapped segment. Other processes may write anything there, so it is only read as atomic numbers or copied out.
 #[derive(Debug)]
 pub(crate) struct Segment {
     file: OwnedFd,
@@ -27,7 +27,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// New memory of `len` bytes, all zero. Pages that nobody writes to cost nothing.
+    /// New memory of `len` bytes, all zero. Pages that are never written cost nothing.
     ///
     /// # Errors
     /// When the system has no descriptors or address space left, or is older than Linux 5.1.
@@ -41,7 +41,7 @@ impl Segment {
         let segment = Segment::map(file, len, true)?;
         let mut seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         if others == Others::Read {
-            // Mappings for writing that exist, ours, stay.
+            // Our own writable mapping exists already, and stays.
             seals |= libc::F_SEAL_FUTURE_WRITE;
         }
         // SAFETY: a descriptor of ours, and flags.
@@ -49,8 +49,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps what another process has made. A file that could become shorter, or is no segment of this length, is refused: touching
-    /// what is not there would be a fault.
+    /// Maps a segment of another process. A file that could shrink, or has another length, is refused: an access beyond
+    /// its end would be a fault.
     ///
     /// # Errors
     /// `InvalidData` for such a file, otherwise the system's.
@@ -61,7 +61,7 @@ impl Segment {
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: a descriptor of ours, and a structure to be written to.
         checked(unsafe { libc::fstat(file.as_raw_fd(), &raw mut status) })?;
-        // Pages of another size need not be there although the file is as long, and reach beyond it.
+        // A file of larger pages may lack some of them although it has this length, and they reach beyond it.
         let is_usual = file_system(file.as_fd())?.page_bytes == PAGE_BYTES;
         if seals & libc::F_SEAL_SHRINK == 0 || status.st_size != len as libc::off_t || !is_usual {
             return Err(io::ErrorKind::InvalidData.into());
@@ -85,7 +85,7 @@ impl Segment {
         self.len
     }
 
-    /// `count` numbers of 8 bytes from a multiple of 8 on. Only read if the segment was opened so.
+    /// `count` numbers of 8 bytes from a multiple of 8 on. Read-only if the segment was opened so.
     ///
     /// # Panics
     /// When they do not lie within the segment.
@@ -96,7 +96,7 @@ impl Segment {
         unsafe { std::slice::from_raw_parts((self.place.addr + offset as u64) as *const AtomicU64, count) }
     }
 
-    /// `count` numbers of 4 bytes from a multiple of 4 on. Only read if the segment was opened so.
+    /// `count` numbers of 4 bytes from a multiple of 4 on. Read-only if the segment was opened so.
     ///
     /// # Panics
     /// When they do not lie within the segment.
@@ -117,7 +117,7 @@ impl Segment {
         self.place.addr + offset as u64
     }
 
-    /// Has the processor bring the cache line at `offset` here, if it lies within the segment, to be written to soon.
+    /// Prefetches the cache line at `offset` for a write, if it lies within the segment.
     #[inline]
     pub(crate) fn prefetch_to_write(&self, offset: usize) {
         if offset < self.len {
@@ -125,7 +125,7 @@ impl Segment {
         }
     }
 
-    /// Has the processor bring the cache line at `offset` here, if it lies within the segment, to be read soon.
+    /// Prefetches the cache line at `offset` for a read, if it lies within the segment.
     #[inline]
     pub(crate) fn prefetch(&self, offset: usize) {
         if offset < self.len {
@@ -134,7 +134,7 @@ impl Segment {
     }
 }
 
-/// Has the processor bring the cache line at an address here, to be read soon. There need be nothing at that address.
+/// Prefetches the cache line at an address for a read. The address need not be mapped.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(super) fn prefetch(addr: u64) {
@@ -146,12 +146,12 @@ pub(super) fn prefetch(addr: u64) {
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(super) fn prefetch(_addr: u64) {}
 
-/// The same, to be written to soon.
+/// The same for a write.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 pub(super) fn prefetch_to_write(addr: u64) {
-    // By name: the intrinsic asks for a shared line where it may not assume that there is this instruction. 64-bit processors without it
-    // do nothing.
+    // By name: where the intrinsic may not assume that this instruction exists, it prefetches a shared line. 64-bit
+    // processors without the instruction do nothing.
     // SAFETY: a hint, that reads and writes nothing and cannot fault.
     unsafe { std::arch::asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags)) }
 }
@@ -159,22 +159,22 @@ pub(super) fn prefetch_to_write(addr: u64) {
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(super) fn prefetch_to_write(_addr: u64) {}
 
-/// Addresses for a mapping of what others have as well. They are given back with what is mapped there, when nobody copies any more.
+/// Addresses for a mapping of shared memory. They are released with the mapping, when no copy runs any more.
 #[derive(Debug)]
 pub(super) struct Place {
     addr: u64,
     len: usize,
 }
 
-/// They are taken in such amounts. A program may unmap some pages that are registered; a mapping of a page or two that the kernel then
-/// put there would be written to by the program's peers.
+/// Addresses are reserved in such amounts. A program may unmap some pages that are registered; if the kernel then put a
+/// mapping of a page or two there, the program's peers would write to it.
 const RESERVED_BYTES: usize = 2 << 20;
 
 impl Place {
-    /// Takes room for `len` bytes and more. Nobody can access it yet.
+    /// Reserves addresses for `len` bytes or more. They are not accessible yet.
     ///
     /// # Errors
-    /// When the process has none left.
+    /// When the process has no addresses left.
     pub fn reserve(len: usize) -> io::Result<Place> {
         let len = len.checked_next_multiple_of(RESERVED_BYTES).ok_or(io::ErrorKind::InvalidInput)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -187,12 +187,12 @@ impl Place {
         }
     }
 
-    /// The first address, from the first on, of which the remainder by `align` is that of `offset`.
+    /// The first address in the place that is congruent to `offset` modulo `align`.
     pub fn alike(&self, offset: u64, align: u64) -> u64 {
         self.addr + (offset % align + align - self.addr % align) % align
     }
 
-    /// Maps a part of a file from `addr` on, and leaves the rest of the place empty. The part is whole pages of the file.
+    /// Maps a part of a file at `addr`, and leaves the rest of the place empty. The part is whole pages of the file.
     ///
     /// # Errors
     /// When the part does not lie within the place, or the kernel refuses it.
@@ -216,8 +216,8 @@ impl Place {
             return Ok(self);
         }
         let error = io::Error::last_os_error();
-        // The kernel may have emptied these addresses before it refused, and another thread may have them by now: only the pages around
-        // them are given back.
+        // The kernel may have unmapped these addresses before it refused, and another thread may have mapped them
+        // since: only the pages around them are released.
         let behind = rest - rest % PAGE_BYTES as usize;
         drop(Place { addr: self.addr + (self.len - behind) as u64, len: behind });
         drop(Place { addr: self.addr, len: self.len - rest - len });
@@ -225,18 +225,19 @@ impl Place {
         Err(error)
     }
 
-    /// Gives up what is mapped, and keeps the addresses: to touch them is a fault from now on.
+    /// Drops the mapping and keeps the addresses: an access to them faults from now on.
     pub fn empty(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: our own addresses, of which nobody borrows but for accesses that recover from faults. If it fails, which takes a
-        // kernel without memory, things are as they were.
+        // SAFETY: our own addresses, borrowed only for accesses that recover from faults. If it fails, which takes a
+        // kernel without memory, the mapping stays.
         unsafe { libc::mmap(self.addr as *mut libc::c_void, self.len, libc::PROT_NONE, flags, -1, 0) };
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // SAFETY: our own addresses; whoever has them borrows from the owner of this. Of no bytes it is refused, which does no harm.
+        // SAFETY: our own addresses; every user of them borrows from the owner of this. Of no bytes it is refused,
+        // which does no harm.
         unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
     }
 }

@@ -1,5 +1,5 @@
-//! What a process lets others of the same host and user reach into: its regions and the queue pairs that lead to them, as
-//! records that others read and only it writes.
+//! The shared registry: the regions of a process and the queue pairs that give access to them, as records that the
+//! process alone writes and other processes of the same host and user read.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,11 +10,11 @@ use super::segment::{Others, Segment};
 use crate::access::Access;
 use crate::table::{HALF, KeyMemo, KeyOrder, ROUNDS};
 
-/// Regions beyond so many are reached by packets only.
+/// Regions beyond so many are accessed by packets only.
 const REGIONS: usize = 1 << 20;
 /// As many as a process can have.
 const QUEUE_PAIRS: usize = 1 << 16;
-/// The magic number, and from the second page on the tables by which keys become numbers of records.
+/// The magic number, and from the second page on the tables that map keys to numbers of records.
 const HEADER_BYTES: usize = TABLES_AT + ROUNDS * HALF * 2;
 const TABLES_AT: usize = 4096;
 const REGIONS_AT: usize = HEADER_BYTES + QUEUE_PAIRS * record::BYTES;
@@ -26,7 +26,7 @@ const SHOWN: u64 = 1;
 const TAG_SHIFT: u32 = 8;
 const ACCESS_SHIFT: u32 = 16;
 
-/// A region as others see it.
+/// A region as other processes see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShownRegion {
     pub(crate) tag: u8,
@@ -37,14 +37,14 @@ pub(crate) struct ShownRegion {
     pub(crate) to_host: u64,
 }
 
-/// A queue pair as others see it: connected, and able to take requests.
+/// A queue pair as other processes see it: connected, and able to take requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShownQueuePair {
-    /// Protection domain of the regions that it leads to.
+    /// Protection domain of the regions that it gives access to.
     pub pd: u32,
     /// What it permits its peer.
     pub access: Access,
-    /// The number of the queue pair at the other end, the only one that may use this.
+    /// The number of the queue pair at the other end; no other one may use this.
     pub dest_qpn: u32,
     /// The address of the other end (an IPv4 address mapped into IPv6).
     pub peer: [u8; 16],
@@ -78,7 +78,7 @@ impl ShownQueuePair {
     }
 }
 
-/// An address as records have it.
+/// An address as it is in records.
 pub(super) fn halves(address: [u8; 16]) -> [u64; 2] {
     let address = u128::from_be_bytes(address);
     [(address >> 64) as u64, address as u64]
@@ -95,7 +95,7 @@ pub(crate) struct SharedRegistry {
 }
 
 impl SharedRegistry {
-    /// Nothing is shown yet.
+    /// A registry that publishes nothing yet.
     pub(crate) fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
         let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
         let entries = order.rounds().iter().flatten();
@@ -107,46 +107,46 @@ impl SharedRegistry {
         Ok(SharedRegistry { segment })
     }
 
-    /// To be sent to others.
+    /// To be sent to other processes.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.segment.file()
     }
 
-    /// Shows the region of a slot, in place of what that has shown before. The caller has the slot to itself.
+    /// Publishes the region of a slot, in place of the slot's last one. The caller has exclusive access to the slot.
     pub(crate) fn show_region(&self, number: u32, region: &ShownRegion) {
         if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &region.content());
         }
     }
 
-    /// Shows nothing any more. Who saw what was shown may still be copying.
+    /// Withdraws the region of a slot. A process that has seen it may still be copying.
     pub(crate) fn hide_region(&self, number: u32) {
         if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &Content::default());
         }
     }
 
-    /// Shows a queue pair, or hides it. The caller has it locked.
+    /// Publishes or withdraws a queue pair. The caller has it locked.
     pub(crate) fn set_queue_pair(&self, qpn: u32, shown: Option<&ShownQueuePair>) {
         let content = shown.map(ShownQueuePair::content).unwrap_or_default();
         record::write(queue_pair_record(&self.segment, qpn), &content);
     }
 
-    /// The version of what a slot shows.
+    /// The version of a slot's record.
     pub(crate) fn region_version(&self, number: u32) -> Option<Version> {
         let record = region_record(&self.segment, number)?;
         record::read(record).map(|(version, _)| version)
     }
 }
 
-/// What one connection has seen of another process's records: most accesses find them as they were.
+/// What one connection has read of another process's records: most accesses find them unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) region: SeenRegion,
     pub(super) rights: SeenRights,
 }
 
-/// Of regions.
+/// The region that it read last.
 #[derive(Debug, Default)]
 pub(super) struct SeenRegion {
     number: KeyMemo,
@@ -154,11 +154,11 @@ pub(super) struct SeenRegion {
     region: Option<(u32, Version, ShownRegion)>,
 }
 
-/// Of the queue pair at the other end.
+/// The rights of the queue pair at the other end.
 #[derive(Debug, Default)]
 pub(super) struct SeenRights(Option<(Version, u32, Access)>);
 
-/// A region as it was seen.
+/// A region as it was read.
 #[derive(Debug)]
 pub(super) struct RegionView<'a> {
     record: &'a [AtomicU64],
@@ -167,7 +167,7 @@ pub(super) struct RegionView<'a> {
 }
 
 impl RegionView<'_> {
-    /// Whether it is as it was seen.
+    /// Whether the record is unchanged since.
     #[inline(always)]
     pub(super) fn is_current(&self) -> bool {
         record::version(self.record) == self.version
@@ -195,8 +195,8 @@ impl SharedRegistryView {
         Ok(SharedRegistryView { segment, order })
     }
 
-    /// The region that a key names, unless it is not shown. Who has raised a word since asks [`RegionView::is_current`] whether it still
-    /// is so.
+    /// The region that a key names, if it is published. A caller that has made its epoch odd since asks
+    /// [`RegionView::is_current`] whether the region still is the same.
     #[inline(always)]
     pub(super) fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Option<RegionView<'a>> {
         let record = region_record(&self.segment, seen.number.number(&self.order, key))?;
@@ -208,8 +208,8 @@ impl SharedRegistryView {
         Some(RegionView { record, version: *version, region })
     }
 
-    /// What a queue pair leads to, and what it permits, unless it is not shown, or connected to another one than `own_qpn` at `own`.
-    /// What was seen is of the same three.
+    /// The protection domain of a queue pair, and what it permits; `None` if it is not published, or is connected to
+    /// another one than `own_qpn` at `own`. `seen` belongs to the same three.
     #[inline(always)]
     pub(super) fn rights(
         &self,

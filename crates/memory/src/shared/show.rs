@@ -1,4 +1,4 @@
-//! What the registry shows to other processes.
+//! What the registry publishes to other processes.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -26,21 +26,22 @@ pub struct LocalPiece {
     pub len: u64,
 }
 
-/// The memory behind a key, for whoever has to say how others can reach it.
+/// The memory behind a key, for the code that tells other processes how to access it.
 #[derive(Clone, Debug)]
 pub struct RegionMemory {
-    /// The version of what is shown of it.
+    /// The version of its record.
     pub version: Version,
     /// The program's addresses.
     pub range: HostRange,
     /// Whether peers may change it.
     pub is_writable: bool,
-    /// Who pages it.
+    /// Its pager.
     pub pager: Option<std::sync::Arc<dyn Pager>>,
 }
 
 impl Registry {
-    /// Shows all regions, from now on, to those who are given this descriptor: a segment of memory that they can only read.
+    /// Publishes all regions, from now on, to processes that receive this descriptor: a segment that they can only
+    /// read.
     ///
     /// # Errors
     /// When the system has no descriptors or address space left; `Unsupported` in a forked child.
@@ -48,7 +49,7 @@ impl Registry {
         if self.is_detached.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // Nobody registers anything meanwhile.
+        // No region is registered meanwhile.
         let changes = self.changes.close();
         if self.board.get().is_none() {
             let board = SharedRegistry::new(self.table.key_order())?;
@@ -58,14 +59,14 @@ impl Registry {
                     board.show_region(self.number(index), &region);
                 }
             }
-            // Nobody else can have set it: that takes the lock.
+            // No other thread can have set it: that takes the lock.
             let _ = self.board.set(board);
         }
         drop(changes);
         self.board.get().map(SharedRegistry::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Whether others see what is registered.
+    /// Whether registered regions are published.
     #[inline]
     pub fn is_shown(&self) -> bool {
         self.board().is_some()
@@ -81,27 +82,28 @@ impl Registry {
         self.board.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
     }
 
-    /// Shows a queue pair that leads to regions, or hides it. The caller has the queue pair locked. Accesses that others have begun may
-    /// still be under way, until [`GracePeriod::of_queue_pair`] is over.
+    /// Publishes a queue pair that gives access to regions, or withdraws it. The caller has the queue pair locked.
+    /// Accesses that other processes have begun may still be under way, until [`GracePeriod::of_queue_pair`] is over.
     pub fn set_queue_pair(&self, qpn: u32, queue_pair: Option<&ShownQueuePair>) {
         if let Some(board) = self.board() {
             board.set_queue_pair(qpn, queue_pair);
         }
     }
 
-    /// Shows a region, or what has become of it. The caller has its slot closed.
+    /// Publishes a region as it is now, if it is to be published. The caller has its slot closed.
     pub(crate) fn show_region(&self, key: u32, entry: &Entry) {
         if let (Some(board), Some(region)) = (self.board(), shown(entry)) {
             board.show_region(self.number(key), &region);
         }
     }
 
-    /// Changes a region while no other process has it: what `check` lets pass becomes invisible to them, their accesses end, and then
-    /// `change` has the region to itself. Those ends are waited for with nothing locked: the region serves packets meanwhile.
+    /// Changes a region while no other process accesses it. If `check` passes, the region is withdrawn, and other
+    /// processes' accesses to it end; then `change` has exclusive access. The wait for those accesses holds no lock:
+    /// the region serves packets meanwhile.
     ///
     /// # Errors
-    /// Those of `check` and `change`; `StillReached` when another process does not come to the end of an access. The region is then as
-    /// it was.
+    /// Those of `check` and `change`; `Busy` when another thread changes it as well; `StillReached` when another
+    /// process does not end an access in time. The region is then as it was.
     pub(crate) fn change_region<R>(
         &self,
         key: u32,
@@ -123,7 +125,7 @@ impl Registry {
         let mut entry = slot.close();
         entry.withdrawals -= 1;
         let result = match over {
-            // Another thread may have changed it meanwhile, or is about to.
+            // Another thread may have changed it meanwhile, or wait to do so.
             Ok(()) if entry.withdrawals == 0 => check(&entry).and_then(|()| change(&mut entry)),
             Ok(()) => Err(RegisterError::Busy),
             Err(reached) => Err(RegisterError::StillReached(reached)),
@@ -132,7 +134,7 @@ impl Registry {
         result
     }
 
-    /// What another process wants to know before it reaches into a region that it sees with this version.
+    /// What another process needs to access a region that it sees with this version.
     pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
         let slot = self.slot(key).ok()?;
         let entry = slot.pin();
@@ -145,8 +147,8 @@ impl Registry {
         Some(RegionMemory { version, range, is_writable, pager: entry.pager.clone() })
     }
 
-    /// Has the registered memory that a local work request names stay registered while `act` works with its addresses. `memo` is for
-    /// the next work request of the same kind.
+    /// Keeps the memory that a local work request names registered while `act` uses its addresses. `memo` is for the
+    /// next work request of the same kind.
     ///
     /// # Errors
     /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
@@ -163,7 +165,7 @@ impl Registry {
         let mut pieces = pieces.filter(|piece| piece.len > 0);
         let Some(first) = pieces.next() else { return Ok(act(&[])) };
         let (first_pin, first_range) = pin(first)?;
-        // Most have but one.
+        // Most requests have one piece.
         let Some(second) = pieces.next() else { return Ok(act(&[first_range])) };
         let mut pins: SmallVec<[Pinned<'_, Entry>; 4]> = smallvec![first_pin];
         let mut ranges: SmallVec<[HostRange; 4]> = smallvec![first_range];
@@ -194,7 +196,7 @@ impl Registry {
         Ok(act(range))
     }
 
-    /// Where a piece is, until the hand is lowered that is raised for its slot.
+    /// Where a piece is, as long as the epoch is odd that protects its slot.
     #[inline(always)]
     pub(super) fn look_at_piece(
         &self,
@@ -216,7 +218,8 @@ impl Registry {
         memo: &KeyMemo,
         piece: LocalPiece,
     ) -> Result<(Pinned<'_, Entry>, HostRange), AccessError> {
-        // One that waits for a region to be changed while it holds another, or the same, could wait for ever.
+        // A thread that waits for a change of one region while it has another one, or the same one, pinned could wait
+        // for ever.
         let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
         let entry = slot.try_pin().ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;

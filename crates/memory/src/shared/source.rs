@@ -1,4 +1,4 @@
-//! The ways to the bytes of another process's region.
+//! How the bytes of another process's region are accessed.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,13 +22,13 @@ pub struct BackedBy {
     pub range: HostRange,
 }
 
-/// How the bytes of a region are reached.
+/// How the bytes of a region are accessed.
 #[derive(Debug)]
 pub enum Source {
     /// The file behind them is mapped here, too.
     Mapped(Mapped),
-    /// They are in memory at times. Then they are read and written through the page cache, and not mapped: a page that somebody has
-    /// mapped could not leave memory.
+    /// They are in memory at times. They are read and written through the page cache, and not mapped: a page that a
+    /// process has mapped could not leave memory.
     Paged(Paged),
     /// The kernel copies between the processes.
     Process,
@@ -46,7 +46,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// What the region at the other end must permit.
+    /// The access that the region at the other end must permit.
     #[inline]
     pub(super) fn need(self) -> AccessNeed {
         match self {
@@ -55,7 +55,7 @@ impl Direction {
         }
     }
 
-    /// What the one at this end must.
+    /// The access that the region at this end must permit.
     #[inline]
     pub(super) fn need_here(self) -> AccessNeed {
         match self {
@@ -65,7 +65,7 @@ impl Direction {
     }
 }
 
-/// Something was not there, or not all of it. Packets find out what is to be said about that.
+/// Some of the memory was not there. Packets find out which error that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missing;
 
@@ -78,14 +78,15 @@ pub struct Mapped {
     place: Place,
 }
 
-/// What processors translate at once where memory is in huge pages.
+/// What one TLB entry covers where memory is in huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 impl Mapped {
-    /// Maps a file that another process has named. Touching what is not there (any more) is a fault that is recovered from.
+    /// Maps a file that another process has named. An access to memory that is not there (any more) is a fault that is
+    /// recovered from.
     ///
-    /// Of hugetlbfs, whole pages are mapped, there is no other way. Other files lie as they do in the file, so that the kernel can map
-    /// what it has made a huge page of as one, if all of it is in the range.
+    /// Of hugetlbfs only whole pages can be mapped. Other files are mapped at addresses congruent to their offsets, so
+    /// that the kernel can map a huge page of the file as one, if all of it is in the range.
     ///
     /// # Errors
     /// When it cannot be mapped.
@@ -107,7 +108,7 @@ impl Mapped {
         else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        // To map what is beyond the end of such a file makes it longer.
+        // A mapping beyond the end of a hugetlbfs file makes it longer.
         if page != PAGE_BYTES
             && file_len(backed.file.as_fd())?.checked_sub(first).is_none_or(|rest| rest < bytes as u64)
         {
@@ -143,7 +144,7 @@ impl Mapped {
 }
 
 impl Source {
-    /// Gives up what is mapped, which nobody should reach any more. Who does is told that it is not there.
+    /// Drops the mapping, which should not be accessed any more. Later accesses find that the memory is not there.
     pub(super) fn give_up(&self) {
         if let Source::Mapped(mapped) = self {
             mapped.place.empty();
@@ -210,7 +211,7 @@ impl Paged {
         Ok(())
     }
 
-    /// By the page cache, which is where a resident unit's memory is.
+    /// Through the page cache, which holds a resident unit's memory.
     fn transfer(&self, direction: Direction, offset: u64, local: HostRange) -> Result<(), Missing> {
         let file = self.backed.file.as_raw_fd();
         let (parts, count) = pieces(direction, local);
@@ -230,11 +231,11 @@ impl Paged {
 }
 
 impl Source {
-    /// By the kernel, if it permits that (the Yama module may not), otherwise by packets.
+    /// The kernel, if it permits that (the Yama module may not), otherwise packets.
     pub fn process(pid: i32) -> Source {
         let mut byte = 0u8;
         let ours = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // Nothing is mapped there: what it says is whether it would have looked.
+        // Nothing is mapped there: the error says whether the kernel would have accessed the process.
         let theirs = libc::iovec { iov_base: ptr::null_mut(), iov_len: 1 };
         // SAFETY: one byte of ours; the kernel checks the other side.
         let moved = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
@@ -277,9 +278,9 @@ fn copy_by_kernel(direction: Direction, pid: i32, host: u64, local: HostRange) -
     if moved == local.len as isize { Ok(()) } else { Err(Missing) }
 }
 
-/// The pieces in which the kernel copies a range, and how many they are. It copies with string instructions, which may store in any
-/// order; but not from one to the next. Programs that look at the last byte to learn of a WRITE's arrival need that one to come
-/// last. A READ has a completion for that, and a second piece costs as much as the first.
+/// The parts in which the kernel copies a range, and their number. It copies a part with string instructions, which may
+/// store in any order, but the parts one after the other. Programs that poll the last byte to learn of a WRITE's
+/// arrival need that byte to come last. A READ has a completion for that, and a second part costs as much as the first.
 fn pieces(direction: Direction, range: HostRange) -> ([libc::iovec; 2], libc::c_ulong) {
     let part =
         |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
@@ -332,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_huge_page_is_mapped_with_the_rest_of_it() {
-        // Nothing is touched, so the system need have none to spare.
+        // Nothing is touched, so the system needs no free huge page.
         let Ok(file) = memory_file(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 * HUGE_PAGE_BYTES) else {
             return eprintln!("no huge pages on this system: not tested");
         };
