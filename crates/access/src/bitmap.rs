@@ -1,8 +1,8 @@
-//! What a client believes to be resident: the residency bitmap, as it was when it was last pulled from the server.
+//! The client's copy of the residency bitmap, as of the last pull from the server.
 //!
-//! It is a hint. A unit that is wrongly taken for present costs a round trip, since the READ brings the pattern; one that is
-//! wrongly taken for absent costs the server's processor an RPC. So it is enough to pull now and then, and only while the region
-//! is in use. Between two pulls a unit that turned out to be absent is remembered as such.
+//! It is a hint. A unit that is wrongly taken for present costs a round trip, since the READ brings the signature
+//! page; one that is wrongly taken for absent costs the server's processor an RPC. So it is enough to pull now and
+//! then, and only while the region is in use. Between two pulls a unit that turned out to be absent is marked absent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use terrace_transport::Time;
 /// How long after a pull the next one is due, in nanoseconds. A server promotes a few times in a second, and a pull moves a
 /// bit per MiB of the region.
 pub const PULL_INTERVAL_NS: u64 = 20_000_000;
-/// How long an answer may take before the bitmap is asked for again, in nanoseconds.
+/// How long an answer may take before the bitmap is requested again, in nanoseconds.
 const PULL_TIMEOUT_NS: u64 = 500_000_000;
 
 const WORD_BITS: usize = 64;
@@ -19,10 +19,10 @@ const WORD_BITS: usize = 64;
 /// The pulled bitmap. Any number of queue pairs may share it.
 #[derive(Debug)]
 pub struct PulledBitmap {
-    /// Unit `n` is bit `n % 64` of word `n / 64`. Before the first pull everything counts as present.
+    /// Unit `n` is bit `n % 64` of word `n / 64`. Before the first pull all units count as present.
     words: Box<[AtomicU64]>,
     pulled_at_ns: AtomicU64,
-    /// Not to be pulled before; moved on by who takes the pull upon itself.
+    /// The earliest time of the next pull; the caller that begins a pull advances it.
     next_pull_ns: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ pub struct PulledBitmap {
 const NEVER: u64 = u64::MAX;
 
 impl PulledBitmap {
-    /// Of a region of so many units.
+    /// For a region of so many units.
     pub fn new(unit_count: usize) -> PulledBitmap {
         PulledBitmap {
             words: (0..unit_count.div_ceil(WORD_BITS)).map(|_| AtomicU64::new(u64::MAX)).collect(),
@@ -44,7 +44,7 @@ impl PulledBitmap {
         self.words.len() * 8
     }
 
-    /// Whether a unit is believed to be present; so is one that the region does not have.
+    /// Whether a unit is believed to be present; true beyond the region's end.
     #[inline]
     pub fn is_present(&self, unit: usize) -> bool {
         self.words
@@ -59,8 +59,8 @@ impl PulledBitmap {
         }
     }
 
-    /// Whether the bitmap should be pulled now. Answers yes to one caller only, who then calls [`PulledBitmap::store`] or
-    /// [`PulledBitmap::pull_failed`]; if it never does, another one is asked in half a second.
+    /// Whether the bitmap should be pulled now. True for one caller only, which then calls [`PulledBitmap::store`] or
+    /// [`PulledBitmap::pull_failed`]; if it never does, another caller gets true half a second later.
     #[inline]
     pub fn begin_pull(&self, now: Time) -> bool {
         let due = self.next_pull_ns.load(Ordering::Relaxed);
@@ -71,7 +71,8 @@ impl PulledBitmap {
                 .is_ok()
     }
 
-    /// Takes in what was pulled: the little-endian words that the server's bitmap begins with. What is missing stays as it was.
+    /// Stores the pulled bytes: the little-endian words that the server's bitmap begins with. Missing words stay as
+    /// they were.
     pub fn store(&self, now: Time, bytes: &[u8]) {
         for (word, bytes) in self.words.iter().zip(bytes.as_chunks::<8>().0) {
             word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
@@ -80,8 +81,8 @@ impl PulledBitmap {
         self.next_pull_ns.store(now.after_ns(PULL_INTERVAL_NS).0, Ordering::Relaxed);
     }
 
-    /// The pull came to nothing; it is due again after the usual time. Everything counts as present meanwhile, because nobody
-    /// knows better and READs find out.
+    /// The pull has failed; it is due again after the usual time. All units count as present meanwhile, because
+    /// nothing is known, and READs find out.
     pub fn pull_failed(&self, now: Time) {
         for word in &self.words {
             word.store(u64::MAX, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What is known about the rkeys of peers, and when to ask.
+//! The knowledge of peers' rkeys, and when to ask.
 //!
 //! ```text
 //!                 look_up                    Plain, or refused
@@ -9,8 +9,9 @@
 //!              with backoff
 //! ```
 //!
-//! Nobody ever waits for an answer: an access to what is unknown goes the plain way, which every server serves. A peer that
-//! stays silent is asked less and less often. Of what a datagram says only the answer to a question that was asked is taken.
+//! Nothing ever waits for an answer: an access with an unknown key is made as to a plain region, which every server
+//! serves. A peer that stays silent is asked less and less often. A datagram is accepted only as the answer to a
+//! question that was asked.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -26,10 +27,10 @@ use crate::region::{Knowledge, Region};
 const FIRST_TIMEOUT_NS: u64 = 10_000_000;
 /// Longest time between two questions about one rkey, in nanoseconds.
 const TIMEOUT_NS_MAX: u64 = 60_000_000_000;
-/// How many keys are kept in mind. Beyond, what was asked longest ago is forgotten.
+/// Most keys that are kept. Beyond, the keys that were asked about longest ago are dropped.
 const KEY_COUNT_MAX: usize = 65_536;
 
-/// What is known about one key.
+/// The knowledge of one key.
 #[derive(Debug)]
 struct Entry {
     knowledge: Knowledge,
@@ -38,33 +39,33 @@ struct Entry {
     timeout_ns: u64,
 }
 
-/// What is known about all keys of all peers. A peer is whatever the caller tells peers apart by.
+/// The knowledge of all keys of all peers. `P` identifies a peer.
 #[derive(Debug)]
 pub struct Peers<P> {
     entries: HashMap<(P, u32), Entry>,
-    /// Which key an unanswered question is about.
+    /// The keys of unanswered questions.
     asked: HashMap<u64, (P, u32)>,
     next_tid: u64,
 }
 
 impl<P: Clone + Eq + Hash> Peers<P> {
-    /// Nothing is known. Transaction ids count up from one that the caller draws at random, so that an answer to somebody
-    /// who lived at this address before is not taken for one of ours.
+    /// Nothing is known. Transaction ids count up from one that the caller draws at random, so that an answer to an
+    /// earlier process at this address is not taken for one of ours.
     pub fn new(first_tid: u64) -> Peers<P> {
         Peers { entries: HashMap::new(), asked: HashMap::new(), next_tid: first_tid }
     }
 
-    /// How many keys are kept in mind.
+    /// How many keys are kept.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether no key is kept.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// What is known about a key, and what to send to find out, if it is time for that.
+    /// The knowledge of a key, and the datagram to send if a question is due.
     pub fn look_up(&mut self, now: Time, peer: &P, rkey: u32) -> (Knowledge, Option<Datagram>) {
         if self.entries.len() >= KEY_COUNT_MAX {
             self.forget_oldest();
@@ -91,7 +92,7 @@ impl<P: Clone + Eq + Hash> Peers<P> {
         (knowledge, Some(ask))
     }
 
-    /// Takes in what a peer has answered; true if it was asked. What it says about a key can be repeated by asking again only.
+    /// Handles a peer's answer; true if it was asked. Its statement about a key can be renewed only by asking again.
     pub fn handle_description(&mut self, peer: &P, tid: u64, rkey: u32, described: &Described) -> bool {
         if self.asked.get(&tid).is_none_or(|(asked, key)| (asked, *key) != (peer, rkey)) {
             return false;
@@ -100,7 +101,7 @@ impl<P: Clone + Eq + Hash> Peers<P> {
         let Some(entry) = self.entries.get_mut(&(peer, rkey)) else { return false };
         entry.timeout_ns = TIMEOUT_NS_MAX;
         entry.knowledge = match described {
-            // The program will hear from the transport what is wrong with its key.
+            // The transport reports to the program what is wrong with its key.
             Described::Refused(_) | Described::Plain => Knowledge::Plain,
             Described::Extended(description) => {
                 Knowledge::Extended(Arc::new(Region::new(rkey, *description)))
@@ -122,7 +123,7 @@ impl<P: Clone + Eq + Hash> Peers<P> {
         self.asked.retain(|_, (owner, _)| owner != peer);
     }
 
-    /// Makes room: half of the keys, those that were asked about longest ago.
+    /// Drops half of the keys, those that were asked about longest ago.
     fn forget_oldest(&mut self) {
         let mut ages: Vec<Time> = self.entries.values().map(|entry| entry.asked_at).collect();
         let middle = ages.len() / 2;

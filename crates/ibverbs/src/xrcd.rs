@@ -122,7 +122,7 @@ fn inode(fd: c_int) -> Result<Inode> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// The domain that is tied to a file, or a new one; errno as the kernel's `ib_uverbs_open_xrcd` has them.
+/// The domain that is tied to a file, or a new one; with the errnos of the kernel's `ib_uverbs_open_xrcd`.
 fn of_file(context: &Context, fd: c_int, oflags: c_int) -> Result<Arc<Domain>> {
     let inode = inode(fd)?;
     let mut shared = shared();

@@ -1,5 +1,5 @@
-//! What the clients of one address may take of a node together. Addresses are what a stranger has least of, and what tells one
-//! peer from another: whoever has one client of a node at an address could have any number.
+//! Quotas of a node's clients, by address. Addresses are what an attacker has least of, and the only property that
+//! distinguishes peers: a peer that may have one client of a node at an address could have any number.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,42 +11,42 @@ use crate::room::Room;
 
 /// Control queue pairs of a node. Each has a mebibyte of receive buffers, which take memory as they are used.
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
-/// Of these, those of one address whose clients have said something.
+/// Of these, those of one address whose clients have sent a message.
 pub(crate) const CONNECTIONS_PER_ADDRESS_MAX: usize = 128;
-/// Where so many of them are of one address, it is asked now and then whether they still live.
+/// With this many of them at one address, that address's clients get keepalives.
 pub(crate) const MANY_PER_ADDRESS: usize = 32;
-/// Control queue pairs over which nothing has come yet: whoever asked for one may not even have the address that he gave.
+/// Control queue pairs over which no message has come yet: the requester may have forged its address.
 pub(crate) const HALF_OPEN_MAX: usize = 768;
 /// The same, of one address.
 pub(crate) const HALF_OPEN_PER_ADDRESS_MAX: usize = 512;
-/// How long a client has to say something before it may have to make way for another one, in nanoseconds.
+/// How long a client has to send its first message before a new client may replace it, in nanoseconds.
 pub(crate) const GRACE_NS: u64 = 250_000_000;
-/// How long a client may say nothing at all, in nanoseconds.
+/// How long a client may send no message at all, in nanoseconds.
 pub(crate) const SILENCE_NS_MAX: u64 = 30_000_000_000;
 /// Queue pairs that clients of one address get for the regions that have names.
 const PAIRS_PER_ADDRESS_MAX: u32 = 4096;
 /// Requests of one address that are carried out at a time. Each can name pages in up to 16 KiB.
 const JOBS_PER_ADDRESS_MAX: u32 = 4096;
-/// Data of writes that has come and waits, or is about to come, of one address.
+/// Data of one address's writes that is queued, or requested.
 const WRITE_BYTES_MAX: u64 = 16 << 20;
 
-/// What the clients of one address have taken.
+/// The quotas that the clients of one address have used.
 #[derive(Debug)]
 pub(crate) struct Account {
     pairs: AtomicU32,
     jobs: AtomicU32,
-    /// For what is fetched for readers, from the moment that it is asked for until the client has it.
+    /// For data that is fetched for readers, from the request until the client has it.
     pub answers: Arc<Room>,
-    /// For what writers send.
+    /// For data of writers.
     pub writes: Arc<Room>,
 }
 
-/// One of a counted kind; it is given back when this is dropped.
+/// One unit of a quota; returned when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<Account>, fn(&Account) -> &AtomicU32);
 
 impl Account {
-    /// Nothing is taken. Readers may have `answer_bytes` on their way to them.
+    /// Unused quotas. At most `answer_bytes` may be in flight to readers.
     pub fn new(answer_bytes: u64) -> Arc<Account> {
         Arc::new(Account {
             pairs: AtomicU32::new(0),
@@ -56,12 +56,12 @@ impl Account {
         })
     }
 
-    /// Another queue pair; `None` if there are enough.
+    /// Another queue pair; `None` at the limit.
     pub fn pair(self: &Arc<Account>) -> Option<Counted> {
         self.count(|account| &account.pairs, PAIRS_PER_ADDRESS_MAX)
     }
 
-    /// Another request; `None` if there are enough.
+    /// Another request; `None` at the limit.
     pub fn job(self: &Arc<Account>) -> Option<Counted> {
         self.count(|account| &account.jobs, JOBS_PER_ADDRESS_MAX)
     }
@@ -79,18 +79,18 @@ impl Drop for Counted {
     }
 }
 
-/// How much of the buffers that a node has for what is not in memory the answers to one address's requests may hold: half of the
-/// large ones (`crates/tier/src/pool.rs`), so that others go on whatever becomes of these.
+/// How much of a node's buffers for absent memory the answers to one address's requests may hold: half of the large
+/// ones (`crates/tier/src/pool.rs`), so that other clients proceed even if these never drain their answers.
 pub(crate) fn answer_bytes(buffer_bytes: u64) -> u64 {
     (buffer_bytes / 16 * 3).max(128 << 10)
 }
 
-/// A connection, as far as it counts for the question who may have another one.
+/// A connection, as [`admit`] sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     pub qpn: u32,
     pub address: IpAddr,
-    /// Since when it has been there, if its client has said nothing yet.
+    /// The time of its creation, if its client has sent no message yet.
     pub silent_since: Option<Time>,
 }
 
@@ -98,15 +98,15 @@ pub(crate) struct Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Yes,
-    /// If this one, of which nothing has been heard for long enough, makes way.
+    /// If this connection, which has been silent for long enough, is closed.
     InPlaceOf(u32),
     No,
 }
 
-/// Of which connection nothing has been heard for longest, and since when.
+/// The connection that has been silent for longest, and since when.
 type Oldest = Option<(Time, u32)>;
 
-/// Decides who gets a connection. Those that have said something keep theirs.
+/// Decides which client gets a connection. Clients that have sent a message keep theirs.
 pub(crate) fn admit(now: Time, address: IpAddr, all: impl Iterator<Item = Standing>) -> Admission {
     let (mut count, mut spoken_here) = (0, 0);
     let (mut silent, mut silent_here) = (0, 0);

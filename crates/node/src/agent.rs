@@ -1,8 +1,9 @@
-//! The agent of a device: answers peers that ask about its regions, and connects to peers to ask about theirs.
+//! The agent of a device: answers peers' questions about its regions, and connects to peers to ask about theirs.
 //!
-//! It has no thread. Datagrams are put into its inbox as they arrive; whoever makes progress for the device calls
-//! [`ProgressCallback::advance`], and does what there is to do: datagrams, completions of control queue pairs, transfers that have
-//! ended. One thread at a time does so. Another one that comes meanwhile goes on: whoever is at it looks again before leaving.
+//! It has no thread. Datagrams are queued as they arrive. The thread that makes progress for the device calls
+//! [`ProgressCallback::advance`], which handles datagrams, completions of control queue pairs, and transfers that have
+//! ended. One thread at a time does so. A second thread that calls it meanwhile returns at once: the first checks for
+//! new work before it returns.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,37 +23,37 @@ use crate::link::{Answer, Link};
 use crate::parties::{Parties, Party, Role};
 use crate::serving::{ClientStats, JobId, Serving, Surroundings};
 
-/// Datagrams that wait; more are dropped, and asked again.
+/// Datagrams that may be queued; further ones are dropped, and the peers repeat them.
 const INBOX_MAX: usize = 256;
 /// Entries of the completion queue that all control queue pairs share.
 const CQ_DEPTH: u32 = 1 << 18;
 /// Completions that are handled before the batches that they led to are posted.
 const COMPLETIONS_PER_ROUND: usize = 64;
 
-/// How often clients of which nothing was heard meanwhile are asked for a sign of life where there are many, if there is anything to
-/// do at all, in nanoseconds.
+/// How often clients that were silent meanwhile get a keepalive where there are many, if there is any work at all, in
+/// nanoseconds.
 const PROBE_INTERVAL_NS: u64 = 10_000_000_000;
-/// The same while there is little room for others.
+/// The same when a client was refused, or when [`Parties::is_crowded`].
 const PROBE_INTERVAL_NS_MIN: u64 = 1_000_000_000;
 
-/// How often an agent that finds more to do goes on at once.
+/// How many rounds an agent that finds more work does at once.
 const ROUNDS_MAX: usize = 4;
 
-/// Jobs whose transfers have ended, by control queue pair. Wakers fill it, from any thread.
+/// Jobs whose transfers have ended, by control queue pair. Wakers add to it, from any thread.
 #[derive(Default)]
 struct Ready {
     jobs: Mutex<Vec<(u32, JobId)>>,
     any: AtomicBool,
 }
 
-/// What one thread at a time works on.
+/// The state that one thread at a time works on.
 #[derive(Default)]
 pub(crate) struct State {
     pub parties: Parties,
     next_job: JobId,
     completions: Vec<Wc>,
     message: Vec<u8>,
-    /// When clients were last asked for a sign of life.
+    /// When clients last got keepalives.
     probed_at: Time,
 }
 
@@ -66,15 +67,15 @@ pub struct Agent {
     has_mail: AtomicBool,
     ready: Arc<Ready>,
     state: Mutex<State>,
-    /// Whether a link waits for the answer to a datagram, and so the time matters.
+    /// Whether a link waits for the answer to a datagram, so that its timer has to be checked.
     connecting: AtomicBool,
-    /// How much may be on its way to the clients of one address.
+    /// How many bytes may be in flight to the clients of one address.
     answer_bytes: u64,
 }
 
 impl Agent {
-    /// Makes the device's agent. It lives until the device is closed. Its pagers have `buffer_bytes` of buffers, which clients
-    /// share.
+    /// Makes the device's agent. It lives until the device is closed. Its pagers have `buffer_bytes` of buffers, which
+    /// clients share.
     ///
     /// # Errors
     /// Those of the device's objects.
@@ -106,17 +107,17 @@ impl Agent {
     /// Lets peers ask about a region.
     ///
     /// # Errors
-    /// EINVAL for a region that cannot be described, or a name that is taken; ENOMEM without room for its tables.
+    /// EINVAL for a region that cannot be described, or a name that is in use; ENOMEM without memory for its tables.
     pub fn export(&self, exported: Exported) -> Result<(), Error> {
         self.exports.add(exported, &self.pd)
     }
 
-    /// Forgets a region, before it is deregistered. Requests that have begun end by themselves.
+    /// Removes a region, before it is deregistered. Jobs that have begun end by themselves.
     pub fn withdraw(&self, rkey: u32) {
         self.exports.remove(rkey);
     }
 
-    /// Takes a datagram in. Whatever it says, nothing is done but noting it.
+    /// Queues a datagram. Its content has no other effect here.
     fn receive(&self, path: &Path, bytes: &[u8]) {
         let datagram = match Datagram::decode(bytes) {
             Ok(datagram) => datagram,
@@ -132,12 +133,12 @@ impl Agent {
         }
     }
 
-    /// The protection domain of control queue pairs: what is registered in it can be reached over them.
+    /// The protection domain of control queue pairs: peers can access its regions over them.
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// What each client does, in the order of their names.
+    /// The counters of each client, in the order of the clients' names.
     pub fn clients(&self) -> Vec<ClientStats> {
         let state = self.state.lock();
         let mut clients: Vec<ClientStats> =
@@ -150,7 +151,7 @@ impl Agent {
         self.state.lock()
     }
 
-    /// Begins to connect to a device's agent. The number of our end names the connection.
+    /// Begins to connect to a device's agent. The number of our end identifies the connection.
     pub(crate) fn connect_to(&self, device: &Device, remote: Path) -> Result<u32, Error> {
         let control = Control::new(&self.pd, &self.cq)?;
         let qpn = control.qpn();
@@ -184,7 +185,7 @@ impl Agent {
         state.parties.post();
     }
 
-    /// Repeats datagrams that were not answered.
+    /// Repeats datagrams that were not answered in time.
     fn ask_again(&self, device: &Device, state: &mut State) {
         let (now, mut waiting) = (device.now(), false);
         for (control, link) in state.parties.links() {
@@ -224,7 +225,7 @@ impl Agent {
         self.send_datagram(device, &path, &answer);
     }
 
-    /// Makes our end of a control queue pair, or finds the one that was made when the client asked before.
+    /// Makes our end of a control queue pair, or finds the one that was made for the same request before.
     fn accept(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
         let endpoint = match state.parties.asked(path.remote, &connect) {
             Some(endpoint) => endpoint,
@@ -270,7 +271,8 @@ impl Agent {
     fn handle_completions(&self, device: &Arc<Device>, state: &mut State) {
         loop {
             let mut completions = std::mem::take(&mut state.completions);
-            // A queue that has overrun has lost completions; its queue pairs are in error, and say so by themselves.
+            // A queue that has overrun has lost completions; its queue pairs are in the error state, and report that
+            // themselves.
             let _ = self.cq.take(COMPLETIONS_PER_ROUND, &mut |wc| completions.push(*wc));
             let count = completions.len();
             completions.drain(..).for_each(|wc| self.handle_completion(device, state, &wc));
@@ -301,7 +303,7 @@ impl Agent {
             }
         };
         if let Err(why) = handled {
-            // There is nothing to answer to: whoever sends this does not speak the protocol.
+            // No answer is possible: the sender does not speak the protocol.
             state.parties.remove(wc.qpn, &why);
         }
     }
@@ -348,7 +350,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Notes that the job may go on, and has somebody look at it.
+    /// A waker that notes the job as ready, and wakes the device.
     fn waker(&self, qpn: u32, number: JobId) -> Waker {
         let (ready, device) = (Arc::downgrade(&self.ready), self.device.clone());
         Arc::new(move || {
@@ -362,8 +364,8 @@ impl Agent {
     }
 }
 
-/// Asks clients for a sign of life, if the last time was long enough ago: one that was killed while nothing was on its way to it is
-/// not missed otherwise.
+/// Sends keepalives to clients, if the last ones are old enough: without them, the end of a client that had nothing in
+/// flight would not be noticed.
 fn probe(now: Time, state: &mut State, interval_ns: u64) {
     if now >= state.probed_at.after_ns(interval_ns) {
         state.probed_at = now;
@@ -371,7 +373,7 @@ fn probe(now: Time, state: &mut State, interval_ns: u64) {
     }
 }
 
-/// The server has written the last of what a call has asked for.
+/// The server has written the last data of a call.
 fn handle_immediate(state: &mut State, wc: &Wc) -> Result<(), String> {
     let Some(Party { control, role }) = state.parties.touch(wc.qpn) else { return Ok(()) };
     control.post_receive(wc.wr_id).map_err(|error| error.to_string())?;
@@ -395,7 +397,7 @@ impl ProgressCallback for Agent {
                 return active;
             };
             if round == ROUNDS_MAX {
-                // The network has its turn first: what there is to do may be waiting for that.
+                // Packets are handled first: work here may depend on them.
                 device.request_callbacks();
                 break;
             }
@@ -410,7 +412,7 @@ impl ProgressCallback for Agent {
         active
     }
 
-    /// Programs that only connect to others have nothing to say.
+    /// Programs that only connect to others report nothing.
     fn report(&self) -> Option<(String, serde_json::Value)> {
         let clients = self.clients();
         let value = (!clients.is_empty()).then(|| serde_json::to_value(clients));

@@ -1,4 +1,4 @@
-//! One end of a control queue pair: the reliable connection between two NICs over which the requests of `access` go.
+//! One end of a control queue pair: the reliable connection between two NICs that carries the requests of `access`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,31 +9,31 @@ use terrace_nic::{
     QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
 };
 
-/// Receives that each end keeps posted, and so the requests that a client may have under way.
+/// Receives that each end keeps posted, and so the requests that a client may have in flight.
 pub(crate) const RECEIVE_COUNT: u16 = 64;
-/// Work requests that the send queue holds; what does not fit waits in the backlog.
+/// Work requests that the send queue holds; further ones wait in the backlog.
 const SEND_COUNT: u32 = 1024;
-/// Work requests that may wait in the backlog. A client that takes its answers never has as many: it has 64 requests under way,
-/// and what is read for all those of its address is limited.
+/// Work requests that may wait in the backlog. A client that drains its answers never has as many: it has 64 requests
+/// in flight, and the bytes read for all clients of its address are limited.
 const BACKLOG_MAX: usize = 2048;
-/// READs of each end that may be under way.
+/// READs of each end that may be in flight.
 pub(crate) const READ_COUNT: u8 = 64;
 /// `ibv_access_flags` of a receive buffer, and of the queue pair towards its peer.
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE_AND_READ: u32 = 1 << 1 | 1 << 2;
 /// Exponent of the local ACK timeout: 67 ms.
 const TIMEOUT: u8 = 14;
-/// As often as the verbs allow; 7 RNR retries mean for ever.
+/// The most that the verbs allow; 7 RNR retries mean for ever.
 const RETRIES: u8 = 7;
 pub(crate) const RNR_RETRIES: u8 = 7;
-/// The same of a server. A client has a receive for every answer, and its memory is there: one that says otherwise would make the
-/// server keep its answers for ever.
+/// RNR retries of a server. A client has a receive for every answer, and its memory is present: with endless retries,
+/// a client that sends RNR NAKs would make the server keep its answers for ever.
 const RNR_RETRIES_OF_SERVER: u8 = 6;
 /// Index into the RNR timer table: 0.01 ms.
 const MIN_RNR_TIMER: u8 = 1;
-/// One in so many work requests is signaled, so that somebody notices when the send queue has room again.
+/// One in so many work requests is signaled, so that the backlog is posted when the send queue has space again.
 const SIGNAL_EVERY: u32 = 64;
-/// `wr_id` of what nobody waits for.
+/// `wr_id` of work requests whose completion is ignored.
 const NOBODY: u64 = u64::MAX;
 
 /// One end of a control queue pair.
@@ -41,17 +41,17 @@ pub(crate) struct Control {
     qp: Arc<QueuePair>,
     endpoint: Endpoint,
     receives: Buffer,
-    /// What the send queue did not take yet.
+    /// Work requests that the send queue did not take yet.
     backlog: VecDeque<SendWr>,
-    /// What is to be posted together.
+    /// Work requests that will be posted together.
     batch: Vec<SendWr>,
-    /// Where messages are encoded.
+    /// The buffer that messages are encoded in.
     scratch: Vec<u8>,
     unsignaled: u32,
 }
 
 impl Control {
-    /// Makes an end that can be told to the peer: its receives are posted.
+    /// Makes an end whose [`Endpoint`] can be sent to the peer: its receives are posted.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<Control, Error> {
         let cap = QpCap {
             max_send_wr: SEND_COUNT,
@@ -76,14 +76,14 @@ impl Control {
         (0..u64::from(RECEIVE_COUNT)).try_for_each(|slot| self.post_receive(slot))
     }
 
-    /// Posts the receive again whose completion has this `wr_id`.
+    /// Reposts the receive whose completion has this `wr_id`.
     pub fn post_receive(&self, slot: u64) -> Result<(), Error> {
         let sge = self.receives.sge(slot as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
         let wr = RecvWr { wr_id: slot, sges: SgeList::from_slice(&[sge]) };
         self.qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)
     }
 
-    /// What the peer must know.
+    /// The parameters that the peer needs.
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
@@ -98,19 +98,19 @@ impl Control {
         connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES)
     }
 
-    /// The same to a client's end.
+    /// Connects to a client's end.
     pub fn serve(&self, remote: Path, peer: Endpoint) -> Result<(), Error> {
         connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES_OF_SERVER)
     }
 
-    /// The bytes of a message that has come, and whose receive is posted again. A receive that failed brings none.
+    /// Copies the bytes of a received message, and reposts its receive. A receive that failed has no bytes.
     pub fn take_message(&self, wc: &Wc, out: &mut Vec<u8>) -> Result<(), Error> {
         out.resize((wc.byte_len as usize).min(MESSAGE_BYTES_MAX), 0);
         self.receives.read(wc.wr_id as usize * MESSAGE_BYTES_MAX, out)?;
         self.post_receive(wc.wr_id)
     }
 
-    /// Puts a message at the end of the batch. Nobody is told when it has arrived.
+    /// Appends a message to the batch. Its completion is not reported.
     pub fn send(&mut self, message: &Message<'_>) {
         match message.encode(&mut self.scratch) {
             Ok(len) => {
@@ -118,28 +118,28 @@ impl Control {
                 let payload = Payload::Provided(Provided { source, offset: 0, len: len as u32 });
                 self.push(SendOp::Send, payload, None);
             }
-            // What is sent here was built to fit.
+            // Messages that are sent here are built to fit.
             Err(error) => tracing::error!(%error, "a control message cannot be sent"),
         }
     }
 
-    /// Puts an operation at the end of the batch; with a `wr_id` its completion is reported.
+    /// Appends an operation to the batch; with a `wr_id` its completion is reported.
     pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) {
         self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
         let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
         self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, target: None });
     }
 
-    /// Has the peer's NIC acknowledge something. If nobody does, there is a completion that says so.
+    /// Makes the peer's NIC send an ACK. If none comes, an error completion reports that.
     pub fn probe(&mut self) {
         let payload = Payload::Provided(Provided { source: Arc::new(Vec::new()), offset: 0, len: 0 });
         self.push(SendOp::Write { va: 0, rkey: 0 }, payload, None);
     }
 
-    /// Posts the batch, as far as the send queue has room.
+    /// Posts the batch, as far as the send queue has space.
     ///
     /// # Errors
-    /// When the queue pair takes nothing any more.
+    /// When the queue pair takes no more work requests.
     pub fn post(&mut self) -> Result<(), Error> {
         self.backlog.extend(self.batch.drain(..));
         if self.backlog.is_empty() {
@@ -154,24 +154,24 @@ impl Control {
         Ok(())
     }
 
-    /// Whether some of it waits for room in the send queue.
+    /// Whether work requests wait for space in the send queue.
     pub fn has_backlog(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Whether so much waits for the peer that it cannot be taking any of it.
+    /// Whether the backlog is so long that the peer cannot be draining it.
     pub fn is_flooded(&self) -> bool {
         self.backlog.len() > BACKLOG_MAX
     }
 
-    /// Ends it. What was on its way is lost.
+    /// Destroys it. Work requests in flight are lost.
     pub fn close(&self) {
-        // It can be destroyed once; nobody else does.
+        // Fails only when it is destroyed already, which happens nowhere else.
         let _ = self.qp.destroy();
     }
 }
 
-/// Makes a reliable connection for a peer whose end is known. It never posts anything itself.
+/// Makes a reliable connection for a peer whose end is known. This end never posts anything itself.
 pub(crate) fn passive_pair(
     pd: &Arc<Pd>,
     cq: &Arc<Cq>,
@@ -182,14 +182,14 @@ pub(crate) fn passive_pair(
     let (qp, own) = new_pair(pd, cq, QpCap::default())?;
     let connected = prepare(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
     if let Err(error) = connected {
-        // Nobody knows of it yet.
+        // No other thread knows of it yet.
         let _ = qp.destroy();
         return Err(error);
     }
     Ok((qp, own))
 }
 
-/// Makes a queue pair for a reliable connection, in RESET, and chooses what its peer must know.
+/// Makes a queue pair for a reliable connection, in RESET, and chooses the parameters that its peer needs.
 pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair>, Endpoint), Error> {
     let qp = pd.create_qp(QpInit {
         qp_type: QpType::Rc,
@@ -242,7 +242,7 @@ pub(crate) fn connect(
     qp.modify(&attr, QpAttrMask::STATE | retries | requester)
 }
 
-/// Whether the completion is of something that nobody waits for.
+/// Whether the completion is one to ignore.
 pub(crate) fn is_nobodys(wc: &Wc) -> bool {
     wc.wr_id == NOBODY
 }

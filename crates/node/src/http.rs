@@ -1,7 +1,8 @@
-//! HTTP, as far as those need it who scrape metrics: a GET, its answer, and the connection ends.
+//! HTTP, as far as scraping metrics needs it: a GET, its answer, and the connection ends.
 //!
-//! One thread serves everybody. Whoever connects and says nothing, or takes no answer, has so much time, and makes way for newer ones
-//! when there are many: strangers decide neither about threads nor about memory.
+//! One thread serves all connections. A client that sends nothing, or drains no answer, is disconnected after a time
+//! limit, or sooner for newer connections when there are many: clients determine neither the number of threads nor the
+//! memory.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// Connections at a time. For one more, the one that has been there longest ends.
+/// Connections at a time. For one more, the oldest is closed.
 const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may take from its beginning to its end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest request in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// How long nobody is let in when the process has no descriptors left.
+/// How long no connection is accepted when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What somebody gets who asks for a path.
+/// The answer to a request for a path.
 pub(crate) struct Answer {
     /// Code and phrase.
     pub status: &'static str,
@@ -29,10 +30,10 @@ pub(crate) struct Answer {
     pub body: String,
 }
 
-/// Answers requests, for as long as it lives.
+/// Answers requests until it is dropped.
 pub(crate) struct HttpServer {
     addr: SocketAddr,
-    /// Rings when it is to end.
+    /// An eventfd; signalled to end the thread.
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -40,8 +41,7 @@ pub(crate) struct HttpServer {
 impl HttpServer {
     /// Listens at an address; port 0 chooses a free one.
     ///
-    /// # Errors
-    /// When nothing can listen there, or there are no threads or descriptors.
+    /// When it cannot listen there, or there are no threads or descriptors.
     pub fn serve(
         addr: SocketAddr,
         answer: impl Fn(&str) -> Answer + Send + 'static,
@@ -56,7 +56,7 @@ impl HttpServer {
         Ok(HttpServer { addr, bell, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -64,7 +64,7 @@ impl HttpServer {
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
-        // The bell's counter has room for this, so it rings.
+        // The counter cannot overflow by this, so the thread is woken.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -72,7 +72,7 @@ impl Drop for HttpServer {
     }
 }
 
-/// Until the bell rings.
+/// Runs until the eventfd is signalled.
 fn run(listener: &TcpListener, bell: &OwnedFd, answer: &dyn Fn(&str) -> Answer) {
     let mut connections: Vec<Connection> = Vec::new();
     loop {
@@ -80,7 +80,7 @@ fn run(listener: &TcpListener, bell: &OwnedFd, answer: &dyn Fn(&str) -> Answer) 
         fds.extend(connections.iter().map(|one| PollFd::new(&one.stream, one.awaits())));
         let timeout =
             connections.first().map(|oldest| timespec(PATIENCE.saturating_sub(oldest.since.elapsed())));
-        // An error here can only be a lack of memory; it is tried again.
+        // An error here can only be a lack of memory; the poll is repeated.
         let _ = poll(&mut fds, timeout.as_ref());
         let [is_over, is_asked] = [0, 1].map(|index| !fds[index].revents().is_empty());
         drop(fds);
@@ -94,7 +94,7 @@ fn run(listener: &TcpListener, bell: &OwnedFd, answer: &dyn Fn(&str) -> Answer) 
     }
 }
 
-/// Takes those who wait; as many at a time as there can be.
+/// Accepts connections, at most as many as there may be at a time.
 fn let_in(listener: &TcpListener, connections: &mut Vec<Connection>) {
     for _ in 0..CONNECTIONS_MAX {
         match listener.accept() {
@@ -120,9 +120,9 @@ fn let_in(listener: &TcpListener, connections: &mut Vec<Connection>) {
 struct Connection {
     stream: TcpStream,
     since: Instant,
-    /// What has come so far.
+    /// The bytes received so far.
     request: Vec<u8>,
-    /// The answer, and how much of it has left.
+    /// The answer, and how many bytes of it are sent.
     answer: Option<(Vec<u8>, usize)>,
 }
 
@@ -131,7 +131,7 @@ impl Connection {
         if self.answer.is_some() { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Reads and writes what it can. False when it is over.
+    /// Reads and writes as far as possible. False when the connection is over.
     fn advance(&mut self, answer: &dyn Fn(&str) -> Answer) -> bool {
         if self.answer.is_none() {
             match self.receive() {
@@ -151,7 +151,7 @@ impl Connection {
         false
     }
 
-    /// Whether all of the request is there.
+    /// Whether the whole request has arrived.
     fn receive(&mut self) -> io::Result<bool> {
         let mut chunk = [0; 1024];
         loop {
@@ -191,7 +191,7 @@ fn answered(request: &[u8], answer: &dyn Fn(&str) -> Answer) -> Vec<u8> {
 }
 
 fn timespec(duration: Duration) -> Timespec {
-    // A little longer, so that the time is over then.
+    // A little longer, so that the limit has passed when `poll` returns.
     let duration = duration + Duration::from_millis(1);
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
@@ -238,7 +238,7 @@ mod tests {
         let silent: Vec<TcpStream> =
             (0..200).map(|_| TcpStream::connect(server.addr()).expect("a connection")).collect();
         assert!(ask(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));
-        // One of them takes nothing of what it has asked for.
+        // A client that drains nothing of its answer.
         let deaf = TcpStream::connect(server.addr()).expect("a connection");
         (&deaf).write_all(b"GET /long HTTP/1.1\r\n\r\n").expect("sent");
         assert!(ask(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));

@@ -1,4 +1,4 @@
-//! The client's half of a control queue pair: how it comes about, and the requests that wait for their answers.
+//! The client's half of a control queue pair: its connection, and the requests that wait for their answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::control::{Control, RECEIVE_COUNT};
 
 /// How long the first answer to a datagram is waited for, in nanoseconds; twice as long each further time.
 const PATIENCE_NS: u64 = 10_000_000;
-/// How often a peer is asked before it counts as one that does not speak the protocol.
+/// How often a datagram is sent before the peer counts as one that does not speak the protocol.
 const ATTEMPTS: u32 = 8;
 
-/// An answer, as it is kept for whoever has asked.
+/// An answer, as it is kept for its requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Opened(Opened),
@@ -25,7 +25,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// What a message says, if servers say that.
+    /// The answer in a message; `None` for a message that servers do not send.
     pub fn of(body: &Body<'_>) -> Option<Answer> {
         match body {
             Body::Opened(opened) => Some(Answer::Opened(*opened)),
@@ -37,16 +37,16 @@ impl Answer {
     }
 }
 
-/// How far the connection is.
+/// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// The peer has been asked so often, and is asked again at that time.
+    /// So many datagrams have been sent; the next one is due at `ask_at`.
     Connecting { attempts: u32, ask_at: Time },
     /// Requests can be sent.
     Connected,
     /// The peer does not answer.
     Silent,
-    /// The peer does not want to.
+    /// The peer refuses the connection.
     Refused(Status),
 }
 
@@ -55,19 +55,19 @@ pub(crate) struct Link {
     pub remote: Path,
     pub state: LinkState,
     tid: u64,
-    /// Requests of this link that may be under way at a time, as the server says.
+    /// Requests of this link that may be in flight at a time, as the server states.
     pub requests_max: u16,
     next_id: u64,
     /// By id; `None` while it is awaited.
     answers: HashMap<u64, Option<Answer>>,
-    /// Where the answers to the calls of sessions go, by the sessions' tags.
+    /// Queues for the answers to sessions' calls, by the sessions' tags.
     sessions: HashMap<u32, Arc<Mailbox>>,
-    /// Who waits for READs over the control queue pair, by their `wr_id`.
+    /// Flags of READs over the control queue pair, by their `wr_id`.
     reads: HashMap<u64, Arc<AtomicBool>>,
     next_read: u64,
 }
 
-/// Where the answers to a session's calls wait for its owner.
+/// Queues the answers to a session's calls until its owner takes them.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     answers: Mutex<Vec<(u64, Status)>>,
@@ -77,7 +77,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// What has come since.
+    /// Takes the queued answers.
     pub fn take(&self) -> Vec<(u64, Status)> {
         if !self.any.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -85,7 +85,7 @@ impl Mailbox {
         std::mem::take(&mut *self.answers.lock())
     }
 
-    /// Whether no more answers will come. What has come before is to be taken first.
+    /// Whether no more answers will come. Queued answers are to be taken first.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -115,7 +115,7 @@ impl Link {
         matches!(self.state, LinkState::Connecting { .. })
     }
 
-    /// The datagram to send, if it is time.
+    /// The datagram to send, if one is due.
     pub fn poll_datagram(&mut self, now: Time, control: &Control) -> Option<Datagram> {
         let LinkState::Connecting { attempts, ask_at } = self.state else { return None };
         if now < ask_at {
@@ -138,7 +138,7 @@ impl Link {
             return;
         }
         self.state = match accepted {
-            // It may have room, or regions, when it is asked again.
+            // A retry may succeed: the peer may have room, or regions, then.
             Err(Status::Busy) => return,
             Err(status) => LinkState::Refused(status),
             Ok(Accepted { qpn, psn, mtu_bytes, receive_count }) => {
@@ -154,7 +154,8 @@ impl Link {
         };
     }
 
-    /// Puts a request of the link itself at the end of the batch; returns its id. Its upper half is 0, which is no session's.
+    /// Appends a request of the link itself to the batch; returns its id. Its upper half is 0, which is no session's
+    /// tag.
     pub fn request(&mut self, control: &mut Control, body: Body<'_>) -> u64 {
         let id = self.next_id;
         self.next_id = (self.next_id + 1) & u64::from(u32::MAX);
@@ -163,7 +164,7 @@ impl Link {
         id
     }
 
-    /// Gives the answers to calls with this tag in the upper half of their ids to a session.
+    /// Routes the answers to calls with this tag in the upper half of their ids to a session.
     pub fn register(&mut self, tag: u32, mailbox: Arc<Mailbox>) {
         self.sessions.insert(tag, mailbox);
     }
@@ -177,14 +178,14 @@ impl Link {
         control.push(SendOp::Read { va, rkey }, payload, Some(wr_id));
     }
 
-    /// A READ has brought its data.
+    /// A READ has completed.
     pub fn note_read(&mut self, wr_id: u64) {
         if let Some(done) = self.reads.remove(&wr_id) {
             done.store(true, Ordering::Release);
         }
     }
 
-    /// Brings an answer to whoever has asked.
+    /// Passes an answer to its requester.
     pub fn handle_answer(&mut self, id: u64, answer: Answer) {
         if let (Some(mailbox), Answer::Done(status)) = (self.sessions.get(&((id >> 32) as u32)), answer) {
             return mailbox.put(id, status);

@@ -1,4 +1,4 @@
-//! Room that the clients of one address share.
+//! Byte credits that the clients of one address share.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use terrace_memory::Waker;
 use terrace_sync::Mutex;
 
-/// A number of bytes that may be taken at a time. Whoever finds none waits in line, and is called when it is his turn.
+/// Byte credits. A taker that finds too few queues up, and its waker is called when its turn in the queue comes.
 ///
-/// There is one for each address: what its clients do not give back, others do not lack.
+/// Each address has its own: credits that its clients do not return are not missing to others.
 #[derive(Debug)]
 pub(crate) struct Room {
     bytes_max: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Room {
 #[derive(Default)]
 struct State {
     used: u64,
-    /// Who waits, and for how much; those who have waited longest come first.
+    /// The wakers of waiting takers with the bytes that each needs; oldest first.
     line: VecDeque<(Waker, u64)>,
 }
 
@@ -28,7 +28,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// A part of a room; it comes back when this is dropped.
+/// Credits that were taken; returned when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     room: Arc<Room>,
@@ -40,8 +40,8 @@ impl Room {
         Arc::new(Room { bytes_max, state: Mutex::default() })
     }
 
-    /// Takes so many bytes, at most all there are, if nobody has waited longer. If there are none, the waker is called when there
-    /// are; it keeps its place in the line until it has taken them or has left.
+    /// Takes so many bytes, or all there are if that is less, unless another taker has waited longer. If too few are
+    /// free, the waker is called when they are; it keeps its place in the queue until it has taken them or has left.
     pub fn take(self: &Arc<Room>, bytes: u64, waker: &Waker) -> Option<Share> {
         let bytes = bytes.min(self.bytes_max);
         let mut state = self.state.lock();
@@ -64,7 +64,7 @@ impl Room {
         Some(Share { room: self.clone(), bytes })
     }
 
-    /// The same for somebody who cannot wait.
+    /// Takes bytes for a taker that cannot wait.
     pub fn take_now(self: &Arc<Room>, bytes: u64) -> Option<Share> {
         let mut state = self.state.lock();
         if !state.line.is_empty() || bytes > self.bytes_max - state.used {
@@ -74,7 +74,7 @@ impl Room {
         Some(Share { room: self.clone(), bytes })
     }
 
-    /// Waits no longer. Those behind may have their turn then.
+    /// Removes a waker from the queue. Takers behind it may be next then.
     pub fn leave(&self, waker: &Waker) {
         let mut state = self.state.lock();
         if state.line.is_empty() {
@@ -90,7 +90,7 @@ impl Room {
         self.call(state);
     }
 
-    /// Calls those whose turn it is, without the lock.
+    /// Calls the wakers whose credits are free, without the lock.
     fn call(&self, state: terrace_sync::MutexGuard<'_, State>) {
         let (mut free, mut called) = (self.bytes_max - state.used, Vec::new());
         for (waker, bytes) in &state.line {

@@ -27,32 +27,32 @@ use crate::serving::ClientStats;
 /// `ibv_access_flags` of a served region: everything but windows.
 const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9;
 
-/// How clients get at what is not in memory: Terrace's own ways, and what they are compared with.
+/// How clients access absent memory: Terrace's own modes, and those for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServeMode {
     /// All regions locked into memory. Needs a budget as large as they are.
     Pin,
-    /// As a NIC with on-demand paging does it: absent pages are refused until they were brought by a fault, whose cost is
+    /// As a NIC with on-demand paging does: absent pages are refused until a fault has brought them, whose cost is
     /// modelled ([`terrace_tier::FaultModel`]).
     Odp,
     /// Every access by RPC; the server copies from the mapping, and takes page faults.
     Rpc,
     /// Every access by RPC, through the page cache.
     RpcBuffer,
-    /// Every access by RPC, past the page cache.
+    /// Every access by RPC, bypassing the page cache.
     RpcDirect,
-    /// Every access by RPC, from the page cache what is there and past it what is not.
+    /// Every access by RPC: cached pages from the page cache, the others bypassing it.
     RpcTiering,
-    /// The same, with hot units in memory.
+    /// The same, with hot units promoted into memory.
     RpcTieringPromote,
-    /// One-sided READs, with a pattern in place of absent pages, which are fetched by RPC.
+    /// One-sided READs; absent pages read as the signature page, and are fetched by RPC.
     Term,
-    /// One-sided accesses; the NIC fetches what is absent, and answers then.
+    /// One-sided accesses; the NIC fetches absent pages, and answers then.
     Wait,
 }
 
 impl ServeMode {
-    /// All of them, with the names that the command line has for them.
+    /// All modes, with their names on the command line.
     pub const ALL: [(ServeMode, &'static str); 9] = [
         (ServeMode::Pin, "pin"),
         (ServeMode::Odp, "odp"),
@@ -78,7 +78,7 @@ impl ServeMode {
         matches!(self, ServeMode::RpcTieringPromote | ServeMode::Term | ServeMode::Wait)
     }
 
-    /// How clients are told to read.
+    /// The mode that clients are told.
     fn client_mode(self) -> Mode {
         match self {
             ServeMode::Pin | ServeMode::Odp | ServeMode::Wait => Mode::Plain,
@@ -110,42 +110,42 @@ impl FromStr for ServeMode {
 /// A file to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionConfig {
-    /// By which clients find it.
+    /// The name by which clients find it.
     pub name: String,
-    /// A file or a block device.
+    /// The path of a file or a block device.
     pub path: PathBuf,
-    /// Length in bytes; needed for a file that is yet to be created.
+    /// Length in bytes; needed for a file that does not exist yet.
     pub size: Option<u64>,
 }
 
-/// What to serve, and how.
+/// The regions to serve, and how.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// The regions.
     pub regions: Vec<RegionConfig>,
-    /// How much memory may be locked for all of them, in bytes.
+    /// The most memory that may be locked for all of them, in bytes.
     pub dram_bytes: u64,
-    /// How.
+    /// The mode.
     pub mode: ServeMode,
     /// How to open the port.
     pub port: PortConfig,
-    /// Threads for accesses that wait for the disk in page faults, which are those of [`ServeMode::Rpc`]. With one, whoever serves
-    /// the network makes them itself.
+    /// Threads for accesses that block on the disk in page faults, which are those of [`ServeMode::Rpc`]. With one,
+    /// the thread that serves the network makes them itself.
     pub threads: usize,
-    /// How often the hottest units are looked for; `None` for the default.
+    /// How often the hottest units are determined; `None` for the default.
     pub period: Option<Duration>,
 }
 
-/// Why nothing can be served.
+/// Why a server cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// No port could be opened.
     #[error(transparent)]
     Port(OpenError),
-    /// A file, the budget, or the device.
+    /// An error of a file, of the budget, or of the device.
     #[error(transparent)]
     Tier(#[from] TierError),
-    /// The NIC refuses.
+    /// An error of the NIC.
     #[error("the NIC refuses: {0}")]
     Nic(#[from] Error),
     /// A name that no region can have.
@@ -154,12 +154,12 @@ pub enum ServeError {
     /// Metrics cannot be served.
     #[error("cannot serve metrics at {addr}: {reason}")]
     Metrics {
-        /// The address that was asked for.
+        /// The address that was requested.
         addr: SocketAddr,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// There is nothing to serve.
+    /// There are no regions.
     #[error("no region to serve: give at least one")]
     Nothing,
 }
@@ -173,14 +173,14 @@ pub struct Server {
     files: Arc<Files>,
 }
 
-/// A region that is served. What comes first goes first.
+/// A region that is served. Its fields are dropped in this order.
 struct Served {
     name: String,
     mr: Arc<Mr>,
     region: Arc<TierRegion>,
 }
 
-/// The files behind the regions. They are mapped for as long as they are here.
+/// The files behind the regions. They are mapped until they are removed from here.
 #[derive(Default)]
 struct Files(RwLock<Vec<BackingFile>>);
 
@@ -196,7 +196,7 @@ impl Server {
     /// Opens the files and the port, and serves from then on.
     ///
     /// # Errors
-    /// See [`ServeError`]. Nothing is left behind but files that were created.
+    /// See [`ServeError`]. After an error, only files that were created remain.
     pub fn open(config: &ServerConfig) -> Result<Server, ServeError> {
         if config.regions.is_empty() {
             return Err(ServeError::Nothing);
@@ -210,9 +210,9 @@ impl Server {
         tier_config.faults = config.port.faults().map_err(ServeError::Port)?;
         let tier = Tier::open(tier_config)?;
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
-        // Peers that know only the standard's port reach it in any slot.
+        // Peers that know only the standard's port reach the server in any slot.
         device.join_colocated();
-        // Closed when this is dropped, however far it has come.
+        // Dropping it closes the device, after any of the steps below.
         let mut server = Server {
             agent: Agent::attach(&device, tier.stats().buffer_bytes)?,
             device,
@@ -242,7 +242,7 @@ impl Server {
                 None
             }
             ServeMode::Odp => {
-                // Each region has the budget to itself: this is a model to compare with.
+                // Each region has the whole budget: this is a model for comparison.
                 let dram_bytes = self.tier.stats().dram_bytes;
                 pager = Arc::new(FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?);
                 Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Fault })
@@ -265,22 +265,22 @@ impl Server {
         Ok(())
     }
 
-    /// Where it is served: its addresses, and its slot.
+    /// The device: its addresses, and its slot.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// What happened so far.
+    /// The counters of the tier.
     pub fn stats(&self) -> TierStats {
         named(&self.tier, &self.names())
     }
 
-    /// What each client does.
+    /// The counters of each client.
     pub fn clients(&self) -> Vec<ClientStats> {
         self.agent.clients()
     }
 
-    /// Brings a unit of a region into memory now. False without room, or if it is there already.
+    /// Brings a unit of a region into memory now. False without free memory, or if it is present already.
     ///
     /// # Errors
     /// When there is no such region, or the unit cannot be read or locked.
@@ -288,7 +288,7 @@ impl Server {
         self.tier.promote(self.region(name)?, unit)
     }
 
-    /// Takes a unit of a region out of memory now. False if it is not there.
+    /// Evicts a unit of a region now. False if it is absent.
     ///
     /// # Errors
     /// When there is no such region, or the unit cannot be written back.
@@ -301,12 +301,12 @@ impl Server {
         served.map(|served| &*served.region).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     }
 
-    /// For who looks at it from another thread.
+    /// The parts that other threads report on.
     pub(crate) fn parts(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
         (self.tier.clone(), self.agent.clone(), self.names())
     }
 
-    /// In the order in which the regions were added.
+    /// The regions' names, in the order in which the regions were added.
     fn names(&self) -> Vec<String> {
         self.regions.iter().map(|served| served.name.clone()).collect()
     }
@@ -314,11 +314,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // First: from then on no other process of the host is waited for, be it stopped or not.
+        // First: after it, no other process of the host is waited for, not even a stopped one.
         self.device.close();
         for served in &self.regions {
             self.agent.withdraw(served.mr.rkey());
-            // The device is closed: what cannot be ended has ended with it.
+            // The device is closed: a region whose deregistration fails has ended with it.
             let _ = served.mr.dereg();
         }
         for served in &self.regions {
@@ -338,7 +338,7 @@ fn check_names(regions: &[RegionConfig]) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// What happened so far, with the regions' names, which are in the order in which they were added.
+/// The counters of the tier, with the regions' names, which are in the order in which the regions were added.
 pub(crate) fn named(tier: &Tier, names: &[String]) -> TierStats {
     let mut stats = tier.stats();
     for (region, name) in stats.regions.iter_mut().zip(names) {
@@ -347,7 +347,7 @@ pub(crate) fn named(tier: &Tier, names: &[String]) -> TierStats {
     stats
 }
 
-/// Has the tier's IO looked after by whoever makes progress on the device.
+/// Drives the tier's IO, as a progress callback of the device.
 struct TierProgress {
     tier: Arc<Tier>,
     names: Vec<String>,

@@ -9,7 +9,7 @@ use crate::pattern::KEY_BYTES;
 pub const DATAGRAM_BYTES: usize = 256;
 
 const BASE_VERSION: u8 = 1;
-/// One of the vendors' classes (IBTA volume 1, 16.5), which name an organisation.
+/// One of the vendors' classes (IBTA volume 1, 16.5), whose datagrams name an organisation.
 const MANAGEMENT_CLASS: u8 = 0x3d;
 const ORGANISATION: [u8; 3] = [0x02, 0x54, 0x52];
 const METHOD_GET: u8 = 0x01;
@@ -21,20 +21,20 @@ const MODIFIER_AND_RMPP_BYTES: usize = 18;
 /// A datagram, with the transaction it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagram {
-    /// What is this rkey of yours?
+    /// Asks what an rkey names.
     Describe { tid: u64, rkey: u32 },
-    /// This is what it is.
+    /// Answers [`Datagram::Describe`].
     Description { tid: u64, rkey: u32, described: Described },
-    /// Let us have a control queue pair; this is my end.
+    /// Asks for a control queue pair; states the client's end.
     Connect { tid: u64, connect: Connect },
-    /// This is my end; or why not.
+    /// Answers [`Datagram::Connect`] with the server's end, or the reason for a refusal.
     Accepted { tid: u64, accepted: Result<Accepted, Status> },
 }
 
 /// What an rkey names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Described {
-    /// Nothing that the asking peer may know of; never [`Status::Ok`].
+    /// Nothing that the peer may use; never [`Status::Ok`].
     Refused(Status),
     /// A region, or window, that is all in memory.
     Plain,
@@ -45,27 +45,27 @@ pub enum Described {
 /// An extended region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDescription {
-    /// Where it lies.
+    /// Its addresses and grid.
     pub layout: Layout,
-    /// What its pattern is derived from.
+    /// The key that its signature page is derived from.
     pub pattern_key: [u8; KEY_BYTES],
-    /// Names the memory underneath and this registration of it: equal for a region and windows on it, so that a client knows what
-    /// overlaps; never used twice, so that nothing stale is taken for it.
+    /// Identifies the memory underneath and this registration of it: equal for a region and windows on it, so that a
+    /// client knows which ranges overlap; never used twice, so that no stale knowledge applies to it.
     pub region_id: u64,
-    /// How the server wants to be asked.
+    /// How the server wants it to be accessed.
     pub mode: Mode,
 }
 
-/// How a server wants its regions to be read.
+/// How a server wants its regions to be accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// One-sided first, by RPC what is absent.
+    /// One-sided first; absent pages by RPC.
     #[default]
     OneSided = 0,
     /// Reads and writes by RPC: the baselines.
     RpcOnly = 1,
-    /// One-sided, as a region that is all in memory; which it is.
+    /// One-sided, as a region that is all in memory, which it is.
     Plain = 2,
 }
 
@@ -91,7 +91,7 @@ pub struct Accepted {
     pub psn: u32,
     /// Path MTU in bytes, at most the client's.
     pub mtu_bytes: u16,
-    /// Requests that the client may have under way at a time.
+    /// Requests that the client may have in flight at a time.
     pub receive_count: u16,
 }
 
@@ -150,10 +150,11 @@ impl Datagram {
         writer.finish()
     }
 
-    /// The datagram that the bytes are.
+    /// Decodes a datagram.
     ///
     /// # Errors
-    /// `Foreign` for a well-formed datagram of somebody else, which is nobody's mistake; else what is wrong with it.
+    /// `Foreign` for a well-formed datagram of another protocol, which is no error of its sender; else what is wrong
+    /// with it.
     pub fn decode(bytes: &[u8]) -> Result<Datagram, DecodeError> {
         let mut reader = Reader::new(bytes);
         for (field, expected) in [("base version", BASE_VERSION), ("management class", MANAGEMENT_CLASS)] {
@@ -194,7 +195,7 @@ impl Datagram {
     }
 }
 
-/// The rest is zero, up to the length that every datagram has.
+/// Checks that the rest is zero, up to the length of every datagram.
 fn end_of_datagram(mut reader: Reader<'_>, len: usize) -> Result<(), DecodeError> {
     if len < DATAGRAM_BYTES {
         return Err(DecodeError::TooShort { field: "body", needed: DATAGRAM_BYTES, got: len });
@@ -257,7 +258,7 @@ impl RegionDescription {
     }
 }
 
-/// One of the path MTUs that there are.
+/// One of the valid path MTUs.
 pub(super) fn decode_mtu(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
     match reader.u16("path mtu")? {
         mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),

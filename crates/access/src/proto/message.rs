@@ -44,23 +44,23 @@ pub enum Status {
     Ok = 0,
     /// The rkey, or the region id, names nothing.
     NoSuchRegion = 1,
-    /// The region is there, but not for this peer or not for this.
+    /// The region exists, but this peer may not use it, or not so.
     AccessDenied = 2,
     /// The range is not within the region.
     OutOfRange = 3,
-    /// The request makes no sense.
+    /// The request is malformed.
     Invalid = 4,
     /// The device behind the region failed.
     DeviceError = 5,
     /// There is no space behind a part of the region that was never written.
     NoSpace = 6,
-    /// The server has no room for the request now; nothing was done, ask again.
+    /// The server has no room for the request now; it did nothing, and may be asked again.
     Busy = 7,
-    /// The region is all in memory: read it one-sidedly. Nothing was done.
+    /// The region is all in memory: read it one-sidedly. The server did nothing.
     Plain = 8,
-    /// The client's own memory, where data was to go or to come from, did not let the server in.
+    /// The client's own memory, the data's destination or source, did not permit the server's access.
     ClientMemory = 9,
-    /// The server does not do this.
+    /// The server does not support this.
     Unsupported = 10,
 }
 
@@ -88,39 +88,39 @@ impl Status {
     }
 }
 
-/// A message on the control queue pair. Data is borrowed from the buffer that it came in.
+/// A message on the control queue pair. Its data is borrowed from the receive buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
     /// Chosen by the client; an answer has its request's.
     pub id: u64,
-    /// What it says.
+    /// The content.
     pub body: Body<'a>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// Where are the region's tables?
+    /// Asks where a region's tables are.
     Open(Open),
-    /// Here.
+    /// Answers [`Body::Open`].
     Opened(Opened),
-    /// Answer READs of absent pages on this queue pair with the pattern; or do so no longer.
+    /// Starts or stops answering READs of absent pages on this queue pair with the signature page.
     Magic(Magic),
-    /// Write these pages into my memory.
+    /// Asks for pages to be written into the client's memory.
     Read(Read),
-    /// Put this into the region.
+    /// Asks for data to be put into the region.
     Write(Write<'a>),
-    /// This is where I count.
+    /// States where the client keeps its access counters.
     Counts(Counts),
-    /// Which region has this name?
+    /// Asks for the region with this name.
     Find(&'a str),
-    /// This one.
+    /// Answers [`Body::Find`].
     Found(Found),
-    /// Let us have a queue pair for the regions that have names; this is my end.
+    /// Asks for a queue pair for the regions that have names; states the client's end.
     Pair(Endpoint),
-    /// This is my end.
+    /// Answers [`Body::Pair`] with the server's end.
     Paired(Endpoint),
-    /// The request with this id has ended so.
+    /// The outcome of the request with this id.
     Done(Status),
 }
 
@@ -129,7 +129,7 @@ pub enum Body<'a> {
 pub struct Found {
     /// The key to access it with.
     pub rkey: u32,
-    /// What it is.
+    /// Its description.
     pub region: RegionDescription,
 }
 
@@ -174,7 +174,7 @@ pub struct Opened {
     pub versions: Table,
 }
 
-/// Turns the pattern on or off for one region and one queue pair.
+/// Turns the signature page on or off for one region and one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Magic {
     /// The client's queue pair.
@@ -183,9 +183,9 @@ pub struct Magic {
     pub server_qpn: u32,
     /// The region's key.
     pub rkey: u32,
-    /// The registration that the client knows the pattern of.
+    /// The registration whose signature page the client knows.
     pub region_id: u64,
-    /// Whether READs of what is absent get the pattern.
+    /// Whether READs of absent pages get the signature page.
     pub on: bool,
 }
 
@@ -198,9 +198,9 @@ pub struct Read {
     pub va: u64,
     /// Length of the range in bytes; never 0.
     pub length: u32,
-    /// Which pages of it; `None` for all of it, by who does not know the region's grid.
+    /// The wanted pages; `None` for the whole range, from a client that does not know the region's grid.
     pub pages: Option<Pages>,
-    /// Where the range's first byte goes.
+    /// The destination of the range's first byte.
     pub dest_va: u64,
     /// Key of the client's memory there.
     pub dest_rkey: u32,
@@ -209,9 +209,10 @@ pub struct Read {
 /// Some of the pages that a range touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// How far into its page the range's first byte is, by the client's idea of the region's grid: the server compares.
+    /// The offset of the range's first byte in its page, by the client's knowledge of the region's grid: the server
+    /// compares.
     pub offset: u16,
-    /// The pages that are wanted: at least one.
+    /// The wanted pages: at least one.
     pub wanted: PageBitmap,
 }
 
@@ -224,14 +225,14 @@ pub struct Write<'a> {
     pub va: u64,
     /// Length in bytes; never 0.
     pub length: u32,
-    /// Where the data is.
+    /// Its data.
     pub source: Source<'a>,
 }
 
 /// Where the data of a [`Write`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'a> {
-    /// In the message; as long as the write says.
+    /// In the message, with the length of the write.
     Inline(&'a [u8]),
     /// In the client's memory; the server READs it.
     Remote {
@@ -247,7 +248,7 @@ pub enum Source<'a> {
 pub struct Counts {
     /// The region's key.
     pub rkey: u32,
-    /// The registration that is counted.
+    /// The registration whose accesses are counted.
     pub region_id: u64,
     /// Unit of the first counter.
     pub first_unit: u32,
@@ -289,7 +290,7 @@ impl<'a> Message<'a> {
         Ok(length)
     }
 
-    /// The message that the bytes are.
+    /// Decodes a message.
     ///
     /// # Errors
     /// What is wrong with it.

@@ -1,4 +1,4 @@
-//! Remote procedure calls of a session: which are waiting, which are under way, and what becomes of them.
+//! Remote procedure calls of a session: queued, delayed and in flight.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::proto::{Body, EncodeError, IMMEDIATE_IDS, Magic, Message, Pages, Read
 /// A call to send to the server over the control queue pair.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Comes back with the answer. The upper half is the session's tag.
+    /// Returned with the answer. The upper half is the session's tag.
     pub id: u64,
     pub(super) request: Request,
 }
@@ -42,7 +42,7 @@ impl Call {
     }
 }
 
-/// What a call asks for.
+/// The request of a call.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     Magic(Magic),
@@ -60,18 +60,18 @@ pub(super) enum Data {
 /// A call that a work request waits for.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    /// The work request; `None` for one that nobody waits for.
+    /// The work request; `None` if none waits for the call.
     pub(super) seq: Option<Seq>,
-    /// How far into the work request its range begins.
+    /// The offset of its range in the work request.
     pub(super) offset: u64,
     /// The program's memory that the server reads or writes.
     pub(super) local: Option<Local>,
     pub(super) request: Request,
-    /// How often the server has been too busy for it.
+    /// How often the server has answered `Busy`.
     pub(super) refusals: u32,
 }
 
-/// A server without room is asked again after this long, in nanoseconds, and twice as long each further time.
+/// A server that answered `Busy` is asked again after this long, in nanoseconds, and twice as long each further time.
 const BUSY_DELAY_NS: u64 = 100_000;
 /// Longest such delay, as a power of two of the first.
 const BUSY_DOUBLINGS_MAX: u32 = 7;
@@ -79,11 +79,11 @@ const BUSY_DOUBLINGS_MAX: u32 = 7;
 /// The calls of a session.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// Until earlier work requests are done.
+    /// Held until earlier work requests are done.
     pub(super) held: Vec<Task>,
     /// To be sent as soon as the server takes one more.
     pub(super) ready: VecDeque<Task>,
-    /// Until the server has had time to make room.
+    /// Delayed after `Busy`.
     delayed: Vec<(Time, Task)>,
     flights: BTreeMap<u64, Task>,
     next_id: u32,
@@ -104,12 +104,12 @@ impl Calls {
         Some(call)
     }
 
-    /// The task that an answer is about.
+    /// The task of an answered call.
     pub(super) fn land(&mut self, id: u64) -> Option<Task> {
         self.flights.remove(&id)
     }
 
-    /// Puts a task off that the server had no room for.
+    /// Delays a task that the server answered with `Busy`.
     pub(super) fn delay(&mut self, now: Time, mut task: Task) {
         let delay_ns = BUSY_DELAY_NS << task.refusals.min(BUSY_DOUBLINGS_MAX);
         task.refusals += 1;
@@ -122,7 +122,7 @@ impl Calls {
         self.delayed.extract_if(.., |(until, _)| *until <= now).for_each(|(_, task)| ready.push_back(task));
     }
 
-    /// When [`Calls::expire`] has something to do.
+    /// When [`Calls::expire`] has work.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.delayed.iter().map(|(until, _)| *until).min()
     }
@@ -142,14 +142,14 @@ impl Calls {
         dropped
     }
 
-    /// Drops what has not been sent.
+    /// Drops the unsent tasks.
     pub(super) fn forget_unsent(&mut self) {
         self.held.clear();
         self.ready.clear();
         self.delayed.clear();
     }
 
-    /// Takes out everything: nobody will answer any more.
+    /// Takes out all tasks: no answer will come any more.
     pub(super) fn drop_all(&mut self) -> Vec<Task> {
         let mut dropped: Vec<Task> = std::mem::take(&mut self.held);
         dropped.extend(std::mem::take(&mut self.ready));
@@ -164,7 +164,7 @@ impl Calls {
     }
 }
 
-/// The completion status that stands for a server's refusal; `None` for those that are no failure of the work request.
+/// The completion status for a server's refusal; `None` for a status that is no failure of the work request.
 pub(super) fn completion_status(status: Status) -> Option<WcStatus> {
     match status {
         Status::Ok | Status::Busy | Status::Plain => None,

@@ -1,10 +1,10 @@
-//! The client's side of one queue pair: takes the program's work requests in order, and says what is to be posted, called and
-//! completed so that extended regions of the peer can be used as if they were all in memory.
+//! The client's side of one queue pair: takes the program's work requests in order, and determines what is to be
+//! posted, called and completed so that extended regions of the peer can be used as if they were all in memory.
 //!
 //! # Calls
-//! Nothing blocks. After [`Session::post`], or after telling the session what has happened (`handle_*`, [`Session::flush`]), ask
-//! [`Session::poll_action`] until it has nothing more, and do what it says. Keep a timer for [`Session::deadline`], which only asks
-//! for another round of [`Session::poll_action`].
+//! Nothing blocks. After [`Session::post`], or after reporting an event to the session (`handle_*`,
+//! [`Session::flush`]), call [`Session::poll_action`] until it returns `None`, and carry out each action. Keep a timer
+//! for [`Session::deadline`]; when it fires, call [`Session::poll_action`] again.
 //!
 //! ```text
 //!   program        session                       queue pair            control queue pair
@@ -20,16 +20,17 @@
 //! - Completions come in the order of posting ([`Config::in_order`]; otherwise as soon as a request is over): of signaled requests,
 //!   and of all that fail. After a failure everything later that is not completed is flushed, and the owner is told to move the
 //!   queue pair to the error state ([`Action::Break`]) unless it is there already.
-//! - READs and WRITEs of the same bytes have the effect of their order of posting, whatever way they take; so have requests that
-//!   use the same local memory, as far as the queue pair alone would see to that. A request that would overtake waits, and
-//!   those behind it wait as well.
+//! - READs and WRITEs of the same bytes have the effect of their order of posting, whether by RPC or one-sided; so have
+//!   requests that use the same local memory, as far as the queue pair alone would guarantee that. A request that would
+//!   overtake waits, and those behind it wait as well.
 //! - FENCE holds a request back until all READs and atomics before it are done.
-//! - READs are not ordered among each other, and neither is a SEND behind a READ without FENCE: what is absent comes later. (The
-//!   specification has the first in order; waiting for each miss would cost what this crate is for. A FENCE gives it back.)
-//! - A work request's memory is left alone once it has completed: also one that fails or is flushed is completed only when the server
-//!   has answered all of its calls, or can answer none any more ([`Session::handle_peer_gone`]).
+//! - READs are not ordered among each other, and neither is a SEND behind a READ without FENCE: absent data comes later.
+//!   (The specification has the first in order; waiting for each miss would defeat this crate's purpose. A FENCE
+//!   restores it.)
+//! - A work request's memory is not accessed after its completion. A request that fails or is flushed is completed only
+//!   when the server has answered all of its calls, or can answer none any more ([`Session::handle_peer_gone`]).
 //!
-//! Every request that is posted is signaled, for the session needs to know when it is over.
+//! Every posted request is signaled, because the session needs to know when it is over.
 
 mod calls;
 mod entry;
@@ -57,49 +58,50 @@ use read::Part;
 pub use calls::Call;
 pub use pieces::LocalMemory;
 
-/// What a session is created with.
+/// The parameters of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Number of the queue pair.
     pub qpn: u32,
-    /// Upper half of the ids of its calls, by which the owner tells whose answer has come.
+    /// Upper half of the ids of its calls, by which the owner routes answers.
     pub tag: u32,
-    /// Work requests that the program may have posted and not seen completed.
+    /// Work requests that may be posted and not completed.
     pub request_count_max: usize,
     /// Work requests that the queue pair takes.
     pub post_count_max: usize,
-    /// Calls that may be under way.
+    /// Calls that may be in flight.
     pub call_count_max: usize,
-    /// The queue pair's path MTU, in bytes; 256 is right for every one.
+    /// The queue pair's path MTU, in bytes; 256 is valid for every queue pair.
     pub mtu_bytes: u32,
     /// Whether every request is signaled.
     pub signal_all: bool,
-    /// Whether requests complete in the order of posting, as a queue pair's do. Otherwise one whose data is there does not wait for
-    /// those before it whose data is still being fetched. Their effects are in order all the same.
+    /// Whether requests complete in the order of posting, as a queue pair's do. Otherwise a request whose data is
+    /// there does not wait for earlier ones whose data is still being fetched. Their effects are in order all the
+    /// same.
     pub in_order: bool,
 }
 
-/// How many requests, as a multiple of those that may be under way, are remembered behind the oldest one that is not over. Beyond
-/// that they wait for it: memory is bounded, whatever becomes of one request.
+/// How many requests, as a multiple of those that may be in flight, are kept behind the oldest one that is not over.
+/// Further ones wait for it: memory is bounded, even if one request never ends.
 const OVERTAKING_MAX: usize = 16;
 
-/// What the session wants done.
+/// An action for the owner to carry out.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Post this on the queue pair. Its completion is for [`Session::handle_completion`]; if it cannot be posted, that is for
+    /// Post this on the queue pair. Pass its completion to [`Session::handle_completion`]; if it cannot be posted, call
     /// [`Session::handle_refused`].
     Post(SendWr),
-    /// Send this over the control queue pair. The answer is for [`Session::handle_done`].
+    /// Send this over the control queue pair. Pass the answer to [`Session::handle_done`].
     Call(Call),
     /// An entry for the program's completion queue.
     Complete(Wc),
-    /// A request has failed that the queue pair knows nothing of: move the queue pair to the error state.
+    /// A request has failed, but not on the queue pair: move the queue pair to the error state.
     Break,
-    /// The server serves this queue pair's calls for the region: it also answers when it is asked where the region's tables are
+    /// The server serves this queue pair's calls for the region: it also answers questions for the region's tables
     /// ([`Open`](crate::proto::Open)).
     Granted(Arc<Region>),
-    /// What is known of this rkey is out of date: the server has no such registration. Forget it
-    /// ([`Peers::forget`](crate::peers::Peers::forget)), so that it is asked about again.
+    /// The knowledge of this rkey is stale: the server has no such registration. Forget it
+    /// ([`Peers::forget`](crate::peers::Peers::forget)), so that the server is asked again.
     Outdated(u32),
 }
 
@@ -108,9 +110,9 @@ pub enum Action {
 struct Post {
     token: u64,
     seq: Seq,
-    /// The part of the work request; `None` for it as it is.
+    /// The part of the work request; `None` for the whole.
     part: Option<Part>,
-    /// The key of a READ whose data could be a pattern that nobody looks for.
+    /// The key of a READ whose data may be the signature page, but is not inspected.
     unchecked_rkey: Option<u32>,
 }
 
@@ -121,15 +123,15 @@ pub struct Session {
     /// `None` until the peer is known to serve extended regions.
     mode: Option<Mode>,
     peer_qpn: u32,
-    /// Work requests, from the oldest one on that has not been completed.
+    /// Work requests, from the oldest one that is not completed.
     entries: VecDeque<Entry>,
-    /// Those of them that have overtaken it.
+    /// Those of them that have completed before it.
     overtaken_count: usize,
     /// The number of the oldest one.
     first: Seq,
     /// Index of the first one that has not begun.
     next_index: usize,
-    /// Whether that one has to wait until something happens.
+    /// Whether that one is blocked until an event.
     stalled: bool,
     /// To be posted.
     unposted: VecDeque<Post>,
@@ -140,24 +142,24 @@ pub struct Session {
     completions: VecDeque<Wc>,
     /// The first work request that has failed.
     broken: Option<Seq>,
-    /// Whether the queue pair is in the error state, or is about to be told.
+    /// Whether the queue pair is in the error state, or is about to be moved to it.
     in_error: bool,
     break_due: bool,
-    /// What has become known about regions.
+    /// Actions about regions.
     news: Vec<Action>,
-    /// Whether there is nobody to call.
+    /// Whether the control queue pair is gone.
     orphaned: bool,
     grants: Grants,
     /// READs among the entries that may need calls.
     checked_count: usize,
     /// Calls that entries wait for.
     task_count: usize,
-    /// Room to look at data in.
+    /// A buffer for inspecting data.
     page_room: Box<[u8; PAGE_BYTES]>,
 }
 
 impl Session {
-    /// A session that passes everything on as it is.
+    /// A session that passes all work requests on unchanged.
     pub fn new(config: Config) -> Session {
         Session {
             config,
@@ -185,9 +187,10 @@ impl Session {
         }
     }
 
-    /// From now on extended regions are accessed in this mode (but those that the server wants to be accessed as plain ones): there
-    /// is a control queue pair to the peer, whose end of this queue pair has the number `peer_qpn`. The first use of each region
-    /// makes the session ask the server for it ([`Magic`]). The same again changes nothing, unless the peer was gone.
+    /// From now on extended regions are accessed in this mode (except those that the server wants to be accessed as
+    /// plain ones). Requires a control queue pair to the peer, whose end of this queue pair has the number `peer_qpn`.
+    /// The first use of each region makes the session ask the server for it ([`Magic`]). Calling it again with the
+    /// same arguments changes nothing, unless the peer was gone.
     pub fn start(&mut self, mode: Mode, peer_qpn: u32) {
         if (self.mode, self.peer_qpn, self.orphaned) == (Some(mode), peer_qpn, false) {
             return;
@@ -199,16 +202,16 @@ impl Session {
         self.grants.start_anew();
     }
 
-    /// The mode; `None` while everything is passed on as it is.
+    /// The mode; `None` while all work requests are passed on unchanged.
     pub fn mode(&self) -> Option<Mode> {
         self.mode
     }
 
-    /// Takes a work request, of which the queue pair has said that it can be posted ([`terrace_transport::Qp::check_sends`]), and
-    /// what is known about its rkey; [`Knowledge::Plain`] if it has none.
+    /// Takes a work request that the queue pair has accepted ([`terrace_transport::Qp::check_sends`]), and the
+    /// knowledge of its rkey; [`Knowledge::Plain`] if it has none.
     ///
     /// # Errors
-    /// `QueueFull` if there are too many already.
+    /// `QueueFull` at the limit.
     pub fn post(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
         if self.entries.len() - self.overtaken_count >= self.config.request_count_max {
             return Err(PostError::QueueFull);
@@ -225,7 +228,7 @@ impl Session {
         Ok(())
     }
 
-    /// What is to be done next; `None` if nothing is. The memory is looked at for small WRITEs by RPC.
+    /// The next action; `None` if there is none. The memory is read for small WRITEs by RPC.
     pub fn poll_action(&mut self, now: Time, memory: &impl LocalMemory) -> Option<Action> {
         self.calls.expire(now);
         self.issue(memory);
@@ -248,7 +251,7 @@ impl Session {
         self.calls.launch(self.config.tag, self.config.call_count_max).map(Action::Call)
     }
 
-    /// When [`Session::poll_action`] has something to do although nothing has happened.
+    /// When [`Session::poll_action`] has work without an event.
     pub fn deadline(&self) -> Option<Time> {
         let grants = self.grants.deadline(|rkey| self.orphaned || self.is_unchecked(rkey));
         [self.calls.deadline(), grants].into_iter().flatten().min()
@@ -259,12 +262,12 @@ impl Session {
         self.entries.len() - self.overtaken_count + self.completions.len()
     }
 
-    /// Whether everything that was taken is completed, and [`Session::poll_action`] has said so.
+    /// Whether every work request is completed, and [`Session::poll_action`] has returned the completions.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.completions.is_empty() && !self.break_due
     }
 
-    /// Calls that the server has not answered; until it has, it may use memory of the program's.
+    /// Calls that the server has not answered; until it has, it may access the program's memory.
     pub fn calls_in_flight(&self) -> usize {
         self.calls.in_flight()
     }
@@ -274,7 +277,7 @@ impl Session {
         (index < self.entries.len()).then_some(index)
     }
 
-    /// Begins with work requests, in order, as far as none has to wait.
+    /// Begins work requests, in order, up to the first blocked one.
     fn issue(&mut self, memory: &impl LocalMemory) {
         while !self.stalled
             && self.next_index < self.entries.len()
@@ -336,7 +339,7 @@ impl Session {
         }
     }
 
-    /// Begins with a READ of which some may be absent.
+    /// Begins a READ of which some may be absent.
     fn begin_checked(&mut self, seq: Seq, index: usize) {
         let entry = &self.entries[index];
         let (Some(region), Some(remote)) = (&entry.region, &entry.remote) else { return };
@@ -349,7 +352,7 @@ impl Session {
         self.call(index, tasks);
     }
 
-    /// Lines up a work request for the queue pair.
+    /// Queues a work request for the queue pair.
     fn enqueue(&mut self, seq: Seq, part: Option<Part>) {
         let Some(index) = self.index(seq) else { return };
         let entry = &mut self.entries[index];
@@ -359,7 +362,7 @@ impl Session {
         self.unposted.push_back(Post { token: 0, seq, part, unchecked_rkey });
     }
 
-    /// Lines up calls that a work request waits for.
+    /// Queues calls that a work request waits for.
     fn call(&mut self, index: usize, tasks: Vec<Task>) {
         if self.orphaned && !tasks.is_empty() {
             return self.fail(index, WcStatus::RetryExceeded, 0);
@@ -375,7 +378,7 @@ impl Session {
         }
     }
 
-    /// Turns a post into the work request that it is.
+    /// Turns a post into its work request.
     fn release(&mut self, mut post: Post) -> SendWr {
         post.token = self.next_token;
         self.next_token += 1;
@@ -401,8 +404,8 @@ impl Session {
         wr
     }
 
-    /// Asks the server to serve this queue pair's calls for a region. The pattern has to wait until no READ with the same key
-    /// is under way that nobody will look at.
+    /// Asks the server to serve this queue pair's calls for a region. Signature pages may be enabled only while no
+    /// READ with the same key is in flight whose data is not inspected.
     fn ask_for_grant(&mut self, now: Time) {
         let (Some(mode), false) = (self.mode, self.orphaned) else { return };
         let on = mode == Mode::OneSided;
@@ -421,12 +424,12 @@ impl Session {
     }
 }
 
-/// Whether a READ with this key is under way that nobody will look at.
+/// Whether a READ with this key is in flight whose data is not inspected.
 fn is_unchecked(posted: &VecDeque<Post>, unposted: &VecDeque<Post>, rkey: u32) -> bool {
     posted.iter().chain(unposted).any(|post| post.unchecked_rkey == Some(rkey))
 }
 
-/// A payload for the queue pair. Of data that only the queue pair needs, nothing stays behind.
+/// A payload for the queue pair. Data that only the queue pair needs is moved, not copied.
 fn take_payload(payload: &mut Payload) -> Payload {
     match payload {
         Payload::Sges(_) => payload.clone(),

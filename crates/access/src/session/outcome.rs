@@ -1,4 +1,4 @@
-//! What becomes of work requests: completions, answers of the server, failures.
+//! Outcomes of work requests: completions, answers of the server, failures.
 
 use terrace_transport::{SendOp, Time, Wc, WcStatus};
 
@@ -10,7 +10,7 @@ use super::{Action, OVERTAKING_MAX, Post, Session, read};
 use crate::proto::Status;
 
 impl Session {
-    /// A work request that the session had posted is over. False if it was none of the session's.
+    /// A work request that the session had posted is over. False if the session did not post it.
     pub fn handle_completion(&mut self, wc: &Wc, memory: &impl LocalMemory) -> bool {
         if self.posted.front().is_none_or(|post| post.token != wc.wr_id) {
             return false;
@@ -34,8 +34,8 @@ impl Session {
         true
     }
 
-    /// The queue pair did not take a work request: it, and all that is behind it, is flushed. False if it was none of the
-    /// session's.
+    /// The queue pair did not take a work request: it and all later ones are flushed. False if the session did not
+    /// post it.
     pub fn handle_refused(&mut self, wr_id: u64) -> bool {
         let Some(position) = self.posted.iter().position(|post| post.token == wr_id) else { return false };
         let Some(post) = self.posted.remove(position) else { return false };
@@ -48,15 +48,15 @@ impl Session {
         true
     }
 
-    /// Why the queue pair did not carry a post out. One that is flushed because a later request has failed before (it was
-    /// posted late) stands for that failure now: the program shall see why, and not only that.
+    /// Why the queue pair did not carry a post out. A post that is flushed because a later request has failed before
+    /// (it was posted late) gets the status of that failure, so that the program sees the cause.
     fn cause(&self, seq: Seq, wc: &Wc) -> (WcStatus, u32) {
         let failed_later = self.broken.filter(|&broken| wc.status == WcStatus::Flushed && broken > seq);
         let failure = failed_later.and_then(|broken| self.entries[self.index(broken)?].failure);
         failure.unwrap_or((wc.status, wc.vendor_err))
     }
 
-    /// Looks at the data of a READ, and asks for what is missing when all of it is back.
+    /// Inspects the data of a READ, and requests the missing pages when all of its parts have completed.
     fn inspect(&mut self, index: usize, post: &Post, memory: &impl LocalMemory) {
         let entry = &mut self.entries[index];
         if entry.failure.is_some() || entry.way != Way::Checked {
@@ -69,7 +69,7 @@ impl Session {
         if read::inspect(entry, region, part, memory, &mut self.page_room, &mut suspects).is_err() {
             return self.fail(index, WcStatus::LocalProtection, 0);
         }
-        // If the NIC was not yet asked for patterns, or has none, it is data.
+        // If the server was not yet asked for signature pages, or has refused, it is data.
         if suspects.is_empty() || (entry.posts == 0 && !self.grants.may_be_on(region)) {
             return;
         }
@@ -83,7 +83,7 @@ impl Session {
         self.call(index, tasks);
     }
 
-    /// READs that came later and use the same buffers are under way already. Their data is fetched again, after this.
+    /// Later READs into the same buffers are in flight already. Their data is fetched again, after this one's.
     fn note_overwritten(&mut self, index: usize, tasks: &[Task]) {
         for later in self.entries.range_mut(index + 1..) {
             if later.way == Way::Checked && later.posts > 0 {
@@ -94,7 +94,7 @@ impl Session {
         }
     }
 
-    /// The server has answered a call. False if it was none of the session's.
+    /// The server has answered a call. False if the session did not make it.
     pub fn handle_done(&mut self, now: Time, id: u64, status: Status) -> bool {
         let Some(task) = self.calls.land(id) else { return false };
         self.stalled = false;
@@ -103,7 +103,7 @@ impl Session {
             self.note_verdict(magic.rkey, verdict);
             return true;
         }
-        // Nobody is left for an answer after RESET.
+        // After RESET no work request waits for an answer.
         let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return true };
         let has_failed = self.entries[index].failure.is_some();
         if status == Status::Busy && !has_failed {
@@ -130,7 +130,7 @@ impl Session {
         true
     }
 
-    /// The server has said whether it serves calls for a region.
+    /// The server has answered whether it serves calls for a region.
     fn note_verdict(&mut self, rkey: u32, verdict: Verdict) {
         match verdict {
             Verdict::Granted(region) => self.news.push(Action::Granted(region)),
@@ -145,7 +145,8 @@ impl Session {
         self.settle();
     }
 
-    /// Without consent nothing of a region was answered with the pattern: what looks like it is data, and need not be asked for.
+    /// Without a grant no READ of a region was answered with the signature page: data equal to it is data, and need
+    /// not be fetched.
     fn take_for_data(&mut self, rkey: u32) {
         let (grants, entries, first) = (&self.grants, &self.entries, self.first);
         let is_data = |task: &mut Task| {
@@ -159,8 +160,9 @@ impl Session {
         dropped.iter().filter_map(|task| task.seq).for_each(|seq| self.forget_call(seq));
     }
 
-    /// The control queue pair is gone, and with it every answer: nobody uses the program's memory any more. The oldest work
-    /// request that needs a call fails as if the peer had not answered, and everything behind it is flushed.
+    /// The control queue pair is gone, and with it every answer: the server no longer accesses the program's memory.
+    /// The oldest work request that needs a call fails as if the peer had not answered, and all later ones are
+    /// flushed.
     pub fn handle_peer_gone(&mut self) {
         self.orphaned = true;
         self.stalled = false;
@@ -172,20 +174,20 @@ impl Session {
         self.settle();
     }
 
-    /// The queue pair was moved to the error state: everything that is not over is flushed.
+    /// The queue pair was moved to the error state: every request that is not over is flushed.
     pub fn flush(&mut self) {
         self.in_error = true;
         self.stalled = false;
         match self.entries.iter().position(|entry| !entry.is_done()) {
             Some(index) => self.fail(index, WcStatus::Flushed, 0),
-            // Whatever is posted from now on is flushed as well.
+            // Requests that are posted from now on are flushed as well.
             None => _ = self.broken.get_or_insert(self.first + self.entries.len() as u64),
         }
         self.settle();
     }
 
-    /// The queue pair was moved to RESET: everything is dropped without completions, and passed on as it is until
-    /// [`Session::start`]. Calls that are under way stay so ([`Session::calls_in_flight`]).
+    /// The queue pair was moved to RESET: every request is dropped without a completion, and later ones are passed on
+    /// unchanged until [`Session::start`]. Calls in flight stay so ([`Session::calls_in_flight`]).
     pub fn reset(&mut self) {
         let mut fresh = Session::new(self.config);
         fresh.next_token = self.next_token;
@@ -195,7 +197,7 @@ impl Session {
         *self = fresh;
     }
 
-    /// A work request has failed: what is behind it is flushed, and what nobody has been told to do yet is not done.
+    /// A work request has failed: later ones are flushed, and actions that the owner has not taken yet are dropped.
     pub(super) fn fail(&mut self, index: usize, status: WcStatus, vendor_err: u32) {
         self.entries[index].fail(status, vendor_err);
         self.entries[index].issued = true;
@@ -230,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Something is over: calls that waited for it can go.
+    /// A request is over: releases the held calls that waited for it.
     fn settle(&mut self) {
         if self.calls.held.is_empty() {
             return;
@@ -244,15 +246,15 @@ impl Session {
         }
     }
 
-    /// Completes a work request that is over before older ones are, if that is wanted. A failure has its place in the order: it is
-    /// told of when everything before it is over.
+    /// Completes a work request that is over before older ones are, unless the session completes in order. A failure
+    /// has its place in the order: it is reported when all earlier requests are over.
     fn overtake(&mut self, index: usize) {
         let is_long = self.overtaken_count >= self.config.request_count_max.saturating_mul(OVERTAKING_MAX);
         let entry = &mut self.entries[index];
         if self.config.in_order || is_long || entry.completed || !entry.is_done() || entry.failure.is_some() {
             return;
         }
-        // Others say nothing when they are over, and so cannot say sooner.
+        // Requests without a completion cannot complete early.
         let Some(wc) = entry.completion(self.config.qpn, self.config.signal_all) else { return };
         entry.completed = true;
         self.overtaken_count += 1;

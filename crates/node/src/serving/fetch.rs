@@ -1,4 +1,4 @@
-//! Bringing the wanted parts of a range from a pager, many at a time.
+//! Fetches the wanted parts of a range from a pager, many at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ pub(super) struct Piece {
     pub len: u64,
 }
 
-/// What a piece brings. As long as it is there, its buffer is taken.
+/// The data of a piece. Its buffer is in use until this is dropped.
 #[derive(Debug)]
 pub(super) struct Brought {
     pub transfer: Arc<dyn Transfer>,
     _share: Share,
 }
 
-/// Pieces that are there.
+/// Pieces that have been fetched.
 pub(super) type Fetched = SmallVec<[(Piece, Brought); 1]>;
 
-/// What is still to come of a range.
+/// The part of a range that is still to be fetched.
 pub(super) struct Fetch {
-    /// The pager's name for the range.
+    /// The range in the pager's addresses.
     range: HostRange,
     pieces: Pieces,
-    /// What is brought takes room, until it is let go.
+    /// Credits for fetched data, returned when it is dropped.
     room: Arc<Room>,
-    /// A piece that there was no room for.
+    /// A piece that found too few credits.
     put_off: Option<Piece>,
     in_flight: VecDeque<(Piece, Brought)>,
     failed: Option<AccessError>,
@@ -54,7 +54,7 @@ impl Fetch {
         Fetch { range, pieces, room, put_off: None, in_flight: VecDeque::new(), failed: None }
     }
 
-    /// Begins to fetch as many pieces as there is room for. Returns whether it began any.
+    /// Begins to fetch as many pieces as there are credits for. Returns whether it began any.
     pub fn begin(&mut self, pager: &dyn Pager, waker: &Waker) -> bool {
         let before_count = self.in_flight.len();
         while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
@@ -76,7 +76,7 @@ impl Fetch {
         self.in_flight.len() > before_count
     }
 
-    /// The pieces that have come since this was last asked.
+    /// The pieces that have been fetched since the last call.
     pub fn take(&mut self) -> Fetched {
         let mut fetched = Fetched::new();
         for (piece, brought) in std::mem::take(&mut self.in_flight) {
@@ -89,7 +89,7 @@ impl Fetch {
         fetched
     }
 
-    /// How it ended, once nothing is under way and nothing more will be.
+    /// How it ended, once no piece is in flight and none is left.
     pub fn outcome(&self) -> Option<Result<(), AccessError>> {
         let is_all = self.put_off.is_none() && self.pieces.is_empty();
         match self.failed {
@@ -100,7 +100,7 @@ impl Fetch {
     }
 }
 
-/// The runs of wanted pages, cut to what is fetched at a time. They are found one after the other: a client can name many.
+/// The runs of wanted pages, cut to the largest piece. They are found one after the other: a client can name many.
 struct Pieces {
     pages: PageBitmap,
     /// How far into its page the range begins.
@@ -108,7 +108,7 @@ struct Pieces {
     /// Length of the range.
     len: u64,
     next_page: usize,
-    /// What is left of the run that is next.
+    /// The rest of the next run.
     run: Option<Piece>,
 }
 
@@ -192,11 +192,11 @@ mod tests {
 
     const RANGE: HostRange = HostRange { addr: 0x10_0000_0000, len: 8 << 20 };
 
-    /// A pager that does as it is told: what is read is there at once or later, so many reads find room, and one at `bad` fails.
+    /// A scripted pager: data is there at once or later, so many reads are admitted, and one at `bad` fails.
     #[derive(Debug)]
     struct Desk {
         presence: Presence,
-        /// What is asked for from here on is there at once.
+        /// Whether data that is requested from now on is there at once.
         is_quick: AtomicBool,
         reads_left: AtomicUsize,
         bad: Option<u64>,
@@ -280,7 +280,7 @@ mod tests {
         Arc::new(|| ())
     }
 
-    /// Takes and begins until nothing moves; the bytes that came.
+    /// Takes and begins until nothing changes; returns the bytes that came.
     fn drive(fetch: &mut Fetch, desk: &Desk) -> u64 {
         let mut bytes = 0;
         loop {
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn there_is_more_to_come_while_pieces_wait_for_their_turn() {
-        // The first that are fetched together come at once; what is behind them does not.
+        // The pieces of the first batch are fetched at once; those behind them are not.
         let (mut fetch, desk) = (whole(), Desk::new(true));
         assert!(fetch.begin(&desk, &nobody()));
         assert_eq!(fetch.take().len(), IN_FLIGHT_MAX);

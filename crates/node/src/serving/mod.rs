@@ -1,9 +1,9 @@
-//! What a server does with the requests of one client.
+//! A server's handling of one client's requests.
 //!
 //! A client first shows that it may use a region: it names a queue pair of its own and the server's at the other end
-//! ([`Body::Magic`]). The server finds that queue pair, and checks that it is connected to this client's host, to the queue pair
-//! that the client names, and in the region's protection domain. From then on the client's requests have the rights that the queue
-//! pair has, for as long as that lives.
+//! ([`Body::Magic`]). The server finds that queue pair, and checks that it is connected to this client's host, to the
+//! queue pair that the client names, and in the region's protection domain. From then on the client's requests have
+//! the rights of that queue pair, while the queue pair exists.
 
 mod fetch;
 mod read;
@@ -26,7 +26,7 @@ use usage::{Asked, Usage};
 pub use usage::{ClientRegionStats, ClientStats};
 use write::WriteJob;
 
-/// Requests of one client that are carried out at a time. A client that keeps to what it was told stays far below.
+/// Requests of one client that are carried out at a time. A client that obeys its limit stays far below.
 const JOBS_MAX: usize = 2 * RECEIVE_COUNT as usize;
 
 /// Queue pairs that one client gets for the regions that have names.
@@ -34,16 +34,16 @@ const PAIRS_MAX: usize = 256;
 /// `ibv_access_flags` of such a queue pair: all that regions may grant.
 const PAIR_ACCESS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 8 | 1 << 9;
 
-/// Names a request that is carried out: `wr_id` of its work requests.
+/// Identifies a request that is carried out: `wr_id` of its work requests.
 pub(crate) type JobId = u64;
 
-/// How far a job has come.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// It waits for the disk, or the network.
     Waiting,
     Done(Status),
-    /// It went well, and the client has been told.
+    /// It succeeded, and the client has its answer.
     Told,
 }
 
@@ -53,7 +53,7 @@ enum Job {
 }
 
 struct Running {
-    /// The client's.
+    /// The id that the client chose.
     id: u64,
     job: Job,
     waker: Waker,
@@ -67,7 +67,7 @@ struct Grant {
     region_id: u64,
 }
 
-/// What requests need of the node around them.
+/// The parts of the node that requests need.
 pub(crate) struct Surroundings<'a> {
     pub device: &'a Arc<Device>,
     pub pd: &'a Arc<Pd>,
@@ -81,13 +81,13 @@ pub(crate) struct Surroundings<'a> {
 /// The server's half of a control queue pair.
 pub(crate) struct Serving {
     path: Path,
-    /// What the client has asked for its connection with.
+    /// The client's parameters when it asked for the connection.
     connect: Connect,
-    /// Of all clients of this one's address.
+    /// Shared by all clients of this one's address.
     account: Arc<Account>,
-    /// Since when nothing has been heard, until something is.
+    /// The time since which no message has come; `None` after the first one.
     silent_since: Option<Time>,
-    /// Whether something has been heard lately.
+    /// Whether a message has come since [`Serving::was_heard`].
     heard: bool,
     pairs: Vec<(Arc<QueuePair>, Counted)>,
     grants: HashMap<u32, Grant>,
@@ -110,38 +110,38 @@ impl Serving {
         }
     }
 
-    /// Whether this is what the client has asked for its connection with.
+    /// Whether the client has asked for this connection with these parameters.
     pub fn asked(&self, remote: SocketAddr, connect: &Connect) -> bool {
         self.path.remote == remote && self.connect == *connect
     }
 
-    /// What all clients of this one's address have taken.
+    /// The quotas of all clients of this one's address.
     pub fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// Since when nothing has been heard of the client, if nothing has been.
+    /// The time since which no message has come from the client; `None` after the first one.
     pub fn silent_since(&self) -> Option<Time> {
         self.silent_since
     }
 
-    /// The client has said something. Returns whether it is the first time.
+    /// A message has come from the client. Returns whether it is the first one.
     pub fn note_heard(&mut self) -> bool {
         self.heard = true;
         self.silent_since.take().is_some()
     }
 
-    /// Whether the client has said something since this was last asked.
+    /// Whether a message has come from the client since the last call.
     pub fn was_heard(&mut self) -> bool {
         std::mem::take(&mut self.heard)
     }
 
-    /// Where the client is.
+    /// The client's address.
     pub fn client(&self) -> IpAddr {
         self.path.remote.ip().to_canonical()
     }
 
-    /// What the client does, for people.
+    /// The client's counters, for display.
     pub fn stats(&self, exports: &Exports) -> ClientStats {
         let mut pairs: Vec<_> = self.pairs.iter().map(|(qp, _)| qp.clone()).collect();
         for qp in self.grants.values().filter_map(|grant| grant.qp.upgrade()) {
@@ -159,10 +159,10 @@ impl Serving {
         }
     }
 
-    /// Ends what the client has had made for it.
+    /// Destroys the client's queue pairs and jobs.
     pub fn close(self) {
         for (qp, _counted) in self.pairs {
-            // Made here, destroyed here.
+            // Made here, destroyed only here.
             let _ = qp.destroy();
         }
         for running in self.jobs.values() {
@@ -170,7 +170,7 @@ impl Serving {
         }
     }
 
-    /// Acts on a request, and answers at once or when it has been carried out.
+    /// Handles a request, and answers at once or when it has been carried out.
     pub fn handle(&mut self, control: &mut Control, message: &Message<'_>, around: &mut Surroundings<'_>) {
         let id = message.id;
         let answered = match &message.body {
@@ -186,7 +186,7 @@ impl Serving {
                 let job = WriteJob::new(export, write, self.account.writes.clone());
                 self.begin(control, id, job.map(Job::Write), asked, around)
             }),
-            // The NIC counts what it answers, and jobs what they are asked for; clients' counters would count it twice.
+            // The NIC counts one-sided accesses, and jobs count requests; clients' counters would count both twice.
             Body::Counts(_) => Ok(Some(Body::Done(Status::Ok))),
             Body::Find(name) => find(name, around).map(Some),
             Body::Pair(endpoint) => self.pair(*endpoint, around).map(|end| Some(Body::Paired(end))),
@@ -260,7 +260,7 @@ impl Serving {
         Ok(export)
     }
 
-    /// Begins a job of a region that the client may use; notes it, when it is refused.
+    /// Begins a job of a region that the client may use; counts it, when it is refused.
     fn begin(
         &mut self,
         control: &mut Control,
@@ -280,7 +280,7 @@ impl Serving {
         Ok(None)
     }
 
-    /// Looks at a job again: its pager has called, or a work request of its has completed.
+    /// Continues a job: its pager has called the waker, or one of its work requests has completed.
     pub fn advance(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
         let Some(running) = self.jobs.get_mut(&number) else { return };
         let progress = match &mut running.job {
@@ -310,7 +310,7 @@ impl Serving {
     }
 }
 
-/// A job waits for no room any more.
+/// A job no longer waits for credits.
 fn leave(account: &Account, waker: &Waker) {
     account.answers.leave(waker);
     account.writes.leave(waker);
