@@ -1,7 +1,7 @@
 //! The 40 bytes in front of a received datagram in the program's memory. On RoCEv2 they hold the IP header instead of
-//! InfiniBand's global route header: an IPv6 header as it is, an IPv4 header in the last 20 bytes (annex A17).
+//! InfiniBand's global route header: an IPv6 header in full, or an IPv4 header in the last 20 bytes (annex A17).
 //!
-//! A socket does not show the header as it came, so it is built again from what is known of it.
+//! A socket does not return the received header, so it is rebuilt from the known fields.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,10 +14,10 @@ pub const GRH_LEN: usize = 40;
 const IPV4_LEN: usize = 20;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
-/// Stands in for the hop limit, which the socket did not tell.
+/// Stands for the hop limit, which the socket does not report.
 const HOP_LIMIT: u8 = 64;
 
-/// The area for a packet that came by IPv6. `packet_len` is its length in bytes from base transport header to end of
+/// The area for a packet received over IPv6. `packet_len` is its length in bytes from base transport header to end of
 /// padding. An IPv4 address in `meta` becomes an IPv4-mapped one.
 pub fn grh_v6(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
@@ -31,8 +31,8 @@ pub fn grh_v6(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     grh
 }
 
-/// The area for a packet that came by IPv4: 20 bytes of zero, then the IPv4 header with its checksum, by which
-/// `ibv_init_ah_from_wc` tells the two kinds apart. `packet_len` is the packet's length in bytes from base transport
+/// The area for a packet received over IPv4: 20 bytes of zero, then the IPv4 header with its checksum, by which
+/// `ibv_init_ah_from_wc` distinguishes the two kinds. `packet_len` is the packet's length in bytes from base transport
 /// header to end of padding. An IPv6 address in `meta` that maps no IPv4 address becomes 0.0.0.0.
 pub fn grh_v4(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
@@ -51,8 +51,8 @@ pub fn grh_v4(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     grh
 }
 
-/// The area for a packet, by the family that it came by. An IPv4-mapped address counts as IPv4, because that is what
-/// was on the wire.
+/// The area for a packet, by its address family. An IPv4-mapped address counts as IPv4, because the packet on the
+/// wire was IPv4.
 pub fn for_packet(meta: &RxMeta, packet_len: usize) -> [u8; GRH_LEN] {
     match meta.source {
         SocketAddr::V6(source) if source.ip().to_ipv4_mapped().is_none() => grh_v6(meta, packet_len),
@@ -74,7 +74,7 @@ fn v4(address: IpAddr) -> Ipv4Addr {
     }
 }
 
-/// The checksum of RFC 1071 over a header whose checksum field is zero.
+/// The RFC 1071 checksum of a header whose checksum field is zero.
 fn internet_checksum(header: &[u8]) -> u16 {
     let mut sum: u32 =
         header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();

@@ -1,11 +1,11 @@
-//! One type per header. A value can hold only what the wire can carry, up to the bits that the wire is too narrow
-//! for: those are cut off on the way out, and each field's comment gives its width.
+//! One type per header. Values wider than their field on the wire are truncated when they are written;
+//! each field's comment gives its width.
 
 use crate::opcode::{BTH_LEN, CNP_RESERVED_LEN, Headers, Opcode};
 use crate::packet::{EmitError, ParseError};
 use crate::psn::Psn;
 
-/// Takes `N` bytes off the front of what is left to read.
+/// Takes `N` bytes from the front of `rest`.
 #[inline]
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
     let (head, tail) = rest.split_first_chunk::<N>().ok_or(ParseError::Truncated)?;
@@ -13,7 +13,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], ParseError> {
     Ok(*head)
 }
 
-/// Puts `N` bytes at the front of the room that is left to write.
+/// Writes `N` bytes to the front of `room`.
 #[inline]
 fn put<const N: usize>(room: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitError> {
     let (head, tail) = std::mem::take(room).split_first_chunk_mut::<N>().ok_or(EmitError::NoRoom)?;
@@ -22,13 +22,13 @@ fn put<const N: usize>(room: &mut &mut [u8], bytes: [u8; N]) -> Result<(), EmitE
     Ok(())
 }
 
-/// A big-endian word out of the `word`th 4 bytes.
+/// The big-endian word in the `index`th 4 bytes.
 fn word<const N: usize>(bytes: &[u8; N], index: usize) -> u32 {
     let at = index * 4;
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// A big-endian double word that begins at the `index`th 4 bytes.
+/// The big-endian double word that begins at the `index`th 4 bytes.
 fn double_word<const N: usize>(bytes: &[u8; N], index: usize) -> u64 {
     u64::from(word(bytes, index)) << 32 | u64::from(word(bytes, index + 1))
 }
@@ -46,11 +46,11 @@ fn from_words<const WORDS: usize, const BYTES: usize>(words: [u32; WORDS]) -> [u
 /// Base transport header (IBTA volume 1, 9.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bth {
-    /// What the packet is.
+    /// Operation and position of the packet.
     pub opcode: Opcode,
     /// Whether the receiver's completion counts as solicited.
     pub solicited: bool,
-    /// The migration state bit. Without path migration it is of no use; RoCEv2 peers ignore it.
+    /// The migration state bit. Unused without path migration; RoCEv2 peers ignore it.
     pub migrated: bool,
     /// Bytes of padding behind the payload, 0 to 3.
     pub pad: u8,
@@ -62,7 +62,7 @@ pub struct Bth {
     pub becn: bool,
     /// Destination queue pair number, 24 bits.
     pub qpn: u32,
-    /// Whether the sender wants an acknowledgement.
+    /// Whether the sender requests an acknowledgement.
     pub ack_request: bool,
     /// Packet sequence number.
     pub psn: Psn,
@@ -73,7 +73,7 @@ impl Bth {
     pub(crate) fn parse(rest: &mut &[u8]) -> Result<Bth, ParseError> {
         let bytes: [u8; BTH_LEN] = take(rest)?;
         let flags = bytes[1];
-        // 9.2: the only version of the transport header there has ever been is 0.
+        // 9.2: the only version of the transport header is 0.
         if flags & 0x0f != 0 {
             return Err(ParseError::TransportVersion(flags & 0x0f));
         }
@@ -105,7 +105,7 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header (IBTA volume 1, 9.3): which remote memory.
+/// RDMA extended transport header (IBTA volume 1, 9.3): the remote memory range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reth {
     /// Remote address.
@@ -128,19 +128,19 @@ impl Reth {
     }
 }
 
-/// Why a request was refused for good (IBTA volume 1, 9.7.5).
+/// Reasons of a NAK (IBTA volume 1, 9.7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {
-    /// A packet is missing; send again from there.
+    /// A packet is missing; retransmit from there.
     PsnSequence = 0,
-    /// The request makes no sense here.
+    /// The request is invalid for this queue pair or region.
     InvalidRequest = 1,
     /// The key, the range or the rights are wrong.
     RemoteAccess = 2,
     /// The responder failed.
     RemoteOperation = 3,
-    /// Invalid reliable datagram request; kept because the code is taken.
+    /// Invalid reliable datagram request; listed because the code is assigned.
     InvalidRdRequest = 4,
 }
 
@@ -154,12 +154,12 @@ impl NakCode {
     ];
 }
 
-/// What an acknowledgement says (IBTA volume 1, 9.7.5).
+/// The syndrome of an acknowledgement (IBTA volume 1, 9.7.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Done.
+    /// Positive acknowledgement.
     Ack {
-        /// Coded count of receive requests that wait, 5 bits; 31 = not counted.
+        /// Coded count of posted receives, 5 bits; 31 = not counted.
         credits: u8,
     },
     /// The receiver is not ready.
@@ -167,7 +167,7 @@ pub enum Syndrome {
         /// Coded time to wait, 5 bits (IBTA volume 1, 9.7.5).
         timer: u8,
     },
-    /// Refused.
+    /// Negative acknowledgement.
     Nak(NakCode),
 }
 
@@ -196,7 +196,7 @@ impl Syndrome {
 /// Acknowledge extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// What it says.
+    /// Kind of acknowledgement.
     pub syndrome: Syndrome,
     /// Message sequence number, 24 bits.
     pub msn: u32,
@@ -217,7 +217,7 @@ impl Aeth {
 /// Atomic extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicEth {
-    /// Remote address, a multiple of 8 if the request is to succeed.
+    /// Remote address; the operation only succeeds if it is a multiple of 8.
     pub va: u64,
     /// Key of the remote memory.
     pub rkey: u32,
@@ -256,7 +256,7 @@ impl AtomicEth {
 /// Datagram extended transport header (IBTA volume 1, 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deth {
-    /// Queue key that the receiver must have.
+    /// Queue key; the receiver's must be equal.
     pub qkey: u32,
     /// Queue pair number of the sender, 24 bits.
     pub source_qpn: u32,
@@ -274,7 +274,7 @@ impl Deth {
     }
 }
 
-/// FLUSH extended transport header (annex A19): how far and how much.
+/// FLUSH extended transport header (annex A19): placement and range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feth {
     /// Placement type, 4 bits: 1 = globally visible, 2 = persistent.
@@ -295,7 +295,7 @@ impl Feth {
     }
 }
 
-/// Widest number of a shared receive queue that an XRC extended transport header has room for.
+/// Largest shared receive queue number in an XRC extended transport header.
 pub const XRC_SRQN_MAX: u32 = 0xff_ffff;
 
 /// XRC extended transport header (annex A14): 8 reserved bits and the number of a shared receive queue.
@@ -303,7 +303,7 @@ fn parse_xrceth(rest: &mut &[u8]) -> Result<u32, ParseError> {
     Ok(u32::from_be_bytes(take(rest)?) & XRC_SRQN_MAX)
 }
 
-/// The headers behind the base transport header. A parsed packet has exactly those that its opcode calls for.
+/// The headers behind the base transport header. A parsed packet has exactly those of its opcode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     /// RDMA extended transport header.
@@ -312,7 +312,7 @@ pub struct Extensions {
     pub aeth: Option<Aeth>,
     /// Atomic extended transport header.
     pub atomic: Option<AtomicEth>,
-    /// What the memory held before an atomic operation.
+    /// The memory's value before an atomic operation.
     pub atomic_ack: Option<u64>,
     /// Immediate data in network order: `u32::from_ne_bytes` of its 4 bytes on the wire, as `ibv_wc` has it.
     pub imm: Option<u32>,
@@ -322,12 +322,12 @@ pub struct Extensions {
     pub deth: Option<Deth>,
     /// FLUSH extended transport header.
     pub feth: Option<Feth>,
-    /// XRC extended transport header: the number of the shared receive queue that the request is for, 24 bits.
+    /// XRC extended transport header: the number of the request's shared receive queue, 24 bits.
     pub xrc_srqn: Option<u32>,
 }
 
 impl Extensions {
-    /// Reads the headers that `headers` names, in the order of its bits. The others stay as they are.
+    /// Reads the headers in `headers`, in the order of its bits. The others are not changed.
     #[inline(never)]
     pub(crate) fn read(&mut self, headers: Headers, rest: &mut &[u8]) -> Result<(), ParseError> {
         if headers.contains(Headers::DETH) {
@@ -363,7 +363,7 @@ impl Extensions {
         Ok(())
     }
 
-    /// Writes the headers that `headers` names, in the order of its bits.
+    /// Writes the headers in `headers`, in the order of its bits.
     #[inline(always)]
     pub(crate) fn emit(&self, headers: Headers, room: &mut &mut [u8]) -> Result<(), EmitError> {
         if headers.is_empty() { Ok(()) } else { self.emit_some(headers, room) }

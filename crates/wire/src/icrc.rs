@@ -1,10 +1,10 @@
-//! The invariant CRC: a checksum over everything that no router may change (IBTA volume 1, 7.8; annex A17).
+//! The invariant CRC: a checksum over all fields that no router may change (IBTA volume 1, 7.8; annex A17).
 //!
-//! It is Ethernet's CRC-32 over 8 bytes of ones, the IP header, the UDP header and the packet, with those fields that
-//! routers do change replaced by ones. It travels little-endian behind the padding.
+//! It is Ethernet's CRC-32 over 8 bytes of ones, the IP header, the UDP header and the packet, with the fields that
+//! routers change replaced by ones. On the wire it is little-endian, behind the padding.
 //!
-//! The IPv4 identification is covered although a socket shows it to nobody. A CRC is linear, so one pass with any
-//! guess tells what the identification must have been for the packet to be sound: see [`verify`].
+//! The IPv4 identification is covered although sockets do not report it. A CRC is linear, so one pass with any
+//! guess yields the identification for which the packet is good: see [`verify`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -20,24 +20,24 @@ const IPV6_LEN: usize = 40;
 const UDP_PROTOCOL: u8 = 17;
 /// Offset in the base transport header of the byte that routers may change (FECN, BECN).
 const MASKED_BTH_BYTE: usize = 4;
-/// The masked link header that every covered run of bytes begins with.
+/// The masked link header, the first of the covered bytes.
 const LEAD: [u8; 8] = [0xff; 8];
-/// Room for the lead, the longer IP header, the UDP header and the base transport header.
+/// Length of the lead, the longer IP header, the UDP header and the base transport header.
 const PREFIX_MAX: usize = LEAD.len() + IPV6_LEN + UDP_LEN + BTH_LEN;
 
-/// The two ends of a packet. Both are of one family; an IPv4-mapped IPv6 address counts as IPv4.
+/// Source and destination of a packet. Both are of one family; an IPv4-mapped IPv6 address counts as IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Where the packet comes from.
+    /// Address and port of the sender.
     pub source: SocketAddr,
-    /// Where it goes.
+    /// Address and port of the receiver.
     pub destination: SocketAddr,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Sound, if the IPv4 identification was this one (0 for IPv6, which has none).
+    /// Good, if the IPv4 identification was this one (0 for IPv6, which has none).
     Good {
         /// The identification, in host order.
         ip_id: u16,
@@ -46,7 +46,7 @@ pub enum Verdict {
     Bad,
 }
 
-/// The bytes in front of the payload as the ICRC sees them.
+/// The covered bytes in front of the payload.
 struct Prefix {
     bytes: [u8; PREFIX_MAX],
     len: usize,
@@ -122,9 +122,9 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The ICRC of a packet that has none yet: base transport header to end of padding. `ip_id` is the IPv4
-/// identification that it will have, in host order; IPv6 ignores it. Any length will do, though only packets of 12
-/// bytes or more that fit a datagram (65,507 bytes) mean anything.
+/// The ICRC of a packet without one: base transport header to end of padding. `ip_id` is its IPv4
+/// identification, in host order; IPv6 ignores it. Any length is accepted, but the result is only meaningful for
+/// packets of 12 bytes or more that fit a datagram (65,507 bytes).
 pub fn compute(flow: &Flow, packet: &[u8], ip_id: u16) -> u32 {
     let prefix = Prefix::new(flow, packet, ip_id);
     let mut hasher = Hasher::new();
@@ -134,7 +134,7 @@ pub fn compute(flow: &Flow, packet: &[u8], ip_id: u16) -> u32 {
 }
 
 /// Writes the ICRC into the last 4 bytes of `buf`, for the packet in front of them. A buffer of less than 4 bytes is
-/// left alone.
+/// not changed.
 pub fn seal(flow: &Flow, buf: &mut [u8], ip_id: u16) {
     if let Some((packet, room)) = buf.split_last_chunk_mut::<ICRC_LEN>() {
         *room = compute(flow, packet, ip_id).to_le_bytes();
@@ -143,9 +143,10 @@ pub fn seal(flow: &Flow, buf: &mut [u8], ip_id: u16) {
 
 /// Checks a datagram: base transport header to ICRC. `likely_ip_id` is the IPv4 identification to try first.
 ///
-/// With IPv6 the check is exact. With IPv4 the identification is unknown, and any that makes the packet sound is
-/// taken: of the 32 bits 16 stay checkable, so one damaged packet in 65,536 passes here (the UDP checksum, where the
-/// sender filled it in, was checked before). Who knows what identifications the peer uses can look at the verdict.
+/// With IPv6 the check is exact. With IPv4 the identification is unknown, and any that makes the packet good is
+/// accepted: of the 32 bits 16 remain checkable, so one damaged packet in 65,536 passes (the kernel has checked the UDP
+/// checksum before, where the sender filled it in). A caller that knows the peer's identifications can compare the
+/// verdict's.
 pub fn verify(flow: &Flow, datagram: &[u8], likely_ip_id: u16) -> Verdict {
     let Some((packet, received)) = datagram.split_last_chunk::<ICRC_LEN>() else {
         return Verdict::Bad;
@@ -166,8 +167,8 @@ pub fn verify(flow: &Flow, datagram: &[u8], likely_ip_id: u16) -> Verdict {
     }
 }
 
-/// The identification's error that explains `difference` between the ICRC computed and the one received; `None` if
-/// no error does, so the damage is elsewhere.
+/// The error in the identification that explains `difference` between the computed and the received ICRC; `None` if
+/// none does, so the damage is elsewhere.
 ///
 /// The CRC of the sum of two strings is the sum of their CRCs, so `difference` is what the register holds after an
 /// error in two bytes and then zeros to the end. Running it backwards over the zeros and those two bytes leaves the
@@ -180,12 +181,12 @@ fn solve_ip_id(difference: u32, packet_len: usize) -> Option<u16> {
     u16::try_from(at_start).ok().map(u16::swap_bytes)
 }
 
-/// The polynomial, least significant bit first: bit 31 stands for x^0.
+/// The polynomial, least significant bit first: bit 31 is x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// The register `bytes` zero bytes earlier: `register` times x^(-8 `bytes`), modulo the polynomial.
 fn rewind(register: u32, bytes: usize) -> u32 {
-    /// x^(-8 * 2^i), by i: what running back 2^i bytes multiplies by.
+    /// x^(-8 * 2^i), by i: the factor for rewinding 2^i bytes.
     const POWERS: [u32; 17] = {
         let mut powers = [0; 17];
         // One bit back: the inverse of x. Eight of them make a byte.

@@ -1,18 +1,18 @@
 //! RoCEv2 on the wire: headers, opcodes and the invariant CRC. Bytes in, typed headers out, and back.
 //!
 //! Knows nothing of sockets, clocks, queue pairs or memory. Every function here is safe on any input: bytes come from
-//! peers that may lie, so a parse ends in a value or a [`ParseError`], never in a panic.
+//! untrusted peers, so a parse ends in a value or a [`ParseError`], never in a panic.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`opcode`] | the table of opcodes: which headers each one carries |
+//! | [`opcode`] | the table of opcodes and their headers |
 //! | [`header`] | one type per header, and its bytes |
 //! | [`packet`] | a whole packet: parsing and emitting |
 //! | [`icrc`] | the checksum behind every packet |
 //! | [`psn`] | 24-bit sequence numbers |
 //! | [`time`] | points in time, as numbers |
-//! | [`path`] | addresses: where packets go and come from |
-//! | [`cm`] | datagrams of communication management, which set connections up |
+//! | [`path`] | addresses: destinations and sources of packets |
+//! | [`cm`] | datagrams of communication management, which establish connections |
 //! | [`grh`] | the 40 bytes that precede a received datagram in memory |
 
 #![forbid(unsafe_code)]

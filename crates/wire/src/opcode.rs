@@ -1,11 +1,11 @@
-//! The opcodes of the base transport header and what each one carries, as a table (IBTA volume 1, 9.2 and 9.3;
-//! annex A14 for the extended reliable connection; annex A17 for the congestion notification packet; annex A19 for FLUSH
-//! and ATOMIC WRITE).
+//! Table of the base transport header's opcodes and the headers of each (IBTA volume 1, 9.2 and 9.3;
+//! annex A14 for the extended reliable connection; annex A17 for the congestion notification packet; annex A19 for
+//! FLUSH and ATOMIC WRITE).
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// The extension headers of a packet. They stand on the wire in the order of their bits.
+    /// The extension headers of a packet, in the wire order of their bits.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Headers: u16 {
         /// Datagram extended transport header, 8 bytes.
@@ -63,7 +63,7 @@ impl Headers {
     }
 }
 
-/// The transport service that an opcode belongs to: its upper three bits.
+/// The transport service of an opcode: its upper three bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Service {
     /// Reliable connection.
@@ -74,7 +74,7 @@ pub enum Service {
     Ud,
     /// Congestion notification, which belongs to no queue pair's service.
     Cnp,
-    /// Extended reliable connection: a reliable connection each of whose requests names the shared receive queue that it is for
+    /// Extended reliable connection: a reliable connection each of whose requests names its shared receive queue
     /// (annex A14).
     Xrc,
 }
@@ -86,7 +86,7 @@ impl Service {
     }
 }
 
-/// What a packet is part of.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// SEND.
@@ -95,7 +95,7 @@ pub enum Operation {
     Write,
     /// The request of an RDMA READ.
     ReadRequest,
-    /// Data coming back for an RDMA READ; without data it answers FLUSH and ATOMIC WRITE.
+    /// Data of an RDMA READ; without data it answers FLUSH and ATOMIC WRITE.
     ReadResponse,
     /// A positive or negative acknowledgement.
     Acknowledge,
@@ -113,7 +113,7 @@ pub enum Operation {
     Cnp,
 }
 
-/// Where in its message a packet stands.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// First of several.
@@ -138,7 +138,7 @@ impl Position {
     }
 }
 
-/// What the last packet of a message carries beside its data.
+/// The last header of a message's last packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trailer {
     /// Nothing.
@@ -149,20 +149,20 @@ pub enum Trailer {
     Invalidate,
 }
 
-/// What there is to know about an opcode.
+/// Properties of an opcode.
 #[derive(Clone, Copy, Debug)]
 pub struct OpcodeInfo {
     /// The opcode.
     pub opcode: Opcode,
-    /// Its name, as logs and traces show it.
+    /// Its name in logs and traces.
     pub name: &'static str,
     /// Its transport service.
     pub service: Service,
-    /// What it is part of.
+    /// Its operation.
     pub operation: Operation,
-    /// Where in the message it stands.
+    /// Its position in the message.
     pub position: Position,
-    /// What it carries beside data.
+    /// Its trailer.
     pub trailer: Trailer,
     /// The extension headers behind the base transport header.
     pub headers: Headers,
@@ -172,7 +172,7 @@ pub struct OpcodeInfo {
     pub payload: bool,
 }
 
-/// Declares the opcodes and the table that describes them, one row each, so that neither can lack an entry.
+/// Declares the opcodes and their table, one row each, so that neither can lack an entry.
 macro_rules! opcodes {
     ($($(#[doc = $doc:literal])* $variant:ident = $byte:literal, $name:literal,
         $service:ident $operation:ident $position:ident $trailer:ident, [$($header:ident)*], $payload:literal;)*) => {
@@ -270,7 +270,7 @@ opcodes! {
     XrcSendOnlyInvalidate = 0xb7, "XRC_SEND_ONLY_INVALIDATE", Xrc Send Only Invalidate, [XRCETH IETH], true;
 }
 
-/// Length of the longest headers that any opcode has, in bytes.
+/// Length of the longest headers of any opcode, in bytes.
 pub const MAX_HEADER_LEN: usize = {
     let mut longest = 0;
     let mut i = 0;
@@ -283,7 +283,7 @@ pub const MAX_HEADER_LEN: usize = {
     longest
 };
 
-/// No opcode, in the two tables below.
+/// Marks a missing opcode in the two tables below.
 const NONE: u8 = u8::MAX;
 
 /// Row of the table by opcode byte.
@@ -311,19 +311,19 @@ static ROW_BY_MEANING: [[[[u8; 3]; 4]; 11]; 5] = {
 };
 
 impl Opcode {
-    /// Every opcode that Terrace speaks, by ascending byte.
+    /// All supported opcodes, by ascending byte.
     pub fn all() -> impl ExactSizeIterator<Item = Opcode> {
         TABLE.iter().map(|info| info.opcode)
     }
 
-    /// The opcode of a byte on the wire; `None` for those that Terrace does not speak (reliable datagram, RESYNC,
+    /// The opcode of a byte on the wire; `None` for unsupported ones (reliable datagram, RESYNC,
     /// manufacturer's and reserved ones).
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
         TABLE.get(usize::from(ROW_BY_BYTE[usize::from(byte)])).map(|info| info.opcode)
     }
 
-    /// What there is to know about this opcode.
+    /// The properties of this opcode.
     #[inline]
     pub fn info(self) -> &'static OpcodeInfo {
         &TABLE[usize::from(ROW_BY_BYTE[usize::from(self as u8)])]

@@ -4,26 +4,26 @@ use crate::header::{Bth, Extensions};
 use crate::opcode::{Headers, Opcode};
 use crate::psn::Psn;
 
-/// Why bytes are not a packet. Such a datagram is dropped: nobody can be told, because the address of the sender is
-/// in the bytes that make no sense.
+/// Why bytes are not a packet. Such a datagram is dropped without a NAK, because the sender's queue pair
+/// cannot be determined from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// The headers that the opcode calls for do not fit.
+    /// Shorter than the headers of its opcode.
     #[error("shorter than its headers")]
     Truncated,
-    /// Nothing Terrace speaks.
+    /// An unsupported opcode.
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// Not the version of the transport that everybody speaks.
+    /// Not version 0 of the transport header.
     #[error("transport header version {0}")]
     TransportVersion(u8),
-    /// The padding is longer than what follows the headers.
+    /// The padding is longer than the bytes behind the headers.
     #[error("more padding than payload")]
     Padding,
-    /// Data behind an opcode that carries none.
+    /// Data behind an opcode without payload.
     #[error("payload where none belongs")]
     UnexpectedPayload,
-    /// An acknowledgement that says something reserved.
+    /// An acknowledgement with a reserved syndrome.
     #[error("reserved syndrome {0:#04x}")]
     ReservedSyndrome(u8),
 }
@@ -34,17 +34,17 @@ pub enum EmitError {
     /// The buffer is shorter than the headers.
     #[error("no room for the headers")]
     NoRoom,
-    /// The opcode calls for a header that was not given.
+    /// A header of the opcode is missing.
     #[error("opcode calls for {0:?}")]
     MissingHeader(Headers),
 }
 
-/// A packet that was received; or a place for one, before [`Packet::read`] has succeeded.
+/// A received packet; or a buffer for one, before [`Packet::read`] has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Base transport header.
     pub bth: Bth,
-    /// The headers behind it: exactly those that the opcode calls for.
+    /// The headers behind it: exactly those of the opcode.
     pub ext: Extensions,
     /// The data, without padding.
     pub payload: &'a [u8],
@@ -52,21 +52,21 @@ pub struct Packet<'a> {
 
 impl<'a> Packet<'a> {
     /// Reads a packet: base transport header to end of padding, the ICRC already removed. Reserved bits are ignored.
-    /// Whether the lengths agree with the path MTU and the message is for the transport to say.
+    /// The transport checks whether the lengths agree with the path MTU and the message.
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let mut packet = Packet::default();
         packet.read(bytes).map(|()| packet)
     }
 
-    /// The same in place of what was there before; after an error, anything is. A packet with all that it could carry is large, and to
-    /// move it when it was just written is slow.
+    /// The same in place; after an error the content is unspecified. A packet with all its headers is large, and moving
+    /// it just after it was written is slow.
     #[inline(always)]
     pub fn read(&mut self, bytes: &'a [u8]) -> Result<(), ParseError> {
         let mut rest = bytes;
         self.bth = Bth::parse(&mut rest)?;
         let info = self.bth.opcode.info();
         self.ext = Extensions::default();
-        // Most packets have none.
+        // Most packets have no extension headers.
         if !info.headers.is_empty() {
             self.ext.read(info.headers, &mut rest)?;
         }
@@ -80,7 +80,7 @@ impl<'a> Packet<'a> {
 }
 
 impl Default for Packet<'_> {
-    /// One of nothing: a place for [`Packet::read`].
+    /// An empty packet, a buffer for [`Packet::read`].
     #[inline]
     fn default() -> Self {
         let bth = Bth {
@@ -99,12 +99,12 @@ impl Default for Packet<'_> {
     }
 }
 
-/// Writes the base transport header and those extension headers that its opcode calls for to the front of `buf`, and
-/// returns their length in bytes. Other extensions may be present and are left out, so that one set serves every
+/// Writes the base transport header and the extension headers of its opcode to the front of `buf`, and
+/// returns their length in bytes. Other extensions are left out, so that one set serves every
 /// packet of a message.
 ///
-/// Fails, with `buf` in any state, when `buf` is shorter than the headers or one of them is missing.
-#[inline(always)] // Nobody has to put the fields where a function that is called would look for them.
+/// Fails, with unspecified content in `buf`, when `buf` is shorter than the headers or one of them is missing.
+#[inline(always)] // The fields need not be stored in memory for a call.
 pub fn emit_headers(bth: &Bth, ext: &Extensions, buf: &mut [u8]) -> Result<usize, EmitError> {
     let info = bth.opcode.info();
     let mut room = buf.get_mut(..info.header_len).ok_or(EmitError::NoRoom)?;

@@ -4,12 +4,12 @@ const MASK: u32 = 0xff_ffff;
 
 /// A packet sequence number. Always below 2^24; arithmetic wraps there.
 ///
-/// There is no `Ord`: on a circle "smaller" depends on where one looks from. Ask [`Psn::since`].
+/// There is no `Ord`: on a circle, "smaller" depends on the starting point. Use [`Psn::since`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The number whose low 24 bits are those of `value`.
+    /// A number from the low 24 bits of `value`.
     pub const fn new(value: u32) -> Psn {
         Psn(value & MASK)
     }
@@ -34,13 +34,13 @@ impl Psn {
         self.plus(1)
     }
 
-    /// How many packets this number lies behind `earlier`, the short way round: -2^23 to 2^23 - 1.
+    /// How many packets this number is after `earlier`, by the shorter distance: -2^23 to 2^23 - 1.
     pub const fn since(self, earlier: Psn) -> i32 {
         // The difference modulo 2^24, moved to the top of the word so that its bit 23 becomes the sign.
         (self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8
     }
 
-    /// Whether this number comes before `other`, the short way round.
+    /// Whether this number is before `other`, by the shorter distance.
     pub const fn is_before(self, other: Psn) -> bool {
         self.since(other) < 0
     }

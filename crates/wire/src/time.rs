@@ -1,6 +1,6 @@
-//! Time as the protocol crates know it: a number that their caller gives.
+//! Time in the protocol crates: a number that the caller supplies.
 
-/// A point in time, in nanoseconds since an epoch that the caller chooses. No protocol crate asks a clock.
+/// A point in time, in nanoseconds since an epoch of the caller's choice. No protocol crate reads a clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub u64);
 

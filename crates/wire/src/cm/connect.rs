@@ -1,9 +1,9 @@
-//! The datagrams that set a connection up.
+//! The datagrams that establish a connection.
 
 use super::field::Buffer;
 use super::{Answered, MadError};
 
-/// The transport service that is asked for.
+/// The requested transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Transport {
@@ -11,7 +11,7 @@ pub enum Transport {
     Rc = 0,
     /// Unreliable connection.
     Uc = 1,
-    /// Reliable datagrams, which nobody has.
+    /// Reliable datagrams (not supported).
     Rd = 2,
     /// One of the extended kinds (XRC).
     Extended = 3,
@@ -28,10 +28,10 @@ impl Transport {
     }
 }
 
-/// A way between the two ends, as the active one sees it.
+/// A path between the two ends, as the active side sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReqPath {
-    /// LID of the active side; of no meaning in RoCE.
+    /// LID of the active side; not used in RoCE.
     pub local_lid: u16,
     /// LID of the passive side.
     pub remote_lid: u16,
@@ -49,38 +49,38 @@ pub struct ReqPath {
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub service_level: u8,
-    /// Whether no router lies between.
+    /// Whether there is no router on the path.
     pub subnet_local: bool,
-    /// The active side's time for an acknowledgement: 4.096 µs · 2^n, 5 bits.
+    /// The active side's local ACK timeout: 4.096 µs · 2^n, 5 bits.
     pub local_ack_timeout: u8,
 }
 
-/// REQ: asks for a connection (12.6.5).
+/// REQ: requests a connection (12.6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Req {
-    /// The active side's name for the connection.
+    /// The active side's communication ID.
     pub local_comm_id: u32,
-    /// What it wants to connect to.
+    /// The requested service.
     pub service_id: u64,
     /// The active side's node GUID.
     pub local_ca_guid: u64,
-    /// Of no meaning for connected services.
+    /// Not used by connected services.
     pub local_qkey: u32,
     /// The active side's queue pair, 24 bits.
     pub local_qpn: u32,
-    /// READs and atomics that the active side answers at a time.
+    /// READs and atomics that the active side can answer at a time.
     pub responder_resources: u8,
-    /// READs and atomics that it wants under way at a time.
+    /// READs and atomics that it wants in flight at a time.
     pub initiator_depth: u8,
-    /// How long the passive side may take to answer: 4.096 µs · 2^n, 5 bits.
+    /// CM response timeout of the passive side: 4.096 µs · 2^n, 5 bits.
     pub remote_cm_response_timeout: u8,
     /// The service.
     pub transport: Transport,
-    /// Whether credits are wanted.
+    /// Whether end-to-end credits are requested.
     pub flow_control: bool,
     /// The first PSN that the active side expects, 24 bits.
     pub starting_psn: u32,
-    /// How long the active side may take to answer, 5 bits.
+    /// CM response timeout of the active side, 5 bits.
     pub local_cm_response_timeout: u8,
     /// Retries of the passive side's queue pair, 3 bits.
     pub retry_count: u8,
@@ -88,15 +88,15 @@ pub struct Req {
     pub pkey: u16,
     /// Code of the path MTU: 1 (256 bytes) to 5 (4096 bytes).
     pub path_mtu: u8,
-    /// RNR retries of the passive side's queue pair, 3 bits; 7 is for ever.
+    /// RNR retries of the passive side's queue pair, 3 bits; 7 is infinite.
     pub rnr_retry_count: u8,
-    /// How often the active side repeats what is not answered, 4 bits.
+    /// How often the active side repeats an unanswered CM message, 4 bits.
     pub max_cm_retries: u8,
     /// Whether the active side has a shared receive queue.
     pub srq: bool,
-    /// The way.
+    /// The primary path.
     pub primary: ReqPath,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Req::PRIVATE_BYTES],
 }
 
@@ -193,23 +193,23 @@ impl ReqPath {
 /// REP: accepts a connection (12.6.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rep {
-    /// The passive side's name for the connection.
+    /// The passive side's communication ID.
     pub local_comm_id: u32,
-    /// The active side's.
+    /// The active side's communication ID.
     pub remote_comm_id: u32,
-    /// Of no meaning for connected services.
+    /// Not used by connected services.
     pub local_qkey: u32,
     /// The passive side's queue pair, 24 bits.
     pub local_qpn: u32,
     /// The first PSN that the passive side expects, 24 bits.
     pub starting_psn: u32,
-    /// READs and atomics that the passive side answers at a time.
+    /// READs and atomics that the passive side can answer at a time.
     pub responder_resources: u8,
-    /// READs and atomics that it will have under way at a time.
+    /// READs and atomics that it will have in flight at a time.
     pub initiator_depth: u8,
     /// Its delay before acknowledging: 4.096 µs · 2^n, 5 bits.
     pub target_ack_delay: u8,
-    /// Whether credits are wanted.
+    /// Whether end-to-end credits are requested.
     pub flow_control: bool,
     /// RNR retries of the active side's queue pair, 3 bits.
     pub rnr_retry_count: u8,
@@ -217,7 +217,7 @@ pub struct Rep {
     pub srq: bool,
     /// The passive side's node GUID.
     pub local_ca_guid: u64,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Rep::PRIVATE_BYTES],
 }
 
@@ -264,11 +264,11 @@ impl Rep {
 /// RTU: the active side is ready (12.6.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rtu {
-    /// The active side's name for the connection.
+    /// The active side's communication ID.
     pub local_comm_id: u32,
-    /// The passive side's.
+    /// The passive side's communication ID.
     pub remote_comm_id: u32,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Rtu::PRIVATE_BYTES],
 }
 
@@ -292,15 +292,15 @@ impl Rtu {
 /// MRA: the answer will take longer (12.6.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mra {
-    /// The sender's name for the connection.
+    /// The sender's communication ID.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's communication ID.
     pub remote_comm_id: u32,
-    /// What it is an answer to.
+    /// The message that it answers.
     pub answered: Answered,
-    /// How much longer: 4.096 µs · 2^n, 5 bits.
+    /// Additional time: 4.096 µs · 2^n, 5 bits.
     pub service_timeout: u8,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Mra::PRIVATE_BYTES],
 }
 

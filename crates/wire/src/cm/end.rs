@@ -1,9 +1,9 @@
-//! The datagrams that refuse or end a connection.
+//! The datagrams that reject or end a connection.
 
 use super::MadError;
 use super::field::Buffer;
 
-/// What an MRA or a REJ is the answer to.
+/// The message that an MRA or a REJ answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Answered {
@@ -11,7 +11,7 @@ pub enum Answered {
     Req = 0,
     /// A REP.
     Rep = 1,
-    /// Something else: a LAP of an MRA; nothing in particular of a REJ.
+    /// Another message: a LAP for an MRA; none in particular for a REJ.
     Other = 2,
 }
 
@@ -26,43 +26,43 @@ impl Answered {
     }
 }
 
-/// Why a REJ refuses (table 109). Every value is legal: programs see it as a number.
+/// Why a REJ rejects (table 109). Every value is legal: programs see it as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RejReason(pub u16);
 
 impl RejReason {
-    /// Whoever sent what is rejected, or waited for, gave up waiting.
+    /// The sender of the rejected or awaited message has timed out.
     pub const TIMEOUT: RejReason = RejReason(4);
     /// There is no such connection.
     pub const INVALID_COMM_ID: RejReason = RejReason(6);
-    /// Nobody listens.
+    /// No listener.
     pub const INVALID_SERVICE_ID: RejReason = RejReason(8);
-    /// Not a service that is offered.
+    /// The transport service is not supported.
     pub const INVALID_TRANSPORT: RejReason = RejReason(9);
     /// The queue pair is in use by an older connection, as far as this side knows.
     pub const STALE_CONNECTION: RejReason = RejReason(10);
-    /// The connection is to be asked for at another queue pair 1, which the additional information names.
+    /// The connection must be requested at another queue pair 1, named in the additional information.
     pub const PORT_AND_CM_REDIRECT: RejReason = RejReason(24);
-    /// The program refuses.
+    /// The program rejects.
     pub const CONSUMER_DEFINED: RejReason = RejReason(28);
 }
 
-/// REJ: refuses or gives up (12.6.7).
+/// REJ: rejects or times out (12.6.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rej {
-    /// The sender's name for the connection; 0 if it has none.
+    /// The sender's communication ID; 0 if it has none.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's communication ID.
     pub remote_comm_id: u32,
-    /// What is refused.
+    /// The rejected message.
     pub answered: Answered,
-    /// Why.
+    /// The reason.
     pub reason: RejReason,
-    /// How many bytes of [`Rej::info`] count, at most 72.
+    /// Valid bytes of [`Rej::info`], at most 72.
     pub info_len: u8,
-    /// What the reason needs.
+    /// Additional information for the reason.
     pub info: [u8; Rej::INFO_BYTES],
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Rej::PRIVATE_BYTES],
 }
 
@@ -107,13 +107,13 @@ impl Rej {
 /// DREQ: ends a connection (12.6.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dreq {
-    /// The sender's name for the connection.
+    /// The sender's communication ID.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's communication ID.
     pub remote_comm_id: u32,
     /// The receiver's queue pair, 24 bits.
     pub remote_qpn: u32,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Dreq::PRIVATE_BYTES],
 }
 
@@ -140,14 +140,14 @@ impl Dreq {
     }
 }
 
-/// DREP: agrees to the end (12.6.11).
+/// DREP: acknowledges a DREQ (12.6.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drep {
-    /// The sender's name for the connection.
+    /// The sender's communication ID.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// The receiver's communication ID.
     pub remote_comm_id: u32,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; Drep::PRIVATE_BYTES],
 }
 

@@ -1,12 +1,12 @@
-//! Fields by their place, as chapter 12 of the standard counts: bytes from the end of the common header, bits from the most
-//! significant one.
+//! Fields by their offset, as chapter 12 of the standard counts: bytes from the end of the common header, bits from the
+//! most significant one.
 
 use super::MAD_BYTES;
 
-/// Length of the header that all management datagrams share (IBTA volume 1, 13.4.3).
+/// Length of the common header of management datagrams (IBTA volume 1, 13.4.3).
 const HEADER_BYTES: usize = 24;
 
-/// A datagram's bytes. Places are constants of this module's siblings, all of them within the datagram.
+/// A datagram's bytes. Offsets are constants of the other modules in `cm`, all within the datagram.
 pub(super) struct Buffer(pub [u8; MAD_BYTES]);
 
 impl Buffer {
@@ -32,7 +32,7 @@ impl Buffer {
         u64::from_be_bytes(self.array(at))
     }
 
-    /// Three bytes.
+    /// A 24-bit field.
     pub fn u24(&self, at: usize) -> u32 {
         self.u32(at) >> 8
     }
@@ -51,7 +51,7 @@ impl Buffer {
         self.put(at, &bytes);
     }
 
-    /// Into bits that are still zero.
+    /// Sets bits that are still zero.
     pub fn put_bits(&mut self, at: usize, bit: u32, width: u32, value: u8) {
         self.0[HEADER_BYTES + at] |= (value & mask(width)) << (8 - bit - width);
     }

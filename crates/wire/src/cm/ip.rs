@@ -1,9 +1,9 @@
-//! IP addresses in place of InfiniBand's names (IBTA annex A11, "RDMA IP CM service"): service IDs that hold a port, and the
+//! IP addressing (IBTA annex A11, "RDMA IP CM service"): service IDs that hold a port, and the
 //! addresses at the front of the private data.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Bytes that the addresses take of the private data of a REQ or SIDR_REQ.
+/// Bytes of the addresses in the private data of a REQ or SIDR_REQ.
 pub const IP_HEADER_BYTES: usize = 36;
 
 /// The namespaces of ports.
@@ -19,7 +19,7 @@ pub enum PortSpace {
 }
 
 impl PortSpace {
-    /// The namespace of that number.
+    /// The namespace with this number.
     pub fn from_number(number: u16) -> Option<PortSpace> {
         [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib].into_iter().find(|space| *space as u16 == number)
     }
@@ -30,13 +30,13 @@ pub fn service_id(space: PortSpace, port: u16) -> u64 {
     (space as u64) << 16 | u64::from(port)
 }
 
-/// The port that a service ID stands for, if it is one of these.
+/// The port of a service ID, if it is one of these.
 pub fn service_of(service_id: u64) -> Option<(PortSpace, u16)> {
     let space = u16::try_from(service_id >> 16).ok()?;
     Some((PortSpace::from_number(space)?, service_id as u16))
 }
 
-/// The addresses.
+/// The addresses at the front of the private data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// The active side's port.
@@ -47,13 +47,13 @@ pub struct IpHeader {
     pub destination: IpAddr,
 }
 
-/// Why private data does not begin with addresses.
+/// Why private data does not begin with valid addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IpHeaderError {
-    /// There is not enough of it.
+    /// It is too short.
     #[error("{0} bytes are too few")]
     Length(usize),
-    /// Another version of the annex.
+    /// Not version 0 of the annex.
     #[error("version {0:#x}")]
     Version(u8),
     /// Neither IPv4 nor IPv6.
@@ -86,7 +86,7 @@ impl IpHeader {
         Ok(IpHeader { source_port, source: address(4)?, destination: address(20)? })
     }
 
-    /// The bytes. Addresses of different families are both written as IPv6.
+    /// Writes the addresses. Addresses of different families are both written as IPv6.
     pub fn encode(&self) -> [u8; IP_HEADER_BYTES] {
         let mut bytes = [0; IP_HEADER_BYTES];
         let v4 = self.source.is_ipv4() && self.destination.is_ipv4();

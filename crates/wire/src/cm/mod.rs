@@ -1,17 +1,17 @@
-//! Communication management datagrams (IBTA volume 1, chapter 12): how two ends of a connection find each other.
+//! Communication management datagrams (IBTA volume 1, chapter 12), which establish and end connections.
 //!
 //! ```text
 //!   active                       passive                  unreliable datagrams
-//!     | REQ  ------------------->  |  asks                   | SIDR_REQ ------------> |
-//!     | <---------------- MRA      |  "be patient"           | <---------- SIDR_REP   |
+//!     | REQ  ------------------->  |  requests               | SIDR_REQ ------------> |
+//!     | <---------------- MRA      |  extends the timeout    | <---------- SIDR_REP   |
 //!     | <---------------- REP      |  accepts, or REJ
 //!     | RTU  ------------------->  |  ready
 //!     | DREQ ------------------->  |  either side ends it
 //!     | <---------------- DREP     |
 //! ```
 //!
-//! Every datagram has 256 bytes. Alternate paths (a REQ's second path, LAP and APR) are for failing over between ports of an
-//! InfiniBand fabric: they are not read.
+//! Every datagram has 256 bytes. Alternate paths (a REQ's second path, LAP and APR) are for failover between ports of
+//! an InfiniBand fabric: they are not read.
 
 mod connect;
 mod end;
@@ -36,49 +36,50 @@ pub const CM_CLASS: u8 = 0x07;
 
 const BASE_VERSION: u8 = 1;
 const CLASS_VERSION: u8 = 2;
-/// No datagram of the class is answered by the management layer itself: all of them are sends.
+/// The management layer itself answers no datagram of this class: all of them are sends.
 const METHOD_SEND: u8 = 3;
 
-/// A datagram with the transaction it belongs to.
+/// A datagram with its transaction ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mad {
-    /// The transaction: answers carry that of what they answer.
+    /// The transaction ID: an answer carries that of its request.
     pub tid: u64,
-    /// What it says.
+    /// The message.
     pub message: Message,
 }
 
-/// What a datagram says.
-// The largest is a REQ with its 92 bytes of private data, the smallest has the most private data: all are alike in size.
+/// The message of a datagram.
+// The largest is a REQ with its 92 bytes of private data; the smallest has the most private data. All are of similar
+// size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Asks for a connection.
+    /// Requests a connection.
     Req(Req),
-    /// Asks for patience.
+    /// Extends the peer's timeout.
     Mra(Mra),
-    /// Refuses, or gives up.
+    /// Rejects, or times out.
     Rej(Rej),
     /// Accepts a connection.
     Rep(Rep),
-    /// Says that the active side is ready.
+    /// Reports that the active side is ready.
     Rtu(Rtu),
     /// Ends a connection.
     Dreq(Dreq),
-    /// Agrees to the end.
+    /// Acknowledges the end.
     Drep(Drep),
-    /// Asks which queue pair serves unreliable datagrams.
+    /// Requests the queue pair for unreliable datagrams of a service.
     SidrReq(SidrReq),
-    /// Says which.
+    /// Returns it.
     SidrRep(SidrRep),
 }
 
-/// Why bytes are no datagram of the class.
+/// Why bytes are not a datagram of the class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MadError {
     /// Every datagram has 256 bytes.
     #[error("{0} bytes, not 256")]
     Length(usize),
-    /// The header is of something else.
+    /// The header is of another class or version.
     #[error("not of the class: {field} is {value:#x}")]
     Foreign {
         /// The header's field.
@@ -86,10 +87,10 @@ pub enum MadError {
         /// Its value.
         value: u16,
     },
-    /// A kind that is not read: LAP, APR, or none there is.
+    /// An unsupported attribute: LAP, APR or unknown.
     #[error("attribute {0:#06x} is not supported")]
     Attribute(u16),
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     #[error("{field} is {value}")]
     Field {
         /// The field.
@@ -103,7 +104,7 @@ impl Mad {
     /// Reads a datagram.
     ///
     /// # Errors
-    /// See [`MadError`]. Reserved bits are not looked at (IBTA volume 1, 13.4.1).
+    /// See [`MadError`]. Reserved bits are ignored (IBTA volume 1, 13.4.1).
     pub fn decode(bytes: &[u8]) -> Result<Mad, MadError> {
         let bytes: &[u8; MAD_BYTES] = bytes.try_into().map_err(|_| MadError::Length(bytes.len()))?;
         let buffer = Buffer(*bytes);
@@ -136,7 +137,7 @@ impl Mad {
         Ok(Mad { tid, message })
     }
 
-    /// The bytes. Fields wider than the wire has room for lose their upper bits.
+    /// Writes a datagram. Fields wider than on the wire lose their upper bits.
     pub fn encode(&self) -> [u8; MAD_BYTES] {
         let mut buffer = Buffer([0; MAD_BYTES]);
         let attribute = match &self.message {

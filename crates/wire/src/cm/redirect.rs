@@ -1,4 +1,5 @@
-//! Where to ask instead: the part of ClassPortInfo (IBTA volume 1, 13.4.8.1) that a redirecting REJ or SIDR_REP carries.
+//! Where to ask instead: the part of ClassPortInfo (IBTA volume 1, 13.4.8.1) that a redirecting REJ or SIDR_REP
+//! carries.
 
 /// Length of ClassPortInfo, which fills the additional information of a REJ.
 pub const REDIRECT_BYTES: usize = 72;

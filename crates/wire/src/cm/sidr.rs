@@ -1,17 +1,17 @@
-//! Service resolution: which queue pair takes the unreliable datagrams of a service (12.11).
+//! Service ID resolution: finds the queue pair for the unreliable datagrams of a service (12.11).
 
 use super::field::Buffer;
 
-/// SIDR_REQ: asks.
+/// SIDR_REQ: requests the queue pair of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrReq {
-    /// The asking side's name for the question.
+    /// The requester's ID of this request.
     pub request_id: u32,
     /// Partition.
     pub pkey: u16,
     /// The service.
     pub service_id: u64,
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; SidrReq::PRIVATE_BYTES],
 }
 
@@ -38,39 +38,39 @@ impl SidrReq {
     }
 }
 
-/// What a SIDR_REP comes to (table 121). Every value is legal: programs see it as a number.
+/// Status of a SIDR_REP (table 121). Every value is legal: programs see it as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrStatus(pub u8);
 
 impl SidrStatus {
     /// The queue pair is valid.
     pub const VALID: SidrStatus = SidrStatus(0);
-    /// Nobody listens.
+    /// No listener.
     pub const UNSUPPORTED: SidrStatus = SidrStatus(1);
-    /// The program refuses.
+    /// The program rejects.
     pub const REJECTED: SidrStatus = SidrStatus(2);
-    /// To be asked at another queue pair 1, which the additional information names.
+    /// The request must go to another queue pair 1, named in the additional information.
     pub const REDIRECT: SidrStatus = SidrStatus(4);
 }
 
-/// SIDR_REP: answers.
+/// SIDR_REP: answers a SIDR_REQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrRep {
-    /// The asking side's name for the question.
+    /// The requester's ID of the request.
     pub request_id: u32,
-    /// Whether the rest says anything.
+    /// Whether the other fields are valid.
     pub status: SidrStatus,
-    /// How many bytes of [`SidrRep::info`] count.
+    /// Valid bytes of [`SidrRep::info`].
     pub info_len: u8,
     /// The queue pair, 24 bits.
     pub qpn: u32,
     /// The service.
     pub service_id: u64,
-    /// The key that datagrams to the queue pair need.
+    /// The Q_Key for datagrams to the queue pair.
     pub qkey: u32,
-    /// What the status needs.
+    /// Additional information for the status.
     pub info: [u8; SidrRep::INFO_BYTES],
-    /// What the program adds.
+    /// Private data of the program.
     pub private_data: [u8; SidrRep::PRIVATE_BYTES],
 }
 
