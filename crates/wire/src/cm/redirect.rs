@@ -1,5 +1,4 @@
-//! Where to ask instead: the part of ClassPortInfo (IBTA volume 1, 13.4.8.1) that a redirecting REJ or SIDR_REP
-//! carries.
+//! Redirection target: the part of ClassPortInfo (IBTA volume 1, 13.4.8.1) in a redirecting REJ or SIDR_REP.
 
 /// Length of ClassPortInfo, which fills the additional information of a REJ.
 pub const REDIRECT_BYTES: usize = 72;
@@ -11,14 +10,14 @@ pub struct Redirect {
     pub gid: [u8; 16],
     /// Partition.
     pub pkey: u16,
-    /// Its number, 24 bits: that of a Terrace process holds the slot.
+    /// Its number, 24 bits; of a Terrace process, the upper bits are its instance index.
     pub qpn: u32,
-    /// The key that datagrams to it need.
+    /// The Q_Key for datagrams to it.
     pub qkey: u32,
 }
 
 impl Redirect {
-    /// Reads additional information; `None` if there is too little, or no queue pair in it.
+    /// Reads additional information; `None` if it is too short or has no queue pair.
     pub fn decode(info: &[u8]) -> Option<Redirect> {
         let bytes = info.first_chunk::<REDIRECT_BYTES>()?;
         let mut gid = [0; 16];
@@ -33,7 +32,7 @@ impl Redirect {
         (qpn != 0).then_some(redirect)
     }
 
-    /// The bytes.
+    /// Writes the additional information.
     pub fn encode(&self) -> [u8; REDIRECT_BYTES] {
         let mut bytes = [0; REDIRECT_BYTES];
         // Base version 1, class version 2 of communication management.
