@@ -1,15 +1,15 @@
-//! What went through a port.
+//! Counters of a port.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-/// Counters of a port. Relaxed atomics: each is right by itself, but two read together may be a moment apart.
+/// Counters of a port. Relaxed atomics: each is right by itself, but two may be read at slightly different times.
 #[derive(Debug, Default)]
 pub struct PortCounters {
-    /// What left.
+    /// Sent packets.
     pub tx: TxCounters,
-    /// What arrived.
+    /// Received packets.
     pub rx: RxCounters,
 }
 
@@ -21,9 +21,9 @@ pub struct TxCounters {
     pub packets: AtomicU64,
     /// Bytes of those packets from the BTH to the ICRC.
     pub bytes: AtomicU64,
-    /// System calls (or their simulated like) that it took.
+    /// System calls (or simulated ones) for sending.
     pub calls: AtomicU64,
-    /// Times that the network would have blocked.
+    /// Sends that would have blocked.
     pub would_block: AtomicU64,
     /// Packets that the system refused for any other reason. They are lost.
     pub send_errors: AtomicU64,
@@ -37,19 +37,19 @@ pub struct RxCounters {
     pub packets: AtomicU64,
     /// Bytes of those packets from the BTH to the ICRC.
     pub bytes: AtomicU64,
-    /// System calls that brought something.
+    /// System calls that returned a datagram.
     pub calls: AtomicU64,
-    /// Packets whose ICRC does not fit their bytes and addresses. Dropped.
+    /// Packets whose ICRC does not match their bytes and addresses. Dropped.
     pub bad_icrc: AtomicU64,
     /// Packets too short to hold a BTH and an ICRC, or longer than the receive buffer. Dropped.
     pub truncated: AtomicU64,
     /// Datagrams that the system dropped because the receive buffer was full.
     pub overflows: AtomicU64,
-    /// System calls that failed for a reason other than that nothing was there.
+    /// System calls that failed for a reason other than an empty socket.
     pub receive_errors: AtomicU64,
 }
 
-/// The values of [`PortCounters`] at one moment.
+/// The values of [`PortCounters`] at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)] // The names are those of the counters above.
 pub struct CountersSnapshot {

@@ -1,9 +1,9 @@
-//! How packets move. A [`Port`] is a NIC's place in a network: real UDP sockets ([`udp`]), or a seeded simulation
-//! ([`sim`]). [`fault`] and [`pcap`] are ports that wrap another one, to spoil and to record what passes through.
+//! Moves packets. A [`Port`] is a NIC's port in a network: real UDP sockets ([`udp`]), or a seeded simulation
+//! ([`sim`]). [`fault`] and [`pcap`] are ports that wrap another one, to inject faults and to record packets.
 //!
-//! This crate knows packets only as bytes with a way to go ([`terrace_wire::Path`]) or a place they came from
-//! ([`terrace_wire::RxMeta`]). The one field it owns is the ICRC at the end of each packet: it is added when a
-//! packet leaves and checked when one is looked at, because its value depends on addresses, ports and the IPv4
+//! To this crate packets are bytes with a path to their destination ([`terrace_wire::Path`]) or metadata of their
+//! arrival ([`terrace_wire::RxMeta`]). The one field it owns is the ICRC at the end of each packet. It is added when a
+//! packet is sent and checked when a received one is read, because its value depends on addresses, ports and the IPv4
 //! identification, which only this crate knows.
 //!
 //! Nothing here blocks, and nothing here allocates per packet once buffers have grown to their working size.
@@ -28,14 +28,14 @@ pub use tx::{TxBatch, TxPacket};
 
 use terrace_wire::ROCE_PORT;
 
-/// An entry of the GID table: one local address that packets can leave from and arrive at.
+/// An entry of the GID table: one local address of the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// The GID as verbs show it: an IPv6 address, or an IPv4 address mapped into IPv6 (IBTA annex A17).
+    /// The GID in verbs: an IPv6 address, or an IPv4 address mapped into IPv6 (IBTA annex A17).
     pub raw: [u8; 16],
     /// The same as an address.
     pub addr: IpAddr,
-    /// Name of the interface that has the address.
+    /// Name of the address's interface.
     pub interface: String,
     /// Index of that interface, which is also the scope of a link-local address. 0 in a simulated network.
     pub ifindex: u32,
@@ -52,17 +52,17 @@ impl Gid {
     }
 }
 
-/// A NIC's place in a network.
+/// A NIC's port in a network.
 ///
-/// Any number of threads may transmit at once. Only one at a time may receive: the NIC's receive lock sees to it.
+/// Any number of threads may transmit at once. Only one at a time may receive, under the NIC's receive lock.
 pub trait Port: Send + Sync {
-    /// The local addresses, the chosen one first. The table does not change while the port is open.
+    /// The local addresses, the configured one first. The table does not change while the port is open.
     fn gids(&self) -> &[Gid];
 
-    /// Which of the host's processes this is: the upper 8 bits of its queue pair numbers.
+    /// The process's instance index on this host: the upper 8 bits of its queue pair numbers.
     fn slot(&self) -> u8;
 
-    /// The UDP port that belongs to the slot.
+    /// The UDP port of the instance index.
     fn udp_port(&self) -> u16 {
         ROCE_PORT + u16::from(self.slot())
     }
@@ -70,33 +70,33 @@ pub trait Port: Send + Sync {
     /// The largest path MTU, in bytes of payload per packet: 256, 512, 1024, 2048 or 4096.
     fn mtu_limit(&self) -> u32;
 
-    /// How many bytes the network holds for this port before it drops, as the kernel counts them. A lone packet weighs
-    /// more than its length: up to 128 bytes 832, one of 1 KiB 2304, one of 4 KiB 8456 (measured on Linux 6.18). In a
-    /// GSO run that arrives whole, a packet weighs little more than its length.
+    /// How many bytes the network buffers for this port before it drops, as the kernel counts them. A lone packet
+    /// counts for more than its length: up to 128 bytes 832, one of 1 KiB 2304, one of 4 KiB 8456 (measured on Linux
+    /// 6.18). In a GSO run that arrives whole, a packet counts for little more than its length.
     fn receive_buffer_bytes(&self) -> usize;
 
-    /// What went through the port since it was opened.
+    /// The port's counters since it was opened.
     fn counters(&self) -> &PortCounters;
 
-    /// Sends what it can and removes it from the batch. False means that the network would block: the rest stays
-    /// in the batch, and the descriptors become writable when it is worth trying again. Packets that the system
+    /// Sends packets and removes them from the batch. False means that the network would block: the rest stays
+    /// in the batch, and the descriptors become writable when a retry can succeed. Packets that the system
     /// refuses for another reason are counted in `send_errors` and removed, as a network would lose them.
     fn transmit(&self, tx: &mut TxBatch) -> bool;
 
-    /// Fills the batch with what has arrived and returns how many datagrams that was (a GRO run counts once). Never
-    /// blocks. Whatever the batch still held is thrown away.
+    /// Fills the batch with received datagrams and returns their number (a GRO run counts once). Never
+    /// blocks. Drops the packets that the batch still held.
     ///
-    /// A value above 0 does not promise a packet (all may fail their ICRC), nor that nothing more waits. After a 0
-    /// something may still wait on a GID that had no traffic lately; asking again finds it within a few times, and
-    /// the descriptors stay readable (level-triggered) until it was fetched.
+    /// A value above 0 does not promise a packet (all may fail their ICRC), nor that the sockets are empty. After a 0,
+    /// a GID without recent traffic may still have datagrams. Repeated calls find them within a few times, and
+    /// the descriptors stay readable (level-triggered) until they are received.
     fn receive(&self, rx: &mut RxBatch) -> usize;
 
-    /// Descriptors to sleep on until something arrives. The list may grow when a GID is activated. They live as long
+    /// Descriptors to sleep on until a packet arrives. The list may grow when a GID is activated. They live as long
     /// as the port.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only those
-    /// that somebody uses are polled. Unknown indexes are ignored. Idempotent.
+    /// Starts to receive on a GID other than the first. Polling costs a system call per active GID, so only GIDs
+    /// in use are polled. Unknown indexes are ignored. Idempotent.
     fn activate(&self, gid_index: u8);
 }
 

@@ -1,5 +1,5 @@
-//! A capture of what passes through a port, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are put
-//! together from what the port knows, and whose RoCEv2 part, ICRC included, is what travels.
+//! A capture of a port's packets, for Wireshark: IP packets (LINKTYPE_RAW) whose IP and UDP headers are rebuilt
+//! from what the port knows. Their RoCEv2 part, ICRC included, is as on the wire.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -24,13 +24,13 @@ const IPV6_LEN: usize = 40;
 const UDP_LEN: usize = 8;
 const UDP_PROTOCOL: u8 = 17;
 
-/// What stands for the time to live where the system chooses it or does not tell.
+/// Stands for the time to live where the system chooses it or does not report it.
 const HOP_LIMIT: u8 = 64;
 
-/// A port whose packets, both ways, are also written to a file. Inside a
-/// [`FaultyPort`](crate::fault::FaultyPort) it shows what is left after the faults.
+/// A port whose packets, in both directions, are also written to a file. Inside a
+/// [`FaultyPort`](crate::fault::FaultyPort) it records the packets after the faults.
 ///
-/// When the file can no longer be written, a full disk for example, the capture ends with one line in the log, and
+/// When the file can no longer be written, for example on a full disk, the capture ends with one line in the log, and
 /// the packets go on.
 #[derive(Debug)]
 pub struct PcapPort<P: Port = Box<dyn Port>> {
@@ -44,21 +44,22 @@ struct Capture {
     /// `None` once writing has failed.
     file: Option<File>,
     file_len: u64,
-    /// Records of the burst at hand, one after the other.
+    /// Records of the current burst, one after the other.
     records: Vec<u8>,
-    /// Where each record ends.
+    /// End of each record.
     record_ends: Vec<usize>,
 }
 
-/// Opens a capture file for one port alone, and empties it. It has the data of all packets in it: a new file is its owner's alone. Ports of several processes, or of one, must not write to one
-/// file: whoever comes first has it until it is closed.
+/// Opens a capture file for one port alone, and empties it. A new file is readable by its owner alone, because it holds
+/// the data of all packets. Two ports, of one process or of several, must not write to one file: the first
+/// has it until it is closed.
 ///
 /// # Errors
-/// The file cannot be opened for writing; `WouldBlock` when somebody else has it.
+/// The file cannot be opened for writing; `WouldBlock` when another port has it.
 pub fn claim(path: &FilePath) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     file.try_lock()?;
-    // A pipe to a running Wireshark has nothing to be emptied.
+    // A pipe to a running Wireshark cannot be emptied.
     if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
@@ -66,7 +67,7 @@ pub fn claim(path: &FilePath) -> io::Result<File> {
 }
 
 impl<P: Port> PcapPort<P> {
-    /// Wraps a port and starts a new file, replacing what was there.
+    /// Wraps a port and starts a new file, replacing the old one.
     ///
     /// # Errors
     /// The file cannot be created or written; `WouldBlock` when another port is writing it.
@@ -90,13 +91,13 @@ impl<P: Port> PcapPort<P> {
         Ok(PcapPort { inner, path: path.to_owned(), capture: Mutex::new(capture) })
     }
 
-    /// The flow of a packet that leaves on this path.
+    /// The flow of a packet sent on this path.
     fn flow(&self, path: &Path) -> Option<Flow> {
         let gid = self.inner.gids().get(usize::from(path.source_gid_index))?;
         Some(Flow { source: SocketAddr::new(gid.addr, self.inner.udp_port()), destination: path.remote })
     }
 
-    /// Makes a record of every packet that waits, sealed as it will be.
+    /// Records every queued packet, sealed as it will be sent.
     fn record_waiting(&self, capture: &mut Capture, tx: &TxBatch, at: Duration) {
         for (run, index, bytes) in tx.packets_of_runs() {
             if let Some(flow) = self.flow(&run.path) {
@@ -120,7 +121,7 @@ impl Capture {
         self.record_ends.clear();
     }
 
-    /// Adds a record with its headers and returns the room for the packet, BTH to ICRC.
+    /// Adds a record with its headers and returns the space for the packet, BTH to ICRC.
     fn push_record(
         &mut self,
         at: Duration,
@@ -142,7 +143,7 @@ impl Capture {
     fn record_received(&mut self, rx: &RxBatch, at: Duration) {
         for (datagram, sealed, likely_ip_id) in rx.unchecked() {
             let flow = datagram.flow();
-            // With the identification that it seems to have had, the ICRC looks right where it is right.
+            // With the packet's own identification in the rebuilt header, a good ICRC is shown as good.
             let ip_id = match icrc::verify(&flow, sealed, likely_ip_id) {
                 Verdict::Good { ip_id } => ip_id,
                 Verdict::Bad => likely_ip_id,
@@ -153,13 +154,13 @@ impl Capture {
         self.record_ends.push(self.records.len());
     }
 
-    /// Writes the first `count` records. At once, so that a program that is killed leaves a whole capture.
+    /// Writes the first `count` records at once, so that a killed program leaves a whole capture.
     fn write(&mut self, count: usize, path: &FilePath) {
         let Some(end) = count.checked_sub(1).and_then(|last| self.record_ends.get(last)) else { return };
         let Some(file) = &mut self.file else { return };
         if let Err(error) = file.write_all(&self.records[..*end]) {
             tracing::warn!("the capture to {} ends here: {error}; packets go on", path.display());
-            // Half a record would make readers complain about all of it.
+            // Half a record would make readers reject the file.
             let _ = file.set_len(self.file_len);
             self.file = None;
             return;
@@ -186,7 +187,7 @@ fn ip_and_udp(flow: &Flow, class: u8, ip_id: u16, sealed_len: usize) -> ([u8; IP
             IPV6_LEN
         }
     };
-    // A checksum of 0 says that there is none.
+    // A checksum of 0 means none.
     let udp = [flow.source.port(), flow.destination.port(), udp_len, 0];
     for (field, value) in headers[ip_len..].chunks_exact_mut(2).zip(udp) {
         field.copy_from_slice(&value.to_be_bytes());
@@ -251,7 +252,7 @@ impl<P: Port> Port for PcapPort<P> {
         self.inner.counters()
     }
 
-    /// The lock is held while sending, so that an answer cannot stand in the file before its question.
+    /// The lock is held while sending, so that an answer cannot precede its request in the file.
     fn transmit(&self, tx: &mut TxBatch) -> bool {
         let mut capture = self.capture.lock();
         if capture.file.is_none() {

@@ -1,4 +1,4 @@
-//! Packets on their way in.
+//! Received packets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use terrace_wire::{ICRC_LEN, RxMeta};
 
 use crate::counters::{PortCounters, add};
 
-/// Room for one datagram: the longest that UDP can carry, a whole GRO run.
+/// Buffer for one datagram: the longest that UDP can carry, a whole GRO run.
 pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_536;
 
-/// A batch takes no further datagram once it holds this much: more would leave the processor's second-level cache
-/// before anybody looked at it.
+/// A batch accepts no further datagram once it holds this much: more would be evicted from the processor's second-level
+/// cache before it is read.
 const FILL_BYTES: usize = 192 << 10;
 
 /// Most datagrams in a batch.
@@ -24,7 +24,7 @@ const ALIGNMENT: usize = 64;
 /// The shortest packet: a base transport header and an ICRC.
 const PACKET_BYTES_MIN: usize = 12 + ICRC_LEN;
 
-/// Packets on their way in, as [`Port::receive`](crate::Port::receive) left them: whole GRO runs in one buffer.
+/// Received packets, as [`Port::receive`](crate::Port::receive) left them: whole GRO runs in one buffer.
 ///
 /// [`RxBatch::next`] splits the runs and checks each packet's ICRC only then, so that the bytes are still in the
 /// cache when the transport reads them.
@@ -32,10 +32,10 @@ const PACKET_BYTES_MIN: usize = 12 + ICRC_LEN;
 pub struct RxBatch {
     buffer: Box<[u8]>,
     datagrams: Vec<Datagram>,
-    /// The datagram that `next` looks at, and how far it is in it.
+    /// The next datagram for `next`, and the offset in it.
     current: usize,
     offset: usize,
-    /// The IPv4 identification that the next packet of this datagram probably has.
+    /// The likely IPv4 identification of the next packet of this datagram.
     likely_ip_id: u16,
     counters: Option<Arc<PortCounters>>,
     /// Not yet added to the counters.
@@ -47,7 +47,7 @@ pub struct RxBatch {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Datagram {
     pub meta: RxMeta,
-    /// The local port it came to.
+    /// The local destination port.
     pub udp_port: u16,
     pub start: usize,
     pub len: usize,
@@ -55,10 +55,10 @@ pub(crate) struct Datagram {
     pub segment: usize,
 }
 
-/// A packet that came in, its ICRC good and removed.
+/// A received packet, its ICRC good and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxPacket<'a> {
-    /// Where it came from.
+    /// Its source and destination.
     pub meta: RxMeta,
     /// From the BTH to the pad; at least 12 bytes.
     pub bytes: &'a [u8],
@@ -74,8 +74,8 @@ impl RxBatch {
     /// An empty batch. It has its full size (256 KiB) from the start.
     pub fn new() -> RxBatch {
         RxBatch {
-            // Not zeros, which would be pages yet to be had: the kernel would get them in the middle of a receive, and wait for
-            // whoever changes the process's address space just then.
+            // Not zeros, which would be unmapped pages: the kernel would fault them in during a receive, and wait for
+            // another thread that holds the address space's lock.
             buffer: vec![0xff; FILL_BYTES + DATAGRAM_BYTES_MAX].into(),
             datagrams: Vec::with_capacity(DATAGRAMS_MAX),
             current: 0,
@@ -88,7 +88,7 @@ impl RxBatch {
     }
 
     /// The next packet whose ICRC is good. Bad ones are counted and skipped. `None` when the batch is exhausted.
-    #[allow(clippy::should_implement_trait)] // The packet borrows from the batch, which an iterator's may not.
+    #[allow(clippy::should_implement_trait)] // The packet borrows from the batch, which an iterator's item cannot.
     pub fn next(&mut self) -> Option<RxPacket<'_>> {
         loop {
             let Some(datagram) = self.datagrams.get(self.current) else {
@@ -108,12 +108,12 @@ impl RxBatch {
         }
     }
 
-    /// True when [`RxBatch::next`] has nothing more to look at.
+    /// True when [`RxBatch::next`] has no more packets.
     pub fn is_empty(&self) -> bool {
         self.current >= self.datagrams.len()
     }
 
-    /// Forgets what the batch holds.
+    /// Drops all packets.
     pub fn clear(&mut self) {
         self.settle();
         self.datagrams.clear();
@@ -122,7 +122,7 @@ impl RxBatch {
         self.likely_ip_id = 0;
     }
 
-    /// Moves past a packet of `len` bytes that had this identification.
+    /// Advances past a packet of `len` bytes with this identification.
     fn step(&mut self, len: usize, ip_id: u16) {
         self.offset += len;
         self.likely_ip_id = ip_id.wrapping_add(1);
@@ -134,7 +134,7 @@ impl RxBatch {
         }
     }
 
-    /// Adds what was found good to the counters.
+    /// Adds the good packets to the counters.
     fn settle(&mut self) {
         if self.good_packets == 0 {
             return;
@@ -147,8 +147,8 @@ impl RxBatch {
         self.good_bytes = 0;
     }
 
-    /// Drops the packets that are not to be kept, unchecked and uncounted, as if the network had lost them. Asked in the order
-    /// of arrival.
+    /// Drops the packets for which `keep` is false, unchecked and uncounted, as if the network had lost them. Calls
+    /// `keep` in the order of arrival.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&RxMeta) -> bool) {
         let mut kept: Vec<Datagram> = Vec::with_capacity(self.datagrams.len());
         for datagram in &self.datagrams[self.current.min(self.datagrams.len())..] {
@@ -177,7 +177,7 @@ impl RxBatch {
         }
     }
 
-    /// Room for one more datagram of any size, or `None` when the batch holds enough.
+    /// Buffer for one more datagram of any size, or `None` when the batch is full.
     pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
         let start = self.fill_start();
         if start >= FILL_BYTES || self.datagrams.len() >= DATAGRAMS_MAX {
@@ -186,7 +186,7 @@ impl RxBatch {
         Some(&mut self.buffer[start..start + DATAGRAM_BYTES_MAX])
     }
 
-    /// Takes in the `len` bytes that were written to the room: packets of `segment` bytes each, the last one maybe
+    /// Commits the `len` bytes that were written to the buffer: packets of `segment` bytes each, the last one may be
     /// shorter. Lengths include the ICRC.
     pub(crate) fn commit(&mut self, meta: RxMeta, udp_port: u16, len: usize, segment: usize) {
         let segment = if segment == 0 { len } else { segment };
@@ -200,8 +200,8 @@ impl RxBatch {
         self.datagrams.push(Datagram { meta, udp_port, start, len, segment });
     }
 
-    /// The packets that `next` has not yet looked at, with their ICRC, unchecked; and the identification each
-    /// probably has.
+    /// The packets that `next` has not returned yet, with their ICRC, unchecked; and the likely identification of
+    /// each.
     pub(crate) fn unchecked(&self) -> impl Iterator<Item = (&Datagram, &[u8], u16)> {
         self.datagrams[self.current.min(self.datagrams.len())..].iter().flat_map(|datagram| {
             let bytes = &self.buffer[datagram.start..datagram.start + datagram.len];

@@ -1,5 +1,5 @@
-//! A simulated network. Everything in it follows from the seed and from the order of calls: there is no clock but
-//! the one that [`SimNet::advance_to`] moves, and no descriptor to sleep on.
+//! A simulated network. It is determined by the seed and the order of calls: its only clock is
+//! [`SimNet::advance_to`], and there is no descriptor to sleep on.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -17,7 +17,7 @@ use crate::fault::{Faults, Injector, marked};
 use crate::spoil::spoil;
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
-/// What a simulated network does to packets.
+/// Faults and delays of a simulated network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
     /// Probability that a packet is lost.
@@ -30,7 +30,7 @@ pub struct SimConfig {
     pub reorder: f64,
     /// Probability that a packet is marked with "congestion experienced".
     pub ecn_mark: f64,
-    /// How long packets travel, in nanoseconds. Those that are not held back stay in order.
+    /// Delay of packets, in nanoseconds. Packets that are not held back stay in order.
     pub delay_ns: Range<u64>,
     /// Largest path MTU in bytes.
     pub mtu: u32,
@@ -86,15 +86,15 @@ struct World {
     config: SimConfig,
     injector: Injector,
     now_ns: u64,
-    /// By source and destination: when the latest packet that was not held back arrives.
+    /// By source and destination: arrival time of the latest packet that was not held back.
     in_order_ns: BTreeMap<(SocketAddr, SocketAddr), u64>,
     in_flight: BinaryHeap<Reverse<Flight>>,
     flights_total: u64,
-    /// What has arrived and not been received, by address.
+    /// Packets that have arrived and were not received, by address.
     inboxes: BTreeMap<SocketAddr, VecDeque<Flight>>,
 }
 
-/// A packet on its way. The fields before the addresses give the order of arrival and are never all equal.
+/// A packet in flight. The fields before the addresses give the order of arrival and are never all equal.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Flight {
     at_ns: u64,
@@ -121,18 +121,18 @@ impl SimNet {
         SimNet { world: Arc::new(Mutex::new(world)) }
     }
 
-    /// A new port with this address, in the first slot of it that is free.
+    /// A new port with this address, at its first free instance index.
     ///
     /// # Panics
-    /// If all 256 slots of the address are taken.
+    /// If all 256 instance indexes of the address are in use.
     pub fn port(&self, addr: IpAddr) -> SimPort {
         self.port_with_gids(&[addr])
     }
 
-    /// A new port with several addresses. The first is the one whose free slot is taken.
+    /// A new port with several addresses. The first one determines the free instance index.
     ///
     /// # Panics
-    /// If there is no address, or all 256 slots of the first are taken.
+    /// If there is no address, or all 256 instance indexes of the first are in use.
     pub fn port_with_gids(&self, addrs: &[IpAddr]) -> SimPort {
         let gids: Vec<Gid> = addrs.iter().map(|addr| Gid::new(*addr, "sim0", 0)).collect();
         let mut world = self.world.lock();
@@ -146,24 +146,24 @@ impl SimNet {
         SimPort { world: Arc::clone(&self.world), gids, slot, mtu, counters: Arc::default() }
     }
 
-    /// Changes what the network does to packets sent from now on. The MTU is that of ports made from now on.
+    /// Changes the faults and delays of packets sent from now on. The MTU applies to ports created from now on.
     pub fn set_config(&self, config: SimConfig) {
         let mut world = self.world.lock();
         world.injector.faults = config.faults();
         world.config = config;
     }
 
-    /// The time in nanoseconds since the network was made.
+    /// The time in nanoseconds since the network was created.
     pub fn now(&self) -> u64 {
         self.world.lock().now_ns
     }
 
-    /// When the next packet arrives; `None` if none is on its way.
+    /// Arrival time of the next packet; `None` if none is in flight.
     pub fn next_delivery(&self) -> Option<u64> {
         self.world.lock().in_flight.peek().map(|Reverse(flight)| flight.at_ns)
     }
 
-    /// Moves the time, never backwards, and delivers what arrives until then.
+    /// Advances the time, never backwards, and delivers the packets that arrive until then.
     pub fn advance_to(&self, now_ns: u64) {
         let mut world = self.world.lock();
         world.now_ns = world.now_ns.max(now_ns);
@@ -176,7 +176,7 @@ fn socket_addr(addr: IpAddr, slot: u8) -> SocketAddr {
 }
 
 impl World {
-    /// Launches a packet with its ICRC.
+    /// Sends a packet with its ICRC.
     fn launch(&mut self, flow: Flow, traffic_class: u8, sealed: &[u8]) {
         let in_order_ns = self.in_order_ns.entry((flow.source, flow.destination)).or_default();
         for delivery in self.injector.deliveries(self.now_ns, in_order_ns) {
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Puts what has arrived into the inboxes. What nobody listens for vanishes.
+    /// Queues arrived packets at their ports. Packets to unknown addresses are dropped.
     fn deliver(&mut self) {
         while self.in_flight.peek().is_some_and(|Reverse(flight)| flight.at_ns <= self.now_ns) {
             let Some(Reverse(flight)) = self.in_flight.pop() else { return };
@@ -244,7 +244,7 @@ impl Port for SimPort {
         self.mtu
     }
 
-    /// Nothing is ever dropped for want of room; this is what a real port usually has.
+    /// No packet is ever dropped for lack of space; this is a real port's usual value.
     fn receive_buffer_bytes(&self) -> usize {
         16 << 20
     }
@@ -290,7 +290,7 @@ impl Port for SimPort {
         received
     }
 
-    /// None: whoever drives the simulation knows when something arrives.
+    /// None: the simulation's driver knows when a packet arrives.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }

@@ -1,9 +1,9 @@
-//! Damage that a receiver can tell.
+//! Corruption that a receiver can detect.
 
 use terrace_wire::icrc::{self, Flow, Verdict};
 
-/// Flips the given bit (modulo the packet's length), and further ones until a receiver can tell that the packet is
-/// damaged: some bits are not covered by the ICRC, and with IPv4 some damage looks like another identification.
+/// Flips the given bit (modulo the packet's length), and further ones until a receiver can detect the corruption:
+/// some bits are not covered by the ICRC, and with IPv4 some corruption looks like another identification.
 pub(crate) fn spoil(flow: &Flow, packet: &mut [u8], bit: u32) {
     let bits = packet.len() * 8;
     for bit in (0..bits).map(|step| (bit as usize + step) % bits) {

@@ -1,8 +1,8 @@
-//! Packets on their way out.
+//! Packets to send.
 
 use terrace_wire::{ICRC_LEN, Path};
 
-/// Most packets in one GSO send: what the oldest kernels with GSO accept (`UDP_MAX_SEGMENTS`).
+/// Most packets in one GSO send: the limit of the oldest kernels with GSO (`UDP_MAX_SEGMENTS`).
 pub(crate) const RUN_PACKETS_MAX: usize = 64;
 
 /// Most bytes in one GSO send: the largest UDP payload of IPv4.
@@ -11,22 +11,22 @@ pub(crate) const RUN_BYTES_MAX: usize = 65_507;
 /// The smallest batch: one packet of the largest path MTU with every header fits.
 const CAPACITY_BYTES_MIN: usize = 8192;
 
-/// Packets on their way out, back to back in one buffer, each with room for its ICRC behind it.
+/// Packets to send, back to back in one buffer, each with space for its ICRC behind it.
 ///
-/// Neighbours that go the same way and have the same length form a run (the last one may be shorter), which
-/// leaves in one GSO send without being copied again. [`Port::transmit`](crate::Port::transmit) drains the batch.
+/// Consecutive packets with the same path and length form a run (the last one may be shorter), which
+/// is sent by one GSO send without another copy. [`Port::transmit`](crate::Port::transmit) drains the batch.
 #[derive(Debug)]
 pub struct TxBatch {
     buffer: Box<[u8]>,
-    /// End of the used part of the buffer. Space is only given back when everything has left.
+    /// End of the used part of the buffer. Space is only released when all packets were sent.
     end: usize,
-    /// Runs in order; those before `first_run` have left.
+    /// Runs in order; those before `first_run` were sent.
     runs: Vec<Run>,
     first_run: usize,
     packets: usize,
 }
 
-/// Packets that leave together. Lengths include the ICRC.
+/// Packets that are sent together. Lengths include the ICRC.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub path: Path,
@@ -36,7 +36,7 @@ pub(crate) struct Run {
     /// Length of the last packet, at most `segment`.
     pub last: usize,
     pub count: usize,
-    /// Fault injection: which bit to flip once the ICRC is in place. Such a run has one packet.
+    /// Fault injection: the bit to flip after the ICRC was computed. Such a run has one packet.
     pub spoil: Option<u32>,
 }
 
@@ -55,17 +55,17 @@ impl Run {
     }
 }
 
-/// A packet that waits in a [`TxBatch`].
+/// A packet queued in a [`TxBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TxPacket<'a> {
-    /// Where it goes.
+    /// Its path.
     pub path: Path,
     /// From the BTH to the pad.
     pub bytes: &'a [u8],
 }
 
 impl TxBatch {
-    /// An empty batch with room for `capacity_bytes` of packets, ICRCs included, but at least for one of any size.
+    /// An empty batch for `capacity_bytes` of packets, ICRCs included, but at least for one of any size.
     pub fn new(capacity_bytes: usize) -> TxBatch {
         TxBatch {
             buffer: vec![0; capacity_bytes.max(CAPACITY_BYTES_MIN)].into(),
@@ -76,7 +76,7 @@ impl TxBatch {
         }
     }
 
-    /// Room for a packet of `len` bytes from the BTH to the pad, or `None` when there is none: transmit, then try
+    /// Space for a packet of `len` bytes from the BTH to the pad, or `None` when the batch is full: transmit, then try
     /// again. The content is unspecified; every byte must be written.
     pub fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         let sealed_len = len + ICRC_LEN;
@@ -103,7 +103,7 @@ impl TxBatch {
         Some(&mut self.buffer[start..start + len])
     }
 
-    /// Takes the last pushed packet back. Does nothing when all have left.
+    /// Removes the last pushed packet. Does nothing when all were sent.
     pub fn cancel(&mut self) {
         let Some(run) = self.last_run() else { return };
         let cancelled_len = run.last;
@@ -119,17 +119,17 @@ impl TxBatch {
         }
     }
 
-    /// True when no packet waits.
+    /// True when no packet is queued.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// Packets that wait.
+    /// Number of queued packets.
     pub fn len(&self) -> usize {
         self.packets
     }
 
-    /// Forgets every packet.
+    /// Drops every packet.
     pub fn clear(&mut self) {
         self.runs.clear();
         self.first_run = 0;
@@ -137,12 +137,12 @@ impl TxBatch {
         self.packets = 0;
     }
 
-    /// The waiting packets in order.
+    /// The queued packets in order.
     pub fn packets(&self) -> impl Iterator<Item = TxPacket<'_>> {
         self.packets_of_runs().map(|(run, _, bytes)| TxPacket { path: run.path, bytes })
     }
 
-    /// The waiting packets in order, each with its run and its index in it.
+    /// The queued packets in order, each with its run and its index in it.
     pub(crate) fn packets_of_runs(&self) -> impl Iterator<Item = (&Run, u16, &[u8])> {
         self.runs[self.first_run..].iter().flat_map(|run| {
             let sealed = self.buffer[run.start..run.start + run.len()].chunks(run.segment);
@@ -150,8 +150,8 @@ impl TxBatch {
         })
     }
 
-    /// Adds a copy of a packet, in a run of its own if `spoil` says which of its bits to flip after the ICRC was
-    /// computed. False when there is no room.
+    /// Adds a copy of a packet. With `spoil`, the bit to flip after the ICRC was computed, it gets a run of its own.
+    /// False when the batch is full.
     pub(crate) fn push_copy(&mut self, path: &Path, bytes: &[u8], spoil: Option<u32>) -> bool {
         let Some(room) = self.push(path, bytes.len()) else { return false };
         room.copy_from_slice(bytes);
@@ -185,7 +185,7 @@ impl TxBatch {
         Some((run, &mut self.buffer[range]))
     }
 
-    /// Notes that the first `count` packets of the front run have left.
+    /// Records that the first `count` packets of the front run were sent.
     pub(crate) fn advance(&mut self, count: usize) {
         let Some(run) = self.runs.get_mut(self.first_run) else { return };
         debug_assert!(count <= run.count);

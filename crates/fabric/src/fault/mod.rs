@@ -1,6 +1,6 @@
-//! Faults that are wanted: loss, duplication, reordering, corruption, delay and congestion marks, drawn from a seed.
+//! Fault injection: loss, duplication, reordering, corruption, delay and congestion marks, drawn from a seed.
 //!
-//! A [`FaultPlan`](terrace_faults::FaultPlan) is what a person writes in a file; [`FaultyPort`] applies one to any port. The
+//! A user writes a [`FaultPlan`](terrace_faults::FaultPlan) in a file; [`FaultyPort`] applies one to any port. The
 //! simulated network draws from the same `Injector`.
 
 mod port;
@@ -14,7 +14,7 @@ use terrace_faults::FaultPlan;
 
 pub use port::FaultyPort;
 
-/// What can happen to a packet, in the terms of the injector.
+/// Probabilities and times of the injected faults.
 #[derive(Clone, Debug)]
 pub(crate) struct Faults {
     pub loss: f64,
@@ -26,19 +26,19 @@ pub(crate) struct Faults {
     pub reorder_ns_max: u64,
 }
 
-/// One copy of a packet on its way.
+/// One copy of a packet in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delivery {
     pub at_ns: u64,
     /// Which bit to flip, modulo the packet's length.
     pub spoil: Option<u32>,
     pub mark: bool,
-    /// Whether it was held back for others to overtake it.
+    /// Whether it is held back so that others overtake it.
     pub held_back: bool,
 }
 
 impl Faults {
-    /// What a plan says of all of its time.
+    /// The unscheduled faults of a plan.
     fn of(plan: &FaultPlan) -> Faults {
         Faults {
             loss: plan.loss,
@@ -52,7 +52,7 @@ impl Faults {
     }
 }
 
-/// Draws what happens to each packet. Pure: the time comes in, the draws come from the seed.
+/// Draws the faults of each packet. Pure: the time is an argument, the draws come from the seed.
 #[derive(Debug)]
 pub(crate) struct Injector {
     pub faults: Faults,
@@ -64,8 +64,8 @@ impl Injector {
         Injector { faults, rng: StdRng::seed_from_u64(seed) }
     }
 
-    /// When and how a packet sent now arrives; empty if it is lost. `in_order_ns` is when the latest packet of the
-    /// same flow that was not held back arrives: the next one does not overtake it.
+    /// Arrival times and faults of the copies of a packet sent now; empty if it is lost. `in_order_ns` is the arrival
+    /// time of the latest packet of the same flow that was not held back: the next one does not overtake it.
     pub fn deliveries(&mut self, now_ns: u64, in_order_ns: &mut u64) -> SmallVec<[Delivery; 2]> {
         let mut deliveries = SmallVec::new();
         if self.chance(self.faults.loss) {
@@ -101,7 +101,7 @@ impl Injector {
     }
 }
 
-/// The traffic class of a packet that met congestion: both ECN bits set (RFC 3168).
+/// The traffic class of a packet with a congestion mark: both ECN bits set (RFC 3168).
 pub(crate) fn marked(traffic_class: u8) -> u8 {
     traffic_class | 3
 }

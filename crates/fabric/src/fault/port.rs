@@ -1,4 +1,4 @@
-//! A port that spoils what it sends, and may lose what it receives.
+//! A port that injects faults into the packets that it sends, and may drop packets that it receives.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,10 +18,10 @@ use terrace_wire::Path;
 use super::{Delivery, Faults, Injector, marked};
 use crate::{Gid, Port, PortCounters, RxBatch, TxBatch};
 
-/// A port whose packets suffer the faults of a plan: those that leave all of them; those that arrive only loss and
-/// blackholes, where the plan says so. Wrap both ends to spoil both directions.
+/// A port whose packets suffer the faults of a plan: sent packets all of them; received packets only loss and
+/// blackholes, where the plan asks for it. Wrap both ends for faults in both directions.
 ///
-/// Packets that wait need somebody to let them go: every `transmit` and `receive` does, and among the descriptors is
+/// Every `transmit` and `receive` sends the held packets that are due. The descriptors include
 /// a timer that becomes readable when the next one is due.
 #[derive(Debug)]
 pub struct FaultyPort<P: Port = Box<dyn Port>> {
@@ -42,11 +42,11 @@ struct State {
     outgoing: TxBatch,
 }
 
-/// A packet that waits for its time.
+/// A packet that is held until its time.
 #[derive(Debug)]
 struct Held {
     at_ns: u64,
-    /// Tells apart packets of the same time: first come, first out.
+    /// Orders packets of the same time: first in, first out.
     number: u64,
     path: Path,
     bytes: Vec<u8>,
@@ -70,7 +70,7 @@ impl Ord for Held {
     }
 }
 
-/// Room for packets that are due but could not leave yet.
+/// Buffer for packets that are due but could not be sent yet.
 const OUTGOING_BYTES: usize = 1 << 20;
 
 impl<P: Port> FaultyPort<P> {
@@ -95,7 +95,7 @@ impl<P: Port> FaultyPort<P> {
         self.opened.elapsed().as_nanos() as u64
     }
 
-    /// Sends what is due, and sets the timer for the next. False if the network would block.
+    /// Sends the packets that are due, and sets the timer for the next. False if the network would block.
     fn release(&self, state: &mut State, now_ns: u64) -> bool {
         loop {
             state.fill_outgoing(now_ns);
@@ -110,9 +110,9 @@ impl<P: Port> FaultyPort<P> {
         state.outgoing.is_empty()
     }
 
-    /// Setting the timer also ends its being readable.
+    /// Sets the timer. That also makes it unreadable.
     fn set_timer(&self, wait_ns: Option<u64>) {
-        // A wait of zero would switch the timer off.
+        // A wait of zero would disarm the timer.
         let wait = wait_ns.map_or(Duration::ZERO, |ns| Duration::from_nanos(ns.max(1)));
         let value = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
@@ -123,7 +123,7 @@ impl<P: Port> FaultyPort<P> {
 }
 
 impl State {
-    /// Draws what happens to each packet of the batch, and takes them all.
+    /// Draws the faults of each packet of the batch, and empties the batch.
     fn take(&mut self, tx: &mut TxBatch, now_ns: u64, plan: &Plan) {
         for packet in tx.packets() {
             let fate = plan.packet(Direction::Out, packet.path.remote.ip());
@@ -145,7 +145,7 @@ impl State {
         tx.clear();
     }
 
-    /// What comes of a packet, by its fate and by what the plan says of all of its time. The fate is counted already.
+    /// The copies of a packet, by its scheduled fate and the unscheduled faults. The fate is counted already.
     fn deliveries(&mut self, now_ns: u64, fate: PacketFate, counts: &Counts) -> SmallVec<[Delivery; 2]> {
         if fate.lost {
             return SmallVec::new();
@@ -160,14 +160,14 @@ impl State {
             let copy = *first;
             deliveries.extend((0..fate.extra_copies).map(|_| copy));
         }
-        // What is held back is not waited for.
+        // Later packets do not wait for a packet that is held back.
         if fate.held_back_ns == 0 {
             self.in_order_ns = in_order_ns;
         }
         deliveries
     }
 
-    /// Moves what is due to the batch, as far as there is room.
+    /// Moves due packets to the batch, as far as they fit.
     fn fill_outgoing(&mut self, now_ns: u64) {
         while let Some(Reverse(held)) = self.held.peek() {
             if held.at_ns > now_ns || !self.outgoing.push_copy(&held.path, &held.bytes, held.spoil) {
@@ -178,7 +178,7 @@ impl State {
     }
 }
 
-/// Counts what the plan has done of all of its time.
+/// Counts the unscheduled faults.
 fn count(deliveries: &[Delivery], delays: bool, counts: &Counts) {
     let Some(first) = deliveries.first() else { return counts.add(Injected::PacketLost) };
     let done = [

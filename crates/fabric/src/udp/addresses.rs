@@ -1,4 +1,4 @@
-//! Which local addresses there are, and which of them a port takes.
+//! The machine's local addresses, and the selection of a port's GIDs.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::Gid;
 /// Path MTUs of RoCE, in bytes.
 const PATH_MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
 
-/// What a packet has besides its payload, at most: IPv6 40, UDP 8, BTH 12, extensions 28 (an atomic request), ICRC 4.
+/// Most bytes of a packet besides its payload: IPv6 40, UDP 8, BTH 12, extensions 28 (an atomic request), ICRC 4.
 const OVERHEAD_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
 
 /// An address of an interface that is up.
@@ -31,7 +31,7 @@ pub(super) fn list() -> Result<Vec<LocalAddress>, OpenError> {
         let (true, Some(addr)) = (interface.flags.contains(InterfaceFlags::IFF_UP), addr) else { continue };
         let ifindex = match if_nametoindex(interface.interface_name.as_str()) {
             Ok(ifindex) => ifindex,
-            // It has vanished since.
+            // It has vanished meanwhile.
             Err(Errno::ENODEV | Errno::ENXIO) => continue,
             Err(error) => return Err(OpenError::unlisted(error)),
         };
@@ -49,14 +49,14 @@ fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     }
 }
 
-/// The GID table for the wanted address: that one first, then one of each other kind that its interface has: IPv4,
+/// The GID table for the requested address: that one first, then one of each other kind on its interface: IPv4,
 /// global IPv6, link-local IPv6.
 pub(super) fn choose(wanted: Option<IpAddr>, all: &[LocalAddress]) -> Result<Vec<Gid>, OpenError> {
     let chosen = match wanted {
         Some(addr) => find(addr.to_canonical(), all)?,
         None => default(all).ok_or(OpenError::NoInterface)?,
     };
-    // An address that the loopback has without listing it stands for a host of its own: it shares no others.
+    // An unlisted address of the loopback stands for a host of its own: it shares no others.
     let listed = all.iter().any(|local| local.gid == chosen);
     let mut gids = vec![chosen];
     for kind in [Kind::V4, Kind::Global, Kind::LinkLocal] {
@@ -103,7 +103,7 @@ fn find(addr: IpAddr, all: &[LocalAddress]) -> Result<Gid, OpenError> {
     if let Some(local) = all.iter().find(|local| local.gid.addr == addr) {
         return Ok(local.gid.clone());
     }
-    // All of 127.0.0.0/8 belongs to the loopback, whatever it lists.
+    // All of 127.0.0.0/8 belongs to the loopback, listed or not.
     match all.iter().find(|local| local.loopback) {
         Some(loopback) if addr.is_ipv4() && addr.is_loopback() => {
             Ok(Gid::new(addr, loopback.gid.interface.clone(), loopback.gid.ifindex))
@@ -131,7 +131,7 @@ pub(super) fn mtu_limit(wanted: Option<u32>, interface: &str) -> Result<u32, Ope
     match wanted {
         Some(mtu) if !PATH_MTUS.contains(&mtu) => Err(OpenError::BadMtu { mtu }),
         Some(mtu) => {
-            // Between processes of one host packets take the loopback, which carries any of them.
+            // Packets between processes of one host use the loopback, which carries every path MTU.
             if fitting.is_none_or(|fitting| mtu > fitting) {
                 tracing::warn!(
                     "path MTU {mtu} is more than {interface} carries ({interface_mtu} bytes); \
@@ -146,7 +146,7 @@ pub(super) fn mtu_limit(wanted: Option<u32>, interface: &str) -> Result<u32, Ope
     }
 }
 
-/// Bytes per IP packet; Ethernet's if the system does not tell.
+/// Bytes per IP packet; Ethernet's if the system does not report it.
 fn interface_mtu(interface: &str) -> u32 {
     std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))
         .ok()

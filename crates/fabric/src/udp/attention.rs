@@ -1,16 +1,16 @@
-//! Which sockets to look at.
+//! Selection of the sockets to poll.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// A GID without traffic is looked at this rarely while another has some, in turns.
+/// A GID without traffic is polled once in this many polls while another has traffic.
 const COLD_TURNS: u32 = 16;
 
-/// After so many turns it is decided anew which GIDs have traffic.
+/// After so many polls the set of GIDs with traffic is reviewed.
 const REVIEW_TURNS: u32 = 4096;
 
-/// Looking at an empty socket costs a system call, nearly half a microsecond, and most processes use one GID only.
-/// So those that had traffic lately are looked at in every turn, and the others now and then. When none had any, all
-/// are. Only the one receiver writes here.
+/// Polling an empty socket costs a system call, nearly half a microsecond, and most processes use one GID only.
+/// So GIDs with recent traffic are polled every time, and the others rarely. If none has traffic, all
+/// are polled. Only the one receiver writes here.
 #[derive(Debug, Default)]
 pub(super) struct Attention {
     turns: AtomicU32,
@@ -21,7 +21,7 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    /// The GIDs, as bits, to look at in this turn.
+    /// The GIDs to poll this time, as bits.
     pub fn next_turn(&self, active: u32) -> u32 {
         if active.count_ones() <= 1 {
             return active;
@@ -36,7 +36,7 @@ impl Attention {
         if hot == 0 || turn.is_multiple_of(COLD_TURNS) { active } else { hot }
     }
 
-    /// Notes that a GID had traffic.
+    /// Records that a GID had traffic.
     pub fn note_traffic(&self, gid_index: usize) {
         let bit = 1 << gid_index;
         if self.seen.load(Relaxed) & bit == 0 {

@@ -1,4 +1,4 @@
-//! Why a port did not open, in words for the person who has to do something about it.
+//! Errors of opening a port, worded for the user who has to solve them.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,30 +8,30 @@ use nix::errno::Errno;
 /// Why a [`UdpPort`](super::UdpPort) did not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The wanted address is not one of this machine's.
+    /// The requested address is not one of this machine's.
     #[error(
         "{addr} is not an address of this machine (it has: {available}); choose one of those with --addr or TERRACE_ADDR"
     )]
     NotLocal {
-        /// The wanted address.
+        /// The requested address.
         addr: IpAddr,
-        /// The addresses that there are, with their interfaces.
+        /// The machine's addresses, with their interfaces.
         available: String,
     },
-    /// The wanted address cannot be one end of a connection.
+    /// The requested address is not a unicast address.
     #[error(
         "{addr} is not the address of one interface (it is {kind}); choose an interface's own with --addr or TERRACE_ADDR"
     )]
     NotUnicast {
-        /// The wanted address.
+        /// The requested address.
         addr: IpAddr,
-        /// What kind of address it is.
+        /// Its kind.
         kind: &'static str,
     },
     /// No interface is up, not even the loopback.
     #[error("no network interface with an address is up; `ip link set lo up` gives the machine its loopback")]
     NoInterface,
-    /// The wanted slot, or every slot, is taken.
+    /// The requested instance index, or every one, is in use.
     #[error(
         "UDP {ports} of {addr} already in use: by other Terrace processes, another RoCEv2 stack or the kernel's rxe (`ss -unlp` shows by which); end one of them, or choose another address with --addr or TERRACE_ADDR"
     )]
@@ -41,10 +41,10 @@ pub enum OpenError {
         /// "port 4791 is" or "ports 4791 to 5046 are".
         ports: String,
     },
-    /// The path MTU is none of those that RoCE has.
+    /// The path MTU is not one of RoCE's.
     #[error("{mtu} is not a path MTU; choose 256, 512, 1024, 2048 or 4096 with --mtu or TERRACE_MTU")]
     BadMtu {
-        /// The wanted path MTU.
+        /// The requested path MTU.
         mtu: u32,
     },
     /// The interface cannot carry even the smallest packets.
@@ -57,27 +57,27 @@ pub enum OpenError {
         /// Its MTU in bytes.
         interface_mtu: u32,
     },
-    /// The process or the system has no descriptor left.
+    /// The process or the system has no file descriptor left.
     #[error("out of file descriptors while opening a UDP socket; raise the limit with `ulimit -n`")]
     OutOfDescriptors,
-    /// The system does not say which addresses there are.
+    /// The system cannot list its addresses.
     #[error("cannot list the addresses of this machine: {0}")]
     Unlisted(#[source] io::Error),
-    /// Anything else that the system refused.
+    /// Any other error of the system.
     #[error("cannot {action} on {addr}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
         /// The address.
         addr: IpAddr,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
 impl OpenError {
-    /// Sorts the system's answer.
+    /// Classifies the system's error.
     pub(super) fn from_io(action: &'static str, addr: IpAddr, source: io::Error) -> OpenError {
         match source.raw_os_error() {
             Some(nix::libc::EMFILE | nix::libc::ENFILE) => OpenError::OutOfDescriptors,
@@ -85,7 +85,7 @@ impl OpenError {
         }
     }
 
-    /// The same for the list of addresses.
+    /// Classifies an error of the list of addresses.
     pub(super) fn unlisted(errno: Errno) -> OpenError {
         match errno {
             Errno::EMFILE | Errno::ENFILE => OpenError::OutOfDescriptors,

@@ -1,6 +1,6 @@
 //! Real sockets: RoCEv2 as UDP datagrams of this host (IBTA annex A17).
 //!
-//! One unconnected socket per GID. That is what makes the ICRC computable from user space: an unconnected IPv4 socket
+//! There is one unconnected socket per GID, so that user space can compute the ICRC: an unconnected IPv4 socket
 //! that may not fragment sends identification 0, and segment *i* of a GSO send has identification *i*.
 
 mod addresses;
@@ -25,22 +25,22 @@ pub use error::OpenError;
 pub use probe::Probe;
 use socket::{Received, Sent, UdpSocket};
 
-/// A function that is shown every new socket before it is bound.
+/// A function that is called with every new socket before it is bound.
 pub type SocketHook = fn(BorrowedFd<'_>) -> std::io::Result<()>;
 
-/// How to open a [`UdpPort`].
+/// Configuration of a [`UdpPort`].
 #[derive(Clone, Debug, Default)]
 pub struct UdpConfig {
-    /// The local address; `None` takes the first IPv4 address of an interface that is up and is not the loopback,
+    /// The local address; `None` selects the first IPv4 address of an interface that is up and is not the loopback,
     /// or the loopback when there is no such interface.
     pub addr: Option<IpAddr>,
-    /// Largest path MTU: 256, 512, 1024, 2048 or 4096. `None` takes the largest that fits the interface.
+    /// Largest path MTU: 256, 512, 1024, 2048 or 4096. `None` selects the largest that fits the interface.
     pub mtu: Option<u32>,
-    /// The slot; `None` takes the first that is free.
+    /// The instance index; `None` selects the first that is free.
     pub slot: Option<u8>,
-    /// Wanted size of the receive buffer in bytes; `None` asks for 16 MiB. The system may grant less.
+    /// Requested size of the receive buffer in bytes; `None` requests 16 MiB. The system may grant less.
     pub receive_buffer_bytes: Option<usize>,
-    /// Sets socket options for which no safe interface exists. IPv6 packets of the kernel's rxe carry no UDP checksum
+    /// Sets socket options that have no safe interface. IPv6 packets of the kernel's rxe carry no UDP checksum
     /// and are only received when this sets `UDP_NO_CHECK6_RX`. An error is logged and otherwise ignored.
     pub socket_hook: Option<SocketHook>,
 }
@@ -56,29 +56,29 @@ pub struct UdpPort {
     counters: Arc<PortCounters>,
     /// Bit i: GID i is received on.
     active: AtomicU32,
-    /// Datagrams to ask for in the next receive, see [`UdpPort::receive`].
+    /// Datagrams to request in the next receive, see [`UdpPort::receive`].
     burst: AtomicU32,
-    /// Which of the active GIDs to look at now.
+    /// Selects the active GIDs to poll.
     attention: Attention,
     /// False once the system has refused a GSO send.
     gso: AtomicBool,
-    /// Send errors so far, for deciding which ones to log.
+    /// Failed sends so far, for deciding which ones to log.
     logged_errors: AtomicU64,
 }
 
-/// Most datagrams that one receive takes from a GID's socket: one that brings as many leaves others behind it.
+/// Most datagrams that one receive takes from a GID's socket: if it returns as many, more may be queued.
 pub const BURST_MAX: u32 = 32;
 
 impl UdpPort {
-    /// Finds the address, claims a slot by binding its UDP port, and fills the GID table.
+    /// Selects the address, claims an instance index by binding its UDP port, and fills the GID table.
     ///
     /// # Errors
-    /// See [`OpenError`]; each says what to do about it.
+    /// See [`OpenError`]; each error says how to solve it.
     pub fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
         open::open(config)
     }
 
-    /// Sends the front run of the batch, or as much of it as goes. False if the network would block.
+    /// Sends the front run of the batch, or a part of it. False if the network would block.
     fn transmit_front(&self, tx: &mut TxBatch) -> bool {
         let whole_run = self.gso.load(Relaxed);
         let Some((run, bytes)) = tx.front() else { return true };
@@ -91,7 +91,7 @@ impl UdpPort {
         let mut len = if whole_run { run.len() } else { run.segment };
         let mut sent = socket.send(&run, &mut bytes[..len], count);
         if let Sent::SegmentationRefused = sent {
-            // Whether it is the segmentation or the destination shows when one packet goes alone.
+            // A single packet shows whether the segmentation or the destination is the problem.
             (count, len) = (1, run.segment);
             sent = socket.send(&run, &mut bytes[..len], count);
             match sent {
@@ -112,7 +112,7 @@ impl UdpPort {
         true
     }
 
-    /// From now on packets leave one by one.
+    /// From now on packets are sent one by one.
     fn give_up_segmentation(&self) {
         if self.gso.swap(false, Relaxed) {
             tracing::info!("the system refuses UDP segmentation offload; sending packets singly");
@@ -125,7 +125,7 @@ impl UdpPort {
         add(&self.counters.tx.bytes, bytes as u64);
     }
 
-    /// Counts packets that the system refused, and logs the 1st, 10th, 100th … of them.
+    /// Counts packets that the system refused, and logs the 1st, 10th, 100th … failure.
     fn note_failure(&self, remote: &SocketAddr, packets: usize, packet_len: usize, error: &std::io::Error) {
         add(&self.counters.tx.send_errors, packets as u64);
         let failures = self.logged_errors.fetch_add(1, Relaxed) + 1;
@@ -134,7 +134,7 @@ impl UdpPort {
         }
     }
 
-    /// Receives up to `wanted` datagrams from one socket. Returns how many came.
+    /// Receives up to `wanted` datagrams from one socket. Returns how many it received.
     fn receive_from(&self, gid_index: usize, wanted: usize, rx: &mut RxBatch) -> usize {
         let (socket, gid) = (&self.sockets[gid_index], &self.gids[gid_index]);
         let mut received = 0;
@@ -196,8 +196,8 @@ impl Port for UdpPort {
         true
     }
 
-    /// Asks for one datagram at first, and for twice as many each time that it got all it asked for: a lone packet
-    /// is not held up by a second look at the empty socket, and a stream is taken in large bursts.
+    /// Requests one datagram at first, and twice as many after each receive that returned all it requested. So a lone
+    /// packet is not delayed by a second poll of the empty socket, and a stream is received in large bursts.
     fn receive(&self, rx: &mut RxBatch) -> usize {
         rx.begin(&self.counters);
         let wanted = self.burst.load(Relaxed);

@@ -1,4 +1,4 @@
-//! Opening a port: address, slot, sockets.
+//! Opening a port: address, instance index, sockets.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -13,7 +13,7 @@ use super::socket::UdpSocket;
 use super::{OpenError, UdpConfig, UdpPort};
 use crate::{Gid, PortCounters};
 
-/// What to ask for when the configuration does not say.
+/// Receive buffer size unless the configuration sets one.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 20;
 
 pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
@@ -44,8 +44,8 @@ pub(super) fn open(config: &UdpConfig) -> Result<UdpPort, OpenError> {
     })
 }
 
-/// Binds the UDP port of the first free slot. The binding is the claim: the kernel gives it to one process and takes
-/// it back when that process ends, however it ends.
+/// Binds the UDP port of the first free instance index. The binding is the claim: the kernel grants it to one process
+/// and releases it when that process ends, however it ends.
 fn claim_slot(gid: &Gid, config: &UdpConfig) -> Result<(u8, UdpSocket), OpenError> {
     let slots = config.slot.map_or(0..=u8::MAX, |slot| slot..=slot);
     for slot in slots.clone() {
@@ -62,7 +62,7 @@ fn claim_slot(gid: &Gid, config: &UdpConfig) -> Result<(u8, UdpSocket), OpenErro
     Err(OpenError::PortsInUse { addr: gid.addr, ports })
 }
 
-/// Binds the same UDP port of the remaining GIDs. One that cannot be bound is left out of the table: another process
+/// Binds the same UDP port of the other GIDs. A GID that cannot be bound is left out of the table: another process
 /// may have it as its first address, or it is about to vanish.
 fn bind_others(
     gids: &mut Vec<Gid>,
@@ -93,7 +93,7 @@ fn bind_others(
     }
 }
 
-/// A UDP port of one of this host's addresses.
+/// The socket address of a GID and a UDP port.
 pub(super) fn address_of(gid: &Gid, port: u16) -> SocketAddr {
     match gid.addr {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), port),

@@ -1,4 +1,4 @@
-//! A datagram that asks, of which the sender hears if the peer's host refuses it: nobody has the port.
+//! A probe datagram, whose sender learns if the peer's host refuses it because the port is closed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,11 +7,11 @@ use super::open::address_of;
 use super::socket::{Sent, UdpSocket};
 use crate::{Gid, TxBatch};
 
-/// Room for what comes back to the probe's own port, which is nothing.
+/// Receive buffer of the probe's own port, which receives nothing.
 const RECEIVE_BUFFER_BYTES: usize = 2048;
 
-/// One such datagram. It leaves from a port of its own, so that a refusal is about nothing else, and so that who does not see it has
-/// to guess the port before it can forge one.
+/// A probe. It is sent from a port of its own, so that a refusal concerns nothing else. An off-path attacker would
+/// have to guess that port to forge a refusal.
 #[derive(Debug)]
 pub struct Probe(UdpSocket);
 
@@ -19,7 +19,7 @@ impl Probe {
     /// Sends a batch of one packet from an address of this host.
     ///
     /// # Errors
-    /// The system's; `InvalidInput` for an empty batch.
+    /// The system's error; `InvalidInput` for an empty batch.
     pub fn send(gid: &Gid, batch: &mut TxBatch) -> io::Result<Probe> {
         let socket = UdpSocket::bind(address_of(gid, 0), RECEIVE_BUFFER_BYTES, None)?.hearing_errors()?;
         let Some((run, bytes)) = batch.front() else { return Err(io::ErrorKind::InvalidInput.into()) };
@@ -29,7 +29,7 @@ impl Probe {
         }
     }
 
-    /// What has become of it, if anything is known: `ConnectionRefused` if nobody has the port.
+    /// The result, if known: `ConnectionRefused` if the port is closed.
     pub fn take_error(&self) -> Option<io::Error> {
         self.0.take_error()
     }

@@ -21,32 +21,32 @@ use crate::counters::add;
 use crate::spoil::spoil;
 use crate::tx::Run;
 
-/// What to ask for as send buffer: packets wait in it while an interface is busy.
+/// Requested send buffer size: packets wait in it while an interface is busy.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
-/// Room for the control messages of one datagram; all that can come with one need less than half of it.
+/// Space for the control messages of one datagram; all possible ones together need less than half of it.
 const CONTROL_BYTES: usize = 192;
 
 #[derive(Debug)]
 pub(super) struct UdpSocket {
     socket: Socket,
     local: SocketAddr,
-    /// Interface of a link-local address, for peers that are given without one.
+    /// Interface of a link-local address, for peers without a scope.
     scope_id: u32,
-    /// The kernel's count of dropped datagrams as last seen.
+    /// The kernel's last known count of dropped datagrams.
     overflows_seen: AtomicU32,
 }
 
-/// What became of a send.
+/// Result of a send.
 pub(super) enum Sent {
     All,
     WouldBlock,
-    /// Neither the interface nor the kernel cuts this run into packets; single packets may well go.
+    /// Neither the interface nor the kernel segments this run; single packets may still be sent.
     SegmentationRefused,
     Failed(io::Error),
 }
 
-/// What a receive brought.
+/// Result of a receive.
 pub(super) enum Received {
     Datagram {
         source: SocketAddr,
@@ -54,10 +54,10 @@ pub(super) enum Received {
         /// Length of each packet in it but the last.
         segment: usize,
         traffic_class: u8,
-        /// Datagrams that the socket has dropped so far, if the kernel says.
+        /// Datagrams that the socket has dropped so far, if the kernel reports them.
         overflows: Option<u32>,
     },
-    /// It was longer than the room for it, and is gone.
+    /// It was longer than the buffer, and is lost.
     Truncated,
     Nothing,
     Failed(io::Error),
@@ -68,7 +68,7 @@ pub(super) enum Received {
 struct Control([u8; CONTROL_BYTES]);
 
 impl UdpSocket {
-    /// A non-blocking socket with all that RoCEv2 needs, bound to the address but connected to nobody.
+    /// A non-blocking socket with the options for RoCEv2, bound to the address but not connected.
     pub fn bind(
         local: SocketAddr,
         receive_buffer_bytes: usize,
@@ -80,7 +80,7 @@ impl UdpSocket {
             SocketAddr::V4(_) => prepare_v4(&socket)?,
             SocketAddr::V6(_) => prepare_v6(&socket)?,
         }
-        // Both only make things faster or better known; the packets flow without.
+        // Both are optional: the first for speed, the second for a counter.
         let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
         let _ = setsockopt(&socket, sockopt::RxqOvfl, &1);
         grow_buffers(&socket, receive_buffer_bytes);
@@ -97,7 +97,7 @@ impl UdpSocket {
         Ok(UdpSocket { socket, local, scope_id, overflows_seen: AtomicU32::new(0) })
     }
 
-    /// The same at the port that the system chose, hearing what hosts say of datagrams that it sends.
+    /// The same at the port that the system chose, with ICMP errors for sent datagrams enabled (`IP_RECVERR`).
     pub fn hearing_errors(mut self) -> io::Result<UdpSocket> {
         if let Some(local) = self.socket.local_addr()?.as_socket() {
             self.local = local;
@@ -109,22 +109,22 @@ impl UdpSocket {
         Ok(self)
     }
 
-    /// What was said of a datagram since this was last asked.
+    /// The ICMP error since the last call, if any.
     pub fn take_error(&self) -> Option<io::Error> {
         self.socket.take_error().ok().flatten()
     }
 
-    /// The address and port that packets leave from.
+    /// The address and port from which packets are sent.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The granted size of the receive buffer in bytes, in the kernel's own accounting.
+    /// The granted size of the receive buffer in bytes, as the kernel accounts it.
     pub fn receive_buffer_bytes(&self) -> usize {
         self.socket.recv_buffer_size().unwrap_or(0)
     }
 
-    /// Adds what the kernel dropped since the last look to a counter. Logs the first drop.
+    /// Adds the kernel's drops since the last call to a counter. Logs the first drop.
     pub fn note_overflows(&self, total: u32, counter: &AtomicU64) {
         let before = self.overflows_seen.swap(total, Relaxed);
         if before == 0 && total > 0 {
@@ -184,7 +184,7 @@ impl UdpSocket {
         }
     }
 
-    /// A link-local peer is on our own link when nobody says otherwise.
+    /// Adds our own link's scope to a link-local peer without one.
     fn scoped(&self, remote: SocketAddr) -> SocketAddr {
         match remote {
             SocketAddr::V6(mut v6) if v6.scope_id() == 0 && is_link_local(*v6.ip()) => {
@@ -225,7 +225,7 @@ impl AsFd for UdpSocket {
 }
 
 fn prepare_v4(socket: &Socket) -> io::Result<()> {
-    // Not fragmenting is what makes the IPv4 identification known. Probing ignores what ICMP claims of the path.
+    // Without fragmentation the IPv4 identification is known. PROBE ignores path MTUs reported by ICMP.
     set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::PROBE)?;
     setsockopt(socket, sockopt::IpRecvTos, &true)?;
     Ok(())
@@ -238,7 +238,7 @@ fn prepare_v6(socket: &Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// The forced variants pass the system's limit but need a privilege.
+/// The forced options exceed the system's limit but need a privilege.
 fn grow_buffers(socket: &Socket, receive_bytes: usize) {
     if setsockopt(socket, sockopt::RcvBufForce, &receive_bytes).is_err() {
         let _ = socket.set_recv_buffer_size(receive_bytes);
@@ -268,7 +268,7 @@ fn decode<S>(message: &RecvMsg<'_, '_, S>, to_std: impl Fn(&S) -> SocketAddr) ->
     Received::Datagram { source, len: message.bytes, segment, traffic_class, overflows }
 }
 
-/// Control messages for a send, as `cmsg(3)` lays them out: a header of length, level and type, then the data, each
+/// Control messages for a send, in the layout of `cmsg(3)`: a header of length, level and type, then the data, each
 /// padded to the size of a machine word.
 struct ControlEncoder {
     buffer: Control,
