@@ -1,10 +1,10 @@
-//! How often a client has touched each unit: a table that the server READs.
+//! How often a client has accessed each unit: a table that the server READs.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A counter for each unit of a region. Counters only grow, and wrap; the server takes differences, so that a READ that it
-/// loses costs nothing. Any number of queue pairs may share them.
+/// A counter for each unit of a region. Counters only grow, and wrap; the server takes differences, so that a lost
+/// READ of the table loses no counts. Any number of queue pairs may share them.
 #[derive(Debug)]
 pub struct Counts {
     table: Box<[AtomicU32]>,
@@ -16,8 +16,9 @@ impl Counts {
         Counts { table: (0..unit_count).map(|_| AtomicU32::new(0)).collect() }
     }
 
-    /// Counts one access of these units; none if the region has not all of them. Threads that count at once may lose counts:
-    /// which units are hot shows all the same, and nobody waits for another one's cache line more than necessary.
+    /// Counts one access of these units; none if the range exceeds the region. Threads that count concurrently may
+    /// lose counts: the hot units are evident all the same, and no thread waits for another one's cache line more than
+    /// necessary.
     #[inline]
     pub fn note(&self, units: Range<usize>) {
         for count in self.table.get(units).unwrap_or_default() {
@@ -25,7 +26,7 @@ impl Counts {
         }
     }
 
-    /// The counters, in the place that they keep: it may be registered.
+    /// The counters, at a stable address: they may be registered.
     pub fn table(&self) -> &[AtomicU32] {
         &self.table
     }

@@ -1,16 +1,16 @@
-//! Where a region lies in its peer's address space, and how addresses fall on its pages and units.
+//! The addresses of a region in its peer's address space, and their pages and units.
 
 use std::ops::Range;
 
 use crate::pattern::PAGE_BYTES;
 
-/// Most units of a region that this end keeps tables for: 16 TiB of 1 MiB units. What a peer states is compared with this
-/// before anything is allocated.
+/// Most units of a region that this end keeps tables for: 16 TiB of 1 MiB units. A peer's statement is compared with
+/// this before anything is allocated.
 pub const UNITS_MAX: u64 = 1 << 24;
 /// Largest unit, in bytes.
 const UNIT_BYTES_MAX: u32 = 1 << 30;
 
-/// Addresses and grid of an extended region; holds only what makes sense.
+/// Addresses and grid of an extended region; always valid.
 ///
 /// Pages and units are counted on a grid that need not begin where the region does: a program may register a part of a mapping,
 /// and under any virtual address. The region's first byte is `lead_bytes` behind the beginning of unit 0.
@@ -64,12 +64,12 @@ impl Layout {
         va >= self.base_va && len <= self.length && va - self.base_va <= self.length - len
     }
 
-    /// How far into the grid an address of the region is.
+    /// The offset of an address of the region in the grid.
     pub fn grid(&self, va: u64) -> u64 {
         va - self.base_va + self.lead_bytes
     }
 
-    /// How far into its page an address of the region is.
+    /// The offset of an address of the region in its page.
     pub fn page_offset(&self, va: u64) -> usize {
         (self.grid(va) % PAGE_BYTES as u64) as usize
     }

@@ -15,12 +15,12 @@ pub struct PageBitmap {
 }
 
 impl PageBitmap {
-    /// No page of so many.
+    /// An empty set for an access of so many pages.
     pub fn new(page_count: usize) -> PageBitmap {
         PageBitmap { page_count, words: SmallVec::from_elem(0, page_count.div_ceil(WORD_BITS)) }
     }
 
-    /// All of so many pages.
+    /// A full set for an access of so many pages.
     pub fn full(page_count: usize) -> PageBitmap {
         let mut pages = PageBitmap::new(page_count);
         pages.insert_range(0..page_count);
@@ -79,7 +79,7 @@ impl PageBitmap {
         pages.for_each(|page| self.insert(page));
     }
 
-    /// The runs of neighbouring pages that are in the set, ascending.
+    /// The runs of adjacent pages in the set, ascending.
     pub fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut from = 0;
         std::iter::from_fn(move || {
@@ -89,7 +89,7 @@ impl PageBitmap {
         })
     }
 
-    /// The first run of neighbouring pages that are in the set, of those at or after `from`.
+    /// The first run of adjacent pages in the set, at or after `from`.
     pub fn next_run(&self, from: usize) -> Option<Range<usize>> {
         let start = self.next(from, true)?;
         Some(start..self.next(start, false).unwrap_or(self.page_count))

@@ -1,22 +1,23 @@
-//! The pattern that stands for an absent page, and how to tell it from data.
+//! The signature page: the bytes that READs of an absent page return, and the comparison with data.
 //!
 //! Both ends derive the same 4096 bytes from a 32-byte key that the server draws at random for each registration:
 //!
 //! 1. The key is four 64-bit words `k[0..4]`, little-endian. Word `i` of the generator's state is
 //!    `mix(k[i] + (i + 1) * 0x9e3779b97f4a7c15)`, where `mix` is the finaliser of SplitMix64; should all four be zero, the first
 //!    becomes 1.
-//! 2. The generator is xoshiro256++ (Blackman and Vigna). Its first 64 outputs are thrown away.
+//! 2. The generator is xoshiro256++ (Blackman and Vigna). Its first 64 outputs are discarded.
 //! 3. The next 512 outputs, little-endian, are the pattern.
 //!
-//! This is not cryptography: whoever may read the region can see the pattern anyway. It only has to be unlike any data
-//! that an application is likely to hold.
+//! This is not cryptography: a client that may read the region can see the pattern anyway. It only has to differ from
+//! any data that an application is likely to store.
 //!
 //! A byte of the region belongs to the pattern's byte at the same offset within its page. A NIC decides about presence
-//! packet by packet, and a page can come or go between two packets of one READ, so a page is not compared as a whole
-//! but in chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the pattern makes the page suspect. That
-//! finds every absent packet as long as packets begin at chunk boundaries, which is for whoever posts the READ to see to.
-//! Where less than a chunk was read, the part is compared. Data that equals the pattern by coincidence, or on purpose, is
-//! fetched once more for nothing: that costs a round trip and is never an error.
+//! packet by packet, and a page can become present or absent between two packets of one READ, so a page is not
+//! compared as a whole but in chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the pattern
+//! makes the page suspect. That finds every absent packet as long as packets begin at chunk boundaries; the requester
+//! that posts the READ has to ensure this. Where less than a chunk was read, the part is compared. Data that equals
+//! the pattern by coincidence, or on purpose, is fetched once more needlessly: that costs a round trip and is never an
+//! error.
 
 use std::sync::Arc;
 
@@ -28,11 +29,11 @@ pub const CHUNK_BYTES: usize = 256;
 pub const KEY_BYTES: usize = 32;
 
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Outputs of the generator that are thrown away, so that keys that differ in one bit have nothing in common.
+/// Outputs of the generator that are discarded, so that keys that differ in one bit have unrelated patterns.
 const WARM_UP_OUTPUTS: usize = 64;
 const WORD_BYTES: usize = 8;
 
-/// The 4096 bytes that stand for an absent page.
+/// The signature page of a region: the 4096 bytes that READs of an absent page return.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pattern {
     bytes: Arc<[u8; PAGE_BYTES]>,
@@ -58,12 +59,12 @@ impl Pattern {
         Pattern { bytes: Arc::new(bytes) }
     }
 
-    /// The bytes, for a copy.
+    /// The bytes, to copy.
     pub fn bytes(&self) -> &[u8; PAGE_BYTES] {
         &self.bytes
     }
 
-    /// The bytes, for who keeps them.
+    /// The bytes, to keep.
     pub fn shared(&self) -> Arc<[u8; PAGE_BYTES]> {
         Arc::clone(&self.bytes)
     }
@@ -81,7 +82,7 @@ impl Pattern {
         let (expected_head, expected_body) = expected.split_at(head_bytes);
         let (chunks, tail) = body.as_chunks::<CHUNK_BYTES>();
         let (expected_chunks, expected_tail) = expected_body.as_chunks::<CHUNK_BYTES>();
-        // Nearly always the first word differs, and a call of memcmp is saved.
+        // The first word nearly always differs, which saves a call of memcmp.
         let is_equal = |(chunk, expected): (&[u8; CHUNK_BYTES], &[u8; CHUNK_BYTES])| {
             first_word(chunk) == first_word(expected) && chunk == expected
         };
@@ -129,7 +130,7 @@ impl Xoshiro256PlusPlus {
     }
 }
 
-/// The finaliser of SplitMix64: spreads every bit over all others, and maps no two words to one.
+/// The finaliser of SplitMix64: every bit affects all others, and it is a bijection.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

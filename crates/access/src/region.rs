@@ -1,4 +1,4 @@
-//! An extended region of a peer, as its client knows it.
+//! The client's view of a peer's extended region.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::pattern::Pattern;
 use crate::proto::RegionDescription;
 
-/// What the client keeps about an extended region (or a window on one) of a peer. Shared by the queue pairs that use it.
+/// The client's state of an extended region (or a window on one) of a peer. Shared by the queue pairs that use it.
 #[derive(Debug)]
 pub struct Region {
     rkey: u32,
@@ -19,7 +19,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// From what the peer has told.
+    /// From the peer's description.
     pub fn new(rkey: u32, description: RegionDescription) -> Region {
         let unit_count = description.layout.unit_count();
         Region {
@@ -31,27 +31,27 @@ impl Region {
         }
     }
 
-    /// The key that the peer gave.
+    /// The region's rkey.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// What the peer has told.
+    /// The peer's description.
     pub fn description(&self) -> &RegionDescription {
         &self.description
     }
 
-    /// Where it lies.
+    /// Its addresses and grid.
     pub fn layout(&self) -> &Layout {
         &self.description.layout
     }
 
-    /// What stands for its absent pages.
+    /// The signature page of its absent pages.
     pub fn pattern(&self) -> &Pattern {
         &self.pattern
     }
 
-    /// What is believed to be resident.
+    /// The client's copy of the residency bitmap.
     pub fn bitmap(&self) -> &PulledBitmap {
         &self.bitmap
     }
@@ -62,13 +62,13 @@ impl Region {
     }
 }
 
-/// What is known about an rkey of a peer.
+/// The knowledge of a peer's rkey.
 #[derive(Clone, Debug, Default)]
 pub enum Knowledge {
     /// Nothing yet.
     #[default]
     Unknown,
-    /// It is all in memory, or the peer does not know about Terrace, which comes to the same.
+    /// It is all in memory, or the peer does not implement Terrace, which has the same effect.
     Plain,
     /// It need not be in memory.
     Extended(Arc<Region>),

@@ -1,4 +1,4 @@
-//! The regions that peers may ask about: what each rkey names.
+//! The regions that peers may ask about, by rkey.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ pub(crate) const REMOTE_READ: u32 = 1 << 2;
 
 /// A region to export.
 pub struct Exported {
-    /// Its registration, made with the same pager and the pattern of `pattern_key`.
+    /// Its registration, made with the same pager and the signature page of `pattern_key`.
     pub mr: Arc<Mr>,
     /// The flags of the registration (`ibv_access_flags`).
     pub access: u32,
-    /// Where its bytes are.
+    /// Its pager.
     pub pager: Arc<dyn Pager>,
-    /// What the pattern is derived from.
+    /// The key that the signature page is derived from.
     pub pattern_key: [u8; 32],
-    /// How clients shall read it.
+    /// How clients are to access it.
     pub mode: Mode,
-    /// By which clients may find it that do not know its rkey.
+    /// The name by which clients may find it that do not know its rkey.
     pub name: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Export {
         Ok(Export { exported, region_id, layout, bitmap, versions })
     }
 
-    /// What a client is told that asks for an rkey.
+    /// The answer to a client that asks for an rkey.
     pub fn describe(&self) -> Described {
         match self.exported.mode {
             Mode::Plain => Described::Plain,
@@ -71,7 +71,7 @@ impl Export {
         }
     }
 
-    /// What a client is told that asks for a name.
+    /// The answer to a client that asks for a name.
     pub fn description(&self) -> RegionDescription {
         let Export { exported: Exported { pattern_key, mode, .. }, layout, region_id, .. } = self;
         RegionDescription { layout: *layout, pattern_key: *pattern_key, region_id: *region_id, mode: *mode }
@@ -83,8 +83,8 @@ impl Export {
         (table(&self.bitmap), table(&self.versions))
     }
 
-    /// The pager's name for a range of the region that is about to be accessed, if the region permits that
-    /// (`ibv_access_flags`) and covers it. Counts the access: what is only asked for in messages turns hot, too.
+    /// The range in the pager's addresses, if the region permits the access (`ibv_access_flags`) and covers the range.
+    /// Counts the access: pages that are only requested by message become hot, too.
     pub fn begin_access(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
         if self.exported.access & access != access {
             return Err(Status::AccessDenied);
@@ -136,7 +136,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Forgets a region; requests that have begun end as they may.
+    /// Removes a region; jobs that have begun end by themselves.
     pub fn remove(&self, rkey: u32) {
         let removed = self.by_rkey.write().remove(&rkey);
         drop(removed);

@@ -2,15 +2,15 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `agent` | what a device's peers can ask, and who does the work |
+//! | `agent` | answers peers' questions, and drives the work for them |
 //! | `exports` | the regions that peers may ask about |
 //! | `control`, `parties` | one end of a control queue pair; all of them |
-//! | `account`, `room` | what the clients of one address may take together |
+//! | `account`, `room` | quotas and credits of the clients of one address |
 //! | `link` | the client's half of a control queue pair |
 //! | `server` | files as regions: what `terrace serve` runs |
-//! | `metrics`, `http` | counters for Prometheus, and how they are asked for |
+//! | `metrics`, `http` | counters for Prometheus, and the server for them |
 //! | `client` | the client library |
-//! | `serving` | what a server does with the requests of one client |
+//! | `serving` | the handling of one client's requests |
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,4 +1,4 @@
-//! What a memory node tells Prometheus: its counters in the text exposition format (version 0.0.4), over HTTP at `/metrics`.
+//! A memory node's counters for Prometheus: in the text exposition format (version 0.0.4), over HTTP at `/metrics`.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::serving::{ClientRegionStats, ClientStats};
 /// The text exposition format.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Answers who asks for metrics, for as long as it lives.
+/// Serves metrics until it is dropped.
 pub struct Metrics {
     http: HttpServer,
 }
@@ -22,7 +22,7 @@ impl Metrics {
     /// Listens at an address for HTTP requests. Port 0 chooses a free one.
     ///
     /// # Errors
-    /// `Metrics` when nothing can listen there.
+    /// `Metrics` when it cannot listen there.
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
         let (tier, agent, names) = server.parts();
         let faults = server.device().faults().cloned();
@@ -42,7 +42,7 @@ impl Metrics {
         Ok(Metrics { http })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn addr(&self) -> Option<SocketAddr> {
         Some(self.http.addr())
     }
@@ -72,7 +72,7 @@ const REGION_METRICS: [OfRegion; 12] = [
     }),
 ];
 
-/// Misses by what they did and how, and where the count is.
+/// Misses by operation and method, and the counter.
 type OfMiss = (&'static str, fn(&KindCounts) -> u64);
 
 const MISS_KINDS: [OfMiss; 4] = [
@@ -187,7 +187,7 @@ fn of_clients(text: &mut String, clients: &[ClientStats]) {
     }
 }
 
-/// What a fault plan has injected, where there is one.
+/// The faults that a fault plan has injected, if there is one.
 fn of_faults(text: &mut String, faults: Option<&Faults>) {
     let Some(faults) = faults else { return };
     *text += "# HELP terrace_injected_total Faults that the fault plan has injected.\n";

@@ -15,35 +15,36 @@ use crate::control::Control;
 use crate::link::Link;
 use crate::serving::Serving;
 
-/// What we are to the peer.
+/// Our role towards the peer.
 pub(crate) enum Role {
     Server(Serving),
     Client(Link),
 }
 
-/// A control queue pair and what it is for.
+/// A control queue pair and its role.
 pub(crate) struct Party {
     pub control: Control,
     pub role: Role,
 }
 
-/// All of them.
+/// All control queue pairs of an agent.
 #[derive(Default)]
 pub(crate) struct Parties {
     by_qpn: HashMap<u32, Party>,
-    /// Those whose batch is to be posted.
+    /// Control queue pairs whose batch is to be posted.
     touched: HashSet<u32>,
 }
 
 impl Parties {
-    /// Whether there are so many that some of them may be left over from clients that were killed.
+    /// Whether there are so many that some may belong to clients that were killed.
     pub fn is_crowded(&self) -> bool {
         self.by_qpn.len() >= CONNECTIONS_MAX / 2
     }
 
-    /// Asks clients of which nothing was heard since it last did so for a sign of life, where there are many: of an address, or
-    /// altogether. The connections of those that give none end when its retries do. Those that have never said anything, and may be
-    /// at addresses that have never asked for anything, are not asked: their connections end when they have had long enough.
+    /// Sends keepalives to clients from which no message came since the last call, where there are many: at an
+    /// address, or altogether. A connection whose client sends no ACK ends when its retries do. Clients that have
+    /// never sent a message, and may be at forged addresses, get no keepalive: their connections end after a time
+    /// limit.
     pub fn probe(&mut self, now: Time) {
         let (mut gone, mut spoken) = (Vec::new(), HashMap::new());
         for serving in self.clients().filter(|serving| serving.silent_since().is_none()) {
@@ -67,7 +68,7 @@ impl Parties {
         gone.into_iter().for_each(|qpn| self.remove(qpn, "it has never said anything"));
     }
 
-    /// Decides whether a client at an address gets a connection; ends another one, if that is to make way.
+    /// Decides whether a client at an address gets a connection; ends the one that it replaces, if any.
     pub fn admit(&mut self, now: Time, address: IpAddr) -> bool {
         let standing = |(&qpn, party): (&u32, &Party)| match &party.role {
             Role::Server(serving) => {
@@ -86,13 +87,13 @@ impl Parties {
         }
     }
 
-    /// What the clients of an address have taken, if there are any.
+    /// The quotas of an address's clients, if there are any.
     pub fn account(&self, address: IpAddr) -> Option<Arc<Account>> {
         self.clients().find(|serving| serving.client() == address).map(|serving| serving.account().clone())
     }
 
-    /// Something has come over this connection. False if that was a client's first word, and those of its address that have spoken
-    /// before it are enough.
+    /// A message has come over this connection. False if it was a client's first message, and its address has its
+    /// maximum of clients that have sent one.
     pub fn note_heard(&mut self, qpn: u32) -> bool {
         let Some(Party { role: Role::Server(serving), .. }) = self.by_qpn.get_mut(&qpn) else { return true };
         if !serving.note_heard() {
@@ -107,14 +108,14 @@ impl Parties {
         self.by_qpn.insert(party.control.qpn(), party);
     }
 
-    /// The one of that number; what it puts into its batch is posted soon.
+    /// The control queue pair of that number; its batch will be posted.
     pub fn touch(&mut self, qpn: u32) -> Option<&mut Party> {
         let party = self.by_qpn.get_mut(&qpn)?;
         self.touched.insert(qpn);
         Some(party)
     }
 
-    /// Those that clients have connected to us.
+    /// The connections of clients to us.
     pub fn clients(&self) -> impl Iterator<Item = &Serving> {
         self.by_qpn.values().filter_map(|party| match &party.role {
             Role::Server(serving) => Some(serving),
@@ -122,7 +123,7 @@ impl Parties {
         })
     }
 
-    /// Those that connect us to servers.
+    /// Our connections to servers.
     pub fn links(&mut self) -> impl Iterator<Item = (&mut Control, &mut Link)> {
         self.by_qpn.values_mut().filter_map(|party| match &mut party.role {
             Role::Client(link) => Some((&mut party.control, link)),
@@ -130,7 +131,7 @@ impl Parties {
         })
     }
 
-    /// Our end of the control queue pair that a client has asked for with these words.
+    /// Our end of the control queue pair that a client has requested with these parameters.
     pub fn asked(&self, remote: SocketAddr, connect: &Connect) -> Option<Endpoint> {
         self.by_qpn.values().find_map(|party| match &party.role {
             Role::Server(serving) if serving.asked(remote, connect) => Some(party.control.endpoint()),
@@ -154,7 +155,7 @@ impl Parties {
         party.control.close();
     }
 
-    /// Posts the batches, and goes on with what did not fit before.
+    /// Posts the batches, and the backlogs as far as they fit.
     pub fn post(&mut self) {
         let by_qpn = &mut self.by_qpn;
         self.touched.retain(|qpn| {

@@ -1,6 +1,6 @@
 //! Reading and writing of fields in order.
 
-/// Why bytes are no message.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes end within a field.
@@ -12,13 +12,13 @@ pub enum DecodeError {
     /// The message speaks another version of the protocol.
     #[error("version {0}, not {version}", version = super::VERSION)]
     Version(u8),
-    /// There is no such message.
+    /// No message has this kind.
     #[error("no message of kind {0}")]
     Kind(u16),
-    /// A datagram that is not Terrace's.
+    /// A datagram of another protocol.
     #[error("a management datagram of somebody else: {field} is {value:#x}")]
     Foreign { field: &'static str, value: u32 },
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     #[error("{field} is {value:#x}: {expected}")]
     Field { field: &'static str, value: u64, expected: &'static str },
 }
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whatever is left.
+    /// The remaining bytes.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         self.at = self.bytes.len();
@@ -107,12 +107,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A field's value makes no sense.
+/// A field's value is invalid.
 pub(super) fn refuse<T>(field: &'static str, value: u64, expected: &'static str) -> Result<T, DecodeError> {
     Err(DecodeError::Field { field, value, expected })
 }
 
-/// A range of addresses does not go beyond the address space.
+/// Checks that a range of addresses does not exceed the address space.
 pub(super) fn check_range(field: &'static str, va: u64, len: u64) -> Result<(), DecodeError> {
     match va.checked_add(len.saturating_sub(1)) {
         Some(_) => Ok(()),
@@ -120,7 +120,7 @@ pub(super) fn check_range(field: &'static str, va: u64, len: u64) -> Result<(), 
     }
 }
 
-/// Appends fields. Counts on when the room has run out, so that the error can tell what was needed.
+/// Appends fields. Keeps counting when the buffer is full, so that the error can state the length that was needed.
 pub(super) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -162,7 +162,7 @@ impl<'a> Writer<'a> {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Bytes written, if they all had room.
+    /// The number of bytes, if all of them fit.
     pub(super) fn finish(&self) -> Result<usize, EncodeError> {
         if self.at <= self.out.len() {
             Ok(self.at)

@@ -1,14 +1,14 @@
-//! The control protocol: what clients and servers of extended regions say to each other.
+//! The control protocol between clients and servers of extended regions.
 //!
-//! Two kinds of messages, both little-endian but for the header of datagrams. Reserved bytes are zero; what is not, is refused,
-//! and so is any value that makes no sense. A decoder takes any bytes and answers with a message or a [`DecodeError`];
-//! what it accepts encodes to the same bytes again.
+//! Two kinds of messages, both little-endian except for the header of datagrams. Reserved bytes are zero; a decoder
+//! refuses others, and every invalid value. A decoder takes any bytes and returns a message or a [`DecodeError`]; an
+//! accepted message encodes to the same bytes again.
 //!
 //! # Datagrams
-//! Sent by UD SEND between QP1s ([`Datagram`]). They find out what an rkey is, and set a control queue pair up. They
-//! get lost and come twice, so every request may be repeated with its transaction id (`tid`), and is answered the same way each
-//! time. Each is exactly [`DATAGRAM_BYTES`] long and has the form of a management datagram (IBTA volume 1, 13.4.2) of a vendor's
-//! class, so that a peer that knows nothing of Terrace drops it as such:
+//! Sent by UD SEND between QP1s ([`Datagram`]). They ask what an rkey names, and set up a control queue pair. They may
+//! be lost or duplicated, so every request may be repeated with its transaction id (`tid`), and gets the same answer
+//! each time. Each is exactly [`DATAGRAM_BYTES`] long and has the form of a management datagram (IBTA volume 1,
+//! 13.4.2) of a vendor's class, so that a peer that does not implement Terrace drops it as such:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -55,14 +55,14 @@
 //! | 10 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
 //! | 11 | `Paired` | server | the same | |
 //!
-//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`. The server writes
-//! the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the destination, and sends `Done`
-//! behind the data on the same queue pair; if all went well and the request's id allows it ([`immediate_of`]), the last WRITE says
-//! so itself, by its immediate. The page offset is that of `va` in its page, so that a client whose idea of the grid is out of
-//! date is refused (`Invalid`). No pages (0) means all of the range; a client that has not been told the region's grid
-//! asks so. `Counts`: the client keeps one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
-//! table when it likes. Zero units withdraw it. `Magic` names the registration whose pattern the client knows by its region id, so
-//! that a server can refuse what is no longer true.
+//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`.
+//! The server writes the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the
+//! destination, and sends `Done` behind the data on the same queue pair; if all succeeded and the request's id permits
+//! it ([`immediate_of`]), the last WRITE replaces `Done` by its immediate. The page offset is that of `va` in its
+//! page, so that a client whose grid is stale is refused (`Invalid`). No pages (0) means all of the range; a client
+//! that does not know the region's grid requests it so. `Counts`: the client keeps one 32-bit counter for each unit; a
+//! counter only grows, and wraps. The server READs the table at any time. Zero units withdraw it. `Magic` names the
+//! registration whose signature page the client knows by its region id, so that a server can refuse stale knowledge.
 
 mod bytes;
 mod datagram;
@@ -81,8 +81,9 @@ pub const VERSION: u8 = 2;
 /// Ids below this in their lower half, and below 256 in their upper half, fit into an immediate.
 pub const IMMEDIATE_IDS: u32 = 1 << 24;
 
-/// The immediate by which the last WRITE of a `Read` says that the request with this id was carried out, as a number: the id's
-/// upper half, then the lower 24 bits of its lower half. `None` for ids that are too large: those are answered by `Done` only.
+/// The immediate by which the last WRITE of a `Read` reports that the request with this id was carried out, as a
+/// number: the id's upper half, then the lower 24 bits of its lower half. `None` for ids that are too large: those are
+/// answered by `Done` only.
 pub fn immediate_of(id: u64) -> Option<u32> {
     let (upper, lower) = ((id >> 32) as u32, id as u32);
     (upper < 256 && lower < IMMEDIATE_IDS).then_some(upper << 24 | lower)

@@ -1,4 +1,4 @@
-//! A work request while the session holds it, and what it touches.
+//! A work request of the session, and the memory that it touches.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::region::{Knowledge, Region};
 /// Number of a work request since the session began.
 pub(super) type Seq = u64;
 
-/// What order cares about.
+/// The kind of a request, as far as order depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// RDMA READ.
@@ -21,8 +21,8 @@ pub(super) enum Kind {
     Write,
     /// Compare and swap, fetch and add: both reads and writes, there and here.
     Atomic,
-    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and what the NIC does by itself: whoever notices it may rely on everything
-    /// before it.
+    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and local operations of the NIC: a peer that observes it may rely on
+    /// all earlier requests.
     Signal,
 }
 
@@ -47,9 +47,9 @@ impl Kind {
 /// How a request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// As it is, by the queue pair.
+    /// Unchanged, by the queue pair.
     Queue,
-    /// A READ whose data is looked at, because it may be missing.
+    /// A READ whose data is inspected, because it may be missing.
     Checked,
     /// A READ by RPC.
     Fetch,
@@ -101,8 +101,8 @@ impl Remote {
         (length > 0).then_some(Remote { rkey, va, length, writes, place })
     }
 
-    /// Whether two requests may touch the same memory. A plain registration of memory that is part of an extended region, too, is
-    /// not seen through.
+    /// Whether two requests may touch the same memory. A plain registration of memory that is part of an extended
+    /// region, too, is not recognized.
     pub(super) fn overlaps(&self, other: &Remote) -> bool {
         match (self.place, other.place) {
             (Place::Unknown, _) | (_, Place::Unknown) => true,
@@ -145,19 +145,19 @@ fn ranges_overlap(start: u64, length: u64, other_start: u64, other_length: u64) 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) wr: SendWr,
-    /// Bytes sent, or asked for.
+    /// Bytes sent, or read.
     pub(super) length: u64,
     pub(super) kind: Kind,
     pub(super) way: Way,
     pub(super) remote: Option<Remote>,
-    /// Of an access to an extended region within its bounds.
+    /// The region of an access to an extended region within its bounds.
     pub(super) region: Option<Arc<Region>>,
-    /// Whether what it accesses is known to be all in memory, or to be served as if it were.
+    /// Whether its target is known to be all in memory, or to be served as if it were.
     pub(super) is_plain: bool,
     pub(super) issued: bool,
-    /// Whether the program has been told that it is over, before older ones were.
+    /// Whether its completion was reported before older ones'.
     pub(super) completed: bool,
-    /// Whether it is among the READs that the session counts because they may need calls.
+    /// Whether the session counts it among the READs that may need calls.
     pub(super) is_counted: bool,
     /// Work requests on the queue pair that it waits for.
     pub(super) posts: u32,
@@ -165,11 +165,11 @@ pub(super) struct Entry {
     pub(super) calls: u32,
     /// Pages of a checked READ that looked absent, to be asked for when all of its posts are back.
     pub(super) suspects: PageBitmap,
-    /// Where an RPC of an earlier READ may put data into this READ's buffers after this one's has come.
+    /// Buffers of this READ into which an RPC of an earlier READ may put data after this one's has come.
     pub(super) overwritten: SmallVec<[Local; 1]>,
-    /// Why it failed, and the NIC's code for that.
+    /// The status of its failure, and the NIC's code.
     pub(super) failure: Option<(WcStatus, u32)>,
-    /// What the NIC says of a request that it carried out as it was.
+    /// The NIC's completion of a request that it carried out unchanged.
     pub(super) wc: Option<Wc>,
 }
 
@@ -211,7 +211,7 @@ impl Entry {
         }
     }
 
-    /// The elements of its list; none for data that is not the program's memory.
+    /// The elements of its list; none for a payload that is not the program's memory.
     pub(super) fn sges(&self) -> &[Sge] {
         match &self.wr.payload {
             Payload::Sges(sges) => sges,
@@ -219,7 +219,7 @@ impl Entry {
         }
     }
 
-    /// Whether nothing is under way for it any more.
+    /// Whether no post or call of it is in flight.
     pub(super) fn is_done(&self) -> bool {
         self.issued && self.posts == 0 && self.calls == 0
     }
@@ -244,12 +244,12 @@ impl Entry {
         matches!(self.way, Way::Checked | Way::Fetch)
     }
 
-    /// Remembers a failure; the first one counts.
+    /// Records a failure; the first one counts.
     pub(super) fn fail(&mut self, status: WcStatus, vendor_err: u32) {
         self.failure.get_or_insert((status, vendor_err));
     }
 
-    /// The completion, if there is to be one.
+    /// The completion, if it has one.
     pub(super) fn completion(&self, qpn: u32, signal_all: bool) -> Option<Wc> {
         let (status, vendor_err) = self.failure.unwrap_or_default();
         let failed = status != WcStatus::Success;

@@ -1,8 +1,9 @@
-//! Which regions the server serves this queue pair's calls for, and of which its NIC answers with the pattern.
+//! Regions for which the server serves this queue pair's calls, and for which its NIC answers with the signature page.
 //!
-//! One message does both ([`Magic`](crate::proto::Magic)): it shows the server which queue pair the client may use the region through. It is sent
-//! when a region is first used, and nothing waits for the answer: until then READs go as they would to a plain region, but are
-//! looked at, because the NIC may turn to the pattern at any moment.
+//! One message requests both ([`Magic`](crate::proto::Magic)): it names the queue pair through which the client may
+//! use the region. It is sent when a region is first used, and nothing waits for the answer: until then READs are made
+//! as of a plain region, but their data is inspected, because the NIC may start to answer with the signature page at
+//! any time.
 //!
 //! ```text
 //!   first use          nothing unchecked under way          Ok
@@ -19,8 +20,8 @@ use terrace_transport::Time;
 use crate::proto::Status;
 use crate::region::Region;
 
-/// A server that cannot say yes yet is asked again after this long, in nanoseconds, and twice as long each further time: its end
-/// of the queue pair may not be connected yet.
+/// A server that cannot grant yet is asked again after this long, in nanoseconds, and twice as long each further time:
+/// its end of the queue pair may not be connected yet.
 const RETRY_NS: u64 = 500_000;
 /// How often it is asked in all; the last answer comes after half a second at the soonest.
 const TRIES_MAX: u32 = 11;
@@ -37,20 +38,20 @@ enum State {
 struct Grant {
     region: Arc<Region>,
     state: State,
-    /// Whether READs may be answered with the pattern.
+    /// Whether READs may be answered with the signature page.
     may_be_on: bool,
-    /// When it may be asked for.
+    /// The earliest time of the next request.
     not_before: Time,
     refusals: u32,
 }
 
-/// What is to be done about an answer.
+/// The consequence of an answer.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Granted(Arc<Region>),
     /// It will be asked for again.
     Later,
-    /// The region is accessed as a plain one; it may be another one by now.
+    /// The region is accessed as a plain one; the rkey may name another one by now.
     Refused {
         is_outdated: bool,
     },
@@ -80,17 +81,18 @@ impl Grants {
         self.find(region).is_some_and(|grant| grant.state == State::Granted)
     }
 
-    /// Whether a region has turned out to be a plain one.
+    /// Whether a region was refused, and so is a plain one.
     pub(super) fn is_refused(&self, region: &Region) -> bool {
         self.find(region).is_some_and(|grant| grant.state == State::Refused)
     }
 
-    /// Whether a READ of a region may have been answered with the pattern.
+    /// Whether a READ of a region may have been answered with the signature page.
     pub(super) fn may_be_on(&self, region: &Region) -> bool {
         self.find(region).is_some_and(|grant| grant.may_be_on)
     }
 
-    /// The next region to ask for, with whether the pattern is wanted. Patterns have to wait for READs that nobody looks at.
+    /// The next region to request, and whether with the signature page. That has to wait for READs whose data is not
+    /// inspected.
     pub(super) fn ask(
         &mut self,
         now: Time,
@@ -106,13 +108,13 @@ impl Grants {
         Some(Arc::clone(&grant.region))
     }
 
-    /// When a region is to be asked for again; not those that wait for something to happen.
+    /// When a region is to be requested again, apart from regions that wait for an event.
     pub(super) fn deadline(&self, is_unchecked: impl Fn(u32) -> bool) -> Option<Time> {
         let wanted = self.list.iter().filter(|grant| grant.state == State::Wanted);
         wanted.filter(|grant| !is_unchecked(grant.region.rkey())).map(|grant| grant.not_before).min()
     }
 
-    /// Takes the answer about a registration in.
+    /// Handles the answer about a registration.
     pub(super) fn answer(&mut self, now: Time, rkey: u32, region_id: u64, status: Status) -> Verdict {
         let is_it = |region: &Region| (region.rkey(), region.description().region_id) == (rkey, region_id);
         let Some(grant) =
@@ -135,8 +137,8 @@ impl Grants {
         Verdict::Refused { is_outdated: status == Status::NoSuchRegion }
     }
 
-    /// There is another server, or another connection to it: everything is to be asked for anew. Its NIC may still answer
-    /// with patterns.
+    /// The server, or the connection to it, is another one: all regions have to be requested again. Its NIC may still
+    /// answer with signature pages.
     pub(super) fn start_anew(&mut self) {
         for grant in &mut self.list {
             (grant.state, grant.not_before, grant.refusals) = (State::Wanted, Time(0), 0);

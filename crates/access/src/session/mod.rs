@@ -11,7 +11,7 @@
 //!   post(wr) ----> waits its turn
 //!                  poll_action: Post(wr) ------> post_send
 //!                  poll_action: Call(call) ------------------------->  SEND
-//!                  handle_completion(wc) <------ tap
+//!                  handle_completion(wc) <------ completion hook
 //!                  handle_done(id, status) <-------------------------  RDMA WRITE, then `Done`
 //!   CQ <---------- poll_action: Complete(wc)
 //! ```

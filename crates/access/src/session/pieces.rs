@@ -2,12 +2,12 @@
 
 use terrace_transport::{LocalError, Sge, SgeList};
 
-/// The program's memory, as the session sees it: to look at data that has come, and to take data that is to go.
+/// The program's memory: the session inspects data that has come, and copies data that is to be sent.
 pub trait LocalMemory {
     /// Copies `out.len()` bytes from `offset` bytes into an element, which has them.
     ///
     /// # Errors
-    /// If the key or the memory does not let it.
+    /// If the key or the memory does not permit it.
     fn read(&self, sge: &Sge, offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
 }
 

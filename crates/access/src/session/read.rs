@@ -1,4 +1,5 @@
-//! READs of extended regions: what to read one-sidedly, what to ask for, and whether what came is data.
+//! READs of extended regions: which parts to read one-sidedly, which to fetch, and whether the bytes that came are
+//! data.
 
 use std::ops::Range;
 
@@ -15,18 +16,18 @@ use crate::region::Region;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A part of a work request: bytes from its first one on.
+/// A part of a work request, in bytes from its first one.
 pub(super) type Part = Range<u64>;
 
-/// How a READ is cut up.
+/// The division of a READ.
 pub(super) struct Plan {
-    /// What is believed to be present, in runs as long as possible.
+    /// The parts that are believed to be present, in runs as long as possible.
     pub(super) runs: SmallVec<[Part; 2]>,
     /// The pages that are believed to be absent.
     pub(super) absent: PageBitmap,
 }
 
-/// Cuts a READ of a region up, by what is believed about each of its units. What cannot be asked for counts as present.
+/// Divides a READ of a region by the believed residency of its units. Without `may_ask`, all units count as present.
 pub(super) fn plan(region: &Region, va: u64, length: u64, may_ask: bool) -> Plan {
     let layout = region.layout();
     let unit_bytes = u64::from(layout.unit_bytes());
@@ -55,14 +56,15 @@ fn pages_of(page_offset: usize, part: &Part) -> Range<usize> {
     ((offset + part.start) / PAGE) as usize..(offset + part.end).div_ceil(PAGE) as usize
 }
 
-/// What of a page an access of `length` bytes touches.
+/// The part of a page that an access of `length` bytes touches.
 fn part_of(page_offset: usize, page: usize, length: u64) -> Part {
     let (start, offset) = (page as u64 * PAGE, page_offset as u64);
     start.saturating_sub(offset)..(start + PAGE - offset).min(length)
 }
 
-/// Cuts a run so that each READ's packets begin at chunk boundaries of the grid: only then is a packet that was absent sure to
-/// hold a whole chunk, or to be a part that is compared by itself. A READ of one packet needs no care: it is all there, or not.
+/// Divides a run so that each READ's packets begin at chunk boundaries of the grid: only then does a packet that was
+/// absent contain a whole chunk, or is a part that is compared by itself. A READ of one packet needs no division: it
+/// is present or absent as a whole.
 pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> SmallVec<[Part; 2]> {
     let start = region.layout().grid(va + run.start);
     let head_end = run.start + (start.next_multiple_of(mtu_bytes) - start);
@@ -74,7 +76,7 @@ pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> Smal
     }
 }
 
-/// The calls for pages of a READ: one for each element that wants any.
+/// The calls for wanted pages of a READ: one for each element that has any.
 pub(super) fn fetches(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBitmap) -> Vec<Task> {
     let mut tasks = Vec::new();
     let SendOp::Read { va, .. } = entry.wr.op else { return tasks };
@@ -102,7 +104,7 @@ pub(super) fn fetches(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBit
     tasks
 }
 
-/// The calls for all of a READ, by who need not know where its pages are: one for each element.
+/// The calls for all of a READ, without knowledge of the region's grid: one for each element.
 pub(super) fn fetches_of_all(seq: Seq, entry: &Entry) -> Vec<Task> {
     pieces(entry.sges(), 0, entry.length)
         .map(|(at, sge)| fetch(seq, entry, at..at + u64::from(sge.length), None))
@@ -128,8 +130,8 @@ fn fetch(seq: Seq, entry: &Entry, part: Part, pages: Option<Pages>) -> Task {
     }
 }
 
-/// Looks at a part of a READ that has come, and adds the pages that may have been absent to the suspects. The page is room
-/// to look at data in.
+/// Inspects the data of a part of a READ, and adds the pages that may have been absent to the suspects. `page` is a
+/// buffer for the data.
 ///
 /// # Errors
 /// If the program's memory cannot be read.
@@ -159,14 +161,14 @@ pub(super) fn inspect(
     Ok(())
 }
 
-/// Whether data of an earlier READ may have been put over that of this part.
+/// Whether data of an earlier READ may have overwritten this part's.
 fn is_overwritten(entry: &Entry, part: &Part) -> bool {
     !entry.overwritten.is_empty()
         && pieces(entry.sges(), part.start, part.end - part.start)
             .any(|(_, sge)| entry.overwritten.iter().any(|local| local.overlaps(&Local::from(&sge))))
 }
 
-/// Tells the bitmap which units were found absent.
+/// Marks the units of the suspects absent in the bitmap.
 pub(super) fn note_absent(region: &Region, va: u64, suspects: &PageBitmap) {
     let first_page = region.layout().grid(va) / PAGE;
     let unit_pages = u64::from(region.layout().unit_bytes()) / PAGE;

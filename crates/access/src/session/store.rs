@@ -1,7 +1,7 @@
-//! WRITEs by RPC: small ones of what is believed to be absent, and all of the baselines'.
+//! WRITEs by RPC: small ones of units that are believed to be absent, and all of the baselines'.
 //!
-//! A queue pair acknowledges in order, so a WRITE that waits for the disk holds up those behind it, whose memory is there. By RPC
-//! it holds up nobody.
+//! A queue pair acknowledges in order, so a WRITE that waits for the disk delays those behind it, whose memory is
+//! present. By RPC it delays none.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use super::pieces::{LocalMemory, gather, pieces};
 use crate::proto::INLINE_BYTES_MAX;
 use crate::region::Region;
 
-/// Most bytes that a WRITE by RPC carries in its message. Small data is copied twice more on its way (into the message, and out of
-/// it), which up to about this length costs less than the round trip of a READ by the server.
+/// Most bytes that a WRITE by RPC carries in its message. Small data is copied twice more (into the message, and out
+/// of it), which up to about this length costs less than the round trip of a READ by the server.
 pub(super) const SMALL_BYTES_MAX: u64 = 4096;
 
-/// Whether a WRITE had better go by RPC although the region is accessed one-sidedly. Long ones fill the disk's queue by
+/// Whether a WRITE should go by RPC although the region is accessed one-sidedly. Long ones fill the disk's queue by
 /// themselves; they do not go twice over the network.
 pub(super) fn pays(entry: &Entry, region: &Region) -> bool {
     let Some(remote) = &entry.remote else { return false };

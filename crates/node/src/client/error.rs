@@ -1,23 +1,23 @@
-//! Why a client cannot do something.
+//! Errors of a client.
 
 use std::net::{IpAddr, SocketAddr};
 
 use terrace_access::proto::Status;
 use terrace_nic::{Error, OpenError};
 
-/// Why a client cannot do something. Each message says what to look at.
+/// An error of a client. Each message says what to check.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No port could be opened.
     #[error(transparent)]
     Port(OpenError),
-    /// The NIC refuses.
+    /// An error of the NIC.
     #[error("the NIC refuses: {0}")]
     Nic(#[from] Error),
     /// The client has no address of the server's family.
     #[error("no local address of the same family as {0}: choose another local address")]
     Family(IpAddr),
-    /// Nobody answers at that address.
+    /// No memory node answers at that address.
     #[error(
         "no memory node answers at {0}: is `terrace serve` running there, and does the network let UDP through?"
     )]
@@ -28,7 +28,7 @@ pub enum ClientError {
     /// The server has no such region.
     #[error("the server has no region named {0:?}")]
     NoRegion(String),
-    /// The server's answer fits no question.
+    /// The server's answer does not match the question.
     #[error("the server's answer makes no sense: is it of another version?")]
     Nonsense,
     /// The connection has ended, or the server does not answer any more.
@@ -46,7 +46,7 @@ pub enum ClientError {
         /// Its length in bytes.
         size: u64,
     },
-    /// As many accesses are under way as may be: poll first.
+    /// The maximum of accesses is in flight: poll first.
     #[error("as many accesses are under way as may be: poll for completions first")]
     Full,
 }

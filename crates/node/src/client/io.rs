@@ -1,4 +1,4 @@
-//! What a client has under way: the session of its queue pair, and the doing of what the session says.
+//! A client's accesses: the session of its queue pair, and the execution of the session's actions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::parties::{Party, Role};
 const TAG: u32 = 1;
 /// Completions that are taken at a time.
 const COMPLETIONS_MAX: usize = 64;
-/// `ibv_access_flags` of what a pulled bitmap goes into.
+/// `ibv_access_flags` of the buffer for a pulled bitmap.
 const LOCAL_WRITE: u32 = 1;
 
-/// The residency bitmap of a region that is being used, and the READ that brings it.
+/// The residency bitmap of a region in use, and the READ that pulls it.
 struct Pull {
     region: Arc<Region>,
     table: Table,
@@ -41,19 +41,19 @@ pub(super) struct Io {
     link: u32,
     mailbox: Arc<Mailbox>,
     pulls: Vec<Pull>,
-    /// What the queue pair is to be given.
+    /// Work requests to post on the queue pair.
     posts: Vec<SendWr>,
     calls: Vec<Call>,
     /// Completions of the queue pair that the session has not seen.
     arrived: Vec<Wc>,
-    /// Accesses that have ended and were not asked for yet.
+    /// Completions that the program has not taken yet.
     ended: VecDeque<Completion>,
     /// Whether the session knows that the control queue pair is gone.
     orphaned: bool,
 }
 
 impl Io {
-    /// For a connected queue pair, with up to `depth` accesses and `calls_max` calls under way.
+    /// For a connected queue pair, with up to `depth` accesses and `calls_max` calls in flight.
     pub fn new(qp: Arc<QueuePair>, cq: Arc<Cq>, link: u32, depth: u32, calls_max: u16) -> Io {
         let attr = qp.query();
         let session = Session::new(Config {
@@ -64,7 +64,7 @@ impl Io {
             call_count_max: usize::from(calls_max),
             mtu_bytes: attr.path_mtu,
             signal_all: false,
-            // Accesses are told apart by their tags.
+            // Accesses are identified by their tags.
             in_order: false,
         });
         Io {
@@ -82,7 +82,7 @@ impl Io {
         }
     }
 
-    /// Has the answers to calls brought here, and how the server's regions are to be accessed.
+    /// Routes the answers to calls here, and sets the mode for the server's regions.
     pub fn start(&mut self, agent: &Agent, mode: Mode, peer_qpn: u32) {
         if let Some(Party { role: Role::Client(link), .. }) = agent.lock().parties.touch(self.link) {
             link.register(TAG, self.mailbox.clone());
@@ -93,7 +93,7 @@ impl Io {
     /// Keeps the residency bitmap of a region fresh from now on.
     ///
     /// # Errors
-    /// ENOMEM without room for it.
+    /// ENOMEM without memory for it.
     pub fn pull(&mut self, pd: &Arc<Pd>, region: Arc<Region>, table: Table) -> Result<(), Error> {
         let len = region.bitmap().length_bytes();
         if table.length_bytes < len as u64 {
@@ -105,15 +105,15 @@ impl Io {
         Ok(())
     }
 
-    /// Begins an access, which [`Io::advance`] gets going.
+    /// Begins an access; [`Io::advance`] drives it.
     ///
     /// # Errors
-    /// `QueueFull` without room for one more.
+    /// `QueueFull` at the limit.
     pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
         self.session.post(wr, known)
     }
 
-    /// Takes in what has happened, and does what is to be done.
+    /// Handles events, and carries out the session's actions.
     ///
     /// # Errors
     /// When completions were lost.
@@ -137,7 +137,7 @@ impl Io {
         Ok(())
     }
 
-    /// Accesses that have ended since this was last asked.
+    /// Accesses that have ended since the last call.
     pub fn take_ended(&mut self) -> impl Iterator<Item = Completion> + '_ {
         self.ended.drain(..)
     }
@@ -160,7 +160,7 @@ impl Io {
         if self.posts.is_empty() {
             return;
         }
-        // The session keeps to the room that the queue has; what fails otherwise, completes as flushed.
+        // The session keeps within the queue's depth; a work request that fails otherwise completes as flushed.
         if let Err(error) = self.qp.post_send_batch(&mut self.posts) {
             tracing::debug!(%error, "the queue pair takes nothing");
             for wr in self.posts.drain(..) {
@@ -169,7 +169,7 @@ impl Io {
         }
     }
 
-    /// Sends the calls, and asks for bitmaps that are out of date.
+    /// Sends the calls, and pulls bitmaps that are out of date.
     fn hand_over(&mut self, agent: &Agent, now: Time) {
         let due = self.pulls.iter().any(|pull| !pull.under_way && pull.region.bitmap().begin_pull(now));
         if self.calls.is_empty() && !due {

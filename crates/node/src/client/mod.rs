@@ -17,9 +17,9 @@
 //! }
 //! ```
 //!
-//! Nothing blocks but [`Client::connect`] and [`Client::open`]: an access is begun, and its completion comes by
-//! [`Client::poll`], with the tag that it was begun with, as soon as it has ended: one whose bytes the server has in memory does not
-//! wait for those begun before it that come from the disk. What accesses do to the same bytes has the order of beginning.
+//! Only [`Client::connect`] and [`Client::open`] block. [`Client::poll`] returns the completion of an access, with its
+//! tag, as soon as it has ended: an access whose bytes the server has in memory does not wait for earlier ones that
+//! come from the disk. The effects of accesses on the same bytes are in the order in which the accesses were begun.
 
 mod error;
 mod io;
@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// `ibv_access_flags` of buffers: the server writes into them and READs from them when it carries out requests.
 const BUFFER_ACCESS: u32 = 1 | 1 << 1 | 1 << 2;
 
-/// Where a client finds its server.
+/// The address of a client's server, and the client's parameters.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// The server's address.
@@ -57,12 +57,12 @@ pub struct ClientConfig {
     pub slot: u8,
     /// How to open the client's own port.
     pub port: PortConfig,
-    /// Accesses that may be under way at a time.
+    /// Accesses that may be in flight at a time.
     pub depth: u32,
 }
 
 impl ClientConfig {
-    /// A client of the first process at an address, with up to 256 accesses under way.
+    /// A client of the first process at an address, with up to 256 accesses in flight.
     pub fn new(server: IpAddr) -> ClientConfig {
         let address = server.is_loopback().then_some(server);
         ClientConfig { server, slot: 0, port: PortConfig { address, ..PortConfig::default() }, depth: 256 }
@@ -72,9 +72,9 @@ impl ClientConfig {
 /// An access that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What it was begun with.
+    /// The tag that it was begun with.
     pub tag: u64,
-    /// `Success`, or why not.
+    /// `Success`, or the reason of the failure.
     pub status: WcStatus,
 }
 
@@ -94,8 +94,8 @@ impl Client {
     /// Connects to a server.
     ///
     /// # Errors
-    /// `Port` or `Nic` when there is no port or no memory for one; `Silent` when nobody answers; `Refused` when the server does
-    /// not want to.
+    /// `Port` or `Nic` when there is no port or no memory for one; `Silent` when no server answers; `Refused` when the
+    /// server refuses.
     pub fn connect(config: &ClientConfig) -> Result<Client, ClientError> {
         let device = Device::open(config.port.device().map_err(ClientError::Port)?)?;
         let made = Client::on_device(&device, config);
@@ -159,7 +159,7 @@ impl Client {
         Ok(Region::new(self, found, known))
     }
 
-    /// Shows the server that this client may use a region, and has its residency bitmap pulled.
+    /// Shows the server that this client may use a region, and starts pulling its residency bitmap.
     fn prepare(&self, region: &Arc<Extended>) -> Result<(), ClientError> {
         let (rkey, region_id) = (region.rkey(), region.description().region_id);
         let (client_qpn, server_qpn) = self.pair;
@@ -177,7 +177,7 @@ impl Client {
         Ok(())
     }
 
-    /// Memory that accesses can use.
+    /// Memory for accesses.
     ///
     /// # Errors
     /// `Nic` for no bytes, or without memory.
@@ -185,7 +185,7 @@ impl Client {
         Ok(Buffer::new(self.agent.pd(), len, BUFFER_ACCESS)?)
     }
 
-    /// Begins accesses, as far as there is room; the first error ends it.
+    /// Begins accesses, up to the limit; the first error ends it.
     fn begin(
         &self,
         mut wrs: impl Iterator<Item = Result<SendWr, ClientError>>,
@@ -200,9 +200,9 @@ impl Client {
     /// Makes progress, adds the accesses that have ended, and returns how many.
     ///
     /// # Errors
-    /// `Nic` when completions were lost: the connection is of no more use.
+    /// `Nic` when completions were lost: the connection is unusable.
     pub fn poll(&self, done: &mut Vec<Completion>) -> Result<usize, ClientError> {
-        // Only for the progress: what the session has posted completes to the session.
+        // Only to make progress: the session's work requests complete to the session.
         self.cq.poll(0, &mut |_| ())?;
         let mut io = self.io.lock();
         io.advance(&self.device, &self.agent)?;
@@ -212,7 +212,7 @@ impl Client {
     }
 }
 
-/// The connection of a client, for what waits for answers.
+/// The connection of a client, for requests that wait for answers.
 struct Connected<'a> {
     device: &'a Arc<Device>,
     agent: &'a Arc<Agent>,
@@ -283,7 +283,7 @@ impl Drop for Client {
     }
 }
 
-/// The way to the server.
+/// The path to the server.
 fn path_to(device: &Device, config: &ClientConfig) -> Result<Path, ClientError> {
     let dgid = match config.server {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

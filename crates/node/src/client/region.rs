@@ -21,7 +21,7 @@ pub struct Span {
     pub at: usize,
     /// Length in bytes.
     pub len: u32,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub tag: u64,
 }
 
@@ -42,13 +42,13 @@ impl<'a> Region<'a> {
         self.found.region.layout.length()
     }
 
-    /// Whether it has no bytes; no region has none.
+    /// Always false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What the server's NIC answers for a page that is absent, if it does that. Data that is equal to it is read as any other,
-    /// only slower.
+    /// The signature page, if the server's NIC answers READs of absent pages with it. Data that is equal to it is read
+    /// correctly, only slower.
     pub fn pattern(&self) -> Option<&[u8; PAGE_BYTES]> {
         match &self.known {
             Knowledge::Extended(region) => Some(region.pattern().bytes()),
@@ -59,13 +59,13 @@ impl<'a> Region<'a> {
     /// Begins to read bytes of the region into a buffer.
     ///
     /// # Errors
-    /// `OutOfRange`; `Full`; `Nic` when the connection is of no more use.
+    /// `OutOfRange`; `Full`; `Nic` when the connection is unusable.
     pub fn read(&self, offset: u64, into: &Buffer, at: usize, len: u32, tag: u64) -> Result<(), ClientError> {
         self.read_many(into, &[Span { offset, at, len, tag }])
     }
 
-    /// Begins to write bytes of a buffer to the region. Its completion means that every later read sees them, and that they
-    /// survive the server's process; see [`Region::commit`] for more. The bytes must stay until then.
+    /// Begins to write bytes of a buffer to the region. Its completion means that every later read sees them, and that
+    /// they survive the server's process; [`Region::commit`] guarantees more. The bytes must not change until then.
     ///
     /// # Errors
     /// As for [`Region::read`].
@@ -96,7 +96,8 @@ impl<'a> Region<'a> {
         self.begin(from, spans, |va, rkey| SendOp::Write { va, rkey })
     }
 
-    /// Begins to make a range durable: its completion means that what completed before survives a loss of power.
+    /// Begins to make a range durable: its completion means that accesses that completed before survive a loss of
+    /// power.
     ///
     /// # Errors
     /// As for [`Region::read`].

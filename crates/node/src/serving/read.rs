@@ -1,5 +1,5 @@
-//! Carrying out a `Read`: the pages that the client asks for are fetched by the pager and written into the client's memory
-//! as they come.
+//! Carries out a `Read`: the pager fetches the requested pages, and each piece is written into the client's memory as
+//! it arrives.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct ReadJob {
 }
 
 impl ReadJob {
-    /// Checks the request. What is fetched for it takes room, until the client has it.
+    /// Checks the request. Fetched data holds credits until the client has it.
     pub fn new(export: Arc<Export>, read: &Read, room: Arc<Room>) -> Result<ReadJob, Status> {
         let len = u64::from(read.length);
         let range = export.begin_access(read.va, len, REMOTE_READ)?;
@@ -31,16 +31,16 @@ impl ReadJob {
             Some(pages) if pages.wanted.page_count() == page_count && usize::from(pages.offset) == lead => {
                 Some(pages.wanted.clone())
             }
-            // The client has another idea of the region's grid.
+            // The client's region grid is stale.
             Some(_) => return Err(Status::Invalid),
         };
         let fetch = Fetch::new(range, pages, lead, room);
         Ok(ReadJob { export, fetch, dest_va: read.dest_va, dest_rkey: read.dest_rkey })
     }
 
-    /// Sends what has been fetched, and fetches on. With the last of it goes the answer to the request `id`.
+    /// Sends the fetched data, and fetches more. The answer to the request `id` goes with the last of it.
     pub fn advance(&mut self, control: &mut Control, id: u64, waker: &Waker) -> Progress {
-        // What the page cache has is there at once, however much it is: then there is room for more.
+        // Cached pages are there at once, however many they are: then there are credits for more.
         loop {
             if self.send_fetched(control, id) {
                 return Progress::Told;
@@ -55,7 +55,7 @@ impl ReadJob {
         }
     }
 
-    /// Returns whether that was all, and the client has been told so by an immediate.
+    /// Returns whether that was all, and an immediate has told the client so.
     fn send_fetched(&mut self, control: &mut Control, id: u64) -> bool {
         let mut fetched = self.fetch.take();
         let answer = immediate_of(id).filter(|_| self.fetch.outcome() == Some(Ok(())));
@@ -81,8 +81,8 @@ impl ReadJob {
     }
 }
 
-/// What a transfer has brought, as it leaves: straight from the pager's buffer into the packet. The buffer is taken until the client
-/// has acknowledged all of it.
+/// A transfer's data as a send payload: straight from the pager's buffer into the packet. The buffer is in use until
+/// the client has acknowledged all of it.
 #[derive(Debug)]
 struct Leaving(Brought);
 
@@ -92,7 +92,7 @@ impl ByteSource for Leaving {
     }
 }
 
-/// What the client is told.
+/// The status that the client gets.
 pub(super) fn status_of(error: AccessError) -> Status {
     match error {
         AccessError::OutOfRange => Status::OutOfRange,

@@ -1,4 +1,4 @@
-//! What a client has asked for, for people to look at.
+//! Counters of a client's requests, for display.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -7,20 +7,21 @@ use serde::{Deserialize, Serialize};
 use terrace_access::proto::Status;
 use terrace_tier::{Histogram, LatencyStats};
 
-/// What a client does.
+/// A client's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientStats {
     /// Its address, and the number of its end of the control queue pair.
     pub client: String,
-    /// One-sided requests that the NIC has taken from it: READs, WRITEs, atomics, flushes.
+    /// One-sided requests that the NIC has received from it: READs, WRITEs, atomics, flushes.
     pub one_sided: u64,
-    /// How often the NIC had to have memory brought or written for one of them; more than once for long ones.
+    /// How often the NIC had memory fetched or written back for one of them; more than once for long ones.
     pub fetched: u64,
-    /// What it has asked for in messages, by region.
+    /// Its requests by message, by region.
     pub regions: Vec<ClientRegionStats>,
 }
 
-/// What a client has asked for in messages of one region: what it knows or has found to be absent, or everything, by mode.
+/// A client's requests by message for one region: for memory that it knows or has found to be absent, or for all, by
+/// mode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientRegionStats {
     /// Its name, or its rkey when it has none.
@@ -29,17 +30,17 @@ pub struct ClientRegionStats {
     pub reads: u64,
     /// Requests to write.
     pub writes: u64,
-    /// Those that were refused, or failed.
+    /// Requests that were refused, or failed.
     pub failed: u64,
     /// Bytes of reads that have ended.
     pub bytes_read: u64,
     /// Bytes of writes that have ended.
     pub bytes_written: u64,
-    /// From a request's arrival to its answer.
+    /// The time from a request's arrival to its answer.
     pub latency: LatencyStats,
 }
 
-/// A request, as it is counted.
+/// A request, for counting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub rkey: u32,
@@ -49,13 +50,13 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// A request that has just come.
+    /// A request that has just arrived.
     pub fn new(rkey: u32, is_write: bool, length: u32) -> Asked {
         Asked { rkey, is_write, len: length.into(), since: Instant::now() }
     }
 }
 
-/// What a client has asked for so far, by rkey.
+/// A client's requests so far, by rkey.
 #[derive(Default)]
 pub(super) struct Usage(HashMap<u32, OfRegion>);
 
@@ -85,7 +86,7 @@ impl Usage {
         region.latency.add(asked.since.elapsed());
     }
 
-    /// As others see it, in the order of the regions' names.
+    /// The counters, in the order of the regions' names.
     pub fn read(&self, name: impl Fn(u32) -> Option<String>) -> Vec<ClientRegionStats> {
         let stats = |(&rkey, region): (&u32, &OfRegion)| ClientRegionStats {
             region: name(rkey).unwrap_or_else(|| format!("{rkey:#x}")),

@@ -1,4 +1,5 @@
-//! Carrying out a `Write`: the data is in the message, or is READ from the client's memory piece by piece, and goes to the pager.
+//! Carries out a `Write`: the data is in the message, or is READ from the client's memory piece by piece, and goes to
+//! the pager.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ const LOCAL_WRITE: u32 = 1;
 
 pub(super) struct WriteJob {
     export: Arc<Export>,
-    /// What is still to be handed to the pager.
+    /// The rest of the range that the pager has not got yet.
     range: HostRange,
     /// The data of the front of the range.
     data: Vec<u8>,
@@ -27,22 +28,22 @@ pub(super) struct WriteJob {
     in_flight: VecDeque<Arc<dyn Transfer>>,
     failed: Option<Status>,
     room: Arc<Room>,
-    /// What the data takes of it.
+    /// Credits for the data.
     share: Option<Share>,
 }
 
-/// Data that lies in the client's memory.
+/// Data in the client's memory.
 struct Fetch {
     va: u64,
     rkey: u32,
     buffer: Option<Buffer>,
-    /// Bytes on their way into the buffer.
+    /// Bytes of the READ in flight.
     awaited: u64,
     arrived: bool,
 }
 
 impl WriteJob {
-    /// Checks the request. Its data takes room; what comes with the request cannot wait for it.
+    /// Checks the request. Its data takes credits; data in the message cannot wait for them.
     pub fn new(export: Arc<Export>, write: &Write<'_>, room: Arc<Room>) -> Result<WriteJob, Status> {
         let range = export.begin_access(write.va, write.length.into(), REMOTE_WRITE)?;
         let (data, fetch, share) = match write.source {
@@ -57,14 +58,14 @@ impl WriteJob {
         Ok(WriteJob { export, range, data, fetch, in_flight: VecDeque::new(), failed: None, room, share })
     }
 
-    /// The data that was asked for has arrived in the buffer.
+    /// The data of the READ has arrived in the buffer.
     pub fn note_fetched(&mut self) {
         if let Some(fetch) = &mut self.fetch {
             fetch.arrived = true;
         }
     }
 
-    /// Hands the pager what is there, and fetches on.
+    /// Passes arrived data to the pager, and fetches more.
     pub fn advance(&mut self, control: &mut Control, waker: &Waker, number: JobId, pd: &Arc<Pd>) -> Progress {
         self.collect_fetched();
         self.hand_over(waker);
@@ -114,7 +115,7 @@ impl WriteJob {
         }
     }
 
-    /// READs the next piece from the client's memory, one at a time, once there is room for the pieces.
+    /// READs the next piece from the client's memory, one at a time, once there are credits for the pieces.
     fn fetch(&mut self, control: &mut Control, waker: &Waker, number: JobId, pd: &Arc<Pd>) {
         let Some(fetch) = &mut self.fetch else { return };
         if fetch.awaited > 0 {
@@ -122,7 +123,7 @@ impl WriteJob {
         }
         let len = self.range.len.min(PIECE_BYTES_MAX);
         if self.share.is_none() {
-            // Where the piece arrives, and where it waits for the pager.
+            // Once for the READ's buffer, once for the copy that waits for the pager.
             self.share = self.room.take(2 * len, waker);
         }
         if self.share.is_none() {
