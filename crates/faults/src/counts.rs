@@ -1,26 +1,26 @@
-//! What was injected so far.
+//! Counts of injected faults.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A thing that was done to the program.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Injected {
     /// A packet was lost.
     PacketLost,
-    /// A packet was doubled.
+    /// A packet was duplicated.
     PacketDuplicated,
     /// A bit of a packet was flipped.
     PacketCorrupted,
-    /// A packet was held back, for others to overtake it.
+    /// A packet was held back so that others overtake it.
     PacketReordered,
-    /// A packet waited, and those after it with it.
+    /// A packet was delayed, and those after it with it.
     PacketDelayed,
     /// A packet was marked with "congestion experienced".
     PacketMarked,
-    /// A packet was swallowed by a blackhole.
+    /// A packet was dropped by a blackhole.
     PacketBlackholed,
-    /// A peer was told that no receive is there.
+    /// A request was refused with an RNR NAK although a receive may be posted.
     RnrNak,
     /// A request to storage took longer.
     StorageSlowed,
@@ -28,7 +28,7 @@ pub enum Injected {
     StorageFailed,
 }
 
-/// All of them, with the names that statistics have for them.
+/// All of them, with their names in statistics.
 const NAMES: [(Injected, &str); 10] = [
     (Injected::PacketLost, "packets_lost"),
     (Injected::PacketDuplicated, "packets_duplicated"),
@@ -42,17 +42,17 @@ const NAMES: [(Injected, &str); 10] = [
     (Injected::StorageFailed, "storage_failed"),
 ];
 
-/// How often each thing was done. Relaxed: each count is right by itself.
+/// Count of each fault. Relaxed: each count is right by itself.
 #[derive(Debug, Default)]
 pub struct Counts([AtomicU64; NAMES.len()]);
 
 impl Counts {
-    /// Counts one.
+    /// Counts one fault.
     pub fn add(&self, what: Injected) {
         self.0[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often it was done.
+    /// Count of a fault.
     pub fn get(&self, what: Injected) -> u64 {
         self.0[what as usize].load(Ordering::Relaxed)
     }
@@ -63,7 +63,7 @@ impl Counts {
     }
 }
 
-/// As a line for people: what was done at all, or that nothing was.
+/// One line for users: the nonzero counts, or "nothing".
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = "";

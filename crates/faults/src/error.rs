@@ -1,9 +1,9 @@
-//! What is wrong with a plan.
+//! Errors of a fault plan.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a fault plan was not accepted, in one line that says what to do.
+/// Why a fault plan was rejected, in one line that says how to correct it.
 #[derive(Debug, thiserror::Error)]
 pub enum FaultPlanError {
     /// The file could not be read.
@@ -11,18 +11,18 @@ pub enum FaultPlanError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// It is not TOML, or has a key that means nothing, or a value of the wrong type.
+    /// It is not TOML, or has an unknown key or a value of the wrong type.
     #[error("the fault plan is not valid: line {line} (`{text}`): {reason}")]
     Syntax {
         /// Counted from 1.
         line: usize,
-        /// What is written there.
+        /// The line's text.
         text: String,
-        /// What is wrong with it.
+        /// The parser's message.
         reason: String,
     },
     /// A probability is not between 0 and 1.
@@ -43,31 +43,31 @@ pub enum FaultPlanError {
         /// The limit.
         max: u64,
     },
-    /// The delay's ends are the wrong way round.
+    /// The delay's bounds are in the wrong order.
     #[error("the fault plan's `delay_us_min` ({min}) is above its `delay_us_max` ({max})")]
     DelayOrder {
-        /// The lower end.
+        /// The lower bound.
         min: u64,
-        /// The upper end.
+        /// The upper bound.
         max: u64,
     },
-    /// More faults than anybody keeps in mind.
+    /// Too many faults.
     #[error("the fault plan has {0} faults; at most {max} are allowed", max = crate::plan::FAULTS_MAX)]
     TooMany(usize),
-    /// One of the faults makes no sense.
+    /// One of the faults is invalid.
     #[error("the fault plan's fault {number} (kind = \"{kind}\"): {problem}")]
     Fault {
-        /// Which one, counted from 1.
+        /// Its number, counted from 1.
         number: usize,
         /// Its kind.
         kind: &'static str,
-        /// What is wrong with it, and what to write.
+        /// What is wrong with it, and how to correct it.
         problem: String,
     },
 }
 
 impl FaultPlanError {
-    /// The parser's error, with the line that it is about.
+    /// The parser's error, with its line.
     pub(crate) fn syntax(text: &str, error: &toml::de::Error) -> FaultPlanError {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let before = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();

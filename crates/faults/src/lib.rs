@@ -1,12 +1,12 @@
-//! Faults that are wanted: what a person writes in a fault plan, when each fault is in force, and what it strikes.
+//! Fault injection: the fault plan in a file, the schedule of each fault, and its scope.
 //!
-//! [`FaultPlan`] is the file, checked. [`Faults`] is a plan in force in a process: whoever has a packet, a receive or a
-//! request to storage in hand asks it for that one's fate, and carries the fate out. So this crate knows neither sockets
+//! [`FaultPlan`] is the file, checked. [`Faults`] is a plan in force in a process. A caller asks it for the faults of
+//! each packet, receive or storage request, and executes them. So this crate knows neither sockets
 //! nor queue pairs nor files, and every draw comes from the plan's seed.
 //!
-//! | asks | about | through |
+//! | caller | event | function |
 //! |---|---|---|
-//! | `fabric` | each packet, before it leaves or once it has arrived | [`Faults::packet`] |
+//! | `fabric` | each packet, before it is sent or once it was received | [`Faults::packet`] |
 //! | `nic` | each request of a peer that would consume a receive | [`Faults::withholds_receive`] |
 //! | `tier` | each read, write, sync or write-back of a region's file | [`Faults::storage`] |
 //!

@@ -1,4 +1,4 @@
-//! What a person writes in a file.
+//! The fault plan as a user writes it in a file.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use serde::Deserialize;
 use crate::error::FaultPlanError;
 use crate::rule::{Kind, RawRule, Rule};
 
-/// Faults to inject, as a TOML file says it. Every key may be left out.
+/// Faults to inject, from a TOML file. Every key is optional.
 ///
 /// ```toml
 /// seed = 7              # the same seed draws the same faults for the same packets
-/// loss = 0.01           # probabilities for each packet that is sent, 0 to 1, from the beginning to the end
+/// loss = 0.01           # probabilities for each sent packet, 0 to 1, in force all the time
 /// duplicate = 0.01
 /// corrupt = 0.001       # one bit flipped after the ICRC was computed
 /// reorder = 0.01        # held back for up to reorder_us_max, so that others overtake it
 /// reorder_us_max = 100
 /// ecn_mark = 0.0        # marked "congestion experienced"
-/// delay_us_min = 0      # every packet waits this long ...
-/// delay_us_max = 0      # ... to this long, order kept
+/// delay_us_min = 0      # shortest delay of every packet ...
+/// delay_us_max = 0      # ... and longest; the order is kept
 ///
-/// [[fault]]             # as many as wanted: what begins and ends, or strikes a peer, a receive or storage
+/// [[fault]]             # any number of them: scheduled faults, and faults of a peer, of receives or of storage
 /// kind = "blackhole"
 /// after_ms = 2000
 /// for_ms = 500
@@ -28,7 +28,7 @@ use crate::rule::{Kind, RawRule, Rule};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FaultPlan {
-    /// Where the random draws start.
+    /// Seed of the random draws.
     pub seed: u64,
     /// Probability that a packet is lost.
     pub loss: f64,
@@ -38,7 +38,7 @@ pub struct FaultPlan {
     pub corrupt: f64,
     /// Probability that a packet is held back so that others overtake it.
     pub reorder: f64,
-    /// How long it is held back at most, in microseconds.
+    /// Longest time that it is held back, in microseconds.
     pub reorder_us_max: u64,
     /// Probability that a packet is marked with "congestion experienced".
     pub ecn_mark: f64,
@@ -46,9 +46,9 @@ pub struct FaultPlan {
     pub delay_us_min: u64,
     /// Longest delay of every packet in microseconds; packets stay in order.
     pub delay_us_max: u64,
-    /// Faults with a kind and a schedule, as they were written.
+    /// Faults with a kind and a schedule, as in the file.
     fault: Vec<RawRule>,
-    /// The same, checked.
+    /// The checked faults.
     #[serde(skip)]
     pub(crate) rules: Vec<Rule>,
 }
@@ -74,7 +74,7 @@ impl Default for FaultPlan {
 /// Longest delay: a minute.
 pub(crate) const DELAY_US_MAX: u64 = 60_000_000;
 
-/// Most faults with a schedule.
+/// Most scheduled faults.
 pub(crate) const FAULTS_MAX: usize = 100;
 
 impl FaultPlan {
@@ -110,7 +110,7 @@ impl FaultPlan {
         Ok(plan)
     }
 
-    /// Whether anything can happen to packets.
+    /// Whether the plan has packet faults.
     pub fn spoils_packets(&self) -> bool {
         let always = [self.loss, self.duplicate, self.corrupt, self.reorder, self.ecn_mark];
         self.delay_us_max > 0
@@ -118,12 +118,12 @@ impl FaultPlan {
             || self.rules.iter().any(|rule| rule.kind.is_of_packets())
     }
 
-    /// Whether anything can happen to what is read from and written to storage.
+    /// Whether the plan has storage faults.
     pub fn troubles_storage(&self) -> bool {
         self.rules.iter().any(|rule| rule.kind.is_of_storage())
     }
 
-    /// Whether peers can be told that there is no receive.
+    /// Whether the plan has RNR faults.
     pub fn withholds_receives(&self) -> bool {
         self.rules.iter().any(|rule| matches!(rule.kind, Kind::Rnr))
     }

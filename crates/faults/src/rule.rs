@@ -1,4 +1,4 @@
-//! A fault with a kind and a schedule: as it is written, and checked.
+//! A fault with a kind and a schedule: raw and checked.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::plan::DELAY_US_MAX;
 use crate::schedule::{Length, Schedule, Start};
 
-/// A `[[fault]]` as it is written. Which keys belong to a kind is checked afterwards.
+/// A `[[fault]]` as in the file. Whether its keys belong to its kind is checked afterwards.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawRule {
@@ -45,7 +45,7 @@ pub(crate) enum KindName {
     FailingStorage,
 }
 
-/// Which packets: those that leave, those that arrive, or all.
+/// Direction of packets: sent, received, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Ways {
@@ -54,7 +54,7 @@ pub(crate) enum Ways {
     Both,
 }
 
-/// Which requests to storage.
+/// Kinds of storage requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Operations {
@@ -65,7 +65,7 @@ pub(crate) enum Operations {
     WriteBack,
 }
 
-/// How requests to storage fail.
+/// Error of a failed storage request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum StorageError {
@@ -75,7 +75,7 @@ pub(crate) enum StorageError {
     NoSpace,
 }
 
-/// What a fault does, to what.
+/// A fault's kind and parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind {
     Loss(Ways),
@@ -90,13 +90,13 @@ pub(crate) enum Kind {
     FailingStorage { error: StorageError, operations: Operations },
 }
 
-/// A fault, checked.
+/// A checked fault.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
     pub kind: Kind,
     pub name: &'static str,
     pub probability: f64,
-    /// `None`: everybody.
+    /// `None`: all peers.
     pub peer: Option<IpAddr>,
     pub schedule: Schedule,
 }
@@ -124,7 +124,7 @@ impl KindName {
         }
     }
 
-    /// The keys that a fault of this kind may have: its own, and those of its schedule.
+    /// The keys of a fault of this kind: its own, and those of its schedule.
     fn keys(self) -> (&'static [&'static str], &'static [&'static str]) {
         match self {
             KindName::Loss => (&["probability", "direction"], PACKETS),
@@ -152,7 +152,7 @@ impl Kind {
 }
 
 impl RawRule {
-    /// The keys that are written.
+    /// The keys in the file.
     fn given(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("probability", self.probability.is_some()),
@@ -174,7 +174,7 @@ impl RawRule {
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key)
     }
 
-    /// The fault, or what is wrong with it.
+    /// Checks the fault; the error says what is wrong.
     pub fn check(&self) -> Result<Rule, String> {
         let (own, scheduling) = self.kind.keys();
         if let Some(stranger) = self.given().find(|key| !own.contains(key) && !scheduling.contains(key)) {
@@ -221,7 +221,7 @@ impl RawRule {
         })
     }
 
-    /// The time that each takes: of one end alone, always that long.
+    /// Bounds of the delay. A single bound is a fixed delay.
     fn delay(&self) -> Result<Range<u64>, String> {
         let (min, max) = match (self.delay_us_min, self.delay_us_max) {
             (None, None) => return Err("it needs `delay_us_min`, `delay_us_max` or both".into()),

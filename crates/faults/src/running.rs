@@ -16,78 +16,78 @@ use crate::plan::FaultPlan;
 use crate::rule::{Kind, Operations, Rule, StorageError, Ways};
 use crate::schedule::Window;
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// It is about to leave.
+    /// To be sent.
     Out,
-    /// It has arrived.
+    /// Received.
     In,
 }
 
-/// What is to happen to a packet.
+/// The faults of one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketFate {
-    /// It does not go on.
+    /// The packet is dropped.
     pub lost: bool,
-    /// How often it goes besides.
+    /// Number of duplicates.
     pub extra_copies: u32,
     /// Which bit to flip, modulo the packet's length.
     pub spoil: Option<u32>,
     /// It is marked "congestion experienced".
     pub mark: bool,
-    /// How long it waits, and what comes after it as well.
+    /// Its delay; later packets wait, too.
     pub delay_ns: u64,
-    /// How long it is held back beyond that, while others overtake it.
+    /// Further delay of this packet alone, so that others overtake it.
     pub held_back_ns: u64,
 }
 
-/// What is asked of storage.
+/// Kind of a storage request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageOperation {
-    /// To read.
+    /// Read.
     Read,
-    /// To write.
+    /// Write.
     Write,
-    /// To make durable.
+    /// Make durable.
     Sync,
-    /// To write what is in memory back, or to try again to: what the tier does by itself, at times of its own.
+    /// Write-back, or its retry: the tier does it on its own, at its own times.
     WriteBack,
 }
 
-/// What is to happen to a request to storage.
+/// The faults of a storage request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StorageFate {
-    /// How much longer it takes.
+    /// Additional latency.
     pub delay: Duration,
-    /// The errno with which it fails in place of being carried out.
+    /// The errno with which it fails instead of being executed.
     pub error: Option<i32>,
 }
 
-/// `EIO` and `ENOSPC`, which are the same on every Linux.
+/// `EIO` and `ENOSPC`, which are the same on all Linux architectures.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// A plan in force: draws what happens, counts it, and says so in the log when a scheduled fault begins and ends.
+/// A plan in force: draws faults, counts them, and logs the begin and end of scheduled faults.
 ///
-/// Any thread may ask. Each fault has a random source of its own, so what one draws does not depend on the others.
+/// Any thread may call it. Each fault has its own random source, so its draws do not depend on the others.
 #[derive(Debug)]
 pub struct Faults {
     plan: FaultPlan,
-    /// For people.
+    /// For messages.
     name: String,
-    /// The process that it is in force in: a forked child has a copy, which says nothing.
+    /// The process in which it is in force: a forked child has a copy that logs nothing.
     pid: u32,
     since: Instant,
     counts: Counts,
     packets: Strikes,
     receives: Strikes,
     storage: Strikes,
-    /// Whether any strikes packets that arrive.
+    /// Whether any fault strikes received packets.
     is_for_arrivals: bool,
 }
 
-/// Faults that are asked about the same kind of thing.
+/// Faults of the same kind of event.
 #[derive(Debug)]
 struct Strikes {
     any: bool,
@@ -103,7 +103,7 @@ struct Strike {
     rng: StdRng,
 }
 
-/// The plans in force in this process, by file.
+/// The process's plans in force, by file.
 static IN_FORCE: Mutex<Vec<(u32, PathBuf, Weak<Faults>)>> = Mutex::new(Vec::new());
 
 impl Faults {
@@ -131,15 +131,15 @@ impl Faults {
         }
     }
 
-    /// The plan of a file, in force in this process: the same one for all devices that name the same file, from when the
-    /// first of them is opened to when the last one is gone.
+    /// The plan of a file, in force in this process. All devices with the same file share it, from the opening of
+    /// the first to the closing of the last.
     ///
     /// # Errors
     /// The file cannot be read, or holds no valid plan.
     pub fn of_process(path: &Path) -> Result<Arc<Faults>, FaultPlanError> {
         let pid = std::process::id();
         let mut in_force = IN_FORCE.lock();
-        // What a parent has left here is the parent's.
+        // A parent's entries are not this process's.
         in_force.retain(|(of, _, faults)| *of == pid && faults.strong_count() > 0);
         let known = in_force.iter().find(|(_, known, _)| known == path);
         if let Some(faults) = known.and_then(|(_, _, faults)| faults.upgrade()) {
@@ -161,22 +161,22 @@ impl Faults {
             .collect()
     }
 
-    /// What was asked for.
+    /// The plan.
     pub fn plan(&self) -> &FaultPlan {
         &self.plan
     }
 
-    /// What was done so far.
+    /// The faults injected so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// One line for people: the plan, and what it has done.
+    /// One line for users: the plan, and the injected faults.
     pub fn summary(&self) -> String {
         format!("fault plan {} has injected: {}", self.name, self.counts)
     }
 
-    /// Whether packets that arrive have to be asked about.
+    /// Whether received packets must be checked.
     pub fn is_for_arrivals(&self) -> bool {
         self.is_for_arrivals
     }
@@ -185,8 +185,8 @@ impl Faults {
         self.since.elapsed().as_nanos() as u64
     }
 
-    /// What happens to a packet to or from a peer, by the plan's faults with a schedule. Those of the whole plan are its
-    /// owner's to draw.
+    /// The faults of a packet to or from a peer, by the plan's scheduled faults. The unscheduled ones are drawn by
+    /// the caller.
     pub fn packet(&self, direction: Direction, peer: IpAddr) -> PacketFate {
         if !self.packets.any { PacketFate::default() } else { self.packet_at(direction, peer, self.now_ns()) }
     }
@@ -201,7 +201,7 @@ impl Faults {
         fate
     }
 
-    /// Whether a peer's request that would consume a receive is to be told that there is none.
+    /// Whether a peer's request that would consume a receive is refused as if none were posted.
     pub fn withholds_receive(&self, peer: IpAddr) -> bool {
         self.receives.any && self.withholds_receive_at(peer, self.now_ns())
     }
@@ -217,7 +217,7 @@ impl Faults {
         withheld
     }
 
-    /// What happens to a request to storage.
+    /// The faults of a storage request.
     pub fn storage(&self, operation: StorageOperation) -> StorageFate {
         if !self.storage.any { StorageFate::default() } else { self.storage_at(operation, self.now_ns()) }
     }
@@ -247,7 +247,7 @@ impl Faults {
 }
 
 impl Drop for Faults {
-    /// The last device that it was in force for is gone.
+    /// Logs the summary when the last device with this plan is closed.
     fn drop(&mut self) {
         if self.pid == std::process::id() {
             tracing::warn!("{}", self.summary());
@@ -257,12 +257,12 @@ impl Drop for Faults {
 
 impl Strike {
     fn new(rule: Rule, number: usize, seed: u64) -> Strike {
-        // Other numbers than those of the whole plan's faults, which begin at the seed itself.
+        // Other seeds than that of the unscheduled faults, which is the plan's seed itself.
         let seed = seed.wrapping_add((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Strike { window: Window::new(rule.schedule), rng: StdRng::seed_from_u64(seed), number, rule }
     }
 
-    /// Whether it is about packets that go this way.
+    /// Whether it strikes packets of this direction.
     fn goes(&self, direction: Direction) -> bool {
         match self.rule.kind {
             Kind::Loss(ways) | Kind::Blackhole(ways) => match ways {
@@ -285,7 +285,7 @@ impl Strike {
             _ => return false,
         };
         match operations {
-            // Counts would not be of what peers ask for.
+            // Otherwise the counts would include more than the peers' requests.
             Operations::Any => operation != StorageOperation::WriteBack,
             Operations::Read => operation == StorageOperation::Read,
             Operations::Write => operation == StorageOperation::Write,
@@ -294,7 +294,7 @@ impl Strike {
         }
     }
 
-    /// An event that it is about: does it strike?
+    /// Counts an event in its scope, and returns whether the fault strikes it.
     fn strikes(&mut self, now_ns: u64) -> bool {
         let admission = self.window.admit(now_ns);
         if admission.changed {

@@ -1,15 +1,15 @@
-//! When a fault is in force. Pure: the time comes in.
+//! When a fault is in force. Pure: the time is an argument.
 
-/// What a fault waits for.
+/// When a fault begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Time since the plan is in force.
+    /// After this time since the plan came into force.
     AfterNs(u64),
-    /// Events of the fault's own kind that it has let pass.
+    /// After so many events in its scope.
     AfterCount(u64),
 }
 
-/// For how long it is in force then.
+/// How long it is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Forever,
@@ -22,37 +22,37 @@ pub(crate) enum Length {
 pub(crate) struct Schedule {
     pub start: Start,
     pub length: Length,
-    /// It begins again every so long after it has first begun.
+    /// It begins again at this interval from its first beginning.
     pub every_ns: Option<u64>,
 }
 
 impl Schedule {
-    /// From the beginning to the end.
+    /// Always in force.
     #[cfg(test)]
     pub const ALWAYS: Schedule =
         Schedule { start: Start::AfterNs(0), length: Length::Forever, every_ns: None };
 }
 
-/// Follows a schedule.
+/// State of a schedule.
 #[derive(Debug)]
 pub(crate) struct Window {
     schedule: Schedule,
-    /// Events so far.
+    /// Number of events.
     seen: u64,
-    /// When it first began.
+    /// Time of its first beginning.
     begun_ns: Option<u64>,
-    /// How often it has begun again, and how many events there had been by then.
+    /// Number of the current period, and of events before it.
     period: u64,
     seen_before: u64,
     is_open: bool,
 }
 
-/// What an event finds.
+/// State of the fault at an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admission {
-    /// The fault is in force.
+    /// Whether the fault is in force.
     pub open: bool,
-    /// It was not at the last event, or the other way round.
+    /// Whether that differs from the last event.
     pub changed: bool,
 }
 
@@ -61,7 +61,7 @@ impl Window {
         Window { schedule, seen: 0, begun_ns: None, period: 0, seen_before: 0, is_open: false }
     }
 
-    /// Called for each event, in the order of time: is the fault in force for it?
+    /// Called for each event, in the order of time. Returns whether the fault is in force for it.
     pub fn admit(&mut self, now_ns: u64) -> Admission {
         let index = self.seen;
         self.seen += 1;
@@ -73,7 +73,7 @@ impl Window {
     fn begun(&mut self, now_ns: u64, index: u64) -> bool {
         if self.begun_ns.is_none() {
             self.begun_ns = match self.schedule.start {
-                // A window by time begins on time, whether or not anything happens then.
+                // A window by time begins on time, with or without an event.
                 Start::AfterNs(at_ns) => (now_ns >= at_ns).then_some(at_ns),
                 Start::AfterCount(count) => (index >= count).then_some(now_ns),
             };
@@ -103,7 +103,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Which of these moments, an event each, find the window open.
+    /// The event times at which the window is open.
     fn open_at(schedule: Schedule, moments: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut window = Window::new(schedule);
         moments.into_iter().filter(|now_ns| window.admit(*now_ns).open).collect()
@@ -118,7 +118,7 @@ mod tests {
     fn by_time_it_begins_and_ends_on_time() {
         let schedule = Schedule { start: Start::AfterNs(10), length: Length::Ns(5), every_ns: None };
         assert_eq!(open_at(schedule, 0..30), [10, 11, 12, 13, 14]);
-        // Nothing happened at its beginning: its end is where it was.
+        // Without an event at its beginning, its end is the same.
         assert_eq!(open_at(schedule, [3, 13, 14, 15, 16]), [13, 14]);
         assert_eq!(open_at(schedule, [3, 20]), [] as [u64; 0]);
     }

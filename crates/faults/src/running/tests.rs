@@ -8,7 +8,7 @@ fn faults(plan: &str) -> Faults {
     Faults::new(FaultPlan::parse(plan).expect("a plan"), "test")
 }
 
-/// The moments, in milliseconds, at which a packet that goes this way is lost.
+/// The times, in milliseconds, at which a packet of this direction is lost.
 fn lost_at(faults: &Faults, direction: Direction, moments: Range<u64>) -> Vec<u64> {
     moments.filter(|ms| faults.packet_at(direction, HERE, ms * MS).lost).collect()
 }
