@@ -1,4 +1,4 @@
-//! The side that asks for a connection.
+//! The active side of a connection.
 
 use terrace_wire::Path;
 use terrace_wire::Time;
@@ -12,14 +12,14 @@ use crate::manager::{Cm, Error, EventKind};
 use crate::timing::{PATIENCE_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
 use crate::{ConnId, listen};
 
-/// What a program asks for.
+/// Parameters of a REQ.
 #[derive(Clone, Debug)]
 pub struct Connect {
     /// The service.
     pub service_id: u64,
-    /// The addresses that the peer's program sees.
+    /// The addresses for the peer's program.
     pub header: IpHeader,
-    /// The way to the queue pair 1 that is asked first.
+    /// The path to the queue pair 1 that gets the first request.
     pub path: Path,
     /// GIDs of both ends: ours, the peer's.
     pub gids: [[u8; 16]; 2],
@@ -27,11 +27,11 @@ pub struct Connect {
     pub transport: Transport,
     /// Our queue pair.
     pub qpn: u32,
-    /// READs and atomics of the peer that we answer at a time.
+    /// READs and atomics of the peer that we can answer at a time.
     pub responder_resources: u8,
-    /// READs and atomics of ours under way at a time.
+    /// Our READs and atomics in flight at a time.
     pub initiator_depth: u8,
-    /// Credits, which nobody has over RoCE.
+    /// End-to-end credits, which do not exist on RoCE.
     pub flow_control: bool,
     /// Retries of either queue pair, at most 7.
     pub retry_count: u8,
@@ -41,21 +41,22 @@ pub struct Connect {
     pub srq: bool,
     /// Code of the path MTU.
     pub path_mtu: u8,
-    /// Code of the time for an acknowledgement.
+    /// Code of the local ACK timeout.
     pub ack_timeout: u8,
-    /// For the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
 }
 
-/// How long a service that does not listen for its next connection yet is asked again. Programs that accept one connection and
-/// then listen anew, as perftest does, lose a race against peers that find the way at once; Linux refuses then.
+/// For how long a rejected request is repeated while the service may not listen for its next connection yet. Programs
+/// that accept one connection and then listen again, as perftest does, lose a race against peers that resolve the route
+/// at once. Linux rejects then.
 const BETWEEN_LISTENERS_NS: u64 = 3_000_000_000;
 
-/// How often a connection may be told to ask at another queue pair 1.
+/// Most redirects of a connection to another queue pair 1.
 const REDIRECTS_MAX: u8 = 2;
 
 impl Cm {
-    /// Asks for a connection, which `owner` will hear of: `Response`, `Rejected` or `Unreachable`.
+    /// Requests a connection; `owner` gets the event `Response`, `Rejected` or `Unreachable`.
     ///
     /// # Errors
     /// `PrivateData` for more than 56 bytes; `TooMany`.
@@ -113,7 +114,7 @@ impl Cm {
         }
     }
 
-    /// The queue pair is ready: says so, and the connection stands.
+    /// Sends the RTU: the queue pair is ready, and the connection is established.
     ///
     /// # Errors
     /// `Unknown`; `State` unless the peer has just accepted.
@@ -141,7 +142,7 @@ impl Cm {
                 self.counters.duplicates += 1;
                 return self.ask_for_patience(conn, Answered::Rep);
             }
-            // The RTU was lost, or the REJ.
+            // The RTU or the REJ was lost.
             State::Established | State::Refused => {
                 self.counters.duplicates += 1;
                 return self.repeat_what_was_said(conn);
@@ -172,13 +173,13 @@ impl Cm {
             service_timeout: PATIENCE_CODE,
             private_data: [0; Mra::PRIVATE_BYTES],
         };
-        // It is not what is repeated later.
+        // It must not replace the message that is repeated later.
         let (path, tid) = (connection.path, connection.tid);
         let mad = terrace_wire::cm::Mad { tid, message: Message::Mra(mra) };
         self.transmit(path, mad.encode());
     }
 
-    /// The peer has our datagram and needs time: it is not repeated meanwhile.
+    /// The peer has our message and needs more time: it is not repeated meanwhile.
     pub(crate) fn handle_mra(&mut self, now: Time, from: &Path, mra: &Mra) {
         let Some(conn) = self.of_peer(mra.remote_comm_id, Some(mra.local_comm_id), from) else { return };
         let Some(connection) = self.connections.get(&conn) else { return };
@@ -193,8 +194,8 @@ impl Cm {
         }
     }
 
-    /// Whether a refusal for want of a listener may be too early: a connection to that service of the peer stands, or has just
-    /// ended, and its program may be about to listen for the next one.
+    /// Whether a rejection for lack of a listener may be premature: a connection to that service of the peer is
+    /// established, or has ended recently, and its program may be about to listen for the next one.
     pub(crate) fn may_listen_again(&self, conn: ConnId, now: Time) -> bool {
         let Some(connection) = self.connections.get(&conn) else { return false };
         let Some((port, asked_at)) = connection.asked_for else { return false };
@@ -206,13 +207,13 @@ impl Cm {
         asked_at.after_ns(BETWEEN_LISTENERS_NS) > now && self.connections.values().any(is_like_it)
     }
 
-    /// Asks at another queue pair 1 of the same host. Returns whether there is one to ask.
+    /// Follows a redirect to another queue pair 1 of the same host. Returns whether there is one.
     pub(crate) fn follow(&mut self, now: Time, conn: ConnId, info: &[u8]) -> bool {
         let Some(redirect) = Redirect::decode(info) else { return false };
         let Some(connection) = self.connections.get_mut(&conn) else { return false };
         let mut path = connection.path;
         path.remote.set_port(port_of(redirect.qpn));
-        // Nobody can send us to another host: only the port is taken from what the peer says.
+        // A peer cannot redirect us to another host: only the port is taken from its answer.
         if connection.redirects_left == 0 || path == connection.path {
             return false;
         }
@@ -228,7 +229,7 @@ impl Cm {
 
 fn req_path(connect: &Connect) -> ReqPath {
     ReqPath {
-        // LIDs mean nothing in RoCE; peers look only at whether they are the permissive one of a routed path.
+        // LIDs have no meaning in RoCE; peers only check whether they are the permissive one of a routed path.
         local_lid: 0xffff,
         remote_lid: 0xffff,
         local_gid: connect.gids[0],
@@ -243,6 +244,6 @@ fn req_path(connect: &Connect) -> ReqPath {
     }
 }
 
-/// Code of the rate that the port claims.
+/// Code of the port's nominal rate.
 const RATE_100_GBPS: u8 = 16;
 const HOP_LIMIT: u8 = 64;

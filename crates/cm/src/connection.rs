@@ -1,4 +1,4 @@
-//! What is known of one connection.
+//! State of one connection.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use terrace_wire::{Path, ROCE_PORT};
 
 use crate::listen::ListenerId;
 
-/// Where a connection stands; see the crate's picture.
+/// State of a connection; see the crate's picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     ReqSent,
@@ -18,24 +18,24 @@ pub(crate) enum State {
     Established,
     DreqSent,
     DreqReceived,
-    /// It has ended. What is repeated is answered with what was said last.
+    /// It has ended. A repeated message is answered with our last message.
     TimeWait,
-    /// It was refused, by either side. The same.
+    /// It was rejected by either side. A repeated message is answered as in TIME_WAIT.
     Refused,
-    /// A question about datagrams was asked.
+    /// A SIDR_REQ was sent.
     Asked,
-    /// One has arrived.
+    /// A SIDR_REQ was received.
     WasAsked,
-    /// It was answered.
+    /// A SIDR_REP was sent or received.
     Answered,
 }
 
-/// What the two ends have agreed on: what a queue pair needs to know.
+/// The agreed parameters of both queue pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreed {
     /// Our queue pair.
     pub local_qpn: u32,
-    /// The peer's.
+    /// The peer's queue pair.
     pub remote_qpn: u32,
     /// The first PSN that we expect.
     pub rq_psn: u32,
@@ -43,27 +43,27 @@ pub struct Agreed {
     pub sq_psn: u32,
     /// Code of the path MTU.
     pub path_mtu: u8,
-    /// READs and atomics of the peer that we answer at a time.
+    /// READs and atomics of the peer that we can answer at a time.
     pub responder_resources: u8,
-    /// READs and atomics of ours under way at a time.
+    /// Our READs and atomics in flight at a time.
     pub initiator_depth: u8,
     /// Retries of our queue pair.
     pub retry_count: u8,
     /// RNR retries of our queue pair.
     pub rnr_retry_count: u8,
-    /// Code of our queue pair's time for an acknowledgement.
+    /// Code of our queue pair's local ACK timeout.
     pub ack_timeout: u8,
-    /// Of the way to the peer.
+    /// Traffic class of the path to the peer.
     pub traffic_class: u8,
-    /// The same.
+    /// Flow label of the path to the peer.
     pub flow_label: u32,
 }
 
-/// A peer's queue pair: the address of its slot, the GUID of its node, its number. By GUID and number Linux's `cm` tells stale
-/// connections; here another address is another peer, whatever GUID it claims.
+/// A peer's queue pair: the address and port of its process, the GUID of its node, its number. Linux's `cm` identifies
+/// stale connections by GUID and number. Here another address is another peer, whatever GUID it claims.
 pub(crate) type PeerQp = (SocketAddr, u64, u32);
 
-/// A datagram that waits for an answer.
+/// Repetition of an unanswered message.
 #[derive(Clone, Copy)]
 pub(crate) struct Repeat {
     pub attempts_left: u32,
@@ -72,30 +72,30 @@ pub(crate) struct Repeat {
 
 pub(crate) struct Connection {
     pub state: State,
-    /// Whose it is to the user of this crate; without one nobody hears of it any more.
+    /// Its owner in this crate's user; without one it raises no events.
     pub owner: Option<u64>,
-    /// The peer's name for it, once known.
+    /// The peer's communication ID, once known.
     pub remote_id: u32,
-    /// The way to the peer's queue pair 1.
+    /// The path to the peer's queue pair 1.
     pub path: Path,
     pub tid: u64,
     pub agreed: Agreed,
-    /// What the peer's queue pair is known by, once it is.
+    /// The peer's queue pair, once known.
     pub peer_qp: Option<PeerQp>,
-    /// How often the peer's host has refused datagrams since the last time that the peer was asked without suspicion.
+    /// Refusals by the peer's host since the last regular keepalive probe.
     pub refusals: u8,
-    /// What was said last, to be repeated by us or on request.
+    /// The last message, for repetition by timer or on request.
     pub said: Option<[u8; MAD_BYTES]>,
     pub repeat: Option<Repeat>,
     /// The entry in the manager's list of deadlines.
     pub deadline: Option<Time>,
-    /// Where it came in, as long as the program has not heard of it.
+    /// Its listener, until the program has taken it.
     pub waits_at: Option<ListenerId>,
-    /// The service that the peer was asked for, by its port, and when.
+    /// The port of the requested service, and the time of the request.
     pub asked_for: Option<(u16, Time)>,
-    /// Whether the peer was asked to be patient.
+    /// Whether an MRA was sent to the peer.
     pub is_told_to_wait: bool,
-    /// Whether it is active; then it may be told once to go elsewhere.
+    /// Redirects that it may still follow; 0 on the passive side.
     pub redirects_left: u8,
 }
 
@@ -120,21 +120,21 @@ impl Connection {
         }
     }
 
-    /// Writes a datagram of this connection and keeps it.
+    /// Writes a message of this connection and keeps it.
     pub fn say(&mut self, message: Message) -> [u8; MAD_BYTES] {
         let bytes = Mad { tid: self.tid, message }.encode();
         self.said = Some(bytes);
         bytes
     }
 
-    /// Whether a datagram from there may be about this connection: another host cannot end it by guessing its name.
+    /// Whether a datagram comes from the peer: another host cannot end the connection by guessing its communication ID.
     pub fn is_from(&self, path: &Path) -> bool {
         self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical()
             && self.path.remote.port() == path.remote.port()
     }
 
-    /// Takes an answer from another process of the host that was asked: the one with slot 0 has passed the question on. From
-    /// then on that process is the peer.
+    /// Accepts an answer from another process of the requested host: the process with instance index 0 has forwarded
+    /// the request. From then on that process is the peer.
     pub fn adopt(&mut self, path: &Path) -> bool {
         let same_host = self.path.remote.ip().to_canonical() == path.remote.ip().to_canonical();
         let asks = matches!(self.state, State::ReqSent | State::Asked);
@@ -145,13 +145,13 @@ impl Connection {
         adopted
     }
 
-    /// Whether it counts against the limits on connections that strangers have begun.
+    /// Whether it counts against the limits on connections that peers have requested.
     pub fn is_half_open(&self) -> bool {
         matches!(self.state, State::ReqReceived | State::RepSent | State::WasAsked)
     }
 }
 
-/// Copies what fits. Lengths of private data are checked where they come from.
+/// Copies the bytes that fit. The callers check lengths of private data.
 pub(crate) fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut padded = [0; N];
     let len = bytes.len().min(N);

@@ -1,4 +1,4 @@
-//! Which queue pair takes the datagrams of a service: a question and its answer (12.11).
+//! Service ID resolution: SIDR_REQ and SIDR_REP (12.11).
 
 use terrace_wire::Path;
 use terrace_wire::Time;
@@ -10,34 +10,34 @@ use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 use crate::passive::{behind_header, redirect};
 
-/// A question.
+/// Parameters of a SIDR_REQ.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// The service.
     pub service_id: u64,
-    /// The addresses that the peer's program sees.
+    /// The addresses for the peer's program.
     pub header: IpHeader,
-    /// The way to the queue pair 1 that is asked first.
+    /// The path to the queue pair 1 that gets the first request.
     pub path: Path,
-    /// For the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
 }
 
-/// An answer: this queue pair.
+/// Parameters of a SIDR_REP with a valid queue pair.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The queue pair.
     pub qpn: u32,
-    /// The key that it wants.
+    /// Its Q_Key.
     pub qkey: u32,
-    /// For the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
 }
 
 const REDIRECTS_MAX: u8 = 2;
 
 impl Cm {
-    /// Asks who takes datagrams; `owner` hears of `Answered` or `Unreachable`.
+    /// Sends a SIDR_REQ; `owner` gets the event `Answered` or `Unreachable`.
     ///
     /// # Errors
     /// `PrivateData` for more than 180 bytes; `TooMany`.
@@ -59,10 +59,10 @@ impl Cm {
         Ok(conn)
     }
 
-    /// Answers a question.
+    /// Answers a SIDR_REQ.
     ///
     /// # Errors
-    /// `Unknown`; `State` when it was answered; `PrivateData` for more than 136 bytes.
+    /// `Unknown`; `State` when it was already answered; `PrivateData` for more than 136 bytes.
     pub fn answer(&mut self, now: Time, conn: ConnId, answer: &Answer) -> Result<(), Error> {
         let (qpn, qkey) = (answer.qpn, answer.qkey);
         self.send_answer(now, conn, SidrStatus::VALID, qpn, qkey, &answer.private_data)
@@ -170,7 +170,7 @@ impl Cm {
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.agreed.remote_qpn = rep.qpn;
         }
-        // The question's name need not be kept: nobody asks for it again.
+        // No TIME_WAIT: the peer does not use the request ID again.
         self.enter(conn, State::Answered);
         self.tell(conn, EventKind::Answered(*rep));
     }

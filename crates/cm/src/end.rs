@@ -1,4 +1,4 @@
-//! How connections are refused, and how they end.
+//! Rejecting and ending connections.
 
 use terrace_wire::Path;
 use terrace_wire::Time;
@@ -10,10 +10,10 @@ use crate::liveness::NO_QPN;
 use crate::manager::{Cm, Error, EventKind};
 
 impl Cm {
-    /// Refuses a request, or what came of one.
+    /// Rejects a request, also after accepting it, or a response.
     ///
     /// # Errors
-    /// `Unknown`; `State` once the connection stands; `PrivateData` for more than 148 bytes.
+    /// `Unknown`; `State` once the connection is established; `PrivateData` for more than 148 bytes.
     pub fn reject(
         &mut self,
         now: Time,
@@ -38,7 +38,7 @@ impl Cm {
     pub(crate) fn send_rej(&mut self, conn: ConnId, reason: RejReason, private_data: &[u8]) {
         let Some(connection) = self.connections.get(&conn) else { return };
         let (local_comm_id, answered) = match connection.state {
-            // The peer has not heard our name.
+            // The peer does not know our communication ID.
             State::ReqReceived => (0, Answered::Req),
             State::RepReceived => (conn.0, Answered::Rep),
             _ => (conn.0, Answered::Other),
@@ -55,14 +55,14 @@ impl Cm {
         self.say(conn, Message::Rej(rej));
     }
 
-    /// After a refusal: what the peer repeats is refused again for a while.
+    /// After a rejection: repeated messages of the peer are rejected again for a while.
     pub(crate) fn refuse(&mut self, now: Time, conn: ConnId) {
         self.enter(conn, State::Refused);
         self.linger(now, conn);
     }
 
     pub(crate) fn handle_rej(&mut self, now: Time, from: &Path, rej: &Rej) {
-        // A peer that gives up asking may not have heard our name: then it is found by its own.
+        // A peer whose REQ has timed out may not know our communication ID: then its own ID identifies the connection.
         let conn = match rej.remote_comm_id {
             0 => self.requests.get(&(from.remote, rej.local_comm_id)).copied(),
             id => self.of_peer(id, (rej.local_comm_id != 0).then_some(rej.local_comm_id), from),
@@ -70,7 +70,7 @@ impl Cm {
         let Some(conn) = conn else { return };
         let Some(connection) = self.connections.get(&conn) else { return };
         let state = connection.state;
-        // Once both ends know each other's names, who refuses has to know both, too.
+        // Once each end knows the other's communication ID, a REJ must carry both.
         let is_named = rej.local_comm_id == connection.remote_id;
         if matches!(state, State::RepReceived | State::RepSent | State::Established) && !is_named {
             self.counters.unknown += 1;
@@ -83,7 +83,7 @@ impl Cm {
         }
         let is_early = rej.reason == RejReason::INVALID_SERVICE_ID && state == State::ReqSent;
         if is_early && self.may_listen_again(conn, now) {
-            // The REQ is repeated when its time has come.
+            // The timer repeats the REQ.
             return;
         }
         match state {
@@ -91,7 +91,7 @@ impl Cm {
             | State::RepReceived
             | State::ReqReceived
             | State::RepSent
-            // The passive side gave up waiting for the RTU of a connection that stands here.
+            // The passive side timed out waiting for the RTU of a connection that is established here.
             | State::Established => {
                 self.enter(conn, State::Refused);
                 self.linger(now, conn);
@@ -106,13 +106,13 @@ impl Cm {
         }
     }
 
-    /// Ends a connection, or agrees to its end.
+    /// Ends a connection, or acknowledges its end.
     ///
     /// # Errors
-    /// `Unknown`; `State` when there is nothing to end.
+    /// `Unknown`; `State` when there is no connection to end.
     pub fn disconnect(&mut self, now: Time, conn: ConnId) -> Result<(), Error> {
         match self.get(conn)?.state {
-            // As the kernel has it: a passive side whose RTU was lost may end the connection, too.
+            // As in the kernel: a passive side whose RTU was lost may end the connection, too.
             State::Established | State::RepSent => {
                 self.say_goodbye(now, conn);
                 Ok(())
@@ -127,7 +127,7 @@ impl Cm {
         }
     }
 
-    /// Forgets a connection for the program, which hears nothing more of it. The peer is told what it has to know.
+    /// Releases a connection of the program, which gets no more events of it. The peer is notified where necessary.
     pub fn destroy(&mut self, conn: ConnId, now: Time) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.owner = None;
@@ -146,7 +146,7 @@ impl Cm {
                 let _ = self.refuse_question(now, conn, &[]);
             }
             State::Asked => self.forget(conn),
-            // What they still have to say ends by itself.
+            // The DREQ times out on its own.
             State::DreqSent => {}
             State::TimeWait | State::Refused | State::Answered => {
                 if self.connections.get(&conn).is_some_and(|connection| connection.deadline.is_none()) {
@@ -156,18 +156,18 @@ impl Cm {
         }
     }
 
-    /// Every connection, when the process ends. Nothing will be repeated but what [`Cm::repeat_goodbyes`] repeats.
+    /// Releases every connection when the process ends. Nothing is repeated except by [`Cm::repeat_goodbyes`].
     pub fn destroy_all(&mut self, now: Time) {
         let all: Vec<ConnId> = self.connections.keys().copied().collect();
         all.into_iter().for_each(|conn| self.destroy(conn, now));
     }
 
-    /// Whether a peer has yet to answer that it knows of its connection's end.
+    /// Whether a DREQ is unanswered.
     pub fn awaits_goodbyes(&self) -> bool {
         self.connections.values().any(|connection| connection.state == State::DreqSent)
     }
 
-    /// Tells those peers once more, before it is time: for a process that is about to end, after which nobody can.
+    /// Repeats the unanswered DREQs before their timers, for a process that is about to end.
     pub fn repeat_goodbyes(&mut self) {
         let unanswered = |(conn, connection): (&ConnId, &Connection)| {
             (connection.state == State::DreqSent).then_some(*conn)
@@ -212,7 +212,7 @@ impl Cm {
         if dreq.remote_qpn == NO_QPN && matches!(connection.state, State::TimeWait | State::Refused) {
             return self.answer_dreq(from, tid, dreq);
         }
-        // Of an older connection with the same names, or a question whether there is this one.
+        // It belongs to an older connection with the same communication IDs, or is a keepalive probe.
         if dreq.remote_qpn != connection.agreed.local_qpn {
             self.counters.unknown += 1;
             return;
@@ -223,7 +223,7 @@ impl Cm {
                 self.enter(conn, State::DreqReceived);
                 self.tell(conn, EventKind::Disconnected { timed_out: false });
             }
-            // Both ends have spoken at once: each of them knows.
+            // Both ends have sent a DREQ at once: each knows of the end.
             State::DreqSent => {
                 self.answer_dreq(from, tid, dreq);
                 self.tell(conn, EventKind::Disconnected { timed_out: false });
@@ -233,7 +233,7 @@ impl Cm {
                 self.counters.duplicates += 1;
                 self.answer_dreq(from, tid, dreq);
             }
-            // The program has not agreed yet.
+            // The program has not acknowledged the end yet.
             State::DreqReceived => self.counters.duplicates += 1,
             _ => {}
         }
@@ -248,7 +248,7 @@ impl Cm {
         self.transmit(*to, Mad { tid, message: Message::Drep(drep) }.encode());
     }
 
-    /// The peer need not wait for the end of a connection that is no more.
+    /// Answers a DREQ of an unknown connection, so that the peer need not wait.
     fn answer_unknown_dreq(&mut self, to: &Path, tid: u64, dreq: &Dreq) {
         self.answer_dreq(to, tid, dreq);
     }
@@ -265,7 +265,7 @@ impl Cm {
         }
     }
 
-    /// Gives up a connection whose peer begins anew before it stands.
+    /// Drops a half-open connection whose peer starts another one.
     pub(crate) fn drop_half_open(&mut self, now: Time, conn: ConnId) {
         self.refuse(now, conn);
         let (reason, private_data) = (RejReason::STALE_CONNECTION, Vec::new());

@@ -1,10 +1,10 @@
-//! Names and numbers that a stranger cannot guess.
+//! Communication IDs and PSNs that others cannot guess.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// A sequence of numbers from a seed. They come from a cryptographic generator: whoever sees some of them, as every peer does, can
-/// tell the others only with the seed at hand, which has 64 bits.
+/// A sequence of numbers from a seed. They come from a cryptographic generator: an observer of some of them, as every
+/// peer is, can compute the others only with the 64-bit seed.
 pub(crate) struct Numbers(StdRng);
 
 impl Numbers {
@@ -16,7 +16,7 @@ impl Numbers {
         self.0.random()
     }
 
-    /// 24 bits.
+    /// The low 24 bits of the next number.
     pub fn next_psn(&mut self) -> u32 {
         self.next() & 0xff_ffff
     }

@@ -1,4 +1,4 @@
-//! Who waits for connections.
+//! Listeners.
 
 use std::net::IpAddr;
 
@@ -9,18 +9,18 @@ use crate::ConnId;
 use crate::connection::{Connection, State};
 use crate::manager::{Cm, Elsewhere, Error};
 
-/// A listener.
+/// ID of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub u64);
 
-/// How long a service that was listened for is spared a refusal. Programs that accept one connection close their listener and open
-/// another one for the next, at the same port but not always in the same port space (perftest does), and their peers do not wait
-/// for that.
+/// After a listener was closed, requests for its service are dropped instead of rejected for this long. Programs that
+/// accept one connection close their listener and open another one for the next, at the same port but not always in the
+/// same port space (perftest does). Their peers do not wait for that.
 const BETWEEN_LISTENERS_NS: u64 = 5_000_000_000;
-/// How many of them are remembered.
+/// Most remembered closed listeners.
 const BETWEEN_LISTENERS_MAX: usize = 64;
 
-/// The port that a service ID of annex A11 ends with.
+/// The port in a service ID of annex A11.
 pub(crate) fn port_of(service_id: u64) -> u16 {
     service_id as u16
 }
@@ -28,28 +28,28 @@ pub(crate) fn port_of(service_id: u64) -> u16 {
 pub(crate) struct Listener {
     pub id: ListenerId,
     pub service_id: u64,
-    /// The address that peers must have named; any without one.
+    /// The required destination address; `None` accepts any.
     pub address: Option<IpAddr>,
-    /// How many requests may wait for the program to hear of them.
+    /// Most requests that the program has not taken yet.
     pub backlog: u32,
     pub waiting: u32,
 }
 
-/// Why a request is put to nobody here.
+/// Why no listener here takes a request.
 pub(crate) enum Turned {
-    /// The process with this slot listens.
+    /// The process with this instance index listens.
     Elsewhere(u8),
-    /// Nobody listens.
+    /// No listener.
     Nobody,
-    /// In silence: the peer asks again, and then there may be a listener, or room.
+    /// Drop silently: the peer repeats the request, and then there may be a listener, or a place in its backlog.
     Unheard,
 }
 
 impl Cm {
-    /// Listens for a service, at an address or at any. The user names listeners.
+    /// Listens for a service, at one address or at all. The caller chooses the ID.
     ///
     /// # Errors
-    /// `InUse` when somebody listens there already.
+    /// `InUse` when a listener overlaps.
     pub fn listen(
         &mut self,
         id: ListenerId,
@@ -68,8 +68,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Listens no longer. Requests that the program has not heard of are forgotten: their peers ask again, and by then somebody may
-    /// listen again.
+    /// Closes a listener. Requests that the program has not taken are dropped: their peers repeat them, and by then
+    /// another listener may exist.
     pub fn stop_listening(&mut self, id: ListenerId, now: Time) {
         let Some(index) = self.listeners.iter().position(|listener| listener.id == id) else { return };
         let listener = self.listeners.swap_remove(index);
@@ -82,8 +82,8 @@ impl Cm {
         waiting.into_iter().for_each(|conn| self.forget_request(conn, now));
     }
 
-    /// Forgets a request that the program has not heard of, as if it had been lost on its way. A peer that was asked to be patient
-    /// is refused: it would not ask again for long.
+    /// Drops a request that the program has not taken, as if the network had lost it. A peer that was sent an MRA
+    /// is rejected instead: it would not repeat its request for long.
     pub fn forget_request(&mut self, conn: crate::ConnId, now: Time) {
         match self.connections.get(&conn) {
             Some(connection) if connection.is_told_to_wait => self.destroy(conn, now),
@@ -92,7 +92,7 @@ impl Cm {
         }
     }
 
-    /// The program has heard of a request, which no longer counts against its listener's backlog.
+    /// Assigns a request to the program; it no longer counts against its listener's backlog.
     pub fn take_request(&mut self, conn: crate::ConnId, owner: u64) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.owner = Some(owner);
@@ -102,7 +102,7 @@ impl Cm {
         }
     }
 
-    /// Whether somebody listened for a service until a moment ago, and is likely to do so again in another one.
+    /// Whether a listener of this service was closed recently, so that another one is likely.
     fn was_just_left(&self, service_id: u64, now: Time) -> bool {
         let is_recent = |left_at: Time| left_at.after_ns(BETWEEN_LISTENERS_NS) > now;
         self.left.iter().any(|(port, left_at)| *port == port_of(service_id) && is_recent(*left_at))
@@ -114,7 +114,7 @@ impl Cm {
         })
     }
 
-    /// Takes a place in the backlog of whoever listens for a service at an address.
+    /// Takes a place in the backlog of the listener for a service at an address.
     pub(crate) fn find_room(
         &mut self,
         now: Time,
@@ -139,7 +139,7 @@ impl Cm {
         Ok(listener.id)
     }
 
-    /// Has a request wait at a listener, where a place was taken for it. The peer's name for it tells repetitions.
+    /// Adds a request to a listener whose place it has taken. The peer's ID of it identifies repetitions.
     pub(crate) fn put_to(
         &mut self,
         listener: ListenerId,

@@ -1,11 +1,11 @@
-//! Whether a peer still has a connection, which may be idle, while its process is killed.
+//! Keepalive: finds out whether the peer still has a connection, which may be idle while the peer's process is killed.
 //!
-//! A DREQ for a queue pair that the connection does not have asks without harm: a CM that has the connection drops it, as it
-//! drops what is left of an older connection with the same names (12.10.5; Linux's `cm_dreq_handler`); one that has not answers
-//! with a DREP, and then the connection has ended here as well. So does the process that stands in for another at the standard
-//! port. If nobody has the port, the host says so (ICMP port unreachable), which this crate's user hears of.
+//! The probe is a DREQ for a queue pair that the connection does not have. A CM that has the connection drops it, as it
+//! drops messages of an older connection with the same IDs (12.10.5; Linux's `cm_dreq_handler`). A CM without the
+//! connection answers with a DREP, which ends the connection here as well. So does a process that stands in for another
+//! at the standard port. If the port is closed, the host reports it (ICMP port unreachable) to this crate's user.
 //!
-//! Silence ends nothing: a process that is stopped says nothing, and a kernel's CM that has the connection does not answer.
+//! Silence ends nothing: a stopped process sends nothing, and a kernel's CM that has the connection does not answer.
 
 use std::net::IpAddr;
 
@@ -19,15 +19,16 @@ use crate::manager::{Cm, EventKind, Transmit};
 /// The multicast number, which no queue pair has.
 pub(crate) const NO_QPN: u32 = 0xff_ffff;
 
-/// How often a peer is asked that is suspected to have forgotten the connection.
+/// Probes of a peer that is suspected to have lost the connection.
 const SUSPECTED_PROBES: u32 = 4;
 
-/// How many refusals in a row end a connection. One may be forged: who does not see the probe has to guess its port.
+/// Consecutive refusals that end a connection. A single one may be forged: an off-path attacker has to guess the
+/// probe's port.
 const REFUSALS_MAX: u8 = 3;
 
 impl Cm {
-    /// A peer uses a queue pair again that has a connection here. If the peer has forgotten that one, it is no more
-    /// (12.9.8.3.1); but whoever knows the numbers can say so, so the peer is asked.
+    /// A peer reuses a queue pair that has a connection here. If the peer has lost that connection, it is stale
+    /// (12.9.8.3.1). But the numbers could be forged by another host that knows them, so the peer is probed.
     pub(crate) fn suspect_stale(&mut self, now: Time, key: PeerQp) {
         let Some(&conn) = self.peer_qps.get(&key) else { return };
         match self.connections.get(&conn).map(|connection| connection.state) {
@@ -38,14 +39,14 @@ impl Cm {
         }
     }
 
-    /// A process of that host may have ended: those that have connections with this one are asked now.
+    /// Probes all peers on that host, one of whose processes may have ended.
     pub fn suspect_host(&mut self, now: Time, host: IpAddr) {
         let host = host.to_canonical();
         let suspects = self.standing_with(|peer| peer.path.remote.ip().to_canonical() == host);
         suspects.into_iter().for_each(|conn| self.suspect(now, conn));
     }
 
-    /// A host has said that nobody has the UDP port that a probe was sent to.
+    /// Handles the refusal of a probe: the UDP port is closed.
     pub fn note_refused(&mut self, now: Time, host: IpAddr, port: u16) {
         let host = host.to_canonical();
         let is_it =
@@ -66,13 +67,13 @@ impl Cm {
         self.connections.iter().filter(|(_, one)| stands(one)).map(|(conn, _)| *conn).collect()
     }
 
-    /// The peer of a connection that stands is asked from time to time.
+    /// Schedules the next keepalive probe of an established connection.
     pub(crate) fn keep_alive(&mut self, now: Time, conn: ConnId) {
         let next_ns = self.up_to_a_quarter_sooner(self.config.timing.keepalive_ns);
         self.set_deadline(conn, Some(now.after_ns(next_ns)));
     }
 
-    /// Asks now, and a few times more.
+    /// Probes now, and a few more times.
     fn suspect(&mut self, now: Time, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         if connection.repeat.is_none() {
@@ -82,7 +83,7 @@ impl Cm {
         }
     }
 
-    /// Asks the peer of a connection that stands.
+    /// Probes the peer of an established connection.
     pub(crate) fn probe(&mut self, now: Time, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let dreq = Dreq {
@@ -91,7 +92,7 @@ impl Cm {
             remote_qpn: NO_QPN,
             private_data: [0; Dreq::PRIVATE_BYTES],
         };
-        // It is not what is repeated on request.
+        // It must not replace the message that is repeated on request.
         let bytes = Mad { tid: connection.tid, message: Message::Dreq(dreq) }.encode();
         let path = connection.path;
         match connection.repeat.as_mut() {
@@ -112,7 +113,7 @@ impl Cm {
         self.transmits.push_back(Transmit { path, bytes, is_probe: true });
     }
 
-    /// The peer does not know the connection any more.
+    /// Ends a connection that the peer does not have any more.
     pub(crate) fn note_forgotten(&mut self, now: Time, conn: ConnId) {
         self.tell(conn, EventKind::Disconnected { timed_out: false });
         self.enter_time_wait(now, conn);

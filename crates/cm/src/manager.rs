@@ -1,4 +1,4 @@
-//! The connection manager: its state, what goes in and what comes out.
+//! The connection manager: its state, inputs and outputs.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,31 +14,31 @@ use crate::listen::{Listener, ListenerId};
 use crate::route;
 use crate::timing::Timing;
 
-/// What a manager is made with.
+/// Configuration of a manager.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The node's GUID, which peers are told.
+    /// The node's GUID in messages to peers.
     pub guid: u64,
-    /// The process's place among those of its address.
+    /// The process's instance index.
     pub slot: u8,
-    /// Code of the largest path MTU that the port has.
+    /// Code of the port's largest path MTU.
     pub path_mtu: u8,
-    /// Where names and PSNs start: secret, for a stranger must not guess them.
+    /// Seed of communication IDs and PSNs: secret, so that others cannot guess them.
     pub seed: u64,
-    /// When things are sent again.
+    /// Intervals and attempts.
     pub timing: Timing,
-    /// What strangers may take.
+    /// Limits for peers.
     pub limits: Limits,
 }
 
-/// How much others may make this side remember.
+/// Limits on the state that peers can create.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections that peers have begun and that are not established.
+    /// Connections that peers have requested and that are not established.
     pub half_open_max: usize,
-    /// The same, of one address.
+    /// The same, per address.
     pub half_open_per_peer_max: usize,
-    /// Connections of any kind, those that have ended lately included.
+    /// All connections, including those that have ended recently.
     pub connections_max: usize,
 }
 
@@ -54,13 +54,13 @@ pub enum Error {
     /// There is no such connection.
     #[error("no such connection")]
     Unknown,
-    /// The connection is not where the command belongs.
+    /// The connection's state does not allow the command.
     #[error("the connection's state does not allow that")]
     State,
     /// Too much private data.
     #[error("too much private data")]
     PrivateData,
-    /// Somebody listens there.
+    /// Another listener overlaps.
     #[error("the service is in use")]
     InUse,
     /// No more connections.
@@ -68,92 +68,92 @@ pub enum Error {
     TooMany,
 }
 
-/// Something that the program wants to know.
+/// An event for the program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Which connection.
+    /// The connection.
     pub conn: ConnId,
-    /// Whose it is; nobody's yet if it is a request.
+    /// Its owner; a new request has none.
     pub owner: Option<u64>,
-    /// What.
+    /// The kind of event.
     pub kind: EventKind,
 }
 
-/// What happened.
-// A request is as large as a datagram, and events do not wait for long.
+/// Kind of an event.
+// A request is as large as a datagram, and events are queued only briefly.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventKind {
-    /// A peer asks for a connection.
+    /// A peer requests a connection (REQ).
     Request {
-        /// Who it asked.
+        /// The listener that it is for.
         listener: ListenerId,
-        /// The addresses it named.
+        /// Its addresses.
         header: IpHeader,
-        /// What it sent.
+        /// The message.
         req: Req,
     },
-    /// A peer wants to send datagrams.
+    /// A peer requests the queue pair of a service for datagrams (SIDR_REQ).
     Question {
-        /// Who it asked.
+        /// The listener that it is for.
         listener: ListenerId,
-        /// The addresses it named.
+        /// Its addresses.
         header: IpHeader,
-        /// What its program added, behind the addresses.
+        /// Private data of its program, behind the addresses.
         private_data: Vec<u8>,
     },
     /// The peer accepts; [`Cm::establish`] is next.
     Response(Rep),
-    /// The connection stands: an RTU has arrived.
+    /// The connection is established: an RTU has arrived.
     Established,
-    /// The peer refuses.
+    /// The peer rejects.
     Rejected {
-        /// Why.
+        /// The reason.
         reason: RejReason,
-        /// What its program added.
+        /// Private data of its program.
         private_data: Vec<u8>,
     },
     /// The peer does not answer.
     Unreachable,
-    /// The connection ends.
+    /// The connection has ended.
     Disconnected {
-        /// Whether the peer did not answer any more.
+        /// Whether the peer did not answer.
         timed_out: bool,
     },
-    /// It may be forgotten: nothing of it is in the network any more.
+    /// TIME_WAIT is over: no message of the connection is in the network any more.
     TimeWaitExit,
-    /// The answer to a question about datagrams.
+    /// The answer to a SIDR_REQ.
     Answered(SidrRep),
 }
 
 /// A datagram to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Where to.
+    /// Its destination.
     pub path: Path,
     /// The bytes.
     pub bytes: [u8; MAD_BYTES],
-    /// Whether it asks if the peer is still there: then [`Cm::note_refused`] wants to know if its host refuses the datagram.
+    /// Whether it is a keepalive probe: then [`Cm::note_refused`] must be called if the peer's host refuses it.
     pub is_probe: bool,
 }
 
-/// What was not handled, and why.
+/// Counters of ignored and repeated messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// No datagrams of the class.
+    /// Not datagrams of the class.
     pub malformed: u64,
-    /// About connections that there are not, or not with that peer.
+    /// Of unknown connections, or not from the connection's peer.
     pub unknown: u64,
-    /// Arrived again.
+    /// Duplicates.
     pub duplicates: u64,
     /// Requests beyond the limits, or the backlog of their listener.
     pub beyond_limits: u64,
-    /// Sent again for want of an answer.
+    /// Repetitions after a timeout.
     pub repeated: u64,
 }
 
-/// Which process of this host listens for a service at an address, by its slot, if one does. Asked for requests that nobody
-/// here listens for.
+/// Returns the instance index of another process of this host that listens for a service at an address, if there is
+/// one. Called for requests without a listener here.
 pub type Elsewhere<'a> = &'a dyn Fn(u64, IpAddr) -> Option<u8>;
 
 /// A process's connection manager. See the crate.
@@ -161,14 +161,14 @@ pub struct Cm {
     pub(crate) config: Config,
     pub(crate) numbers: Numbers,
     pub(crate) connections: HashMap<ConnId, Connection>,
-    /// Peers' requests, by their slot's address and their name for the connection.
+    /// Peers' requests, by their address and port and their communication ID.
     pub(crate) requests: HashMap<(SocketAddr, u32), ConnId>,
     /// Peers' queue pairs that are in use.
     pub(crate) peer_qps: HashMap<PeerQp, ConnId>,
     pub(crate) half_open: HashMap<IpAddr, usize>,
     pub(crate) half_open_count: usize,
     pub(crate) listeners: Vec<Listener>,
-    /// Ports that were listened at until a moment ago.
+    /// Ports whose listener was closed recently.
     pub(crate) left: Vec<(u16, Time)>,
     deadlines: BTreeSet<(Time, ConnId)>,
     pub(crate) transmits: VecDeque<Transmit>,
@@ -196,7 +196,7 @@ impl Cm {
         }
     }
 
-    /// Takes a datagram in, from the peer that the path leads to.
+    /// Handles a datagram from the peer at this path.
     pub fn handle_mad(&mut self, now: Time, from: &Path, bytes: &[u8], elsewhere: Elsewhere<'_>) {
         let mad = match Mad::decode(bytes) {
             Ok(mad) => mad,
@@ -218,14 +218,14 @@ impl Cm {
         }
     }
 
-    /// Sets what is known when there is a port: the process's slot, which the names of its connections begin with, and the
-    /// largest path MTU that peers may ask for.
+    /// Sets the port's values once it is open: the process's instance index, with which its communication IDs begin,
+    /// and the largest path MTU that peers may request.
     pub fn set_port(&mut self, slot: u8, path_mtu_code: u8) {
         self.config.slot = slot;
         self.config.path_mtu = path_mtu_code;
     }
 
-    /// Does what is due.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(&(at, conn)) = self.deadlines.first() {
             if at > now {
@@ -246,22 +246,22 @@ impl Cm {
         self.events.pop_front()
     }
 
-    /// When [`Cm::handle_timeout`] wants to be called.
+    /// When [`Cm::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// What was not handled.
+    /// Counters of ignored and repeated messages.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Connections of any kind, those that have ended lately included.
+    /// Number of connections, including those that have ended recently.
     pub fn connection_count(&self) -> usize {
         self.connections.len()
     }
 
-    /// What a connection's ends have agreed on so far, and the way to the peer.
+    /// The agreed parameters of a connection, and the path to the peer.
     pub fn agreed(&self, conn: ConnId) -> Option<(Agreed, Path)> {
         self.connections.get(&conn).map(|connection| (connection.agreed, connection.path))
     }
@@ -270,7 +270,7 @@ impl Cm {
         self.connections.get_mut(&conn).ok_or(Error::Unknown)
     }
 
-    /// The connection that a datagram is about, if it comes from that connection's peer.
+    /// The connection with this communication ID, if the datagram comes from its peer.
     pub(crate) fn of_peer(&mut self, id: u32, remote_id: Option<u32>, from: &Path) -> Option<ConnId> {
         let conn = ConnId(id);
         let fits = self.connections.get_mut(&conn).is_some_and(|one| {
@@ -283,7 +283,7 @@ impl Cm {
         fits.then_some(conn)
     }
 
-    /// Notes which queue pair a connection's peer has, if it has one.
+    /// Records the queue pair of a connection's peer, if it has one.
     pub(crate) fn note_peer_qp(&mut self, conn: ConnId, key: PeerQp) {
         let (.., qpn) = key;
         if qpn != 0
@@ -294,7 +294,7 @@ impl Cm {
         }
     }
 
-    /// Adds a connection under a name that is free.
+    /// Adds a connection under an unused communication ID.
     pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
         let conn = loop {
             let conn = route::name(self.config.slot, self.numbers.next());
@@ -306,7 +306,7 @@ impl Cm {
         conn
     }
 
-    /// Moves a connection on.
+    /// Changes a connection's state.
     pub(crate) fn enter(&mut self, conn: ConnId, state: State) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let was_half_open = connection.is_half_open();
@@ -344,7 +344,7 @@ impl Cm {
         }
     }
 
-    /// Forgets a connection.
+    /// Removes a connection.
     pub(crate) fn forget(&mut self, conn: ConnId) {
         self.enter(conn, State::Refused);
         let Some(connection) = self.connections.remove(&conn) else { return };
@@ -374,7 +374,7 @@ impl Cm {
         self.transmits.push_back(Transmit { path, bytes, is_probe: false });
     }
 
-    /// Says something on a connection.
+    /// Sends a message of a connection.
     pub(crate) fn say(&mut self, conn: ConnId, message: Message) {
         if let Some(connection) = self.connections.get_mut(&conn) {
             let (path, bytes) = (connection.path, connection.say(message));
@@ -382,7 +382,7 @@ impl Cm {
         }
     }
 
-    /// Says something, and repeats it until it is answered.
+    /// Sends a message, and repeats it until it is answered.
     pub(crate) fn say_until_answered(&mut self, now: Time, conn: ConnId, message: Message, attempts: u32) {
         self.say(conn, message);
         let interval_ns = self.config.timing.first_interval_ns;
@@ -392,7 +392,7 @@ impl Cm {
         self.set_deadline(conn, Some(now.after_ns(interval_ns)));
     }
 
-    /// Says again what was said last.
+    /// Repeats the last message.
     pub(crate) fn repeat_what_was_said(&mut self, conn: ConnId) {
         if let Some(connection) = self.connections.get(&conn)
             && let Some(bytes) = connection.said
@@ -402,7 +402,7 @@ impl Cm {
         }
     }
 
-    /// Tells the program, if a connection is one that it knows.
+    /// Queues an event, if the connection has an owner or is a new request.
     pub(crate) fn tell(&mut self, conn: ConnId, kind: EventKind) {
         let owner = self.connections.get(&conn).and_then(|connection| connection.owner);
         let is_new = matches!(kind, EventKind::Request { .. } | EventKind::Question { .. });
@@ -422,7 +422,7 @@ impl Cm {
             repeat.attempts_left -= 1;
             repeat.interval_ns = (repeat.interval_ns * 2).min(self.config.timing.interval_ns_max);
             let interval_ns = repeat.interval_ns;
-            // Those that were lost together should not come together again.
+            // Messages that were lost together should not be repeated together.
             let next = now.after_ns(self.up_to_a_quarter_sooner(interval_ns));
             self.counters.repeated += 1;
             self.repeat_what_was_said(conn);
@@ -461,12 +461,12 @@ impl Cm {
         }
     }
 
-    /// Keeps what was said last for a while, for those who ask again.
+    /// Keeps the last message for a while, to repeat it when the peer repeats its own.
     pub(crate) fn linger(&mut self, now: Time, conn: ConnId) {
         self.set_deadline(conn, Some(now.after_ns(self.config.timing.time_wait_ns)));
     }
 
-    /// A connection that has ended stays while the program has it, without taking part in anything.
+    /// Keeps an ended connection while the program owns it, otherwise removes it.
     fn let_go(&mut self, conn: ConnId) {
         match self.connections.get(&conn) {
             Some(connection) if connection.owner.is_some() => self.enter(conn, State::Refused),

@@ -1,4 +1,4 @@
-//! The side that is asked for a connection.
+//! The passive side of a connection.
 
 use std::net::SocketAddr;
 
@@ -13,33 +13,33 @@ use crate::connection::{Agreed, Connection, State, padded};
 use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 
-/// What a program answers a request with.
+/// Parameters of a REP.
 #[derive(Clone, Debug)]
 pub struct Accept {
     /// Our queue pair.
     pub qpn: u32,
-    /// READs and atomics of the peer that we answer at a time.
+    /// READs and atomics of the peer that we can answer at a time.
     pub responder_resources: u8,
-    /// READs and atomics of ours under way at a time.
+    /// Our READs and atomics in flight at a time.
     pub initiator_depth: u8,
-    /// Credits, which nobody has over RoCE.
+    /// End-to-end credits, which do not exist on RoCE.
     pub flow_control: bool,
     /// RNR retries of the peer's queue pair, at most 7.
     pub rnr_retry_count: u8,
     /// Whether our queue pair has a shared receive queue.
     pub srq: bool,
-    /// For the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
 }
 
-/// The key that datagrams between queue pairs 1 have.
+/// The Q_Key of datagrams between queue pairs 1.
 const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 
 impl Cm {
-    /// Accepts a request; `owner` hears of `Established`.
+    /// Accepts a request; `owner` gets the event `Established`.
     ///
     /// # Errors
-    /// `Unknown`; `State` when there is nothing to accept, or no longer; `PrivateData` for more than 196 bytes.
+    /// `Unknown`; `State` when there is no request to accept, or no longer; `PrivateData` for more than 196 bytes.
     pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept) -> Result<(), Error> {
         if accept.private_data.len() > Rep::PRIVATE_BYTES {
             return Err(Error::PrivateData);
@@ -72,7 +72,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Something has arrived at the queue pair of a connection whose RTU has not: the RTU was lost (12.9.7.2).
+    /// Establishes a connection without its RTU when a packet arrives at its queue pair: the RTU was lost (12.9.7.2).
     ///
     /// # Errors
     /// `Unknown`; `State` unless the request was accepted.
@@ -130,14 +130,14 @@ impl Cm {
         self.admit_req(now, from, tid, req, header, elsewhere);
     }
 
-    /// The peer did not hear us the first time.
+    /// Handles a repeated REQ: our answer was late or lost.
     fn handle_repeated_req(&mut self, conn: ConnId) {
         self.counters.duplicates += 1;
         match self.connections.get(&conn).map(|connection| connection.state) {
-            // The program has not decided.
+            // The program has not answered yet.
             Some(State::ReqReceived) => self.ask_for_patience(conn, Answered::Req),
             Some(State::RepSent | State::Refused) => self.repeat_what_was_said(conn),
-            // A REQ that was late: the peer has had our REP since.
+            // A late REQ: the peer has received our REP since.
             _ => {}
         }
     }
@@ -187,7 +187,7 @@ impl Cm {
         }
     }
 
-    /// Whether that peer may begin another connection.
+    /// Whether that peer may request another connection.
     pub(crate) fn is_within_limits(&self, peer: &SocketAddr) -> bool {
         let limits = &self.config.limits;
         let of_peer = self.half_open.get(&peer.ip().to_canonical()).copied().unwrap_or(0);
@@ -196,7 +196,7 @@ impl Cm {
             && self.connections.len() < limits.connections_max
     }
 
-    /// Refuses a request of which nothing is kept.
+    /// Rejects a request without keeping state.
     fn answer_req(&mut self, to: &Path, tid: u64, req: &Req, reason: RejReason, info: &[u8]) {
         let rej = Rej {
             local_comm_id: 0,
@@ -210,7 +210,7 @@ impl Cm {
         self.transmit(*to, Mad { tid, message: Message::Rej(rej) }.encode());
     }
 
-    /// Somebody accepts a connection that we do not know of (any more): it need not wait for our RTU.
+    /// Rejects a REP for an unknown connection, so that the peer need not wait for our RTU.
     pub(crate) fn answer_unknown_rep(&mut self, to: &Path, tid: u64, rep: &Rep) {
         let rej = Rej {
             local_comm_id: rep.remote_comm_id,
@@ -225,12 +225,12 @@ impl Cm {
     }
 }
 
-/// The addresses at the front of private data count as the service's, not the program's.
+/// The private data without the addresses at its front, which belong to the service and not to the program.
 pub(crate) fn behind_header(private_data: &[u8]) -> Vec<u8> {
     private_data.get(IP_HEADER_BYTES..).unwrap_or_default().to_vec()
 }
 
-/// Where a process of this host with that slot is asked.
+/// The redirect to the process of this host with that instance index.
 pub(crate) fn redirect(slot: u8, gid: [u8; 16]) -> [u8; 72] {
     let qpn = u32::from(slot) << QPN_SLOT_SHIFT | 1;
     Redirect { gid, pkey: 0xffff, qpn, qkey: MANAGEMENT_QKEY }.encode()

@@ -1,24 +1,25 @@
-//! Which process of a host a datagram is for.
+//! Routing of datagrams to the processes of a host.
 //!
-//! Peers by the standard send every datagram to the address's standard port, and so to the process with slot 0. A request names a
-//! service, and everything else a connection by the name that its process has given it: that name begins with the slot.
+//! Standard peers send every datagram to the address's standard port, and so to the process with instance index 0. A
+//! request names a service. All other messages name a connection by its process's communication ID, which begins with
+//! the instance index.
 
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message};
 
 use crate::ConnId;
 use crate::manager::{Cm, Elsewhere};
 
-/// Where in a connection's name the slot is.
+/// Position of the instance index in a communication ID.
 const SLOT_SHIFT: u32 = 24;
 
-/// A connection's name, from the process's slot and a number.
+/// A communication ID, from the process's instance index and a number.
 pub(crate) fn name(slot: u8, number: u32) -> ConnId {
     ConnId(u32::from(slot) << SLOT_SHIFT | number & ((1 << SLOT_SHIFT) - 1))
 }
 
 impl Cm {
-    /// The slot of another process that a datagram which came to this one is for. `None` if it is for this one, or nobody can
-    /// tell.
+    /// The instance index of the other process that a datagram received here is for. `None` if it is for this one, or
+    /// if that is unknown.
     pub fn meant_for(
         &mut self,
         from: &terrace_wire::Path,

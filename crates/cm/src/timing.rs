@@ -1,26 +1,26 @@
-//! When things are sent again, and when they are given up.
+//! Intervals, attempts and timeouts.
 
-/// How long to wait for what, in nanoseconds, and how often.
+/// Intervals in nanoseconds, and numbers of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// Before the first repetition; each later interval is twice the one before.
     pub first_interval_ns: u64,
     /// The longest interval.
     pub interval_ns_max: u64,
-    /// How often a REQ or REP is sent, and a question about datagrams asked.
+    /// Transmissions of a REQ, a REP or a SIDR_REQ.
     pub attempts: u32,
-    /// How often a DREQ is sent.
+    /// Transmissions of a DREQ.
     pub goodbye_attempts: u32,
-    /// How long the names of a connection that has ended are not used again, and what arrives late is still answered.
+    /// How long the IDs of an ended connection stay reserved, and late messages are still answered.
     pub time_wait_ns: u64,
-    /// How often the peer of a connection that stands is asked whether it still has it; up to a quarter sooner.
+    /// Interval of keepalive probes of an established connection; up to a quarter sooner.
     pub keepalive_ns: u64,
-    /// The longest patience that a peer's MRA can ask for.
+    /// Longest extension that a peer's MRA can request.
     pub patience_ns_max: u64,
 }
 
 impl Default for Timing {
-    /// A peer that does not answer is given up after about half a minute.
+    /// An unresponsive peer is given up after about half a minute.
     fn default() -> Timing {
         Timing {
             first_interval_ns: 250_000_000,
@@ -34,16 +34,16 @@ impl Default for Timing {
     }
 }
 
-/// The code of a time in datagrams of the class: 4.096 µs · 2^n.
+/// The time of a code in CM messages: 4.096 µs · 2^n.
 pub(crate) fn code_to_ns(code: u8) -> u64 {
     4096 << code.min(31)
 }
 
-/// What an MRA of ours asks for: 69 seconds, as the kernel's does. Programs may think before they accept.
+/// Timeout in our MRAs: 69 seconds, as in the kernel's. Programs may take time before they accept.
 pub(crate) const PATIENCE_CODE: u8 = 24;
 
-/// What our REQs promise and ask for: 4.3 seconds, as the kernel's do.
+/// Response timeouts in our REQs: 4.3 seconds, as in the kernel's.
 pub(crate) const RESPONSE_CODE: u8 = 20;
 
-/// How often we say that we repeat: the most that the field has room for.
+/// Retry count in our REQs: the most that the field can hold.
 pub(crate) const RETRIES_CODE: u8 = 15;
