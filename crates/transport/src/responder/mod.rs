@@ -420,7 +420,7 @@ impl Responder {
         }
     }
 
-    /// Returns a receive whose message failed to the front of the queue.
+    /// Puts a receive whose message failed back at the front of the queue.
     pub(crate) fn give_back(&mut self, receive: RecvWr) {
         self.receives.push_front(receive);
     }
