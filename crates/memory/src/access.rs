@@ -1,4 +1,4 @@
-//! Permissions, who asks for an access, and why it can be refused.
+//! Permissions, accessors, and the errors of accesses and registrations.
 
 use bitflags::bitflags;
 
@@ -59,7 +59,7 @@ impl Access {
     }
 }
 
-/// On whose behalf an access is made; local accesses give an lkey, remote ones an rkey.
+/// The side that an access is made for; local accesses give an lkey, remote ones an rkey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// A work request of this process.
@@ -74,11 +74,11 @@ pub enum Absence {
     /// The data, once the region's pager has brought it.
     #[default]
     Wait,
-    /// The region's pattern, at once: the peer knows it and asks in another way.
+    /// The region's signature page, at once: the peer knows it and requests the data in another way.
     Magic,
 }
 
-/// Who makes an access: the queue pair, its protection domain, and for whom it acts.
+/// The origin of an access: the queue pair, its protection domain, and the side that it acts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Accessor {
     /// The queue pair's protection domain.
@@ -87,7 +87,7 @@ pub struct Accessor {
     pub qpn: u32,
     /// Local or remote.
     pub side: Side,
-    /// What it gets for memory that is absent, if it is remote. Local accesses fault the memory in.
+    /// What a remote accessor gets for absent memory. Local accesses fault the memory in.
     pub absence: Absence,
 }
 
@@ -102,13 +102,13 @@ impl Accessor {
         Accessor { pd, qpn, side: Side::Remote, absence: Absence::Wait }
     }
 
-    /// The same with another wish for absent memory.
+    /// The same with another choice for absent memory.
     pub fn with_absence(self, absence: Absence) -> Accessor {
         Accessor { absence, ..self }
     }
 }
 
-/// What an access is going to do; together with [`Side`] it decides the permission that is needed.
+/// The kind of an access; together with [`Side`] it decides the permission that is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessNeed {
     /// Read. Locally always permitted.
@@ -165,10 +165,10 @@ pub enum AccessError {
     /// the bytes before the fault.
     #[error("the memory is not accessible")]
     Fault,
-    /// What holds the memory failed: a disk, say.
+    /// The backing store failed: a disk, for example.
     #[error("the device behind the memory failed")]
     Device,
-    /// What holds the memory has no room for a part of it that was never written.
+    /// The backing store has no space for a part that was never written.
     #[error("the device behind the memory is full")]
     NoSpace,
     /// An atomic's address is not a multiple of 8.
@@ -177,10 +177,10 @@ pub enum AccessError {
     /// The flush failed, or its placement or selectivity has no meaning.
     #[error("the flush failed")]
     Flush,
-    /// The memory is absent: the region's pager can carry the access out. From the pager itself: it has no room.
+    /// The memory is absent: the region's pager can perform the access. From the pager itself: it is full.
     #[error("the memory is not there yet")]
     NotReady,
-    /// The memory is absent and on its way: the peer shall try again.
+    /// The memory is absent and on its way: the peer has to retry.
     #[error("the memory is on its way")]
     Retry,
 }
@@ -188,7 +188,7 @@ pub enum AccessError {
 /// Why a registration, or a change of one, was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum RegisterError {
-    /// Arguments that make no sense (EINVAL).
+    /// Invalid arguments (EINVAL).
     #[error("invalid: {0}")]
     Invalid(&'static str),
     /// The range is not mapped, and the region is not an on-demand one (EFAULT).
@@ -200,7 +200,7 @@ pub enum RegisterError {
     /// Windows are bound to the region, or another thread changes it (EBUSY).
     #[error("memory windows are bound to the region, or another thread changes it")]
     Busy,
-    /// Another process of the host does not come to the end of an access to it (EBUSY).
+    /// Another process of the host does not end an access to it (EBUSY).
     #[error("{0}")]
     StillReached(StillReached),
     /// There is no such region or window (EINVAL).

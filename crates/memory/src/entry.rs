@@ -14,11 +14,11 @@ pub trait FlushHook: Send + Sync + std::fmt::Debug {
     /// Returns when the bytes would survive a crash.
     ///
     /// # Errors
-    /// Whatever kept them from being written; the peer sees a remote operation error.
+    /// Any error that kept them from being written; the peer sees a remote operation error.
     fn flush(&self, range: HostRange) -> std::io::Result<()>;
 }
 
-/// What kind of thing a key names.
+/// What a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Nothing; the slot is free.
@@ -48,28 +48,28 @@ pub(crate) struct Entry {
     pub(crate) start: u64,
     /// Length of the range in bytes.
     pub(crate) len: u64,
-    /// What to add (modulo 2^64) to an address that the key's user gives, to have the program's own address.
+    /// What to add (modulo 2^64) to an address that the key's user gives, to get the program's own address.
     pub(crate) to_host: u64,
-    /// Who knows where the bytes are, if they need not be in memory.
+    /// The pager, if the bytes need not be in memory.
     pub(crate) pager: Option<Arc<dyn Pager>>,
     /// Windows: index of the slot of the region underneath.
     pub(crate) region: u32,
     /// Regions: how many windows are bound to it. Changed while the region is pinned, or by a window that is bound.
     pub(crate) windows: AtomicU32,
-    /// What makes the bytes durable, where the default will not do.
+    /// Makes the bytes durable, where the default does not.
     pub(crate) flush: Option<Arc<dyn FlushHook>>,
-    /// What stands for absent bytes.
+    /// The signature page for absent bytes.
     pub(crate) pattern: Option<Pattern>,
-    /// What is done about absent bytes.
+    /// The fault policy.
     pub(crate) policy: RegionPolicy,
     /// How far the tag moves when the slot is freed.
     pub(crate) step: u8,
-    /// Regions: how many changes wait for other processes to come to the end of their accesses. Meanwhile those do not see it.
+    /// Regions: how many changes wait for a grace period. The region is withdrawn meanwhile.
     pub(crate) withdrawals: u32,
 }
 
 impl Entry {
-    /// An entry of a free slot, with the tag of the next key and how far the one after that is.
+    /// An entry of a free slot, with the tag of the next key and the step to the one after that.
     pub(crate) fn free(tag: u8, step: u8) -> Entry {
         Entry {
             tag,
@@ -125,8 +125,8 @@ impl Entry {
     /// The program's address for `va`, when `len` bytes from there lie within the range.
     #[inline(always)]
     pub(crate) fn translate(&self, va: u64, len: u64) -> Result<u64, AccessError> {
-        // `start + self.len` does not overflow (registration saw to it), so a `va` before the start wraps to an offset
-        // beyond the length, and what passes both comparisons ends where the range ends at the latest.
+        // `start + self.len` does not overflow (registration checks that), so a `va` before the start wraps to an
+        // offset beyond the length, and an access that passes both comparisons ends within the range.
         let offset = va.wrapping_sub(self.start);
         if offset > self.len || len > self.len - offset {
             return Err(AccessError::OutOfRange);
@@ -134,7 +134,7 @@ impl Entry {
         Ok(va.wrapping_add(self.to_host))
     }
 
-    /// The pager that this accessor's accesses go by.
+    /// The pager for this accessor's accesses.
     #[inline]
     pub(crate) fn pager_for(&self, who: Accessor) -> Option<&Arc<dyn Pager>> {
         self.pager.as_ref().filter(|_| who.side == Side::Remote)

@@ -35,14 +35,14 @@ const PLACEMENT_GLOBAL: u8 = 1;
 /// Placement bit of the FETH: make writes durable.
 const PLACEMENT_PERSISTENT: u8 = 2;
 
-/// What `ibv_advise_mr` advises.
+/// The advice of `ibv_advise_mr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// Have the pages ready for reading.
     Prefetch,
     /// Have the pages ready for writing.
     PrefetchWrite,
-    /// Use what is in memory already; there is nothing to do here but check.
+    /// Use what is in memory already; the advice is only checked.
     PrefetchNoFault,
 }
 
@@ -107,7 +107,7 @@ impl Registry {
 }
 
 impl Entry {
-    /// Checks a flush and says what it covers.
+    /// Checks a flush and returns the range that it covers.
     pub(crate) fn locate_flush(
         &self,
         tag: u8,
@@ -136,21 +136,21 @@ impl Entry {
     }
 }
 
-/// Whether an `msync` of this process has failed. The kernel tells of a failure once, of the whole file, and takes the pages for clean
-/// from then on: which ones, and of which regions, is not known.
+/// Whether an `msync` of this process has failed. The kernel reports a failure once, for the whole file, and takes the
+/// pages for clean from then on: which ones, and of which regions, is not known.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Held from asking for failures until they are noted: another thread would hear of nothing meanwhile.
-// SAFETY: of zeros, this is an open lock. (One that is made at the first use could be half made when the process forks.)
+/// Held from an `msync` until its failure is noted: another thread's would report nothing meanwhile.
+// SAFETY: all zeros are an open lock. (A lock that is made at the first use could be half made when the process forks.)
 static ASKING: PinLock<()> = unsafe { std::mem::zeroed() };
 
-/// In the child of a `fork`: the threads that were at it are the parent's.
+/// In the child of a `fork`: the threads that held it are the parent's.
 pub(crate) fn after_fork_child() {
     ASKING.forget_pins();
 }
 
-/// Writes the pages of a range to their file with `msync`: for a shared file mapping it does that, for anonymous memory nothing. Once one
-/// has failed in this process, all that is in memory of a range is written, be it clean or not.
+/// Writes the pages of a range to their file with `msync`; of anonymous memory it writes nothing. Once an `msync` has
+/// failed in this process, all pages of a range that are in memory are written, clean or not.
 ///
 /// # Errors
 /// `Fault` when part of it is not mapped, `Flush` when it cannot be written.
@@ -173,13 +173,13 @@ pub fn sync_mapping(range: HostRange) -> Result<(), AccessError> {
     }
 }
 
-/// Has the kernel take all pages of a range that are in memory for changed, whatever they hold and whoever stores to them meanwhile. The
-/// range begins at a page.
+/// Makes the kernel take all pages of a range that are in memory for dirty, whatever they hold, and while other threads
+/// store to them. The range begins at a page.
 ///
 /// # Errors
 /// When part of the range is not mapped, or a page cannot be stored to.
 pub fn make_dirty(range: HostRange) -> std::io::Result<()> {
-    /// As many pages are asked for at a time.
+    /// Pages that are queried at a time.
     const PAGES: usize = 1024;
     let mut cached = [0u8; PAGES];
     let end = range.addr + range.len;
@@ -191,8 +191,8 @@ pub fn make_dirty(range: HostRange) -> std::io::Result<()> {
         }
         let pages = (start..start + len).step_by(PAGE_BYTES as usize).zip(cached);
         for page in pages.filter_map(|(page, is_cached)| (is_cached & 1 != 0).then_some(page)) {
-            // SAFETY: the program registered these bytes; an addition of nothing changes none, and no other store is lost to it. What
-            // is not mapped any more is a fault.
+            // SAFETY: the program registered these bytes; an atomic addition of 0 changes none, and loses no other
+            // store. What is not mapped any more is a fault.
             let stored = unsafe { fault::fetch_add(page, 0) };
             stored.map_err(|_| std::io::Error::other("a page in memory cannot be stored to"))?;
         }
@@ -200,7 +200,7 @@ pub fn make_dirty(range: HostRange) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether the whole range is mapped somehow. Looks at mappings, never at pages, so the length costs nothing.
+/// Whether the whole range is mapped. Walks mappings, never pages, so the length costs nothing.
 pub(crate) fn is_mapped(range: HostRange) -> bool {
     let Some((start, len)) = pages_of(range) else { return false };
     // SAFETY: an asynchronous msync does nothing but walk the mappings; the kernel checks the range.

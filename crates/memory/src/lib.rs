@@ -1,30 +1,30 @@
 //! Registered memory: keys, regions, memory windows, and copies that survive what the program does to its memory.
 //!
-//! A [`Registry`] is the translation and protection table of one device. Registering notes an address range and
-//! touches nothing: no page is pinned, faulted in or even looked at, so the cost does not depend on the length. An
-//! access finds its key's slot, pins it with one atomic addition, checks protection domain, permission and bounds,
-//! copies, and unpins. Deregistering waits until nobody has the slot pinned; when it returns, no copy that passed
-//! the check is still running.
+//! A [`Registry`] is the translation and protection table of one device. Registering notes an address range and touches
+//! nothing: no page is pinned, faulted in or accessed, so the cost does not depend on the length. An access finds its
+//! key's slot, pins it with one atomic addition, checks protection domain, permission and bounds, copies, and unpins.
+//! Deregistering waits until no access has the slot pinned; when it returns, no copy that passed the check is still
+//! running.
 //!
 //! The program may unmap, protect or truncate registered memory at any time. Copies therefore run in code whose
 //! faults are caught and reported ([`fault`]); the process lives and the request gets [`AccessError::Fault`].
 //!
-//! | module | what it knows |
+//! | module | content |
 //! |---|---|
-//! | `access` | permissions, who asks, what can go wrong |
+//! | `access` | permissions, accessors, errors |
 //! | `registry` | registering, and the data path: check, read, write, atomic |
 //! | `window` | memory windows: bind, invalidate, free |
-//! | `paging` | regions whose bytes need not be in memory: what is present, and who fetches the rest |
+//! | `paging` | regions whose bytes need not be in memory: page table and pager |
 //! | `paged` | the data path of such regions |
 //! | `flush` | making bytes visible or durable; prefetching |
-//! | `entry` | what a slot holds and the checks on it |
-//! | `table` | from key to slot, and which slots are free |
-//! | `pin` | who may look at a slot, and who may change it |
+//! | `entry` | the content of a slot and the checks on it |
+//! | `table` | the key table: from key to slot, and the free slots |
+//! | `pin` | the lock of a slot |
 //! | `fault` | copies and atomics on memory that may not be there; signal handlers |
-//! | `shared` | processes of one host that reach into each other's regions |
+//! | `shared` | direct access to regions of other processes of the host |
 //! | `range` | ranges of addresses; pages and units |
-//! | `permutation` | numbers in an order that nobody can guess |
-//! | `zeros` | memory that takes pages as they are touched |
+//! | `permutation` | a keyed permutation of numbers |
+//! | `zeros` | memory whose pages are allocated as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! This crate knows nothing of packets, queue pairs (but their numbers) or files.

@@ -1,5 +1,5 @@
-//! The data path of regions whose bytes need not be in memory: what is present is copied at once; what is absent is
-//! refused, answered with the pattern, or handed to the pager.
+//! The data path of regions whose bytes need not be in memory: what is present is copied at once; an access to what is
+//! absent is refused, answered with the signature page, or handed to the pager.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::table::tag_of;
 /// Longest range that a pager is asked to bring into memory at a time, in bytes.
 const FAULT_BYTES_MAX: u64 = 64 << 10;
 
-/// Copies what is present, if all of it is; otherwise what the peer wants instead.
+/// Copies a range if all of it is present. Otherwise the peer gets the signature page for the absent part, if it asked
+/// for that.
 pub(crate) fn read(
     entry: &Entry,
     pager: &dyn Pager,
@@ -46,7 +47,7 @@ pub(crate) fn write(entry: &Entry, pager: &dyn Pager, host: u64, data: &[u8]) ->
     }
 }
 
-/// The right to perform an atomic, if the region needs any; counts it.
+/// Pins the page table for an atomic, if the region has one; counts the atomic.
 pub(crate) fn hold_for_atomic(
     entry: &Entry,
     who: Accessor,
@@ -69,13 +70,13 @@ fn copy_to(host: u64, data: &[u8]) -> Result<(), AccessError> {
     unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
 }
 
-/// What this peer gets for absent bytes, if it is not to wait for them.
+/// The signature page, if this peer gets it for absent bytes instead of waiting for them.
 fn pattern_for(entry: &Entry, who: Accessor) -> Option<&Pattern> {
     let wanted = who.absence == Absence::Magic && entry.policy == RegionPolicy::Wait;
     entry.pattern.as_ref().filter(|_| wanted)
 }
 
-/// Copies unit by unit, with the pattern in place of those that are absent.
+/// Copies unit by unit, with the signature page in place of absent ones.
 fn read_around(
     presence: &Presence,
     pattern: &Pattern,
@@ -96,8 +97,8 @@ fn read_around(
     Ok(())
 }
 
-/// Writes to the present units at either end of a range, and returns the part between them, which has at least one unit. A
-/// write to a present unit must not be left to later: what is written there meanwhile would be undone.
+/// Writes to the present units at either end of a range, and returns the part between them, which has at least one
+/// unit. A write to a present unit must not be deferred: it would undo what is written there meanwhile.
 fn write_around(presence: &Presence, addr: u64, data: &[u8]) -> Result<Range<usize>, AccessError> {
     let mut rest = 0..data.len();
     for last in [false, true] {
@@ -116,7 +117,7 @@ fn write_around(presence: &Presence, addr: u64, data: &[u8]) -> Result<Range<usi
     Ok(rest)
 }
 
-/// The pattern of bytes that begin at `offset`.
+/// Fills `out`, which begins at `offset` of the range, from the signature page.
 fn fill(mut out: &mut [u8], pattern: &Pattern, offset: u64) {
     let mut start = (offset % PAGE_BYTES) as usize;
     while !out.is_empty() {
@@ -127,7 +128,7 @@ fn fill(mut out: &mut [u8], pattern: &Pattern, offset: u64) {
     }
 }
 
-/// What to say about a range of which part is absent.
+/// The error for a range of which part is absent.
 #[cold]
 fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
     match entry.policy {
@@ -137,9 +138,9 @@ fn refuse(entry: &Entry, pager: &dyn Pager, part: HostRange) -> AccessError {
     }
 }
 
-/// Asks the pager for the first absent bytes. Nobody waits for the answer: the peer comes back, and if the pager had no
-/// room, or more is absent, then it is asked again. True if the pager has them at hand without their being present: then
-/// it can be asked to carry the access out.
+/// Asks the pager for the first absent bytes. Nothing waits for the answer: the peer retries, and the pager is asked
+/// again if it was full or more is absent. True if the pager has the bytes at hand without their being present: then it
+/// can be asked to perform the access.
 fn bring(pager: &dyn Pager, part: HostRange) -> bool {
     let presence = pager.presence();
     let mut rest = part;
@@ -156,12 +157,12 @@ fn bring(pager: &dyn Pager, part: HostRange) -> bool {
 }
 
 impl Registry {
-    /// What a peer's READ or WRITE says that it is going to access: checked as by [`Registry::check`], and counted where
-    /// the region has a pager. Touches nothing, and the answer can be outdated when it arrives.
+    /// Checks an access that a peer's READ or WRITE announces, as [`Registry::check`] does, and counts it where the
+    /// region has a pager. Touches nothing, and the answer can be outdated when it arrives.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `NotReady` when part of it is absent and the peer does not want the pattern; `Retry`
-    /// when part of it is absent and on its way.
+    /// As for [`Registry::check`]; `NotReady` when part of it is absent and the peer does not want the signature page;
+    /// `Retry` when part of it is absent and on its way.
     pub fn announce(
         &self,
         who: Accessor,
@@ -179,19 +180,19 @@ impl Registry {
         let part = HostRange { addr: host, len };
         let is_hit = pager.presence().hold(part).is_some();
         if !is_hit && need == AccessNeed::Read && pattern_for(&entry, who).is_some() {
-            // The peer asks again for what it did not get, by other means, and is counted then.
+            // The peer requests again, by other means, what it did not get, and is counted then.
             return Ok(());
         }
         pager.presence().note(part, is_hit);
         if is_hit { Ok(()) } else { Err(refuse(&entry, &**pager, part)) }
     }
 
-    /// Has the pager read a range, present or not. The waker is called when the transfer has ended or, after `NotReady`,
-    /// when there is room.
+    /// Has the pager read a range, present or not. The waker is called when the transfer has ended or, after
+    /// `NotReady`, when the pager has space.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `NotReady` when the pager has no room; `Retry` when the region has no pager any more,
-    /// so that [`Registry::read`] will do.
+    /// As for [`Registry::check`]; `NotReady` when the pager is full; `Retry` when the region has no pager any more, so
+    /// that [`Registry::read`] will do.
     pub fn fetch(
         &self,
         who: Accessor,
@@ -205,8 +206,8 @@ impl Registry {
         entry.pager_for(who).ok_or(AccessError::Retry)?.read(HostRange { addr, len }, waker)
     }
 
-    /// Writes what is present, and has the pager write what is absent: one range, of which the middle may be present. The
-    /// waker is called as for [`Registry::fetch`].
+    /// Writes what is present, and has the pager write what is absent: one range, of which the middle may be present.
+    /// The waker is called as for [`Registry::fetch`].
     ///
     /// # Errors
     /// As for [`Registry::fetch`]; bytes may have been written then.
@@ -242,8 +243,8 @@ impl Registry {
         entry.pager_for(who).ok_or(AccessError::Retry)?.atomic(addr, op, waker)
     }
 
-    /// Has the pager make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as for
-    /// [`Registry::fetch`].
+    /// Has the pager make a range durable, where [`Registry::flush`] has answered `NotReady`. The waker is called as
+    /// for [`Registry::fetch`].
     ///
     /// # Errors
     /// As for [`Registry::flush`] and [`Registry::fetch`].

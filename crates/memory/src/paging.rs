@@ -1,9 +1,10 @@
 //! Regions whose bytes need not all be in memory.
 //!
-//! A [`Pager`] knows where the bytes are instead, and keeps a [`Presence`]: which units of the region are resident, that
-//! is, locked into memory, so that a copy does not fault. The data path copies what is present, at once, and leaves the
-//! rest to the pager, which carries the access out meanwhile ([`Transfer`]). Whoever makes copies holds the presence
-//! while it does; whoever takes a unit away first marks it absent and then waits until nobody holds what was seen before.
+//! A [`Pager`] knows where the bytes are instead, and keeps a page table ([`Presence`]): which units of the region are
+//! resident, that is, locked into memory, so that a copy does not fault. The data path copies what is present at once,
+//! and leaves the rest to the pager, which performs the access asynchronously ([`Transfer`]). A copy holds the page
+//! table while it runs. A pager that takes a unit away first marks it absent, and then waits until no copy runs that
+//! saw it present.
 
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -19,7 +20,7 @@ use crate::shared::segment::{Others, Segment};
 
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
 
-/// How many units a range of so many bytes has, if it begins with one.
+/// How many units a range of `len` bytes has, if it begins with one.
 pub(crate) fn unit_count(len: u64) -> usize {
     len.div_ceil(UNIT_BYTES) as usize
 }
@@ -30,45 +31,45 @@ pub(crate) fn unit_bit(unit: usize) -> u64 {
     1 << (unit % 64)
 }
 
-/// What stands for a page that is absent. Byte `n` of it stands for every byte that lies `n` bytes into a page, counted from
-/// the first byte of [`Presence::range`].
+/// The signature page, which a peer reads in place of absent pages. Byte `n` of it stands for every byte that lies `n`
+/// bytes into a page, counted from the first byte of [`Presence::range`].
 pub type Pattern = Arc<[u8; PAGE_BYTES as usize]>;
 
-/// What a region does about an access to absent memory.
+/// A region's fault policy: what an access to absent memory does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RegionPolicy {
-    /// The pager carries the access out, and the peer waits. (One that asked for the pattern gets that instead.)
+    /// The pager performs the access, and the peer waits. (A peer that asked for the signature page gets that instead.)
     #[default]
     Wait,
-    /// The peer is told to come back, while the pager brings the memory: what hardware does with on-demand paging.
+    /// The peer is told to retry, while the pager brings the memory: as hardware does with on-demand paging.
     Fault,
 }
 
-/// What of a range of memory is resident. Unit 0 begins at the range's first byte; the last unit may be shorter.
+/// The page table of a range of memory. Unit 0 begins at the range's first byte; the last unit may be shorter.
 ///
 /// Two tables are laid out for others to read, also over RDMA: the residency bitmap (one bit per unit, unit `n` is bit
-/// `n % 64` of word `n / 64`) and the version table (one 32-bit number per page; odd: present; it moves on with each
+/// `n % 64` of word `n / 64`) and the version table (one 32-bit number per page; odd: present; incremented with each
 /// change).
 pub struct Presence {
     range: HostRange,
     bitmap: Bitmap,
     versions: Box<[AtomicU32]>,
-    /// Accesses per unit that found all that they touch present, since they were last taken.
+    /// Accesses per unit that found all that they touch present, since the last [`Presence::take_counts`].
     hits: Hits,
-    /// Those that did not.
+    /// The other accesses.
     misses: Box<[AtomicU32]>,
-    /// Pinned while a copy runs that saw its units present.
+    /// Pinned by a copy that saw its units present, while it runs.
     copies: PinLock<()>,
 }
 
-/// The residency bitmap, where other processes can read it if there is a segment left.
+/// The residency bitmap, which other processes can read if a segment could be made.
 enum Bitmap {
-    /// With a number at its end that is not 0 once it is of no use to them.
+    /// With a number at its end that is not 0 once other processes may not use it any more.
     Shared(Segment),
     Own(Box<[AtomicU64]>),
 }
 
-/// Counters that other processes add to, if there is a segment left.
+/// Counters that other processes add to, if a segment could be made.
 enum Hits {
     /// With the number of units.
     Shared(Segment, usize),
@@ -85,7 +86,7 @@ impl Bitmap {
     }
 }
 
-/// Length of the segment that other processes read.
+/// Length of the bitmap's segment.
 pub(crate) fn residency_bytes(unit_count: usize) -> usize {
     (unit_count.div_ceil(64) + 1) * 8
 }
@@ -131,7 +132,7 @@ impl Debug for Presence {
 }
 
 impl Presence {
-    /// Nothing is present. The range starts at a page.
+    /// A table in which nothing is present. The range starts at a page.
     pub fn new(range: HostRange) -> Presence {
         let unit_count = unit_count(range.len);
         let page_count = range.len.div_ceil(PAGE_BYTES) as usize;
@@ -145,7 +146,7 @@ impl Presence {
         }
     }
 
-    /// The program's addresses that this is about.
+    /// The program's addresses that the table covers.
     pub fn range(&self) -> HostRange {
         self.range
     }
@@ -160,7 +161,7 @@ impl Presence {
         &self.bitmap
     }
 
-    /// The residency bitmap to read and the counters of hits to add to, for another process
+    /// For another process: the residency bitmap to read and the counters of hits to add to
     /// ([`Paged::new`](crate::shared::Paged::new)).
     pub fn tables(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
         match (&self.bitmap, &self.hits) {
@@ -171,8 +172,8 @@ impl Presence {
         }
     }
 
-    /// Takes the tables away from other processes for good: what the bitmap says is no longer about the file. Accesses that they have
-    /// begun are over when what this returns is.
+    /// Withdraws the tables from other processes for good: the bitmap no longer describes the file. Accesses that they
+    /// have begun end with the returned grace period.
     pub fn withdraw(&self) -> GracePeriod {
         let Some(withdrawn) = self.withdrawn() else { return GracePeriod::default() };
         withdrawn.store(1, Ordering::Relaxed);
@@ -210,7 +211,7 @@ impl Presence {
         (first / UNIT_BYTES) as usize..((first + part.len - 1) / UNIT_BYTES) as usize + 1
     }
 
-    /// Whether a unit is present at this moment.
+    /// Whether a unit is present now.
     #[inline]
     pub fn is_present(&self, unit: usize) -> bool {
         self.bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0
@@ -224,14 +225,14 @@ impl Presence {
             && part.addr - self.range.addr <= self.range.len - part.len
     }
 
-    /// Marks a unit present. Its memory is resident, and nobody writes to what is behind it any more but through memory.
+    /// Marks a unit present. Its memory is resident, and its backing store is written only through memory from now on.
     pub fn admit(&self, unit: usize) {
         self.step_versions(unit);
         self.bitmap[unit / 64].fetch_or(unit_bit(unit), Ordering::Release);
     }
 
-    /// Marks a unit absent, and returns when no copy of this process is running any more that saw it present. Those of other processes
-    /// are over when what this returns is.
+    /// Marks a unit absent, and returns when no copy of this process runs any more that saw it present. Copies of other
+    /// processes end with the returned grace period.
     pub fn expel(&self, unit: usize) -> GracePeriod {
         self.bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
         self.step_versions(unit);
@@ -239,7 +240,7 @@ impl Presence {
         GracePeriod::of_pages(self.unit_range(unit))
     }
 
-    /// Moves the versions of a unit's pages on.
+    /// Increments the versions of a unit's pages.
     fn step_versions(&self, unit: usize) {
         let first = unit * UNIT_PAGES;
         let end = (first + UNIT_PAGES).min(self.versions.len());
@@ -248,7 +249,7 @@ impl Presence {
         }
     }
 
-    /// The right to copy a range, which the caller has found covered; `None` when part of it is absent.
+    /// Pins the table for a copy of a range, which the caller has found covered; `None` when part of it is absent.
     #[inline]
     pub(crate) fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
         let held = self.copies.pin();
@@ -280,8 +281,8 @@ impl Presence {
         self.note(part, is_hit);
     }
 
-    /// The same by who knows whether all of the range is present. A counter is only ever added to by loading and storing: no
-    /// access waits for another one's.
+    /// The same for a caller that knows whether all of the range is present. Counters are loaded and stored, not added
+    /// to atomically: no access waits for another one's.
     #[inline]
     pub(crate) fn note(&self, part: HostRange, is_hit: bool) {
         let counts: &[AtomicU32] = if is_hit { &self.hits } else { &self.misses };
@@ -291,7 +292,7 @@ impl Presence {
         }
     }
 
-    /// The accesses of a unit since this was last asked.
+    /// The accesses of a unit since the last call.
     pub fn take_counts(&self, unit: usize) -> AccessCounts {
         let take = |counts: &[AtomicU32]| counts[unit].swap(0, Ordering::Relaxed);
         AccessCounts { hits: take(&self.hits), misses: take(&self.misses) }
@@ -301,68 +302,68 @@ impl Presence {
 /// How often a unit was accessed. Accesses of several units count for each of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
-    /// All that was touched was present.
+    /// Accesses that found all that they touch present.
     pub hits: u32,
-    /// Part of it was absent, though perhaps not of this unit.
+    /// Accesses that found part of it absent, though perhaps not of this unit.
     pub misses: u32,
 }
 
-/// Called when a transfer has an outcome, or when a pager that had no room has some: from any thread, and without locks
+/// Called when a transfer has an outcome, or when a pager that was full has space: from any thread, and without locks
 /// of the pager held.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-/// An access that the pager carries out while the caller does something else. Dropping it does not take it back.
+/// An access that the pager performs asynchronously. Dropping this does not cancel the access.
 pub trait Transfer: Send + Sync + Debug {
-    /// How it ended; `None` while it is under way.
+    /// How the access ended; `None` while it is under way.
     fn outcome(&self) -> Option<Result<(), AccessError>>;
 
-    /// Copies what a finished read brought, from `offset` within the range that was asked for; of an atomic, the 8 bytes
-    /// before it.
+    /// Copies what a finished read brought, from `offset` within the requested range; of an atomic, the 8 bytes before
+    /// it.
     ///
     /// # Errors
-    /// The outcome's; `OutOfRange` beyond what was asked for.
+    /// The outcome's; `OutOfRange` beyond the requested range.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError>;
 }
 
-/// Where the bytes of a region are that are not in memory, and how to get at them.
+/// Pages a region: knows where the absent bytes are, and performs accesses to them.
 ///
-/// Every method returns at once. Accesses that overlap take effect in the order of these calls, whether or not
-/// the units become present meanwhile: a read sees the writes that were asked for before. A pager without room
-/// answers `NotReady` and calls the waker when there is some; such a call had no effect.
+/// Every method returns at once. Accesses that overlap take effect in the order of these calls, whether or not the
+/// units become present meanwhile: a read sees the writes that were requested before. A full pager answers `NotReady`,
+/// without any effect, and calls the waker when it has space.
 ///
-/// Who finds a unit present copies to memory without asking, so two things must never be: a unit that is admitted while a
-/// write or an atomic on it is under way, and a write or an atomic that is asked for while its unit is present and takes
-/// effect later. The unit may have become present between the look that found it absent and the call, so the pager has to
-/// look again, and carry out what falls into present units before it returns.
+/// The data path copies to present units without asking the pager, so two things must never happen: a unit is admitted
+/// while a write or an atomic on it is under way; and a write or an atomic is requested while its unit is present, and
+/// takes effect later. The unit may have become present between the check that found it absent and the call, so the
+/// pager has to check again, and to carry out what falls into present units before it returns.
 ///
 /// Ranges lie within [`Presence::range`]; a pager may rely on that.
 pub trait Pager: Send + Sync + Debug {
-    /// What is resident.
+    /// The page table.
     fn presence(&self) -> &Presence;
 
-    /// Reads, present or not.
+    /// Reads a range, present or not.
     ///
     /// # Errors
-    /// `NotReady` without room.
+    /// `NotReady` when the pager is full.
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
     /// Writes; the data is copied before this returns. The outcome comes when every later read, local or remote, sees
-    /// it and it survives the process.
+    /// the data and the data survives the process.
     ///
     /// # Errors
-    /// `NotReady` without room.
+    /// `NotReady` when the pager is full.
     fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
     /// Performs an atomic operation on 8 aligned bytes.
     ///
     /// # Errors
-    /// `NotReady` without room.
+    /// `NotReady` when the pager is full.
     fn atomic(&self, addr: u64, op: AtomicOp, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 
-    /// Makes what was written to a range, by whatever way, durable.
+    /// Makes all that was written to a range durable, however it was written.
     ///
     /// # Errors
-    /// `NotReady` without room.
+    /// `NotReady` when the pager is full.
     fn flush(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError>;
 }
 

@@ -1,11 +1,12 @@
-//! Numbers in an order that nobody can guess.
+//! A keyed permutation of numbers.
 
 use rand::Rng;
 
-/// A bijection on the numbers below `HALF * HALF`, drawn at random: a balanced Feistel network whose rounds are tables of random
-/// numbers. Whoever knows what it makes of some numbers can tell nothing of the others, if the random source is a good one:
-/// six rounds of random functions are proof against those who know fewer than `HALF` pairs, however much they compute; more
-/// rounds against those who know more (Patarin, "Security of random Feistel schemes with 5 or more rounds").
+/// A bijection on the numbers below `HALF * HALF`, drawn at random: a balanced Feistel network whose rounds are tables
+/// of random numbers. If the random source is good, a peer that knows the images of some numbers can tell nothing of
+/// the others: six rounds of random functions are proof against peers that know fewer than `HALF` pairs, however much
+/// they compute; more rounds against peers that know more (Patarin, "Security of random Feistel schemes with 5 or more
+/// rounds").
 ///
 /// `HALF` is a power of two, at most 65,536.
 #[derive(Clone, Debug)]
@@ -31,7 +32,7 @@ impl<const HALF: usize> KeyedPermutation<HALF> {
         KeyedPermutation { rounds: (0..rounds).map(|_| round()).collect() }
     }
 
-    /// The tables of the rounds: whoever has them can do the same.
+    /// The tables of the rounds, of which the same permutation can be made.
     pub(crate) fn rounds(&self) -> &[[u16; HALF]] {
         &self.rounds
     }
@@ -42,7 +43,7 @@ impl<const HALF: usize> KeyedPermutation<HALF> {
         KeyedPermutation { rounds: rounds.map(masked).collect() }
     }
 
-    /// What stands for a number.
+    /// The image of a number.
     pub fn outward(&self, number: u32) -> u32 {
         let (mut left, mut right) = (number >> Self::BITS & Self::MASK, number & Self::MASK);
         for table in &self.rounds {
@@ -51,7 +52,7 @@ impl<const HALF: usize> KeyedPermutation<HALF> {
         left << Self::BITS | right
     }
 
-    /// The number that this stands for.
+    /// The number that has this image.
     #[inline]
     pub fn inward(&self, index: u32) -> u32 {
         let (mut left, mut right) = (index >> Self::BITS & Self::MASK, index & Self::MASK);
@@ -80,7 +81,7 @@ mod tests {
         }
     }
 
-    /// What an affine map gives away: differences of neighbours that repeat, or a bit that follows from others.
+    /// What an affine map gives away: repeated differences of consecutive numbers, or a bit that follows from others.
     #[test]
     fn neighbours_tell_nothing_of_each_other() {
         let permutation = KeyedPermutation::<4096>::new(6, &mut StdRng::seed_from_u64(2));

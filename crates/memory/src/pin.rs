@@ -1,9 +1,9 @@
-//! Who may look at a slot, and who may change it.
+//! The lock of a slot: readers pin it, a writer closes it.
 //!
-//! Readers pin: one atomic addition, one subtraction. A writer closes: it keeps new readers out, waits until the
-//! pins are gone, changes the content, opens. That is a reader-writer lock; it is our own because of `fork`. A child
-//! inherits pins of threads that do not exist there, and must be able to take them back ([`PinLock::forget_pins`]).
-//! Readers whom writers wait for in another way need no pin ([`PinLock::peek`]).
+//! A reader pins with one atomic addition, and unpins with one subtraction. A writer closes the lock: it keeps new
+//! readers out, waits until the pins are gone, changes the content, and opens the lock. This is a reader-writer lock of
+//! our own because of `fork`: a child inherits pins of threads that it does not have, and must be able to drop them
+//! ([`PinLock::forget_pins`]). A reader that writers wait for by other means needs no pin ([`PinLock::peek`]).
 //!
 //! ```text
 //!   bit 31     bit 30     bits 0..30
@@ -21,12 +21,13 @@ use crate::sync::{AtomicU32, Ordering, SPINS, UnsafeCell, pause, wait, wake_all}
 
 /// A writer has the content, or waits for the pins to go.
 const CLOSED: u32 = 1 << 31;
-/// Somebody sleeps on the word and must be woken by whoever opens or lets the last pin go.
+/// A thread sleeps on the word; the thread that opens the lock or drops the last pin must wake it.
 const WAITING: u32 = 1 << 30;
 /// The number of pins.
 const PINS: u32 = WAITING - 1;
 
-/// Content that readers pin and writers close. The count comes first, to share a cache line with what readers look at.
+/// Content that readers pin and writers close. The count comes first, to share a cache line with the fields that
+/// readers use.
 #[repr(C)]
 pub(crate) struct PinLock<T> {
     state: AtomicU32,
@@ -77,13 +78,13 @@ impl<T> PinLock<T> {
     /// Shared access without a pin, unless a writer has the content or waits for it.
     ///
     /// # Safety
-    /// Whoever closes the lock and may change the content before the last use of what this returns waits for the caller by other means,
-    /// between the two.
+    /// A thread that closes the lock, and may change the content before the last use of the returned reference, waits
+    /// for the caller by other means between the two.
     #[inline]
     pub(crate) unsafe fn peek(&self) -> Option<&T> {
         // Acquire: as for a pin.
         let is_open = self.state.load(Ordering::Acquire) & CLOSED == 0;
-        // SAFETY: no writer has the content, and one that comes waits, says the caller.
+        // SAFETY: no writer has the content, and a later one waits for the caller, as the caller promises.
         is_open.then(|| unsafe { &*self.content.get() })
     }
 
@@ -92,7 +93,7 @@ impl<T> PinLock<T> {
         // Release: what this reader did happens before the writer's changes.
         let before = self.state.fetch_sub(1, Ordering::Release);
         if before & (WAITING | PINS) == (WAITING | 1) {
-            // The last pin; a writer may be asleep waiting for that.
+            // The last pin: a writer may be asleep until this.
             wake_all(&self.state);
         }
     }
@@ -103,7 +104,7 @@ impl<T> PinLock<T> {
             self.sleep_while_closed();
         }
         loop {
-            // Acquire: what readers did before they let go happens before our changes.
+            // Acquire: what readers did before they unpinned happens before our changes.
             let state = self.state.load(Ordering::Acquire);
             if state & PINS == 0 {
                 return Closed { lock: self };
@@ -130,8 +131,8 @@ impl<T> PinLock<T> {
         }
     }
 
-    /// Waits until the word changes from `state`: a short while awake, because most copies are short, then asleep,
-    /// having announced it.
+    /// Waits until the word changes from `state`: spins a short while, because most copies are short, then sets WAITING
+    /// and sleeps.
     fn sleep(&self, state: u32) {
         for _ in 0..SPINS {
             if self.state.load(Ordering::Relaxed) != state {

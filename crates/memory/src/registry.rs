@@ -14,14 +14,14 @@ use crate::range::HostRange;
 use crate::shared::{SharedRegistry, forget_readers};
 use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
-/// How many keys a device may have, and how they look.
+/// The size of a device's key table, and the seed of its keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most regions at a time.
     pub regions_max: u32,
     /// Most memory windows at a time.
     pub windows_max: u32,
-    /// Decides the sequence of keys. Whoever knows it knows them all: draw it from the system's random source.
+    /// Decides the sequence of keys. A peer that knows it knows all keys: draw it from the system's random source.
     pub seed: u64,
 }
 
@@ -38,24 +38,24 @@ pub struct RegionSpec {
     pub pd: u32,
     /// First byte in the program's address space. With `len` = `u64::MAX`, `addr` = 0 and `ON_DEMAND`: all of it.
     pub addr: u64,
-    /// Length in bytes; of none, whose key then is good for accesses of no bytes.
+    /// Length in bytes. May be 0: the key then permits accesses of no bytes.
     pub len: u64,
-    /// The address by which keys' users name the first byte; ignored (taken as 0) with `ZERO_BASED`.
+    /// The address by which users of the key name the first byte; ignored (taken as 0) with `ZERO_BASED`.
     pub iova: u64,
     /// What may be done.
     pub access: Access,
     /// Makes the bytes durable on FLUSH; `None` for `msync`. A pager does that itself.
     pub flush: Option<Arc<dyn FlushHook>>,
-    /// Knows where the bytes are, if they need not be in memory. Its range must cover this one.
+    /// Pages the region, if its bytes need not be in memory. Its range must cover the region.
     pub pager: Option<Arc<dyn Pager>>,
-    /// What stands for absent bytes towards peers that ask for it. Without it they wait like the others.
+    /// The signature page for peers that ask for it. Without it they wait for absent bytes like the others.
     pub pattern: Option<Pattern>,
-    /// What is done about absent bytes.
+    /// The fault policy.
     pub policy: RegionPolicy,
 }
 
 impl RegionSpec {
-    /// A region whose keys' users name bytes by the program's own addresses.
+    /// A region whose bytes users of the key name by the program's own addresses.
     pub fn new(pd: u32, addr: u64, len: u64, access: Access) -> RegionSpec {
         RegionSpec {
             pd,
@@ -75,8 +75,8 @@ impl RegionSpec {
         self.addr == 0 && self.len == u64::MAX && self.access.contains(Access::ON_DEMAND)
     }
 
-    /// Checks everything and makes an entry. Whether the range is mapped, where it has to be, can be outdated when the
-    /// answer arrives: what counts is what a copy finds.
+    /// Checks everything and makes an entry. Whether the range is mapped, where it has to be, can have changed when
+    /// this returns: what counts is what a copy finds.
     fn checked(&self) -> Result<Entry, RegisterError> {
         let mut entry = Entry::free(0, 1);
         self.apply(&mut entry)?;
@@ -96,7 +96,7 @@ impl RegionSpec {
         Ok(())
     }
 
-    /// Checks the arguments and makes the entry's part that depends on them.
+    /// Checks the arguments and sets the fields that depend on them.
     fn apply(&self, entry: &mut Entry) -> Result<(), RegisterError> {
         if !self.access.writable_if_remotely_writable() {
             return Err(RegisterError::Invalid("remote write or atomic access needs local write access"));
@@ -123,12 +123,12 @@ impl RegionSpec {
     }
 }
 
-/// A registered region, as the program gets to know it.
+/// A registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Both lkey and rkey.
     pub key: u32,
-    /// The address by which keys' users name the first byte.
+    /// The address by which users of the key name the first byte.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
@@ -141,7 +141,7 @@ pub struct NewRange {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The address by which keys' users name the first byte; ignored with `ZERO_BASED`.
+    /// The address by which users of the key name the first byte; ignored with `ZERO_BASED`.
     pub iova: u64,
 }
 
@@ -186,12 +186,12 @@ impl RegionChange {
 /// The translation and protection table of one device.
 pub struct Registry {
     pub(crate) table: Table,
-    /// Whoever changes the table pins this; `fork` closes it, so that the child finds no change half made. Copies do
-    /// not look at it.
+    /// A change of the table pins this; `fork` closes it, so that the child finds no change half made. Copies ignore
+    /// it.
     pub(crate) changes: PinLock<()>,
-    /// Where other processes see what they may reach into, once somebody has asked for that.
+    /// The shared registry, once it was asked for.
     pub(crate) board: OnceLock<SharedRegistry>,
-    /// This is a forked child, and the board another process's.
+    /// This is a forked child, and the shared registry is the parent's.
     pub(crate) is_detached: AtomicBool,
 }
 
@@ -224,11 +224,13 @@ impl Registry {
         self.table.counts()
     }
 
-    /// Registers memory. Nothing is touched; the cost depends on the number of mappings in the range, not on its length.
+    /// Registers memory. Nothing is touched; the cost depends on the number of mappings in the range, not on its
+    /// length.
     ///
     /// # Errors
-    /// `Invalid` for no bytes, an end that overflows or remote write access without local; `NotMapped` when part of the
-    /// range is not mapped and `ON_DEMAND` is not given; `NoRoom`.
+    /// `Invalid` for an end that overflows, remote write or atomic access without local write access, implicit
+    /// on-demand paging that translates addresses, or a range that the pager's does not cover; `NotMapped` when part of
+    /// the range is not mapped and `ON_DEMAND` is not given; `NoRoom`.
     pub fn register(&self, spec: &RegionSpec) -> Result<Region, RegisterError> {
         // Checked before a slot is taken, so that a refusal leaves no trace.
         let mut checked = spec.checked()?;
@@ -251,7 +253,7 @@ impl Registry {
     pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
         {
             let _changing = self.changes.pin();
-            // Walks the mappings before anybody is kept out.
+            // Walks the mappings before the slot is closed.
             change.of(&self.region_slot(key)?.pin(), key)?.checked()?;
         }
         let check = |entry: &Entry| change.of(entry, key).map(drop);
@@ -261,11 +263,11 @@ impl Registry {
         })
     }
 
-    /// Gives a region a pager, or takes its pager away. When this returns, no access by way of the old one is running.
+    /// Sets or removes a region's pager. When this returns, no access through the old one is running.
     ///
     /// # Errors
-    /// `Invalid` when the region does not lie within the pager's range; `Busy` when windows are bound, which share the old
-    /// pager; `UnknownKey`; `StillReached`. The region is then as it was.
+    /// `Invalid` when the region does not lie within the pager's range; `Busy` when windows are bound, which share the
+    /// old pager; `UnknownKey`; `StillReached`. The region is then as it was.
     pub fn set_pager(
         &self,
         key: u32,
@@ -283,7 +285,7 @@ impl Registry {
             (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
             Ok(std::mem::replace(&mut entry.pager, spec.pager))
         })?;
-        // Its end may take a while.
+        // Dropping it may take a while.
         drop(before);
         Ok(())
     }
@@ -299,7 +301,7 @@ impl Registry {
             _ => Ok(()),
         };
         let before = self.change_region(key, check, |entry| Ok(vacate(entry)))?;
-        // The end of its pager may take a while.
+        // Dropping its pager may take a while.
         drop(before);
         let _changing = self.changes.pin();
         self.table.release(key, false);
@@ -329,7 +331,7 @@ impl Registry {
         self.slot(key)?.pin().locate(tag_of(key), who, need, va, len).map(drop)
     }
 
-    /// Copies registered memory to `out`. Aligned parts of 1, 2, 4 and 8 bytes are each read with one load. No bytes
+    /// Copies registered memory to `out`. Aligned parts of 1, 2, 4 and 8 bytes are each read with one load. Zero bytes
     /// may be read with any key.
     ///
     /// # Errors
@@ -366,11 +368,11 @@ impl Registry {
     }
 
     /// Copies `data` to registered memory, ascending, the last byte last. Aligned parts of 1, 2, 4 and 8 bytes are each
-    /// written with one store. No bytes may be written with any key.
+    /// written with one store. Zero bytes may be written with any key.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are then
-    /// written. For peers `NotReady` and `Retry` when part of it is absent; nothing is written then.
+    /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are
+    /// then written. For peers `NotReady` and `Retry` when part of it is absent; nothing is written then.
     pub fn write(&self, who: Accessor, key: u32, va: u64, data: &[u8]) -> Result<(), AccessError> {
         self.write_again(who, key, &KeyMemo::default(), va, data)
     }
@@ -405,8 +407,8 @@ impl Registry {
     /// instructions as well.
     ///
     /// # Errors
-    /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable. For peers `NotReady`
-    /// and `Retry` when it is absent.
+    /// As for [`Registry::check`]; `Misaligned`; `Fault` when the memory is not there or not writable. For peers
+    /// `NotReady` and `Retry` when it is absent.
     pub fn atomic(&self, who: Accessor, key: u32, va: u64, op: AtomicOp) -> Result<u64, AccessError> {
         let entry = self.slot(key)?.pin();
         let host = locate_atomic(&entry, key, who, va, op)?;
@@ -442,7 +444,7 @@ impl Registry {
     /// After `fork`, in the child: forgets the copies of threads that exist only in the parent. Pagers are the parent's
     /// as well; the child has the memory itself, as the kernel gives it.
     pub fn after_fork_child(&self) {
-        // The board is the parent's, and so are those who read it, and the hands.
+        // The shared registry, its readers, and the reader slots are the parent's.
         self.is_detached.store(true, Ordering::Relaxed);
         forget_readers();
         for (_, slot) in self.table.slots() {
@@ -451,7 +453,7 @@ impl Registry {
             entry.withdrawals = 0;
             if let Some(pager) = entry.pager.take() {
                 pager.presence().forget_copies();
-                // Its end might wait for threads that this process does not have.
+                // Dropping it might wait for threads that this process does not have.
                 std::mem::forget(pager);
             }
         }
@@ -473,7 +475,7 @@ pub(crate) fn locate_atomic(
         AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
     };
     let host = entry.locate(tag_of(key), who, need, va, 8)?;
-    // A region whose iova and address differ modulo 8 has no place for atomics at all.
+    // A region whose iova and address differ modulo 8 permits no atomics at all.
     if !va.is_multiple_of(8) || !host.is_multiple_of(8) {
         return Err(AccessError::Misaligned);
     }

@@ -1,5 +1,5 @@
-//! The one socket option that has no safe interface. It has nothing to do with memory, but this is the lowest crate that may
-//! have unsafe code, and whoever opens a port of a NIC has this crate.
+//! The one socket option that has no safe interface. It has nothing to do with memory, but this is the lowest crate
+//! that may have unsafe code, and the code that opens a port of a NIC depends on this crate.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// `UDP_NO_CHECK6_RX` of `linux/udp.h`.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
-/// Has an IPv6 UDP socket receive datagrams without a UDP checksum, which it refuses otherwise. The kernel's rxe sends none:
-/// the invariant CRC covers its packets.
+/// Lets an IPv6 UDP socket receive datagrams without a UDP checksum, which it refuses otherwise. The kernel's rxe sends
+/// no checksum: the invariant CRC covers its packets.
 ///
 /// # Errors
 /// The system's.
@@ -16,7 +16,7 @@ pub fn accept_without_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, UDP_NO_CHECK6_RX)
 }
 
-/// Sets an option of UDP that is a switch.
+/// Switches a UDP option on.
 fn set(socket: BorrowedFd<'_>, option: i32) -> io::Result<()> {
     let on: i32 = 1;
     // SAFETY: an open socket, and an integer of the size that is given.

@@ -1,9 +1,9 @@
-//! From key to slot, and which slots are free.
+//! The key table: from key to slot, and the free slots.
 //!
 //! A key is `index << 8 | tag`. Slots lie in segments that double in size and never move, so that finding one takes no
 //! lock. The index in a key is the slot's number put through a permutation of 24-bit numbers that is drawn for each
-//! table: keys are no small integers in a row, a key made up at random most likely names nothing, and whoever knows some keys
-//! cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a step that nobody knows; a slot
+//! table. So keys are no consecutive small integers, a random key most likely names nothing, and a peer that knows some
+//! keys cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a secret step; a slot
 //! returns to use only after all others that were free before it.
 
 use std::collections::VecDeque;
@@ -25,26 +25,26 @@ const FIRST_BITS: u32 = 6;
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const SEGMENTS: usize = (INDEX_BITS - FIRST_BITS) as usize + 1;
-/// How many slots wait unused before one is used again, so that a key lives on in the peer's memory harmlessly.
+/// How many slots stay unused before one is used again, so that a stale key in a peer's memory does no harm.
 const RESTING_SLOTS: usize = 32;
 /// Numbers below `HALF * HALF` are those of [`INDEX_BITS`].
 pub(crate) const HALF: usize = 1 << (INDEX_BITS / 2);
 /// From the upper 24 bits of a key to the number of its slot.
 pub(crate) type KeyOrder = KeyedPermutation<HALF>;
 
-/// Rounds of the permutation. Every access looks up so many numbers; those of a key that is in use are in the nearest cache.
+/// Rounds of the permutation. Every access looks up so many numbers; those of a key in use are in the nearest cache.
 pub(crate) const ROUNDS: usize = 6;
 
-/// The slot that a key was last found to stand for. To look it up takes a load for each round, and each waits for the one before.
-/// Threads may share one.
+/// The slot that a key was last found to name. A look-up takes a load for each round, and each waits for the one
+/// before. Threads may share a memo.
 #[derive(Debug, Default)]
 pub struct KeyMemo(AtomicU64);
 
-/// Tells a memo that holds something from a new one.
+/// Set in a memo that holds a slot.
 const KNOWN: u64 = 1 << 63;
 
 impl KeyMemo {
-    /// The number of a key's slot. Of one table at a time.
+    /// The number of a key's slot. A memo is for one table at a time.
     #[inline(always)]
     pub(crate) fn number(&self, order: &KeyOrder, key: u32) -> u32 {
         let index = KNOWN | u64::from(key >> 8) << 32;
@@ -70,26 +70,26 @@ impl Slot {
         Slot { entry: PinLock::new(entry), number }
     }
 
-    /// The entry, as it stays until what this returns is dropped. Waits while somebody changes it.
+    /// Pins the entry: it does not change until the returned value is dropped. Waits while a writer has it.
     #[inline]
     pub(crate) fn pin(&self) -> Pinned<'_, Entry> {
         self.entry.pin()
     }
 
-    /// The same, unless somebody changes it or waits to do so.
+    /// Pins the entry, unless a writer has it or waits for it.
     #[inline]
     pub(crate) fn try_pin(&self) -> Option<Pinned<'_, Entry>> {
         self.entry.try_pin()
     }
 
-    /// The entry, to be changed. Waits for all who look at it.
+    /// Closes the entry for a change. Waits for all readers.
     pub(crate) fn close(&self) -> Closed<'_, Entry> {
         let entry = self.entry.close();
         wait_for_own_readers(self.number);
         entry
     }
 
-    /// Waits while somebody changes it; others may when this returns.
+    /// Waits while a writer has the entry; another one may have it when this returns.
     pub(crate) fn sleep_while_closed(&self) {
         self.entry.sleep_while_closed();
     }
@@ -106,7 +106,7 @@ pub(crate) fn tag_of(key: u32) -> u8 {
     key as u8
 }
 
-/// Slots that are not in use, and how many there are altogether.
+/// The free slots, and how many slots there are altogether.
 struct Allocator {
     /// Numbers of free slots, the longest free one first.
     free: VecDeque<u32>,
@@ -151,7 +151,7 @@ impl Table {
         self.slot(self.permutation.inward(key >> 8))
     }
 
-    /// The same, when it is most likely the one that it was last time.
+    /// The same, for a key that most likely is the last one of this memo.
     #[inline(always)]
     pub(crate) fn slot_again(&self, key: u32, memo: &KeyMemo) -> Option<&Slot> {
         self.slot(self.number_again(key, memo))
@@ -163,12 +163,12 @@ impl Table {
         memo.number(&self.permutation, key)
     }
 
-    /// The entry of the slot that a hand is raised for, unless somebody changes it or waits to do so: two locked instructions less
-    /// than to pin it.
+    /// The entry of the slot that the reader's epoch protects, unless a writer has it or waits for it: two locked
+    /// instructions less than a pin.
     #[inline(always)]
     pub(crate) fn look<'a>(&'a self, reaching: &'a Reaching<'_>) -> Option<&'a Entry> {
         let slot = self.slot(reaching.slot()?)?;
-        // SAFETY: nobody but `Slot::close` closes it, which waits for hands that are raised for that number.
+        // SAFETY: only `Slot::close` closes it, which waits for epochs that protect that number.
         unsafe { slot.entry.peek() }
     }
 
@@ -177,7 +177,7 @@ impl Table {
         &self.permutation
     }
 
-    /// The slot with a number, as segments count them.
+    /// The slot with a number, counted through the segments.
     #[inline(always)]
     fn slot(&self, number: u32) -> Option<&Slot> {
         let biased = number + (1 << FIRST_BITS);
@@ -188,7 +188,7 @@ impl Table {
     }
 
     /// Takes a free slot for a region or window. Returns its key, with a tag that it did not have lately, and the slot;
-    /// the entry is still that of a free slot, and nobody else will touch it.
+    /// the entry is still that of a free slot, and no other thread changes it.
     pub(crate) fn allocate(&self, window: bool) -> Option<(u32, &Slot)> {
         let mut allocator = self.allocator.lock();
         let (count, limit) = if window {
@@ -217,7 +217,7 @@ impl Table {
         Some(((self.permutation.outward(number) << 8) | u32::from(tag), slot))
     }
 
-    /// Adds a segment and queues its slots, but for those whose keys programs take for "no key".
+    /// Adds a segment and queues its slots, except those whose keys programs take for "no key".
     fn grow(&self, allocator: &mut Allocator) {
         let segment = ((allocator.slot_count + (1 << FIRST_BITS)).ilog2() - FIRST_BITS) as usize;
         let Some(place) = self.segments.get(segment) else { return };
@@ -259,14 +259,14 @@ impl Table {
     }
 }
 
-/// How far a slot's tag moves from one use to the next. An odd step visits all 256 tags before one returns, and one other than
-/// 1 and -1 keeps away from the tags that `ibv_inc_rkey` makes. It differs from slot to slot: whoever had one key of a slot
-/// cannot tell the next.
+/// How far a slot's tag moves from one use to the next. An odd step visits all 256 tags before one returns, and a step
+/// other than 1 and -1 avoids the tags that `ibv_inc_rkey` makes. It differs from slot to slot: a peer that had one key
+/// of a slot cannot tell the next.
 fn random_step(rng: &mut StdRng) -> u8 {
     rng.random_range(1..=126) * 2 + 1
 }
 
-/// Empties a closed slot, with the tag of the next use. Returns what was there.
+/// Empties a closed slot, with the tag of the next use. Returns the old entry.
 pub(crate) fn vacate(entry: &mut Entry) -> Entry {
     debug_assert!(entry.kind != Kind::Free, "a free slot was freed");
     let free = Entry::free(entry.tag.wrapping_add(entry.step), entry.step);

@@ -1,4 +1,4 @@
-//! Memory windows: a peer's view of a part of a region, that comes and goes without registering.
+//! Memory windows: access for peers to a part of a region, granted and revoked without a registration.
 //!
 //! Rules are those of IBTA volume 1, 10.6.7. A window answers only to peers, never to local work requests.
 
@@ -22,13 +22,13 @@ pub enum WindowKind {
 /// What a bind asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBind {
-    /// A key of the window; its low 8 bits are not looked at.
+    /// A key of the window; its low 8 bits are ignored.
     pub window_key: u32,
     /// Its key from now on: the same but for the low 8 bits.
     pub new_key: u32,
     /// The region underneath.
     pub region_key: u32,
-    /// First byte, as the region's keys' users name it.
+    /// First byte, as users of the region's key name it.
     pub addr: u64,
     /// Length in bytes; 0 unbinds a type 1 window and is an error for type 2.
     pub len: u64,
@@ -82,7 +82,7 @@ const WINDOW_ACCESS: Access = Access::REMOTE_READ
     .union(Access::RELAXED_ORDERING);
 
 impl Registry {
-    /// Makes an unbound window and returns its key, which opens nothing yet.
+    /// Makes an unbound window and returns its key, which permits nothing yet.
     ///
     /// # Errors
     /// `NoRoom`.
@@ -134,7 +134,7 @@ impl Registry {
                 window.tag = tag_of(bind.new_key);
                 return Ok(());
             }
-            // Its own slot would be found closed for ever.
+            // Its own slot would stay closed for ever.
             let other = bind.region_key >> 8 != bind.window_key >> 8;
             let region = self.table.slot_of(bind.region_key).filter(|_| other);
             let region = region.ok_or(BindError::UnknownRegion)?;
@@ -143,8 +143,8 @@ impl Registry {
                 window.tag = tag_of(bind.new_key);
                 return Ok(());
             }
-            // Waiting with the window closed could be waiting for each other: the key of the region may be forged, and
-            // name a window that is just now being bound to this one.
+            // Waiting with the window closed could deadlock: the key of the region may be forged, and name a window
+            // that is being bound to this one.
             drop(window);
             region.sleep_while_closed();
         }
@@ -175,7 +175,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes a closed window off its region, if it is on one.
+    /// Takes a closed window off its region, if it is bound.
     fn unbind(&self, window: &mut Closed<'_, Entry>) {
         if !window.bound {
             return;
@@ -212,7 +212,7 @@ impl Registry {
         let tied = |entry: &Entry| entry.kind == Kind::WindowType2 && entry.bound && entry.qpn == qpn;
         let mut count = 0;
         for (_, slot) in self.table.slots() {
-            // Looked at before closing, so that other queue pairs' slots are not disturbed.
+            // Checked before closing, so that other queue pairs' slots are not disturbed.
             if !tied(&slot.pin()) {
                 continue;
             }
@@ -226,10 +226,10 @@ impl Registry {
     }
 }
 
-/// What can be said without looking at the region.
+/// The checks that need no region.
 fn check_window(window: &Entry, bind: &WindowBind) -> Result<(), BindError> {
-    // A window is named by its handle, and its owner's key is that of the last bind that was posted: after one that
-    // failed, it is not the one in effect. So the tag says nothing.
+    // A window is named by its handle, and its owner's key is that of the last bind that was posted: after a bind that
+    // failed, that key is not the one in effect. So the tag is not checked.
     if !window.is_window() {
         return Err(BindError::UnknownWindow);
     }

@@ -1,12 +1,12 @@
-//! Zeros that take memory page by page, as they are touched.
+//! Zeros whose pages are allocated as they are touched.
 
 use std::io;
 
-/// What the kernel hands out as one page where it can. Less than that is not meant to take all of it at the first touch.
+/// The size of a huge page. A shorter mapping must not be allocated as a whole at the first touch.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Memory of zeros that belongs to nobody but whoever has this. What malloc has for lengths like these may have been used before: then
-/// it is filled with zeros, and so takes memory, all of it, whether it is needed or not.
+/// A private mapping of zeros. For lengths like these `malloc` may reuse memory: then it fills all of it with zeros,
+/// and so allocates all of it, needed or not.
 #[derive(Debug)]
 pub struct Zeros {
     addr: u64,
@@ -17,7 +17,7 @@ impl Zeros {
     /// Maps so many bytes.
     ///
     /// # Errors
-    /// What `mmap` says: among others, for no bytes.
+    /// Those of `mmap`: among others, for no bytes.
     pub fn new(len: usize) -> io::Result<Zeros> {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -43,7 +43,7 @@ impl Zeros {
         self.len
     }
 
-    /// Whether there are none. There always are.
+    /// Always false: no mapping is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -51,7 +51,8 @@ impl Zeros {
 
 impl Drop for Zeros {
     fn drop(&mut self) {
-        // SAFETY: unmaps what the constructor mapped. Nobody gets a reference to it; accesses by address survive its absence.
+        // SAFETY: unmaps what the constructor mapped. No reference to it is handed out; accesses by address survive its
+        // absence.
         let _ = unsafe { libc::munmap(self.addr as *mut libc::c_void, self.len) };
     }
 }
@@ -60,7 +61,7 @@ impl Drop for Zeros {
 mod tests {
     use super::*;
 
-    /// Pages of this process that are in memory and not those of files.
+    /// Pages of the mapping that are in memory.
     fn resident_pages(zeros: &Zeros) -> usize {
         let mut present = vec![0u8; zeros.len().div_ceil(4096)];
         // SAFETY: the range is mapped, and there is a byte for each of its pages.
@@ -72,11 +73,11 @@ mod tests {
 
     #[test]
     fn only_what_is_touched_takes_memory() {
-        // The second time, there would be memory that was used before.
+        // In the second round, `malloc` would have memory that was used before.
         for _ in 0..2 {
             let all: Vec<Zeros> = (0..8).map(|_| Zeros::new(1 << 20).expect("a mapping")).collect();
             assert!(all.iter().all(|zeros| resident_pages(zeros) == 0));
-            // SAFETY: within the mapping, which nobody else uses.
+            // SAFETY: within the mapping, which no other code uses.
             unsafe { (all[3].addr() as *mut u8).add(5000).write_volatile(7) };
             let pages: Vec<usize> = all.iter().map(resident_pages).collect();
             assert_eq!(pages, [0, 0, 0, 1, 0, 0, 0, 0]);

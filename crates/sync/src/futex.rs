@@ -100,7 +100,8 @@ impl RawMutex {
     }
 }
 
-// SAFETY: `state` rises from below TAKEN by one thread's compare-and-swap or `fetch_max` at a time, and falls below it only by `unlock`.
+// SAFETY: `state` rises from below TAKEN by one thread's compare-and-swap or `fetch_max` at a time, and falls below it
+// only by `unlock`.
 unsafe impl lock_api::RawMutex for RawMutex {
     const INIT: RawMutex = RawMutex { state: AtomicU32::new(FREE) };
 

@@ -11,16 +11,17 @@ use super::mask::SIGNALS;
 /// `si_code` of a memory error found in the background, which no instruction of this thread ran into.
 const BUS_MCEERR_AO: c_int = 5;
 
-/// What the program wants done about SIGSEGV and SIGBUS, as it would ask the kernel. Null until we are installed.
+/// The program's actions for SIGSEGV and SIGBUS, as it would set them in the kernel. Null until we are installed.
 static PROGRAM: [AtomicPtr<Action>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 /// All actions that a program has asked for so far; see [`intern`].
 static KNOWN: AtomicPtr<Action> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The process that [`PROGRAM`] is about. A child of `vfork` has its parent's memory, and signals of its own.
+/// The process that the actions in [`PROGRAM`] belong to. A child of `vfork` has its parent's memory, and signals of
+/// its own.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// An action, immutable and never freed, because a handler may be looking at it.
+/// An action, immutable and never freed, because a handler may be reading it.
 struct Action {
     raw: libc::sigaction,
     next: *mut Action,
@@ -31,7 +32,7 @@ type SigactionFn = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc
 /// Installs our handlers in front of the ones that are there. Later calls do nothing.
 ///
 /// # Errors
-/// What `sigaction` says.
+/// Those of `sigaction`.
 pub fn install() -> io::Result<()> {
     static DONE: OnceLock<Result<(), i32>> = OnceLock::new();
     let result = DONE.get_or_init(|| {
@@ -46,15 +47,16 @@ pub fn install() -> io::Result<()> {
     result.map_err(io::Error::from_raw_os_error)
 }
 
-/// To be called in a child of `fork`: what the program asks for there is about the child.
+/// To be called in a child of `fork`: the actions in [`PROGRAM`] are the child's from then on.
 pub fn note_process() {
     // SAFETY: no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
 }
 
-/// For whoever interposes `sigaction` and `signal`: stands in for `sigaction(signal, action, old)`, with `None` for a
-/// query. Returns the program's previous action, or `None` when the signal is not ours, [`install`] has not run, or the process is
-/// another one that has only this memory; then the real function must be called. Safe to call from a signal handler.
+/// For a library that interposes `sigaction` and `signal`: stands in for `sigaction(signal, action, old)`, with `None`
+/// for a query. Returns the program's previous action, or `None` when the signal is not ours, [`install`] has not run,
+/// or this process only shares the memory of the one that ran it; then the real function must be called. Safe to call
+/// from a signal handler.
 pub fn note_program_handler(signal: c_int, action: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     let place = SIGNALS.iter().position(|&ours| ours == signal)?;
     let current = PROGRAM[place].load(Ordering::Acquire);
@@ -117,10 +119,10 @@ fn exchange(signal: c_int, new: Option<&libc::sigaction>) -> Result<libc::sigact
     }
 }
 
-/// The immortal copy of an action. Programs that switch between handlers all day know only a few.
+/// The permanent copy of an action. Even programs that keep switching between handlers have only a few.
 fn intern(raw: &libc::sigaction) -> *mut Action {
     if raw.sa_flags & libc::SA_RESETHAND != 0 {
-        // The handler will need it, and must not allocate.
+        // The signal handler will need it, and must not allocate.
         intern(&after_reset(raw));
     }
     let mut head = KNOWN.load(Ordering::Acquire);
@@ -128,18 +130,18 @@ fn intern(raw: &libc::sigaction) -> *mut Action {
         return known;
     }
     let new = allocate();
-    // SAFETY: room for one that nobody else has seen.
+    // SAFETY: memory for an action, which no other thread has seen.
     unsafe { new.write(Action { raw: *raw, next: head }) };
     // Losing a race can put an action in the list twice, which does no harm.
     while let Err(newer) = KNOWN.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
         head = newer;
-        // SAFETY: nobody else has seen the new action yet.
+        // SAFETY: no other thread has seen the new action yet.
         unsafe { (*new).next = head };
     }
     new
 }
 
-/// Room for an action: a page of its own, because a signal handler may be asking, which has no allocator.
+/// Memory for an action: a page of its own, because the caller may be a signal handler, which has no allocator.
 fn allocate() -> *mut Action {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: new memory, wherever the kernel has room.
@@ -164,7 +166,7 @@ fn find(mut known: *mut Action, raw: &libc::sigaction) -> Option<*mut Action> {
     None
 }
 
-/// What is left of an action with `SA_RESETHAND` once its handler has been called.
+/// What an action with `SA_RESETHAND` becomes once its handler has been called.
 fn after_reset(raw: &libc::sigaction) -> libc::sigaction {
     libc::sigaction {
         sa_sigaction: libc::SIG_DFL,
@@ -181,7 +183,7 @@ fn same(a: &libc::sigaction, b: &libc::sigaction) -> bool {
     a.sa_sigaction == b.sa_sigaction && a.sa_flags == b.sa_flags && (1..=64).all(|s| has(a, s) == has(b, s))
 }
 
-/// Whether an instruction of this thread caused the signal, as opposed to somebody having sent it.
+/// Whether an instruction of this thread caused the signal, and no process or thread sent it.
 fn is_synchronous(signal: c_int, code: c_int) -> bool {
     code > 0 && !(signal == libc::SIGBUS && code == BUS_MCEERR_AO)
 }
@@ -198,7 +200,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     }
 }
 
-/// Does what the program asked for.
+/// Performs the program's action.
 ///
 /// # Safety
 /// The pointers are the kernel's, as given to a handler.
@@ -221,14 +223,13 @@ unsafe fn pass_on(signal: c_int, synchronous: bool, info: *mut siginfo_t, contex
     }
 }
 
-/// Lets the kernel do what it does when nobody has installed anything: end the process, with a core at the instruction
-/// in question.
+/// Performs the kernel's default action: ends the process, with a core at the instruction in question.
 fn default_action(signal: c_int, synchronous: bool) {
     // SAFETY: all-zero is SIG_DFL with an empty mask.
     let default: libc::sigaction = unsafe { std::mem::zeroed() };
     let _ = exchange(signal, Some(&default));
     if !synchronous {
-        // Nothing will raise it again when we return, so we do; it stays pending until then.
+        // The signal is not raised again when we return, so we raise it; it stays pending until then.
         // SAFETY: plain system calls without pointers.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
     }

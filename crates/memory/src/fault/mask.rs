@@ -10,17 +10,17 @@ thread_local! {
     static UNBLOCKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Unblocks the signals when a thread comes here for the first time.
+/// Unblocks the signals at a thread's first call.
 #[inline]
 pub(crate) fn unblock_once() {
-    // A thread that is being torn down has no thread-locals left; it has been here before or not, be safe.
+    // A thread that is being torn down has no thread-locals left: unblock again, to be safe.
     if !UNBLOCKED.try_with(Cell::get).unwrap_or(false) {
         unblock_in_this_thread();
     }
 }
 
-/// Unblocks SIGSEGV and SIGBUS in the calling thread. Copies do so by themselves once per thread; this is for whoever
-/// knows that the program has blocked them again.
+/// Unblocks SIGSEGV and SIGBUS in the calling thread. Copies do so by themselves once per thread; this is for a caller
+/// that knows that the program has blocked them again.
 #[cold]
 pub fn unblock_in_this_thread() {
     // SAFETY: an all-zero sigset_t is a valid value for the calls that initialise it, and `set` outlives them.

@@ -1,21 +1,21 @@
 //! Copies and atomics on memory that may not be there.
 //!
 //! On x86-64 they are routines of our own (`x86_64.rs`): the SIGSEGV and SIGBUS handlers know their instruction
-//! addresses and, when one of them faults, continue at a place that returns an error. That costs nothing when all is
-//! well. Elsewhere the kernel copies for us (`portable.rs`).
+//! addresses and, when one of them faults, continue at a place that returns an error. Without a fault that costs
+//! nothing. Elsewhere the kernel copies for us (`portable.rs`).
 //!
 //! # Signals
-//! A fault while SIGSEGV (or SIGBUS) is *blocked* in the faulting thread, or while our handler is not the installed
-//! one, kills the process; the kernel leaves no choice. So:
+//! The kernel kills the process when a fault happens while SIGSEGV (or SIGBUS) is *blocked* in the faulting thread, or
+//! while our handler is not the installed one. So:
 //! - [`install`] puts our handlers in front of what the program had installed. A fault that is not ours goes on to the
 //!   program's handler, or has the default effect, as if we were not there.
-//! - Whoever interposes `sigaction` and `signal` calls [`note_program_handler`] instead of the real function, so that
-//!   ours stays in front when the program installs one later.
+//! - A library that interposes `sigaction` and `signal` calls [`note_program_handler`] instead of the real function, so
+//!   that ours stays in front when the program installs one later.
 //! - Each thread unblocks both signals when it first copies, because threads inherit masks. A program may block them
-//!   later: whoever interposes `sigprocmask`, `pthread_sigmask` and `sigaction` (for `sa_mask`) passes sets that are
-//!   about to be blocked through [`sanitize_mask`].
+//!   later: a library that interposes `sigprocmask`, `pthread_sigmask` and `sigaction` (for `sa_mask`) passes sets that
+//!   are about to be blocked through [`sanitize_mask`].
 //!
-//! What no interposition sees is a raw system call of the program that blocks or replaces the signals.
+//! Interposition does not see raw system calls by which the program blocks or replaces the signals.
 
 mod handler;
 mod mask;
@@ -46,7 +46,7 @@ pub struct Fault;
 /// [`Fault`] when part of the source is not readable; `out` is then partly written.
 ///
 /// # Safety
-/// `source .. source + out.len()` is memory that nobody holds an exclusive Rust reference to, or no memory at all.
+/// `source .. source + out.len()` is memory to which no exclusive Rust reference exists, or no memory at all.
 #[inline]
 pub unsafe fn copy_from(source: u64, out: &mut [u8]) -> Result<(), Fault> {
     mask::unblock_once();
@@ -58,7 +58,7 @@ pub unsafe fn copy_from(source: u64, out: &mut [u8]) -> Result<(), Fault> {
 /// up to 8 bytes are each written with one store.
 ///
 /// # Errors
-/// [`Fault`] when part of the target is not writable; what lies before the fault is then written.
+/// [`Fault`] when part of the target is not writable; the bytes before the fault are then written.
 ///
 /// # Safety
 /// `target .. target + data.len()` is memory that may be overwritten, or no memory at all.
@@ -69,14 +69,15 @@ pub unsafe fn copy_to(target: u64, data: &[u8]) -> Result<(), Fault> {
     unsafe { machine::copy(target, data.as_ptr() as u64, data.len(), target) }
 }
 
-/// Copies between two places that may both not be there, ascending, the last byte last. Naturally aligned parts of up to 8 bytes at
-/// the anchor, which is one of the two, are each accessed at once.
+/// Copies between two places that may both not be there, ascending, the last byte last. The anchor is one of the two;
+/// naturally aligned parts of it of up to 8 bytes are each accessed with one load or store.
 ///
 /// # Errors
-/// [`Fault`] when part of the source is not readable, or of the target not writable; what lies before it is then written.
+/// [`Fault`] when part of the source is not readable, or of the target not writable; the bytes before the fault are
+/// then written.
 ///
 /// # Safety
-/// `target .. target + len` is memory that may be overwritten, and nobody holds an exclusive Rust reference to
+/// `target .. target + len` is memory that may be overwritten, and no exclusive Rust reference exists to
 /// `source .. source + len`; or there is no memory.
 #[inline(always)]
 pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> Result<(), Fault> {
@@ -85,7 +86,7 @@ pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> 
     unsafe { machine::copy(target, source, len, anchor) }
 }
 
-/// Stores `swap` if the 8 bytes at `addr` hold `compare`; returns what they held.
+/// Stores `swap` if the 8 bytes at `addr` hold `compare`; returns their old value.
 ///
 /// # Errors
 /// [`Fault`] when the bytes are not readable and writable.
@@ -99,7 +100,7 @@ pub unsafe fn compare_swap(addr: u64, compare: u64, swap: u64) -> Result<u64, Fa
     unsafe { machine::compare_swap(addr, compare, swap) }
 }
 
-/// Adds `add` to the 8 bytes at `addr`, modulo 2^64; returns what they held.
+/// Adds `add` to the 8 bytes at `addr`, modulo 2^64; returns their old value.
 ///
 /// # Errors
 /// [`Fault`] when the bytes are not readable and writable.
@@ -113,7 +114,7 @@ pub unsafe fn fetch_add(addr: u64, add: u64) -> Result<u64, Fault> {
     unsafe { machine::fetch_add(addr, add) }
 }
 
-/// Stores `value` to the 8 bytes at `addr`; returns what they held.
+/// Stores `value` to the 8 bytes at `addr`; returns their old value.
 ///
 /// # Errors
 /// [`Fault`] when the bytes are not readable and writable.

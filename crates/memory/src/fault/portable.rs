@@ -1,4 +1,4 @@
-//! Where we have no copy routine of our own, the kernel copies: slower, but an error is just an error.
+//! Where we have no copy routine of our own, the kernel copies: slower, but it returns an error instead of a fault.
 //!
 //! `process_vm_readv` and `process_vm_writev` on the own process need no privilege. The kernel writes ascending in
 //! practice but promises nothing about the order or the size of its stores.
@@ -15,10 +15,11 @@ pub(super) unsafe fn recover(_context: *mut libc::c_void) -> bool {
     false
 }
 
-/// Copies `len` bytes. Which side may fault is told by `anchor`, which equals one of the addresses.
+/// Copies `len` bytes. `anchor` equals the address of the side that may fault.
 ///
 /// # Safety
-/// The side that `anchor` does not name is valid memory for the access; the other may be overwritten or read by anyone.
+/// The side that `anchor` does not name is valid memory for the access; the other may be overwritten or read by any
+/// thread.
 pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result<(), Fault> {
     let (own, foreign) = if anchor == to { (from, to) } else { (to, from) };
     let own = libc::iovec { iov_base: own as *mut _, iov_len: len };
@@ -34,7 +35,7 @@ pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result
     if usize::try_from(copied) == Ok(len) { Ok(()) } else { Err(Fault) }
 }
 
-/// Runs `change` on the 8 bytes when their page can be written. A page that is unmapped between the question and the
+/// Runs `change` on the 8 bytes when their page can be written. A page that is unmapped between the check and the
 /// access still faults: without a recovering routine that gap cannot be closed.
 ///
 /// # Safety
@@ -45,7 +46,7 @@ unsafe fn atomically(addr: u64, change: impl FnOnce(&AtomicU64) -> u64) -> Resul
     if unsafe { libc::madvise(page as *mut _, len as usize, libc::MADV_POPULATE_WRITE) } != 0 {
         return Err(Fault);
     }
-    // SAFETY: aligned, mapped and writable a moment ago, and open to everybody's changes as the caller promises.
+    // SAFETY: aligned, mapped and writable just before, and any thread may change it, as the caller promises.
     Ok(change(unsafe { AtomicU64::from_ptr(addr as *mut u64) }))
 }
 

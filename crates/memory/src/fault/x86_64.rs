@@ -35,11 +35,10 @@ unsafe extern "sysv64" {
 
 // copy(to = rdi, from = rsi, len = rdx, anchor = rcx) -> rax, 0 or 1.
 //
-// The anchor is whichever of the two addresses lies in the program's memory. Single bytes, pairs and quads bring it to
-// a multiple of 8, then eights follow, then quads, pairs and bytes again: each aligned part goes in one piece, and the
-// order ascends. Long copies have vectors in the middle; each still moves whole eights of the anchor's side. The last step
-// is never a vector, so the last byte's store is the last store. No string instruction is used: those may store
-// in any order.
+// The anchor is the address that lies in the program's memory. Single bytes, pairs and quads bring it to a multiple of
+// 8, then eights follow, then quads, pairs and bytes again: each aligned part is one access, and the order ascends.
+// Long copies have vectors in the middle; each still moves whole eights of the anchor's side. The last step is never a
+// vector, so the last byte's store is the last store. No string instruction is used: those may store in any order.
 macro_rules! copy_routine {
     ($name:literal, $mov:literal, $reg:literal, $size:literal, $leave:literal) => {
         global_asm!(
@@ -282,7 +281,7 @@ fn recovery_of(instruction: u64) -> Option<u64> {
 /// If the interrupted instruction is one of ours: makes the context continue with an error return. Async-signal-safe.
 ///
 /// # Safety
-/// `context` is what the kernel gave to a signal handler.
+/// `context` is the one that the kernel gave to a signal handler.
 pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel's context is a ucontext_t that lives until the handler returns.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };

@@ -295,8 +295,8 @@ impl Lead {
         old.map_err(|fault::Fault| Refusal::NotHere)
     }
 
-    /// The same, and stores the value before it, as the host stores integers, at the start of `into`: memory that the caller has found
-    /// registered for that, and keeps so meanwhile.
+    /// The same, and stores the value before it, as the host stores integers, at the start of `into`: memory that the
+    /// caller has found registered for that, and keeps so meanwhile.
     ///
     /// # Errors
     /// See [`Refusal`]; nothing has happened then. The inner error: the operation was performed, but the memory for the

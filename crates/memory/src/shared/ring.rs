@@ -52,8 +52,8 @@ const SKIP: u64 = LEN_MASK;
 /// In place of a record's first word: there is no record yet.
 const NOTHING: u64 = 0;
 
-/// The first word of a header: the packet's length, whether it carries an acknowledgement, the port, the traffic class, and the PSN up
-/// to which it acknowledges.
+/// The first word of a header: the packet's length, whether it carries an acknowledgement, the port, the traffic class,
+/// and the PSN up to which it acknowledges.
 const LEN_MASK: u64 = 0x7fff;
 const CARRIES_ACK: u64 = 1 << 15;
 const PORT_SHIFT: u32 = 16;

@@ -246,7 +246,7 @@ fn checked(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// What a file lies on.
+/// The file system that a file is on.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     /// Its number in `linux/magic.h`.
@@ -255,10 +255,10 @@ pub struct FileSystem {
     pub page_bytes: u64,
 }
 
-/// What a file lies on.
+/// Returns the file system that a file is on.
 ///
 /// # Errors
-/// When the system does not tell.
+/// The system's.
 pub fn file_system(file: BorrowedFd<'_>) -> io::Result<FileSystem> {
     // SAFETY: integers only.
     let mut system: libc::statfs = unsafe { std::mem::zeroed() };

@@ -137,8 +137,8 @@ impl Mapped {
             Direction::Read => (local.addr, theirs),
             Direction::Write => (theirs, local.addr),
         };
-        // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for this call; the
-        // other side is our mapping.
+        // SAFETY: the program registered the local range, and has named it in a work request, or it is borrowed for
+        // this call; the other side is our mapping.
         unsafe { fault::copy_across(to, from, local.len as usize, theirs) }.map_err(|fault::Fault| Missing)
     }
 }
@@ -171,8 +171,8 @@ pub struct Paged {
 }
 
 impl Paged {
-    /// Takes the file, and the descriptors of [`Presence::tables`](crate::Presence::tables). The file's range must be that of
-    /// the presence.
+    /// Takes the file, and the descriptors of [`Presence::tables`](crate::Presence::tables). The file's range must be
+    /// that of the presence.
     ///
     /// # Errors
     /// `InvalidData` when the tables do not fit the range.
