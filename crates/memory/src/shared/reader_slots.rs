@@ -139,14 +139,14 @@ pub struct ReaderSlot {
 }
 
 impl ReaderSlot {
-    /// Makes the epoch odd until the returned value is dropped: the other process's records of these pages keep what
-    /// they say meanwhile.
+    /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records of
+    /// these pages stays true.
     #[inline(always)]
     pub(super) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
         self.reach_from(NO_SLOT, pages)
     }
 
-    /// The same, and key table slot `slot` of this process does not change meanwhile, either.
+    /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too.
     #[inline(always)]
     pub(crate) fn reach_from(&mut self, slot: u32, pages: HostRange) -> Reaching<'_> {
         let Line { word, place, hazard, .. } = Line::of(&self.hands.segment, self.index as usize);
