@@ -139,8 +139,8 @@ pub struct ReaderSlot {
 }
 
 impl ReaderSlot {
-    /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records of
-    /// these pages stays true.
+    /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records
+    /// of these pages stays true.
     #[inline(always)]
     pub(super) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
         self.reach_from(NO_SLOT, pages)
