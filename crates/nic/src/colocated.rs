@@ -1,8 +1,8 @@
-//! Devices that stand in for each other.
+//! Co-located devices, which take each other's packets.
 //!
-//! Peers that know nothing of slots send everything to slot 0's UDP port, whatever a queue pair's number says. Whoever has slot 0
-//! gets packets that are for other devices of its address, and passes them on: within the process, if it has opened its device
-//! more than once, and else to the process that has the slot (`passing`).
+//! Peers that know nothing of instances (slots) send everything to slot 0's UDP port, whatever the queue pair number
+//! says. The process with slot 0 gets packets for other devices of its address, and forwards them: within the process,
+//! if it has opened its device more than once, and else to the process that has the slot (`forwarding`).
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -16,8 +16,8 @@ use crate::management::is_management;
 
 static COLOCATED: RwLock<Vec<Weak<Device>>> = RwLock::new(Vec::new());
 
-/// In a forked child: the parent's device takes no packets that are meant for the child's. Nobody has the list at that moment, which
-/// is read by those who receive and changed by those who open devices.
+/// In a forked child: the parent's device takes no packets that are meant for the child's. No thread has the list
+/// during a fork: receiving threads read it, and threads that open devices change it.
 pub(crate) fn remove(device: &Arc<Device>) {
     COLOCATED.write().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(device)));
 }
@@ -31,7 +31,7 @@ fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
 }
 
 impl Device {
-    /// Takes packets from the host's other devices that have joined, and passes on what is theirs.
+    /// Takes packets from the host's other devices that have joined, and forwards theirs.
     pub fn join_colocated(self: &Arc<Self>) {
         self.sibling.store(true, Ordering::SeqCst);
         self.open_passing();
@@ -45,15 +45,15 @@ impl Device {
         self.sibling.load(Ordering::Relaxed)
     }
 
-    /// Passes a packet on to whoever has its queue pair. False if nobody of this process has, and other processes are not
-    /// this one's to serve.
+    /// Forwards a packet to the device that has its queue pair. False if no device of this process has it, and this
+    /// device does not forward to other processes.
     #[cold]
     pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8]) -> bool {
         let slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
         if slot == u32::from(self.port.slot()) {
             return false;
         }
-        // A management datagram's handler wants no locks held, as there are here.
+        // Not here: the handler of a management datagram is called without locks.
         let sibling = match is_management(packet.bth.qpn) {
             true => None,
             false => find(slot, meta.destination.to_canonical()),
@@ -64,7 +64,7 @@ impl Device {
         }
     }
 
-    /// Handles a packet that another device has received. Its answer leaves with this device's next look.
+    /// Handles a packet that another device has received. The response leaves with this device's next pass.
     pub(crate) fn take_passed_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let Some(qp) = self.query_qp_by_number(packet.bth.qpn) else { return false };
         let mut core = qp.lock();

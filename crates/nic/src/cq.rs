@@ -16,14 +16,14 @@ use crate::error::Error;
 use crate::events::EventAccount;
 use crate::limits::Life;
 
-/// What a completion queue is created with.
+/// Parameters of a new completion queue.
 #[derive(Clone)]
 pub struct CqInit {
     /// Entries that it must hold, at least 1.
     pub depth: u32,
-    /// Where its events go.
+    /// The channel of its events.
     pub channel: Option<Arc<CompChannel>>,
-    /// Whatever the creator wants to find again.
+    /// The creator's cookie.
     pub cookie: u64,
 }
 
@@ -34,9 +34,9 @@ pub struct Cq {
     channel: Option<Arc<CompChannel>>,
     cookie: u64,
     queue: BiasedMutex<Queue>,
-    /// Entries in the queue, for a look without the lock.
+    /// Entries in the queue, for a check without the lock.
     len: AtomicU32,
-    /// Whether there was no room for one. Changed under the lock.
+    /// Whether an entry did not fit. Changed under the lock.
     overrun: AtomicBool,
     pub(crate) life: Life,
     pub(crate) async_account: EventAccount,
@@ -45,11 +45,11 @@ pub struct Cq {
 
 struct Queue {
     entries: Entries,
-    /// When each entry came, if anybody wants to know.
+    /// When each entry was added, if times are kept.
     times: Option<VecDeque<Time>>,
     depth: u32,
     armed: Armed,
-    /// Of the entries, those that came before the last event.
+    /// Entries that were added before the last event.
     announced: usize,
 }
 
@@ -71,7 +71,7 @@ impl Armed {
     }
 }
 
-/// Entries that room is made for at once; more room comes with need.
+/// Entries that are allocated at first; more are allocated on demand.
 const INITIAL_ENTRIES: u32 = 256;
 
 impl Cq {
@@ -104,7 +104,7 @@ impl Cq {
         }))
     }
 
-    /// What the creator gave.
+    /// The creator's cookie.
     pub fn cookie(&self) -> u64 {
         self.cookie
     }
@@ -114,7 +114,7 @@ impl Cq {
         self.queue.lock().depth
     }
 
-    /// Where its events go.
+    /// The channel of its events.
     pub fn channel(&self) -> Option<&Arc<CompChannel>> {
         self.channel.as_ref()
     }
@@ -127,8 +127,8 @@ impl Cq {
         queue.times.get_or_insert_with(|| VecDeque::from(vec![now; waiting]));
     }
 
-    /// ReaderSlots up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When none are there,
-    /// the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
+    /// Passes up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When the queue
+    /// is empty, the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
     #[inline]
     pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         match self.poll_waiting(max, take) {
@@ -137,8 +137,8 @@ impl Cq {
         }
     }
 
-    /// The first half of [`Cq::poll`]: of entries that wait already. Who calls the halves one by one, each with a `take` of its own, has most
-    /// entries taken without a call.
+    /// The first half of [`Cq::poll`]: takes entries that wait already. In a caller that calls the halves one by one,
+    /// each with a `take` of its own, most entries are taken without a call.
     #[inline(always)]
     pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
         if self.is_empty() {
@@ -148,7 +148,7 @@ impl Cq {
         self.take_waiting(max, take)
     }
 
-    /// The second half, if the first one took nothing: makes progress if nothing waits.
+    /// The second half, if the first one took nothing: makes progress if the queue is empty.
     #[inline(never)]
     pub fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         let bypass = CompletionBypass { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
@@ -160,7 +160,7 @@ impl Cq {
             return if has_entries { self.take(max, take) } else { self.nothing_yet() };
         }
         caught.iter().for_each(&mut *take);
-        // What keeps the rest from being taken keeps the next poll from it as well.
+        // An error here recurs at the next poll.
         let rest = if has_entries && max > count { self.take(max - count, take).unwrap_or(0) } else { 0 };
         Ok(count + rest)
     }
@@ -180,7 +180,7 @@ impl Cq {
         self.taken(count)
     }
 
-    /// The same as [`Cq::poll`] without making progress: for a program that makes it in another way.
+    /// The same as [`Cq::poll`] without making progress: for a program that makes progress in another way.
     pub fn take(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
         self.taken(self.take_waiting(max, take))
     }
@@ -195,7 +195,7 @@ impl Cq {
         })
     }
 
-    /// Makes progress if no entries wait. Whether some do then.
+    /// Makes progress if the queue is empty. Returns whether it has entries then.
     #[inline]
     fn look(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
         let polls = self.device.note_poll();
@@ -205,18 +205,18 @@ impl Cq {
         !self.is_empty()
     }
 
-    /// What a poll brings that has taken so many.
+    /// The result of a poll that has taken so many.
     fn taken(&self, count: usize) -> Result<usize, Error> {
         if count == 0 { self.nothing() } else { Ok(count) }
     }
 
     fn nothing_yet(&self) -> Result<usize, Error> {
-        // The program will ask again at once.
+        // The program will poll again at once.
         std::hint::spin_loop();
         self.nothing()
     }
 
-    /// What a poll of an empty queue brings.
+    /// The result of a poll of an empty queue.
     fn nothing(&self) -> Result<usize, Error> {
         // Entries may have come meanwhile, before it overran.
         if self.overrun.load(Ordering::Acquire) && self.is_empty() { Err(Error::Overrun) } else { Ok(0) }
@@ -234,11 +234,12 @@ impl Cq {
         count
     }
 
-    /// Asks for one event at the next completion, or at the next one that is solicited or an error; at once, if such a one
-    /// waits and came after the last event. IBTA volume 1, 11.4.2.2, leaves those to the program, which is to look again after
-    /// asking; but UCX looks, asks and sleeps, because RNICs do tell. No more than that is told: perftest asks before it takes what
-    /// it was woken for, and then reads every event as an entry. Without a channel there is nobody to tell; as with other devices,
-    /// asking is no mistake then.
+    /// Arms the queue for one event at the next completion, or at the next one that is solicited or an error. The event
+    /// comes at once if such an entry waits and was added after the last event. IBTA volume 1, 11.4.2.2, leaves those
+    /// entries to the program, which is to poll again after arming; but UCX polls, arms and sleeps, because RNICs do
+    /// raise the event. Older entries raise none: perftest arms before it takes the entries that it was woken for, and
+    /// then reads every event as an entry. Without a channel this does nothing; as with other devices, it is no mistake
+    /// then.
     pub fn request_notify(&self, solicited_only: bool) -> Result<(), Error> {
         self.life.check()?;
         if self.channel.is_none() {
@@ -246,7 +247,7 @@ impl Cq {
         }
         let mut queue = self.queue.lock();
         let before = queue.armed;
-        // Asking for solicited events does not take back the wish for any event (IBTA volume 1, 11.4.2.2).
+        // Arming for solicited events does not disarm any event (IBTA volume 1, 11.4.2.2).
         let wish = match before != Armed::Any && solicited_only {
             true => Armed::Solicited,
             false => Armed::Any,
@@ -257,7 +258,7 @@ impl Cq {
         }
         queue.armed = wish;
         if before == Armed::No {
-            // Under the lock: the count is never less than there are.
+            // Under the lock: the count is never less than the number of armed queues.
             self.device.count_armed();
         }
         drop(queue);
@@ -267,7 +268,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Changes the number of entries that the queue holds; EINVAL when more than that wait.
+    /// Changes the number of entries that the queue holds; EINVAL when more entries wait.
     pub fn resize(&self, depth: u32) -> Result<u32, Error> {
         check_depth(&self.device, depth)?;
         let mut queue = self.queue.lock();
@@ -283,8 +284,7 @@ impl Cq {
         self.completion_account.acknowledge(count);
     }
 
-    /// Destroys the queue: EBUSY while queue pairs use it. Waits until every event that was handed out has been
-    /// acknowledged.
+    /// Destroys the queue: EBUSY while queue pairs use it. Waits until every delivered event is acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
         self.life.end()?;
         self.disarm(&mut self.queue.lock());
@@ -303,13 +303,14 @@ impl Cq {
         Arc::ptr_eq(&self.device, device)
     }
 
-    /// Whether no entry waits; a look without the lock.
+    /// Whether the queue is empty; takes no lock.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Adds an entry, and returns whether that made an event. When there is no room, the queue has overrun, and the device is told.
+    /// Adds an entry, and returns whether that raised an event. An entry that does not fit overruns the queue, which
+    /// the device is notified of.
     #[inline(always)]
     pub(crate) fn push(&self, wc: Wc) -> bool {
         let mut queue = self.queue.lock();
@@ -339,7 +340,7 @@ impl Cq {
         }
     }
 
-    /// One event for all that wait.
+    /// Raises one event for all entries in the queue.
     #[inline(never)]
     fn announce(&self, queue: &mut Queue) {
         self.disarm(queue);
@@ -349,13 +350,13 @@ impl Cq {
         }
     }
 
-    /// Forgets the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the
-    /// providers do).
+    /// Discards the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the providers
+    /// do).
     pub(crate) fn purge(&self, qpn: u32) {
         self.keep(|wc| wc.qpn != qpn);
     }
 
-    /// Forgets the completions of a shared receive queue of XRC that is destroyed.
+    /// Discards the completions of a shared receive queue of XRC that is destroyed.
     pub(crate) fn purge_receives_of(&self, srqn: u32) {
         self.keep(|wc| wc.srqn != srqn);
     }
@@ -395,10 +396,10 @@ fn forget_times(times: &mut VecDeque<Time>, count: usize) {
     times.drain(..count);
 }
 
-/// An answer, and the completion that it brings.
+/// A response, and the send completion that it brings.
 const CAUGHT_MAX: usize = 2;
 
-/// Somebody who polls an empty queue: the first completions that come may go to them without going through the queue.
+/// A poll of an empty queue: the first completions may go to it without going through the queue.
 pub(crate) struct CompletionBypass<'a> {
     cq: &'a Cq,
     room: usize,
@@ -406,8 +407,8 @@ pub(crate) struct CompletionBypass<'a> {
 }
 
 impl CompletionBypass<'_> {
-    /// Where the next completion of that queue goes, if it may go here: none waits in the queue, and nobody is to be told of it by an
-    /// event.
+    /// Where the next completion of that queue goes, if it may bypass the queue: the queue is empty, and no event is to
+    /// be raised.
     #[inline]
     pub fn room(&self, cq: &Cq) -> Option<RefMut<'_, SmallVec<[Wc; CAUGHT_MAX]>>> {
         let wcs = self.wcs.borrow_mut();
@@ -419,7 +420,7 @@ impl CompletionBypass<'_> {
         may.then_some(wcs)
     }
 
-    /// Whether it has any.
+    /// Whether completions have bypassed the queue.
     pub fn has_caught(&self) -> bool {
         !self.wcs.borrow().is_empty()
     }

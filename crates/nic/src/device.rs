@@ -36,24 +36,24 @@ use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
 use crate::xrc::XrcTable;
 
-/// What a device is opened with.
+/// Parameters of a device.
 pub struct DeviceConfig {
     /// Its place in a network.
     pub port: Box<dyn Port>,
-    /// Where the time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
-    /// Where queue pair numbers, keys and handles start.
+    /// The seed of queue pair numbers, keys and handles.
     pub seed: u64,
-    /// Whether a thread makes progress when nobody polls. Without it, [`Device::step`] is the caller's to call.
+    /// Whether a thread makes progress when the program does not poll. Without it the caller calls [`Device::step`].
     pub engine: bool,
     /// Whether the engine answers `terrace stat`.
     pub stat_socket: bool,
-    /// Whether peers on the same host are reached without packets where that is possible.
+    /// Whether same-host peers are reached without packets where that is possible.
     pub local: bool,
-    /// What the device promises.
+    /// The device's limits.
     pub limits: Limits,
-    /// A plan by which the device tells peers that receives are not there, and whose counts it reports. What strikes packets
-    /// is the port's own ([`terrace_fabric::fault::FaultyPort`]).
+    /// A fault plan by which the device withholds receives from peers, and whose counts it reports. Faults of packets
+    /// are the port's own ([`terrace_fabric::fault::FaultyPort`]).
     pub faults: Option<Arc<Faults>>,
 }
 
@@ -72,13 +72,13 @@ impl DeviceConfig {
         }
     }
 
-    /// A device that does nothing by itself, and the same for the same seed.
+    /// A device that does nothing by itself, and repeats its behaviour for the same seed.
     pub fn simulated(port: Box<dyn Port>, clock: Arc<ManualClock>, seed: u64) -> DeviceConfig {
         DeviceConfig { clock, seed, engine: false, stat_socket: false, ..DeviceConfig::new(port) }
     }
 }
 
-/// What `ibv_query_port` answers.
+/// The answer to `ibv_query_port`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
     /// Largest path MTU in bytes that Terrace can do.
@@ -95,10 +95,10 @@ pub struct PortAttributes {
     pub active: bool,
 }
 
-/// How many fruitless polls go by between two looks at the clock, which would cost a tenth of each.
+/// Fruitless polls between two reads of the clock, which would cost a tenth of each.
 const POLLS_PER_CLOCK: u32 = 8;
 
-/// How long a device that is closed waits for other processes of the host that are in the middle of accesses.
+/// How long closing a device waits for same-host peers in the middle of accesses.
 const READERS_AT_CLOSE: Duration = Duration::from_secs(1);
 
 /// A software RDMA NIC.
@@ -108,10 +108,10 @@ pub struct Device {
     pub(crate) memory: Registry,
     pub(crate) table: QpTable,
     pub(crate) xrc: XrcTable,
-    /// The right to receive: nobody ever waits for it but `fork` and the device's end.
+    /// The receive lock. Receive passes only try it; `fork`, the device's end and changes to the RX rings wait for it.
     pub(crate) rx: Arc<Mutex<Receiver>>,
-    /// Whether queue pairs held acknowledgements back after the last look, or were destroyed since; [`Receiver`] knows which may. Taken
-    /// back with the right to receive.
+    /// Whether queue pairs had ACKs deferred after the last pass, or were destroyed since; [`Receiver`] has their list.
+    /// Cleared under the receive lock.
     pub(crate) acks_held: AtomicBool,
     pub(crate) tx: TxPool,
     pub(crate) pending: Pending,
@@ -130,15 +130,15 @@ pub struct Device {
     limits: Limits,
     guid: u64,
     next_number: AtomicU32,
-    /// Whether it passes on what is for others, and takes what is passed on.
+    /// Whether it forwards packets of other devices, and takes forwarded packets.
     pub(crate) sibling: AtomicBool,
     pub(crate) forwarding: Forwarding,
-    /// Bit i: GID i, or one a multiple of 32 further, has been made to receive.
+    /// Bit i: GID i, or one a multiple of 32 further, is activated.
     activated: AtomicU32,
     closed: AtomicBool,
 }
 
-/// Completion queues that have overrun and whose queue pairs do not know yet.
+/// Overrun completion queues whose queue pairs have yet to be moved to the error state.
 #[derive(Default)]
 pub(crate) struct Overrun {
     pub list: Mutex<Vec<Arc<Cq>>>,
@@ -151,7 +151,7 @@ pub(crate) struct NicCounters {
     pub malformed: AtomicU64,
     pub unknown_qp: AtomicU64,
     pub wrong_partition: AtomicU64,
-    /// Not dropped: passed on to other processes.
+    /// Not dropped: forwarded to other processes.
     pub passed_on: AtomicU64,
 }
 
@@ -204,8 +204,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Closes the device: the engine stops, queue pairs fall silent, waiting `get` calls fail. Objects that were not
-    /// destroyed may still be. Closing twice does nothing.
+    /// Closes the device: the engine stops, queue pairs fall silent, waiting `get` calls fail. Objects that still exist
+    /// may be destroyed afterwards. Closing twice does nothing.
     pub fn close(&self) {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
@@ -219,7 +219,7 @@ impl Device {
             self.table.remove(qp.qpn());
             qp.silence();
         }
-        // What refers to queue pairs would keep them, and through them the device and its sockets, for ever.
+        // References to queue pairs would keep these, and through them the device and its sockets, for ever.
         self.timers.clear();
         self.pending.clear();
         self.rx.lock().clear();
@@ -230,8 +230,8 @@ impl Device {
         self.events.close();
     }
 
-    /// Other processes of the host see none of its queue pairs any more, and have come to the end of their accesses, unless they take
-    /// too long.
+    /// Withdraws all queue pairs from same-host peers, and waits until these have finished their accesses, unless they
+    /// take too long.
     fn withdraw_all(&self) {
         let qps = self.table.all();
         let hidden: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
@@ -245,12 +245,12 @@ impl Device {
         }
     }
 
-    /// What the device promises.
+    /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The plan in force, if there is one.
+    /// The fault plan in force, if there is one.
     pub fn faults(&self) -> Option<&Arc<Faults>> {
         self.faults.as_ref()
     }
@@ -260,12 +260,12 @@ impl Device {
         self.guid
     }
 
-    /// The process's place among those of this address: in the upper bits of the numbers of its queue pairs.
+    /// The process's instance index at this address: the upper bits of the numbers of its queue pairs.
     pub fn slot(&self) -> u8 {
         self.port.slot()
     }
 
-    /// What the port can do.
+    /// The port's attributes.
     pub fn port_attributes(&self) -> PortAttributes {
         PortAttributes {
             max_mtu: 4096,
@@ -282,7 +282,7 @@ impl Device {
         self.port.gids()
     }
 
-    /// Whoever makes progress on this device looks after the callback as well, from now on until the device is closed.
+    /// Has the callback called by the thread that makes progress on this device, until the device is closed.
     pub fn attach(&self, callback: Arc<dyn ProgressCallback>) {
         self.callbacks.attach(callback);
         // The engine may sleep without its descriptor.
@@ -307,8 +307,8 @@ impl Device {
         Cq::new(self, init)
     }
 
-    /// The way to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other
-    /// than 1, a source index without a GID, or a destination of another family than the source.
+    /// The path to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other than
+    /// 1, a source index without a GID, or a destination of another family than the source.
     pub fn resolve(&self, av: &AddressVector, dest_qpn: u32) -> Result<Path, Error> {
         address::resolve(self.gids(), av, dest_qpn)
     }
@@ -329,13 +329,13 @@ impl Device {
         self.advance(Some(self.clock.now()), None, || AckPolicy::Now)
     }
 
-    /// Sends what was held back, and receives nothing: for a process that ends. In a forked child that has not used
+    /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
     /// the device all of that is the parent's.
     pub fn send_held_back(&self) {
         if !self.engine.is_missing() && self.has_waiting() {
             let mut unit = self.tx.take();
             self.pending.take_into(&mut unit.work, None);
-            // Whoever is receiving just now sends what it finds held back.
+            // Otherwise the thread that is receiving sends the deferred ACKs.
             if let Some(mut rx) = self.rx.try_lock() {
                 self.release_acks(&mut rx, &mut unit.work);
             }
@@ -348,26 +348,26 @@ impl Device {
         self.table.read().get(qpn).cloned()
     }
 
-    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings
-    /// something, the program is likely to post next, and acknowledgements wait for that to travel along.
+    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings something,
+    /// the program is likely to post next, and ACKs wait to leave with that.
     pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
         let active = self.advance(now, bypass, || {
             let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_caught);
             if is_in_vain || !self.engine.looks_after_held_acks() { AckPolicy::Now } else { AckPolicy::Hold }
         });
-        // The engine may have stopped looking after them just then.
+        // The engine may have left standby just then.
         if active && !self.engine.looks_after_held_acks() && self.has_waiting() {
             self.engine.wake();
         }
     }
 
-    /// The time by the device's clock, which completion times are of.
+    /// The time by the device's clock, in which completion times are given.
     pub fn now(&self) -> Time {
         self.clock.now()
     }
 
-    /// Makes packets arrive that come to that GID. Those of the first one always do.
+    /// Activates a GID: the device receives packets to it. The first GID is always active.
     pub(crate) fn activate_gid(&self, gid_index: u8) {
         if gid_index > 0 {
             self.port.activate(gid_index);
@@ -379,7 +379,7 @@ impl Device {
         }
     }
 
-    /// Makes packets arrive that come to any GID: nobody knows which of them a datagram's sender uses.
+    /// Activates all GIDs: a datagram's sender may use any of them.
     pub(crate) fn activate_all_gids(&self) {
         (0u8..).zip(self.gids()).for_each(|(gid_index, _)| self.activate_gid(gid_index));
     }
@@ -389,20 +389,20 @@ impl Device {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Has the callbacks called soon: one of them has been given something to do by a thread that makes no progress.
-    /// Takes no lock that is held while callbacks or pagers are called.
+    /// Has the callbacks called soon: a thread that makes no progress has given one of them something to do. Takes no
+    /// lock that is held while callbacks or pagers are called.
     pub fn request_callbacks(&self) {
         self.callbacks.ask();
         self.engine.wake_by(Time(0));
     }
 
-    /// A queue pair wants to be looked at, because of something that did not come from the network: from any thread,
-    /// whatever locks it holds.
+    /// Schedules a queue pair for the next pass, because of something that did not come from the network. Any thread
+    /// may call this, whatever locks it holds.
     pub(crate) fn look_at(&self, qp: &Arc<QueuePair>) {
         self.pending.add(qp);
         self.engine.wake_by(Time(0));
         if self.is_closed() {
-            // It would keep the device for ever.
+            // The list would keep the device for ever.
             self.pending.clear();
         }
     }

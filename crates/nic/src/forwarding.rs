@@ -1,8 +1,9 @@
-//! What has come to an address's standard port and is for another process of the host.
+//! Forwarding: packets that arrive at an address's standard port and are for another process of the host.
 //!
-//! A peer that knows nothing of slots sends everything to UDP port 4791: the port of slot 0. The process that has that slot of an
-//! address passes on what is for the other slots of it, by the upper bits of the queue pair number; management datagrams, which
-//! all of them get at number 1, are passed on by the handler that reads them ([`Device::pass_on_management`]).
+//! A peer that knows nothing of instances (slots) sends everything to UDP port 4791: the port of slot 0. The process
+//! with slot 0 of an address forwards packets for the other slots, by the upper bits of the queue pair number.
+//! Management datagrams, which all slots get at number 1, are forwarded by the handler that reads them
+//! ([`Device::pass_on_management`]).
 //!
 //! ```text
 //!   peer, anywhere --- packet for slot 3 ---> A:4791  process with slot 0
@@ -11,9 +12,10 @@
 //!                              terrace/passing/A:4794  process with slot 3 --- answers --> peer
 //! ```
 //!
-//! Any user may have the standard port, and may say of any packet that it came from any peer. So a process takes packets on that socket from
-//! processes of its own user and of root only, as the kernel names them, and what comes to a UDP port is never taken for passed on. A
-//! process that does not read loses what its socket has no room for, as it loses what its UDP socket has no room for.
+//! Any user may have the standard port, and may claim any source for any packet. So a process takes forwarded packets
+//! on that socket only from processes of its own user and of root, as the kernel names them, and what comes to a UDP
+//! port is never taken for forwarded. A process that does not read loses what does not fit into its socket, as it does
+//! with its UDP socket.
 //!
 //! The process with slot 0 listens at its first address, and at others as far as it needs them itself; a process with another
 //! slot that uses such an address asks it to listen there, too.
@@ -38,28 +40,28 @@ use crate::error::Error;
 use crate::management::{self, is_management};
 use crate::unix_socket::{self, Spare, unwatch, watch};
 
-/// What the sockets are for.
+/// The service that the sockets are named after.
 const SERVICE: &str = "passing";
 
-/// In front of what is passed on: what it is, the traffic class, and the source's port and address.
+/// In front of a forwarded packet: its kind, the traffic class, and the source's port and address.
 const PREFIX_BYTES: usize = 20;
 
 /// Longest message in bytes: more than any packet.
 const MESSAGE_BYTES_MAX: usize = 8192;
 
-/// Most processes that pass something on to this one at a time: the one with slot 0, and at times one that has had it before.
+/// Processes that forward to this one at a time at most: the one with slot 0, and at times one that has had it before.
 const SENDERS_MAX: usize = 16;
 
-/// How many messages of one sender are taken at a time.
+/// Messages of one sender that are taken at a time.
 const MESSAGES_AT_A_TIME: usize = 64;
 
 const A_PACKET: u8 = 1;
 const LISTEN_EVERYWHERE: u8 = 2;
 
-/// A device's ends of such sockets.
+/// A device's forwarding sockets.
 #[derive(Default)]
 pub(crate) struct Forwarding {
-    /// Where others pass on to this device, from when it has joined them.
+    /// Where others forward to this device, once it has joined them.
     inbound: Arc<Mutex<Option<Arc<Inbound>>>>,
     /// To others, by their address and UDP port.
     outbound: Arc<Mutex<Outbound>>,
@@ -67,14 +69,14 @@ pub(crate) struct Forwarding {
 
 type Outbound = HashMap<SocketAddr, OwnedFd>;
 
-/// Both of them, while the process forks.
+/// The locked sockets, while the process forks.
 pub(crate) struct Held {
     inbound: ArcMutexGuard<Option<Arc<Inbound>>>,
     outbound: ArcMutexGuard<Outbound>,
 }
 
 impl Held {
-    /// In the child: they are the parent's.
+    /// In the child: the sockets are the parent's.
     pub fn forget(&mut self) {
         *self.inbound = None;
         self.outbound.clear();
@@ -82,23 +84,23 @@ impl Held {
 }
 
 impl Forwarding {
-    /// Where others pass on to this device.
+    /// Where others forward to this device.
     pub fn inbound(&self) -> Option<Arc<Inbound>> {
         self.inbound.lock().clone()
     }
 
-    /// Nothing is passed on in either direction any more.
+    /// Ends forwarding in both directions.
     pub fn close(&self) {
         *self.inbound.lock() = None;
         self.outbound.lock().clear();
     }
 
-    /// Keeps them from others while the process forks.
+    /// Locks the sockets while the process forks.
     pub fn hold(&self) -> Held {
         Held { inbound: self.inbound.lock_arc(), outbound: self.outbound.lock_arc() }
     }
 
-    /// ReaderSlots a message to the process that has that address and UDP port. False if it is lost.
+    /// Sends a message to the process that has that address and UDP port. False if it is lost.
     fn send(&self, to: SocketAddr, prefix: &[u8; PREFIX_BYTES], bytes: &[u8]) -> bool {
         let mut outbound = self.outbound.lock();
         // Twice: another process may have the port by now.
@@ -129,9 +131,9 @@ fn connect(to: SocketAddr) -> Option<OwnedFd> {
     (peer.uid == own || own.is_root()).then_some(socket)
 }
 
-/// Where others pass on to a device.
+/// Where others forward to a device.
 pub(crate) struct Inbound {
-    /// Readable when one of the others is.
+    /// Readable when a listener or a sender is.
     waits: OwnedFd,
     /// One for each of the device's addresses.
     listeners: Vec<OwnedFd>,
@@ -139,10 +141,10 @@ pub(crate) struct Inbound {
     senders: Mutex<Vec<Sender>>,
 }
 
-/// A process that passes on to this one.
+/// A process that forwards to this one.
 struct Sender {
     socket: OwnedFd,
-    /// The address that it is for.
+    /// The GID that its packets came to.
     gid_index: u8,
 }
 
@@ -164,7 +166,7 @@ impl Inbound {
         self.waits.as_fd()
     }
 
-    /// Takes what has been passed on, and new connections. Waits for nothing.
+    /// Takes forwarded messages and new connections. Does not block.
     pub fn serve(&self, device: &Device) {
         let mut events =
             [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }];
@@ -191,19 +193,19 @@ impl Inbound {
             stays
         });
         drop(senders);
-        // Their handlers want no locks held.
+        // The handlers are called without locks.
         device.management.deliver();
     }
 }
 
-/// Whether it may say where packets came from: a process of the same user, or of root.
+/// Whether the process at the other end may say where packets came from: it is of the same user, or of root.
 fn is_believed(socket: &OwnedFd) -> bool {
     unix_socket::peer_of(socket)
         .is_some_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
 }
 
 impl Sender {
-    /// False when it has gone.
+    /// False when the sender has gone.
     fn take_messages(&self, device: &Device, message: &mut [u8]) -> bool {
         for _ in 0..MESSAGES_AT_A_TIME {
             match recv(&self.socket, &mut *message, RecvFlags::DONTWAIT) {
@@ -217,12 +219,12 @@ impl Sender {
 }
 
 impl Device {
-    /// Opens the sockets by which others pass on to this device. Without them it gets what comes to its own port.
+    /// Opens the sockets by which others forward to this device. Without them it gets only what comes to its own port.
     pub(crate) fn open_passing(&self) {
         match Inbound::open(self) {
             Ok(inbound) => {
                 *self.forwarding.inbound.lock() = Some(Arc::new(inbound));
-                // It sleeps on them from now on.
+                // The engine sleeps on them from now on.
                 self.engine.wake();
             }
             Err(error) => {
@@ -231,17 +233,18 @@ impl Device {
         }
     }
 
-    /// Whether this is the one that passes on what is for others.
+    /// Whether this device forwards packets of other slots.
     fn is_in_front(&self) -> bool {
         self.port.slot() == 0 && self.is_sibling()
     }
 
-    /// Whether a number is another slot's, and this is the one to pass on what is for it.
+    /// Whether a number is another slot's, and this device forwards to that slot.
     pub(crate) fn is_for_other_slot(&self, qpn: u32) -> bool {
         qpn >> QPN_SLOT_SHIFT != 0 && self.is_in_front()
     }
 
-    /// Passes a packet on to the process that has its queue pair number's slot. False if that is not for this one to do.
+    /// Forwards a packet to the process that has its queue pair number's slot. False if this device does not forward to
+    /// it.
     #[cold]
     pub(crate) fn pass_on_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32) -> bool {
         let slot = (qpn >> QPN_SLOT_SHIFT) as u8;
@@ -249,13 +252,13 @@ impl Device {
             return false;
         }
         self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
-        // What the process does not take now is lost, as it is in any network.
+        // A packet that the process does not take now is lost, as in any network.
         self.send_to_slot(A_PACKET, slot, meta, bytes);
         true
     }
 
-    /// Passes a management datagram on to the process with that slot, as if it had come there: for handlers that read such
-    /// datagrams and find that they are for somebody else. False if that is not for this device to do.
+    /// Forwards a management datagram to the process with that slot, as if it had come there: for handlers that read
+    /// such datagrams and find that they are for another process. False if this device does not forward to it.
     ///
     /// # Errors
     /// Those of [`Device::send_management`].
@@ -309,7 +312,7 @@ impl Device {
         }
     }
 
-    /// Takes a message of a process that is believed. Whatever the bytes say, the worst that comes of them is a counter.
+    /// Takes a message of a trusted process. No bytes do harm: a bad message at worst increments a counter.
     fn take_message_of_front(&self, message: &[u8], gid_index: u8) {
         let Some((prefix, bytes)) = message.split_first_chunk::<PREFIX_BYTES>() else { return };
         let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;

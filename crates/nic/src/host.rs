@@ -1,4 +1,4 @@
-//! What a queue pair sees of the device around it: memory through its own protection domain, and shared receives.
+//! The transport's host: memory through the queue pair's protection domain, and shared receives.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::device::Device;
 use crate::qp::QueuePair;
 use crate::srq::Srq;
 
-/// The regions of which a queue pair's peer gets patterns in place of absent memory.
+/// The regions of which a queue pair's peer gets signature pages in place of absent memory.
 #[derive(Debug, Default)]
 pub(crate) struct MagicKeys {
-    /// Whether there are any, for a look without the lock.
+    /// Whether there are any, for a check without the lock.
     any: AtomicBool,
     keys: RwLock<SmallVec<[u32; 4]>>,
 }
@@ -32,14 +32,14 @@ impl MagicKeys {
         self.any.load(Ordering::Relaxed) && self.keys.read().contains(&rkey)
     }
 
-    /// Takes all away.
+    /// Removes all regions.
     pub fn clear(&self) {
         let mut keys = self.keys.write();
         keys.clear();
         self.any.store(false, Ordering::Relaxed);
     }
 
-    /// Adds a region, or takes it away.
+    /// Adds a region, or removes it.
     pub fn set(&self, rkey: u32, absence: Absence) {
         let mut keys = self.keys.write();
         keys.retain(|key| *key != rkey);
@@ -50,7 +50,7 @@ impl MagicKeys {
     }
 }
 
-/// Where a queue pair's receives come from.
+/// The source of a queue pair's receives.
 pub(crate) enum Receives<'a> {
     /// Its own queue.
     Own,
@@ -65,7 +65,7 @@ pub(crate) enum Receives<'a> {
 pub(crate) struct LastKeys {
     /// Of send work requests.
     pub sent: KeyMemo,
-    /// Of what data arrives for.
+    /// Of memory that data arrives for.
     pub received: KeyMemo,
 }
 
@@ -75,11 +75,12 @@ pub(crate) struct QpHost<'a> {
     pub device: &'a Device,
     pub pd: u32,
     pub receives: Receives<'a>,
-    /// What of the queue pair is booked as in flight.
+    /// Bytes of the queue pair that count as in flight.
     pub booked_bytes: u64,
-    /// Whether it is its turn to send although others wait.
+    /// Whether it has a grant to send although others wait.
     pub has_turn: bool,
-    /// Whether its packets go through a ring, which loses none: what is in flight there takes no room of any receive buffer.
+    /// Whether its packets go through a ring, which loses none: what is in flight there takes no space of any receive
+    /// buffer.
     pub has_ring: bool,
 }
 
@@ -88,7 +89,7 @@ impl QpHost<'_> {
         Accessor::local(self.pd, self.qp.qpn())
     }
 
-    /// The accessor of receives: one of a shared receive queue has that queue's protection domain.
+    /// The accessor of receives: those of a shared receive queue are in that queue's protection domain.
     fn receiver(&self) -> Accessor {
         match &self.receives {
             Receives::Shared(srq) => Accessor::local(srq.pd().handle(), self.qp.qpn()),
@@ -114,7 +115,8 @@ impl QpHost<'_> {
         Accessor::remote(self.pd, self.qp.qpn()).with_absence(absence)
     }
 
-    /// What a pager carries out, as the transport wants to see it. The pager's device has something to do now.
+    /// A pager's transfer as the transport's deferred operation. Requests the callbacks: the pager's device has work
+    /// now.
     fn deferred(
         &self,
         transfer: Result<Arc<dyn Transfer>, AccessError>,
@@ -353,7 +355,7 @@ fn local_error(error: AccessError) -> LocalError {
     LocalError::Protection
 }
 
-/// Which answer a peer gets (IBTA volume 1, table 59: remote access error for keys, ranges and permissions).
+/// The error that a peer gets (IBTA volume 1, table 59: remote access error for keys, ranges and permissions).
 fn remote_error(error: AccessError) -> RemoteError {
     match error {
         AccessError::NotReady => return RemoteError::NotReady,

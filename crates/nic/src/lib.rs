@@ -3,19 +3,19 @@
 //! | module | holds |
 //! |---|---|
 //! | `device` | the device, and what belongs to all of its objects |
-//! | `datapath` | what it does with packets, work requests and the time: pure, the time comes in |
+//! | `datapath` | packets, work requests and timers: pure, the time is passed in |
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
 //! | `buffer` | registered memory for callers without unsafe code |
 //! | `xrc` | XRC domains, and what is in them |
-//! | `host` | what a queue pair's transport sees of memory |
-//! | `local` | peers on the same host, reached without packets |
-//! | `progress_callback` | what makes progress together with the device |
+//! | `host` | memory and shared receives as a queue pair's transport sees them |
+//! | `local` | same-host peers, reached without packets |
+//! | `progress_callback` | callbacks that make progress together with the device |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
 //! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
-//! | `limits`, `error` | what the device promises; why it refuses |
-//! | `setup`, `stat`, `clock` | opening a port; counters for people; time |
+//! | `limits`, `error` | limits and quotas; why a verb was refused |
+//! | `setup`, `stat`, `clock` | opening a port; statistics; time |
 //!
 //! Objects are reference-counted, but ending them is explicit and follows the rules of libibverbs: an object that
 //! others refer to is busy. [`Device`] says how a simulation drives it without threads ([`Device::step`]).

@@ -1,4 +1,4 @@
-//! Management datagrams: how NICs tell each other what verbs have no words for. They go from queue pair 1 to queue pair 1,
+//! Management datagrams: messages between devices for which verbs have none. They go from queue pair 1 to queue pair 1,
 //! which every device has and no program sees, with the Q_Key that InfiniBand gives it (IBTA volume 1, 10.2.5).
 
 use std::collections::VecDeque;
@@ -23,21 +23,21 @@ use crate::error::Error;
 /// Longest payload of a management datagram in bytes.
 pub const MANAGEMENT_BYTES_MAX: usize = 256;
 
-/// Index of the management queue pair, within its process's slot.
+/// Index of the management queue pair, within its process's instance.
 const MANAGEMENT_INDEX: u32 = 1;
 pub(crate) const INDEX_MASK: u32 = (1 << QPN_SLOT_SHIFT) - 1;
 pub(crate) const MANAGEMENT_QKEY: u32 = 0x8001_0000;
 const FULL_MEMBER_OF_DEFAULT_PARTITION: u16 = 0xffff;
 
-/// Datagrams are taken at a rate, and so many at once: a stranger must not keep the device busy with them.
+/// The accepted rate of datagrams and their burst: an unknown sender must not keep the device busy with them.
 #[derive(Clone, Copy)]
 struct Rate {
     interval_ns: u64,
     burst: u64,
 }
 
-/// How fast the datagrams of one kind are taken: those of one source, and twice as many of all. So one that floods the
-/// device leaves as much to the others as it gets.
+/// The accepted rates for datagrams of one kind: of one source, and twice that of all sources. So a source that floods
+/// the device leaves as much to the others as it gets.
 #[derive(Clone, Copy)]
 struct Rates {
     each: Rate,
@@ -49,38 +49,38 @@ const fn rates(interval_ns: u64, burst: u64) -> Rates {
     Rates { each, all: Rate { interval_ns: interval_ns / 2, burst: burst * 2 } }
 }
 
-/// For those of a class that has its own handler. Connections come many at a time when a program starts.
+/// For classes with a handler of their own. Connections come many at a time when a program starts.
 const OF_A_CLASS: Rates = rates(100_000, 1024);
-/// For the rest.
+/// For all other datagrams.
 const OTHERS: Rates = rates(500_000, 64);
 
-/// Sources are told apart by a hash of their address with a key that nobody knows: two may share an allowance by chance, and
-/// nobody can choose an address that shares another's.
+/// Sources are distinguished by a hash of their address with a secret key: two sources may share an allowance by
+/// chance, but no source can choose an address that shares another's.
 const SOURCES: usize = 256;
 
-/// Gets the datagrams that arrive: the way back to the sender, and the payload.
+/// Called with each datagram that arrives: the path back to the sender, and the payload.
 pub type ManagementHandler = Arc<dyn Fn(&Path, &[u8]) + Send + Sync>;
 
 /// The management queue pair of a device.
 pub(crate) struct Management {
-    /// What sources are hashed with.
+    /// The key of the hash of sources.
     key: u64,
     handlers: RwLock<Handlers>,
     inbox: Mutex<Inbox>,
-    /// Whether the inbox holds anything, for a look without the lock.
+    /// Whether the inbox holds anything, for a check without the lock.
     any: AtomicBool,
     next_psn: AtomicU32,
-    /// Datagrams that were delivered, and those that were malformed, nobody's or too many.
+    /// Datagrams that were delivered, and those that were malformed, without a handler or too many.
     pub received: AtomicU64,
     pub dropped: AtomicU64,
 }
 
-/// Who gets what.
+/// The handlers of datagrams.
 #[derive(Default)]
 struct Handlers {
-    /// Those of one class of datagrams.
+    /// Handlers of one class each.
     by_class: SmallVec<[(u8, ManagementHandler); 1]>,
-    /// Whoever gets the rest.
+    /// The handler of all other classes.
     rest: Option<ManagementHandler>,
 }
 
@@ -95,7 +95,7 @@ impl Handlers {
         self.by_class.iter().find(|(taken, _)| Some(taken) == class).map(|(_, handler)| handler)
     }
 
-    /// How fast such datagrams are taken, and which of the allowances that is; `None` if nobody wants them.
+    /// The accepted rates of such datagrams, and the index of their allowance; `None` without a handler.
     fn rates(&self, payload: &[u8]) -> Option<(usize, Rates)> {
         match self.of_class(payload) {
             Some(_) => Some((0, OF_A_CLASS)),
@@ -110,7 +110,7 @@ struct Inbox {
     allowances: [Allowance; 2],
 }
 
-/// When each allowance of datagrams would be whole again if no more came.
+/// When each allowance will be whole again if no more datagrams come.
 struct Allowance {
     all: Time,
     each: [Time; SOURCES],
@@ -145,7 +145,7 @@ pub(crate) fn is_management(qpn: u32) -> bool {
 }
 
 impl Management {
-    /// Without handlers. Sources are told apart with the help of `key`, a secret.
+    /// Without handlers. `key`, a secret, goes into the hash of sources.
     pub fn new(key: u64) -> Management {
         Management {
             key,
@@ -158,7 +158,7 @@ impl Management {
         }
     }
 
-    /// Takes a packet to the management queue pair, to be delivered when no locks are held.
+    /// Takes a packet to the management queue pair, for delivery when no locks are held.
     #[cold]
     pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
         let taken = sender(slot, packet).is_some_and(|source_qpn| {
@@ -180,7 +180,7 @@ impl Management {
         true
     }
 
-    /// Which allowance an address has. Whoever has one address of an IPv6 link has them all.
+    /// The index of an address's allowance. A host may use any IPv6 address of its link's prefix.
     fn source(&self, address: IpAddr) -> usize {
         let mut hasher = DefaultHasher::new();
         self.key.hash(&mut hasher);
@@ -204,7 +204,7 @@ impl Management {
         self.any.store(false, Ordering::Release);
         let waiting = std::mem::take(&mut self.inbox.lock().waiting);
         for (path, payload) in &waiting {
-            // Without the lock: a handler may be about to let itself be replaced.
+            // Without the lock: a handler may have itself replaced.
             let handler = self.handlers.read().of(payload).cloned();
             if let Some(handler) = handler {
                 handler(path, payload);
@@ -212,7 +212,7 @@ impl Management {
         }
     }
 
-    /// Lets the handlers go, when the device closes.
+    /// Drops the handlers, when the device closes.
     pub fn clear(&self) {
         let handlers = std::mem::take(&mut *self.handlers.write());
         drop(handlers);
@@ -220,30 +220,31 @@ impl Management {
 }
 
 impl Device {
-    /// Who gets the management datagrams that arrive; without anybody they are dropped. The handler is called by whoever
-    /// makes progress, without locks of the device held; what takes long belongs elsewhere. Those who address one of the
-    /// device's other GIDs than the first are heard while a queue pair uses that GID.
+    /// Sets the handler of management datagrams; without a handler they are dropped. The thread that makes progress
+    /// calls it, without locks of the device held; what takes long belongs elsewhere. Datagrams to another GID than the
+    /// device's first are received while a queue pair uses that GID.
     pub fn on_management(&self, handler: ManagementHandler) {
         self.management.handlers.write().rest = Some(handler);
     }
 
-    /// Who gets those of a class (IBTA volume 1, 13.4.4), instead of the one that gets the rest.
+    /// Sets the handler of one class (IBTA volume 1, 13.4.4), in place of the handler of all other classes.
     pub fn on_management_class(&self, class: u8, handler: ManagementHandler) {
         let mut handlers = self.management.handlers.write();
         handlers.by_class.retain(|(taken, _)| *taken != class);
         handlers.by_class.push((class, handler));
     }
 
-    /// Hears management datagrams at every GID of the device from now on: peers that connect by address may use any of them.
+    /// Receives management datagrams at every GID of the device from now on: peers that connect by address may use any
+    /// of them.
     pub fn hear_at_all_gids(&self) {
         self.activate_all_gids();
     }
 
-    /// Sends a management datagram to the device whose slot's port the path names. It may get lost.
+    /// Sends a management datagram to the device whose instance's port the path names. It may get lost.
     ///
     /// # Errors
-    /// EINVAL for more than [`MANAGEMENT_BYTES_MAX`] or no bytes, or a path to no slot's port; ENODEV when the device is
-    /// closed.
+    /// EINVAL for more than [`MANAGEMENT_BYTES_MAX`] or no bytes, or a path to no instance's port; ENODEV when the
+    /// device is closed.
     pub fn send_management(&self, path: &Path, payload: &[u8]) -> Result<(), Error> {
         self.check_open()?;
         let slot = slot_of(path.remote.port())?;
@@ -256,7 +257,8 @@ impl Device {
         Ok(())
     }
 
-    /// Sends a management datagram from a port of its own, to hear if nobody has the receiver's. Answers come to the device.
+    /// Sends a management datagram from a port of its own, to detect that the receiver's port is closed. Answers come
+    /// to the device.
     ///
     /// # Errors
     /// As for [`Device::send_management`]; the system's.
@@ -273,12 +275,12 @@ impl Device {
     }
 }
 
-/// The slot that a UDP port belongs to.
+/// The instance that a UDP port belongs to.
 pub(crate) fn slot_of(port: u16) -> Result<u8, Error> {
     u8::try_from(port.wrapping_sub(ROCE_PORT)).map_err(|_| Error::Invalid("a path to no device's port"))
 }
 
-/// Writes a management datagram to the first of two slots, from the second.
+/// Writes a management datagram to the first of two instances, from the second.
 pub(crate) fn write(
     tx: &mut TxBatch,
     path: &Path,
@@ -319,7 +321,7 @@ pub(crate) fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -
     (bth, Extensions { deth: Some(deth), ..Extensions::default() })
 }
 
-/// The number of the sender's management queue pair, if the packet is a management datagram to this slot.
+/// The number of the sender's management queue pair, if the packet is a management datagram to this instance.
 fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
     let to_slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
     let deth = packet.ext.deth.filter(|_| packet.bth.opcode == Opcode::UdSendOnly)?;
@@ -330,7 +332,7 @@ fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
     good.then_some(deth.source_qpn)
 }
 
-/// The way back to the sender's slot.
+/// The path back to the sender's instance.
 fn way_back(meta: &RxMeta, source_qpn: u32) -> Path {
     let mut remote = meta.source;
     if let canonical @ IpAddr::V4(_) = remote.ip().to_canonical() {

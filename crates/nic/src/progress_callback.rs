@@ -1,4 +1,4 @@
-//! What makes progress together with the device: IO behind paged regions, protocols above queue pairs.
+//! Callbacks that make progress together with the device: IO behind paged regions, protocols above queue pairs.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,12 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use terrace_sync::{ArcRwLockWriteGuard, RwLock};
 
-/// Something that wants to be looked after by whoever makes progress on a device: the thread that polls a completion
-/// queue, or the engine.
+/// Called by the thread that makes progress on a device: the thread that polls a completion queue, or the engine.
 pub trait ProgressCallback: Send + Sync {
-    /// Submits what was asked for, takes what has finished, and tells whoever waits for it. Returns whether there was
-    /// anything to do. Never blocks. Called by one thread at a time and without locks of the device held, so it may call
-    /// verbs; it is not called again by those while it runs.
+    /// Submits requested work, takes finished work, and notifies its waiters. Returns whether there was anything to do.
+    /// Never blocks. Called by one thread at a time and without locks of the device held, so it may call verbs; these
+    /// do not call it again while it runs.
     fn advance(&self) -> bool;
 
     /// Readable while [`ProgressCallback::advance`] would find something finished: the engine sleeps on it.
@@ -20,30 +19,30 @@ pub trait ProgressCallback: Send + Sync {
         None
     }
 
-    /// What `terrace stat` shows of it, under a name.
+    /// Its statistics in `terrace stat`, under a name.
     fn report(&self) -> Option<(String, serde_json::Value)> {
         None
     }
 }
 
-/// How often callbacks that ask for more are called before the network has its turn. Whoever makes progress comes back: what is
-/// asked for stays so.
+/// Rounds of calls at most before the network is polled again, while callbacks request more. A request stays until the
+/// next pass.
 const ROUNDS_MAX: usize = 4;
 
 type List = SmallVec<[Arc<dyn ProgressCallback>; 2]>;
 
-/// The list, while nobody may use it.
+/// The locked list.
 pub(crate) type Held = ArcRwLockWriteGuard<List>;
 
 /// The callbacks of a device.
 #[derive(Default)]
 pub(crate) struct ProgressCallbacks {
     list: Arc<RwLock<List>>,
-    /// Whether there are any, for a look without the lock.
+    /// Whether there are any, for a check without the lock.
     any: AtomicBool,
-    /// Whether one of them has been given something to do that it has not looked at.
+    /// Whether one of them has been given something to do since the last call.
     asked: AtomicBool,
-    /// Whether a thread is with them.
+    /// Whether a thread is calling them.
     busy: AtomicBool,
 }
 
@@ -53,19 +52,19 @@ impl ProgressCallbacks {
         self.any.store(true, Ordering::SeqCst);
     }
 
-    /// Lets them go, when the device closes.
+    /// Drops them, when the device closes.
     pub fn clear(&self) {
         self.any.store(false, Ordering::SeqCst);
         let list = std::mem::take(&mut *self.list.write());
         drop(list);
     }
 
-    /// Keeps the list still while the process forks.
+    /// Locks the list while the process forks.
     pub fn hold(&self) -> Held {
         self.list.write_arc()
     }
 
-    /// In a forked child: they are the parent's, and their end might wait for threads that the child does not have.
+    /// In a forked child: they are the parent's, and dropping them might wait for threads that the child does not have.
     pub fn forget(&self, held: &mut Held) {
         self.any.store(false, Ordering::SeqCst);
         self.busy.store(false, Ordering::SeqCst);
@@ -95,7 +94,7 @@ impl ProgressCallbacks {
         }
     }
 
-    /// Calls each of them, unless somebody else does. Returns whether there was anything to do.
+    /// Calls each of them, unless another thread does. Returns whether there was anything to do.
     #[inline]
     pub fn advance(&self) -> bool {
         self.any.load(Ordering::Relaxed) && self.call()
@@ -104,7 +103,7 @@ impl ProgressCallbacks {
     fn call(&self) -> bool {
         let mut active = false;
         for _ in 0..ROUNDS_MAX {
-            // Whoever asks and then finds somebody else here, relies on that one to look again.
+            // A thread that requests a call and finds another thread here relies on that thread to check again.
             if self.busy.swap(true, Ordering::SeqCst) {
                 break;
             }

@@ -1,4 +1,4 @@
-//! From what a person asked for to an open port.
+//! Opens a port from the user's configuration.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,33 +14,33 @@ use terrace_faults::{FaultPlanError, Faults};
 use crate::device::DeviceConfig;
 use crate::error::Error;
 
-/// How to open the device's port. UDP sockets are wrapped by the capture, if there is one, and that by the fault plan: so
-/// the capture shows what goes over the wire.
+/// How to open the device's port. A capture wraps the UDP sockets, and a fault plan wraps the capture: so the capture
+/// shows what goes over the wire.
 #[derive(Clone, Debug, Default)]
 pub struct PortConfig {
     /// The local address; `None` chooses.
     pub address: Option<IpAddr>,
     /// The largest path MTU in bytes; `None` takes what fits.
     pub mtu: Option<u32>,
-    /// The slot; `None` takes the first that is free.
+    /// The slot (instance index); `None` takes the first that is free.
     pub slot: Option<u8>,
     /// A file with faults to inject.
     pub fault_plan: Option<PathBuf>,
     /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
     pub pcap: Option<PathBuf>,
-    /// The ways to peers on the same host.
+    /// The path to same-host peers.
     pub path: PathChoice,
 }
 
-/// By which way peers on the same host are reached.
+/// The path by which same-host peers are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathChoice {
-    /// Without packets where that is possible; by packets only if they are to be captured or disturbed.
+    /// Without packets where that is possible; by packets only if there is a capture or a fault plan.
     #[default]
     Auto,
     /// By packets only.
     Udp,
-    /// Without packets where that is possible, whatever else was asked for.
+    /// Without packets where that is possible, whatever else is configured.
     Local,
 }
 
@@ -67,10 +67,10 @@ impl std::fmt::Display for PathChoice {
     }
 }
 
-/// Why no port could be opened, in words for the person who has to do something about it.
+/// Why no port could be opened, in words for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// An environment variable does not say what it should.
+    /// An environment variable has an invalid value.
     #[error("{variable} is `{value}`, which is not {expected}")]
     Variable {
         /// Its name.
@@ -101,11 +101,11 @@ pub enum OpenError {
 }
 
 impl PortConfig {
-    /// What `terrace run` passes down: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP` and `TERRACE_PATH`. Unset
-    /// and empty variables mean the default.
+    /// The variables that `terrace run` sets: `TERRACE_ADDR`, `TERRACE_MTU`, `TERRACE_FAULT_PLAN`, `TERRACE_PCAP` and
+    /// `TERRACE_PATH`. Unset and empty variables mean the default.
     ///
     /// # Errors
-    /// `Variable` for an address or MTU that is none.
+    /// `Variable` for an invalid address, MTU or path.
     pub fn from_env() -> Result<PortConfig, OpenError> {
         Ok(PortConfig {
             address: parsed("TERRACE_ADDR", "an IP address")?,
@@ -117,7 +117,7 @@ impl PortConfig {
         })
     }
 
-    /// Opens the port, and puts the fault plan into force: all that a device for real use is opened with.
+    /// Opens the port, and puts the fault plan into force: the complete configuration of a device for real use.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -127,7 +127,7 @@ impl PortConfig {
         Ok(DeviceConfig { faults, local: self.wants_local(), ..DeviceConfig::new(port) })
     }
 
-    /// Whether peers on the same host are to be reached without packets.
+    /// Whether same-host peers are to be reached without packets.
     fn wants_local(&self) -> bool {
         match self.path {
             PathChoice::Auto => self.fault_plan.is_none() && self.pcap.is_none(),
@@ -136,7 +136,7 @@ impl PortConfig {
         }
     }
 
-    /// Opens the port alone. Of a fault plan only what strikes packets is in force then.
+    /// Opens the port alone. Of a fault plan only the packet faults are in force then.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -161,7 +161,7 @@ impl PortConfig {
             ..UdpConfig::default()
         };
         let mut port: Box<dyn Port> = Box::new(UdpPort::open(&udp)?);
-        // The capture is inside of the faults: it shows what is left of what the NIC sent.
+        // The capture is inside the faults: it shows what they leave of the NIC's packets.
         if let Some(path) = &self.pcap {
             port = captured(port, path)?;
         }
@@ -172,7 +172,7 @@ impl PortConfig {
     }
 }
 
-/// A port with its capture. Where several ports are told the same file (a program that starts others, or opens its device
+/// A port with its capture. If several ports are given the same file (a program starts others, or opens its device
 /// twice), the first has it, and the others add their slot to its name.
 fn captured(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, OpenError> {
     let (path, file) = match pcap::claim(path) {

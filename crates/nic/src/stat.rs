@@ -1,4 +1,4 @@
-//! Counters for people: what `terrace stat` shows.
+//! Statistics: the counters that `terrace stat` shows.
 //!
 //! Every device listens on a socket in the abstract name space, `terrace/<pid>` or, for further devices of the same
 //! process, `terrace/<pid>/<n>`, and answers a connection with its snapshot as JSON.
@@ -22,12 +22,12 @@ use crate::qp::QueuePair;
 /// Named counters.
 pub type Counts = BTreeMap<String, u64>;
 
-/// A device at one moment.
+/// A snapshot of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSnapshot {
     /// The process.
     pub pid: u32,
-    /// The process's slot on its host.
+    /// The process's slot (instance index) on its host.
     pub slot: u8,
     /// The UDP port that belongs to the slot.
     pub udp_port: u16,
@@ -39,25 +39,25 @@ pub struct DeviceSnapshot {
     pub port: Counts,
     /// Packets that were dropped before a queue pair saw them.
     pub dropped: Counts,
-    /// Packets that have come to the standard port and went on to other processes of the address.
+    /// Packets that arrived at the standard port and were forwarded to other processes of the address.
     #[serde(default)]
     pub passed_on: u64,
-    /// Peers on the same host that are reached without the network, and packets by rings in memory; empty if that is off.
+    /// Same-host peers that are reached without the network, and packets by rings in memory; empty if that is off.
     #[serde(default, skip_serializing_if = "Counts::is_empty")]
     pub same_host: Counts,
     /// How many objects of each kind exist.
     pub objects: Counts,
-    /// What the fault plan has injected; empty without one.
+    /// Faults that the fault plan has injected; empty without one.
     #[serde(default, skip_serializing_if = "Counts::is_empty")]
     pub injected: Counts,
     /// The queue pairs, in the order of their numbers.
     pub queue_pairs: Vec<QpSnapshot>,
-    /// What the device's callbacks have to say, by their names.
+    /// The reports of the device's callbacks, by their names.
     #[serde(flatten)]
     pub reports: BTreeMap<String, serde_json::Value>,
 }
 
-/// A queue pair at one moment.
+/// A snapshot of a queue pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpSnapshot {
     /// Its number.
@@ -74,7 +74,7 @@ pub struct QpSnapshot {
     pub send_queue_len: usize,
     /// Receive work requests that are not complete, of its own queue.
     pub receive_queue_len: usize,
-    /// What it has counted.
+    /// Its counters.
     pub counts: Counts,
 }
 
@@ -192,14 +192,14 @@ pub(crate) fn listen() -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// How often a device is asked that takes the question and says nothing.
+/// Tries with a device that accepts the connection and sends nothing.
 const ASKED_MAX: u32 = 3;
-/// How often one is asked that is not there, although the kernel's list has its socket. Where devices are opened and closed all the time, one that
-/// has just been closed may have had the same number as the one before it, and as the next.
+/// Tries with a device that is gone, although the kernel's list has its socket. Where devices are opened and closed all
+/// the time, successive devices may have the same number.
 const LOOKED_FOR_MAX: u32 = 32;
 
-/// Asks every device of a running process for its counters; one that is closed meanwhile is passed over. An empty answer means that the
-/// process has no device.
+/// Asks every device of a running process for its counters; a device that is closed meanwhile is skipped. An empty
+/// answer means that the process has no device.
 ///
 /// # Errors
 /// When the process does not answer in time, or belongs to another user.
@@ -211,16 +211,16 @@ pub fn fetch(pid: u32) -> io::Result<Vec<DeviceSnapshot>> {
     Ok(snapshots)
 }
 
-/// Nothing, if it is closed meanwhile.
+/// `None` if the device is closed meanwhile.
 fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
     let (mut silent, mut missing) = (0, 0);
     while silent < ASKED_MAX {
         let answer = ask(pid, number);
         match &answer {
             Ok(text) if !text.is_empty() => return Ok(Some(serde_json::from_slice(text)?)),
-            // It is there, and takes too long.
+            // The device is there, and takes too long.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return answer.map(|_| None),
-            // What did not answer may have been closed, and another may be there by now.
+            // A device that did not answer may have been closed, and another may have its number by now.
             _ if !open_sockets(pid)?.contains(&number) => return Ok(None),
             Ok(_) => silent += 1,
             Err(_) if missing == LOOKED_FOR_MAX => return answer.map(|_| None),
@@ -231,10 +231,10 @@ fn fetch_one(pid: u32, number: u32) -> io::Result<Option<DeviceSnapshot>> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// What a device says of itself, if it says anything.
+/// A device's answer, empty if it sends none.
 fn ask(pid: u32, number: u32) -> io::Result<Vec<u8>> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // A process that takes no connections is waited for as well: once the kernel notes no more for it, in `connect`.
+    // The timeout covers a process that accepts no connections, too: once its backlog is full, `connect` blocks.
     set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new_abstract_name(socket_name(pid, number).as_bytes())?)?;
     let mut stream = UnixStream::from(socket);

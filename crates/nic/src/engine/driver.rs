@@ -1,4 +1,4 @@
-//! What the engine's thread does.
+//! The engine's thread.
 
 use std::num::NonZeroU64;
 use std::os::fd::BorrowedFd;
@@ -16,11 +16,11 @@ use crate::device::Device;
 use crate::forwarding::Inbound;
 use crate::semaphore::Doorbell;
 
-/// How often the engine looks, while the program polls, whether it still does.
+/// How often the engine checks, while the program polls, whether it still does.
 const TICK_NS: u64 = 1_000_000;
 
-/// How long the program gets to answer what the engine has put into its memory, before the engine acknowledges it
-/// alone. Meanwhile the engine sleeps: the program's thread may need this processor.
+/// How long the program gets to answer what the engine has put into its memory, before the engine sends the ACK alone.
+/// Meanwhile the engine sleeps: the program's thread may need this processor.
 const ANSWER_NS: u64 = 60_000;
 
 /// A program that polls at least this often polls busily.
@@ -29,13 +29,13 @@ const BUSY_POLL_NS: u64 = 125_000;
 /// A program that has polled within this time may well answer at once.
 const ACTIVE_NS: u64 = 100_000_000;
 
-/// How long packets must not have piled up before the engine takes its turns as any thread does.
+/// How long packets must not have piled up before the engine returns to its normal priority.
 const CATCH_UP_NS: u64 = 50_000_000;
 
-/// How often an engine that does not sleep looks whether something was passed on to the process.
+/// How often an engine that does not sleep checks for forwarded packets.
 const PASSING_NS: u64 = 50_000;
 
-/// How long a paused engine sleeps before it looks whether the fork is over.
+/// How long a paused engine sleeps between checks whether the fork is over.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// The kernel may not defer the engine's short sleeps to save wakeups.
@@ -43,7 +43,7 @@ const TIMER_SLACK_NS: u64 = 1_000;
 
 /// The thread's main function.
 pub(super) fn run(device: Arc<Device>, doorbell: Arc<Doorbell>, stat: Option<StatServer>) {
-    // Without it the ticks are late, and nothing worse.
+    // On failure the ticks are late, and nothing worse.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
     terrace_sync::allow_bias();
     let polls_seen = device.engine.polls.load(Ordering::Relaxed);
@@ -69,9 +69,9 @@ struct Driver<'a> {
     engine: &'a Engine,
     doorbell: &'a Doorbell,
     stat: Option<StatServer>,
-    /// The count of polls when it was last looked at.
+    /// The count of polls at the last check.
     polls_seen: u32,
-    /// When that was.
+    /// The time of that check.
     looked_at: Time,
     /// When the program was last seen to poll busily.
     polled_at: Option<Time>,
@@ -81,7 +81,7 @@ struct Driver<'a> {
     behind_at: Option<Time>,
     /// The timer that was due when the engine last went to sleep.
     due: Option<Time>,
-    /// When it was last looked whether something was passed on, without sleeping on that.
+    /// When forwarded packets were last checked for, without sleeping on them.
     passed_on_at: Time,
 }
 
@@ -104,11 +104,11 @@ impl Driver<'_> {
     fn armed(&mut self) -> Mode {
         let deadline = self.device.timers.next();
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
-        // Whoever adds work after these looks sees that the engine sleeps, and rings.
+        // A thread that adds work after these checks sees that the engine sleeps, and rings.
         let has_pending = self.device.fall_asleep_at_rings();
         let wanted = has_pending || self.device.wants_look() || self.device.callbacks.are_asked();
         let awaited = self.device.timers.next() == deadline && !wanted;
-        // Still due: another thread has the right to receive, and needs a processor to look at what has come.
+        // Still due: another thread has the receive lock, and needs a processor to handle what has arrived.
         let is_left = deadline.is_some() && self.due == deadline;
         let timeout = match awaited {
             true if is_left => Some(timespec(TICK_NS)),
@@ -148,9 +148,9 @@ impl Driver<'_> {
         self.take_over()
     }
 
-    /// The program was busy lately and does not poll now: it may look at its memory instead, and answer what
-    /// it finds there. Its answer and the acknowledgement then leave together, which is what keeps two such programs
-    /// in the state in which each of them finds everything with its own polls.
+    /// The program was busy lately and does not poll now: it may read its memory instead, and answer what it finds
+    /// there. Its answer and the ACK then leave together. That keeps two such programs in the state in which each of
+    /// them finds everything with its own polls.
     fn take_over(&mut self) -> Mode {
         if !self.device.advance(Some(self.now()), None, || AckPolicy::Hold) {
             return Mode::Armed;
@@ -189,7 +189,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Takes what has been passed on while the engine does not sleep on it.
+    /// Takes forwarded packets while the engine does not sleep on them.
     fn take_passed_on(&mut self, now: Time) {
         if now.0 - self.passed_on_at.0 < PASSING_NS {
             return;
@@ -200,7 +200,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Goes first while packets pile up, and a little longer: the next ones are then looked at when they come.
+    /// Raises the priority while packets pile up, and a little longer: the next packets are then handled when they
+    /// come.
     fn keep_up(&mut self, now: Time) {
         if self.engine.is_behind() {
             self.behind_at = Some(now);
@@ -208,7 +209,7 @@ impl Driver<'_> {
         self.rank.set_first(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
     }
 
-    /// Sleeps on the doorbell, the status socket, what is passed on, these descriptors of the port, and those of others.
+    /// Sleeps on the doorbell, the status socket, forwarding, these descriptors of the port, and those of callbacks.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
         let passing = self.device.forwarding.inbound();
@@ -222,7 +223,7 @@ impl Driver<'_> {
         fds.extend(passing_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let stat_fd = self.stat.as_ref().map(StatServer::fd);
         fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        // An error here can only be a lack of memory; the caller then merely comes back too early.
+        // An error here can only be a lack of memory; the engine then merely wakes too early.
         let _ = poll(&mut fds, timeout.as_ref());
         let rung = !fds[0].revents().is_empty();
         let asked = stat_fd.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
@@ -241,7 +242,7 @@ impl Driver<'_> {
 
     /// Waits, without locks, until the fork is over.
     fn park(&self) {
-        // A fork that begins while this one ends may have seen the engine parked: then it has to be so again.
+        // A fork that begins while this one ends may have seen the engine parked: then it has to park again.
         while self.engine.pauses.load(Ordering::SeqCst) > 0 {
             self.engine.parked.store(true, Ordering::SeqCst);
             while self.engine.pauses.load(Ordering::SeqCst) > 0 {
@@ -251,9 +252,9 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether, since this was last asked, the program has polled so busily that the engine had better keep out of its
-    /// way: a program that merely looks in now and then is served better by the engine. Programs that wait for events
-    /// do not poll busily.
+    /// Whether, since the last call, the program has polled so busily that the engine should not compete with it. A
+    /// program that polls only now and then is served better by the engine. Programs that wait for events do not poll
+    /// busily.
     fn program_polls(&mut self) -> bool {
         let (polls, now) = (self.engine.polls.load(Ordering::Relaxed), self.now());
         let polled = polls.wrapping_sub(self.polls_seen);

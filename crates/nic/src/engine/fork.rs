@@ -1,5 +1,5 @@
-//! Forking. A child inherits the memory and the forking thread, and no other thread: nobody else may hold a lock at
-//! that moment, and the child needs an engine of its own, if it uses the device at all.
+//! Forking. A child inherits the memory and the forking thread, and no other thread. So no other thread may hold a lock
+//! during the fork, and the child needs an engine of its own, if it uses the device at all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,9 +16,9 @@ use crate::progress_callback;
 use crate::semaphore::Doorbell;
 use crate::tx::Receiver;
 
-/// While it exists, the engine holds no lock, nobody receives, and the locks are held that the child's end of it takes: another thread
-/// of the program may be in the middle of a verb. The forking thread keeps it from just before the fork, and ends it in the parent and
-/// in the child.
+/// While it exists, the engine holds no lock, no thread receives, and the locks are held that `resume_in_child` takes:
+/// another thread of the program may be in the middle of a verb. The forking thread keeps it from just before the fork,
+/// and ends it in the parent and in the child.
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
@@ -29,14 +29,14 @@ pub struct ForkPause {
     forwarding: forwarding::Held,
 }
 
-/// How long the forking thread sleeps before it looks again whether the engine is at rest.
+/// How long the forking thread sleeps between checks whether the engine is at rest.
 const REST: Duration = Duration::from_micros(20);
 
 impl Device {
-    /// Brings the device to rest before `fork`. Other threads of the program that call verbs at that moment are the
-    /// program's affair, as with every library.
+    /// Brings the device to rest before `fork`. Verbs that other threads of the program call during the fork are the
+    /// program's responsibility, as with every library.
     pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
-        // First: that thread may need what is locked below.
+        // First: the local path's thread may need what is locked below.
         let local = Some(self.local.hold());
         let engine = &self.engine;
         engine.pauses.fetch_add(1, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! The engine: a thread that makes progress when no thread of the program does. A passive target of READs and
-//! WRITEs never calls a verb after its setup, and somebody has to keep the timers.
+//! The engine: a thread that makes progress when no thread of the program does. A passive target of READs and WRITEs
+//! never calls a verb after its setup, but its timers have to be served.
 //!
 //! ```text
 //!            packet, deadline, doorbell                    the program polls
@@ -38,20 +38,20 @@ pub use fork::ForkPause;
 use spin::SpinBudget;
 use stat_server::StatServer;
 
-/// After how many polls the program's thread looks whether the engine knows that somebody polls.
+/// Polls after which the program's thread checks whether the engine has noticed that the program polls.
 const POLLS_PER_LOOK: u32 = 32;
 
 /// After so many full bursts the engine is behind: more datagrams have piled up than windows usually let peers send.
 const FULL_BURSTS_BEHIND: u32 = 8;
 
-/// By what the thread is reached.
+/// The doorbell and the handle of the thread.
 pub(crate) struct Handle {
     /// Replaced after a fork, because the descriptor is shared with the parent.
     doorbell: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the rest of the device knows of its engine.
+/// The state that the engine shares with the rest of the device.
 pub(crate) struct Engine {
     wanted: bool,
     stat_socket: bool,
@@ -59,23 +59,23 @@ pub(crate) struct Engine {
     /// Whether the thread has yet to be started, because the process is a forked child.
     missing: AtomicBool,
     stopping: AtomicBool,
-    /// Forks that want the engine to hold no locks.
+    /// Forks during which the engine may hold no locks.
     pauses: AtomicU32,
     parked: AtomicBool,
     mode: AtomicU8,
     /// Until when the engine sleeps, in nanoseconds; 0 while it need not be woken.
     sleeps_until: AtomicU64,
-    /// Counts polls of completion queues, roughly: all that matters is whether it moves.
+    /// Counts polls of completion queues, roughly: only whether it changes matters.
     polls: AtomicU32,
-    /// Completion queues whose next completion makes an event.
+    /// Completion queues that are armed for an event.
     armed_cqs: AtomicI32,
-    /// How long threads that wait for events look for packets themselves.
+    /// How long threads that wait for events poll for packets themselves.
     waiting: SpinBudget,
-    /// Receives in a row that brought all they take.
+    /// Receives in a row that returned full bursts.
     full_bursts: AtomicU32,
 }
 
-/// What the engine is up to.
+/// The engine's mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Mode {
@@ -102,7 +102,7 @@ impl Engine {
         })
     }
 
-    /// What wakes it.
+    /// The doorbell that wakes it.
     pub fn doorbell(&self) -> Arc<Doorbell> {
         self.handle.lock().doorbell.clone()
     }
@@ -114,19 +114,19 @@ impl Engine {
         }
     }
 
-    /// Sees to it that the engine looks at the timers by then.
+    /// Makes the engine serve the timers by then.
     pub fn wake_by(&self, deadline: Time) {
         if self.sleeps_until.load(Ordering::SeqCst) > deadline.0 {
             self.wake();
         }
     }
 
-    /// Whether acknowledgements may be held back, because somebody will look after them if the program does not.
+    /// Whether ACKs may be deferred: in standby the engine sends them if the program does not.
     pub fn looks_after_held_acks(&self) -> bool {
         !self.wanted || self.mode.load(Ordering::SeqCst) == Mode::Standby as u8
     }
 
-    /// Whether any completion queue's next completion makes an event.
+    /// Whether any completion queue is armed for an event.
     #[inline]
     pub fn has_armed_cqs(&self) -> bool {
         self.armed_cqs.load(Ordering::Relaxed) > 0
@@ -137,7 +137,7 @@ impl Engine {
         self.missing.load(Ordering::Relaxed)
     }
 
-    /// Notes how many datagrams a look has brought. Only whoever may receive calls this.
+    /// Notes how many datagrams a receive has brought. Called under the receive lock.
     #[inline]
     pub fn note_burst(&self, received: usize) {
         let before = self.full_bursts.load(Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Whether packets pile up faster than they are looked at.
+    /// Whether packets pile up faster than they are handled.
     fn is_behind(&self) -> bool {
         self.full_bursts.load(Ordering::Relaxed) >= FULL_BURSTS_BEHIND
     }
@@ -166,10 +166,10 @@ impl Engine {
     }
 
     /// Counts a poll. An engine that sleeps on the network does not notice by itself that the program polls: the
-    /// program has taken each packet before the engine is awake. So it is told now and then.
+    /// program has taken each packet before the engine is awake. So the program wakes it now and then.
     #[inline]
     fn note_poll(&self) -> u32 {
-        // Several threads that count at once may lose counts, which is no matter here, and cheaper.
+        // Threads that count at the same time may lose counts. That does no harm and is cheaper.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
         if polls.is_multiple_of(POLLS_PER_LOOK) {
@@ -188,7 +188,7 @@ impl Engine {
 }
 
 impl Device {
-    /// Starts the engine's thread, unless the device does without.
+    /// Starts the engine's thread, unless the device has no engine.
     pub(crate) fn start_engine(self: &Arc<Self>) -> Result<(), Error> {
         if !self.engine.wanted {
             return Ok(());
@@ -205,7 +205,7 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that a thread of the program polls a completion queue, and returns roughly how often that was so far.
+    /// Notes that a thread of the program polls a completion queue, and returns the rough count of polls so far.
     #[inline]
     pub(crate) fn note_poll(self: &Arc<Self>) -> u32 {
         self.ensure_engine();
@@ -220,13 +220,13 @@ impl Device {
         }
     }
 
-    /// Counts a completion queue that wants an event; then comes [`Device::note_armed`].
+    /// Counts an armed completion queue; [`Device::note_armed`] must follow.
     pub(crate) fn count_armed(&self) {
         self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that a completion queue wants an event: the program is about to sleep, so what it has held back must
-    /// go, and the engine must take over.
+    /// Notes that a completion queue was armed: the program is about to sleep, so deferred work must leave, and the
+    /// engine must take over.
     pub(crate) fn note_armed(self: &Arc<Self>) {
         self.ensure_engine();
         if self.has_waiting() {
@@ -237,7 +237,7 @@ impl Device {
         }
     }
 
-    /// Notes that a completion queue has had its event.
+    /// Notes that an armed completion queue has had its event.
     pub(crate) fn note_disarmed(&self) {
         self.engine.armed_cqs.fetch_sub(1, Ordering::SeqCst);
     }
@@ -258,8 +258,8 @@ impl Device {
     }
 }
 
-/// Runs `spawn` so that the thread that it starts leaves the program's signals to the program's threads. Faults
-/// stay unblocked: copies recover from them.
+/// Runs `spawn` so that the thread that it starts blocks the program's signals. Faults stay unblocked: copies recover
+/// from them.
 pub(crate) fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     let mut blocked = SigSet::all();
     for fault in
@@ -270,7 +270,7 @@ pub(crate) fn without_signals<T>(spawn: impl FnOnce() -> T) -> T {
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK);
     let result = spawn();
     if let Ok(before) = before {
-        // It was in force a moment ago, so it can be again.
+        // This mask was in force just before, so setting it cannot fail.
         let _ = before.thread_set_mask();
     }
     result

@@ -1,28 +1,28 @@
-//! Who goes first when there are fewer processors than threads that want one.
+//! The engine's priority where there are fewer processors than threads that want one.
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// How much nicer to others the engine is while packets pile up: it then gets about nine times the processor time of a thread
-/// with the usual priority.
+/// Change of the engine's nice value while packets pile up: the engine then gets about nine times the processor time of
+/// a thread with the usual priority.
 const STEP: i32 = -10;
 
-/// The priority of the calling thread, which may put itself before others for a while. That needs CAP_SYS_NICE; without it
-/// nothing happens. `docs/decisions/0035-the-engine-goes-first.md` says what it is for.
+/// The priority of the calling thread, which it may raise for a while. That needs CAP_SYS_NICE; without it nothing
+/// happens. `docs/decisions/0035-the-engine-goes-first.md` has the reason.
 #[derive(Debug, Default)]
 pub(super) struct Rank {
-    /// The nice value of before and the one of now, while the thread goes first.
+    /// The nice values before and after, while the priority is raised.
     raised: Option<(i32, i32)>,
     refused: bool,
 }
 
 impl Rank {
-    /// Whether the thread goes first now.
+    /// Whether the priority is raised.
     #[inline]
     pub fn is_first(&self) -> bool {
         self.raised.is_some()
     }
 
-    /// Goes first, or no more. Costs nothing when it is so already.
+    /// Raises the priority, or restores it. Costs nothing when nothing changes.
     #[inline]
     pub fn set_first(&mut self, first: bool) {
         if first != self.is_first() && !(first && self.refused) {
@@ -34,7 +34,7 @@ impl Rank {
     fn change(&mut self, first: bool) {
         let now = nice();
         match self.raised.take() {
-            // Unless somebody else has changed it meanwhile.
+            // Unless another thread has changed it meanwhile.
             Some((before, raised)) if now == Some(raised) => _ = setpriority_process(None, before),
             Some(_) => {}
             None if first => match now.map(|now| (now, setpriority_process(None, now + STEP))) {

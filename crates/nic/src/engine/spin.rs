@@ -1,8 +1,8 @@
-//! How long to look for packets before sleeping.
+//! How long to poll for packets before sleeping.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Waking up across processors takes about as long as this, so looking longer gains nothing.
+/// A wakeup across processors takes about as long as this, so polling longer gains nothing.
 const SPIN_NS: u64 = 50_000;
 
 /// After this many fruitless spins in a row ...
@@ -25,7 +25,7 @@ impl SpinBudget {
         if misses < MISSES_MAX || misses.is_multiple_of(TRY_EVERY) { SPIN_NS } else { 0 }
     }
 
-    /// Notes how it went.
+    /// Notes whether the spin found anything.
     pub fn note(&self, hit: bool) {
         match hit {
             true => self.misses.store(0, Ordering::Relaxed),

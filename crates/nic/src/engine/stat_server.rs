@@ -12,10 +12,10 @@ use crate::device::Device;
 use crate::stat;
 use crate::unix_socket::Spare;
 
-/// Connections that are taken at a time: those of other users, too, who must not keep the engine here.
+/// Connections that are accepted at a time: other users connect, too, and must not keep the engine here.
 const CONNECTIONS_AT_A_TIME: usize = 16;
 
-/// How long somebody who asked gets to read the answer.
+/// How long a client gets to read the answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers each connection with a snapshot of the device, if it comes from the same user or from root.
@@ -40,14 +40,14 @@ impl StatServer {
         self.listener.as_fd()
     }
 
-    /// Answers whoever waits. The writing is done by a thread of its own, because a reader may be slow.
+    /// Answers the waiting clients. A thread of its own does the writing, because a reader may be slow.
     pub fn serve(&self, device: &Arc<Device>) {
         for _ in 0..CONNECTIONS_AT_A_TIME {
             match self.listener.accept() {
                 Ok((stream, _)) if may_ask(&stream) => {
                     let snapshot = device.snapshot();
                     let thread = std::thread::Builder::new().name("terrace-stat".into());
-                    // Without a thread there is no answer, and the other side sees the end of the stream.
+                    // Without a thread there is no answer, and the client sees the end of the stream.
                     let _ = thread.spawn(move || answer(stream, &snapshot));
                 }
                 Ok(_) => {}
@@ -66,7 +66,7 @@ fn may_ask(stream: &UnixStream) -> bool {
 fn answer(mut stream: UnixStream, snapshot: &stat::DeviceSnapshot) {
     let Ok(text) = serde_json::to_vec(snapshot) else { return };
     if stream.set_nonblocking(false).is_ok() && stream.set_write_timeout(Some(READ_TIMEOUT)).is_ok() {
-        // A reader that goes away is its own loss.
+        // A client that goes away gets no answer.
         let _ = stream.write_all(&text);
     }
 }
