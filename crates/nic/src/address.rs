@@ -30,7 +30,7 @@ pub struct AddressVector {
     pub port_num: u8,
 }
 
-/// The way to `qpn` at the peer that the vector names.
+/// The path to `qpn` at the peer that the vector names.
 pub(crate) fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
     if !av.is_global {
         return Err(Error::Invalid("RoCE needs a global route in the address vector"));
@@ -76,7 +76,7 @@ pub(crate) fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr 
 pub struct Ah {
     pd: Arc<Pd>,
     av: AddressVector,
-    /// The way to the peer's slot 0; a queue pair number moves the port.
+    /// The path to the peer's slot 0; a queue pair number moves the port.
     path: Path,
     life: Life,
 }
@@ -91,14 +91,14 @@ impl Ah {
         Ok(Arc::new(Ah { pd: pd.clone(), av: *av, path, life: Life::default() }))
     }
 
-    /// Where a datagram to that queue pair of the peer goes.
+    /// The target of datagrams to that queue pair of the peer.
     pub fn target(&self, remote_qpn: u32, remote_qkey: u32) -> Target {
         let mut path = self.path;
         path.remote.set_port(port_of(remote_qpn));
         Target::Datagram(Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey })
     }
 
-    /// What the handle was made from.
+    /// The vector that the handle was made from.
     pub fn address_vector(&self) -> AddressVector {
         self.av
     }
@@ -112,8 +112,8 @@ impl Ah {
     }
 }
 
-/// An identifier for the node: the lower half of its first IPv6 address, or a form of the IPv4 address that cannot
-/// be one; slots differ.
+/// An identifier for the node: the lower half of its first IPv6 address, or a form of the IPv4 address that cannot be
+/// one; it differs between slots.
 pub(crate) fn guid(gids: &[Gid], slot: u8) -> u64 {
     let low = gids.first().map_or(1, |gid| {
         let [.., a, b, c, d, e, f, g, h] = gid.raw;

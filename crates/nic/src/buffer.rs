@@ -1,4 +1,4 @@
-//! Memory of this process that peers and queue pairs may use, for callers without unsafe code.
+//! Registered memory for callers without unsafe code.
 
 use std::sync::Arc;
 
@@ -9,21 +9,22 @@ use crate::error::Error;
 use crate::mr::{Mr, MrRequest};
 use crate::pd::Pd;
 
-/// Registered memory that belongs to its region. The bytes can change at any time, by the hand of peers too; so nobody gets a
-/// reference to them, and what is read is copied out.
+/// Registered memory that belongs to its region. Peers, too, can change the bytes at any time. So no caller gets a
+/// reference to them, and reads copy them out.
 pub struct Buffer {
     mr: Arc<Mr>,
     memory: Memory,
 }
 
-/// Never looked at: only its place counts.
+/// Never read: only its address counts.
 enum Memory {
     Heap(Box<[u8]>),
-    /// Of which only what is used takes memory.
+    /// Only used pages take memory.
     Mapped(Zeros),
 }
 
-/// Length from which on it is worth two system calls, and a page fault for each page, that unused pages take no memory, in bytes.
+/// Length in bytes from which on a mapping, whose unused pages take no memory, is worth two system calls and a page
+/// fault for each page.
 const MAPPED_BYTES_MIN: usize = 256 << 10;
 
 impl Memory {
@@ -58,7 +59,7 @@ impl Buffer {
         Ok(Buffer { mr: pd.reg_mr(request)?, memory })
     }
 
-    /// First byte, as peers and work requests name it.
+    /// First byte, as in work requests and peers' requests.
     pub fn addr(&self) -> u64 {
         self.mr.addr()
     }
@@ -107,7 +108,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Memory that somebody could still write to must not go back to the allocator.
+        // Memory that peers or queue pairs could still write to must not go back to the allocator.
         if self.mr.dereg().is_err() {
             std::mem::forget(std::mem::replace(&mut self.memory, Memory::Heap(Box::default())));
         }

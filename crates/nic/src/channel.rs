@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::limits::Life;
 use crate::semaphore::Semaphore;
 
-/// Where a program waits for completion events of the queues that were created with the channel.
+/// The channel on which a program waits for completion events of its queues.
 pub struct CompChannel {
     device: Arc<Device>,
     waiting: Mutex<VecDeque<Weak<Cq>>>,
-    /// One token for every entry of `waiting`, except for a moment in which a token may be ahead or behind.
+    /// One token for every entry of `waiting`, except that a token may briefly be ahead or behind.
     tokens: Semaphore,
     pub(crate) life: Life,
 }
@@ -44,7 +44,7 @@ impl CompChannel {
         }
         loop {
             self.tokens.take()?;
-            // Nothing there: the queue was destroyed between its token and this lock.
+            // No event: the queue was destroyed between its token and this lock.
             if let Some(cq) = self.take_waiting() {
                 return Ok(cq);
             }
@@ -53,9 +53,10 @@ impl CompChannel {
 
     fn take_waiting(&self) -> Option<Arc<Cq>> {
         let mut waiting = self.waiting.lock();
-        // Nobody holds a queue that its owner has dropped instead of destroying it.
+        // A queue that was dropped instead of destroyed is gone.
         let cq = std::iter::from_fn(|| waiting.pop_front()).find_map(|cq| cq.upgrade())?;
-        // Before the lock goes: destroying the queue must either withdraw the event or wait for its acknowledgement.
+        // Before the lock is released: destroying the queue must either withdraw the event or wait for its
+        // acknowledgement.
         cq.completion_account.hand_out();
         Some(cq)
     }
@@ -75,7 +76,7 @@ impl CompChannel {
         self.tokens.post();
     }
 
-    /// Forgets the events of a queue that is being destroyed.
+    /// Discards the events of a queue that is being destroyed.
     pub(crate) fn withdraw(&self, cq: &Cq) {
         self.waiting.lock().retain(|waiting| {
             let ours = std::ptr::eq(waiting.as_ptr(), cq);

@@ -1,4 +1,4 @@
-//! Where the time comes from: the only place that asks the system for it.
+//! The source of time: the only place that asks the system for it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +11,15 @@ pub trait Clock: Send + Sync {
     /// Nanoseconds since an epoch of the clock's own.
     fn now(&self) -> Time;
 
-    /// A time up to 10 ms after now, and before it only where the kernel keeps its coarse clock late (a virtual processor that does not
-    /// run): for deadlines that need not be exact, where asking for the exact time would be a good part of the work.
+    /// A time up to 10 ms after now, and before it only where the kernel updates its coarse clock late (a virtual
+    /// processor that does not run): for deadlines that need not be exact, where the exact time would be a good part of
+    /// the cost.
     fn soon(&self) -> Time {
         self.now()
     }
 }
 
-/// The time of a look, asked for when it is needed first: most packets need none.
+/// The time of a pass, read on first use: most packets need none.
 pub(crate) struct LazyTimestamp<'a> {
     clock: &'a dyn Clock,
     at: Cell<Option<Time>>,
@@ -38,7 +39,7 @@ impl LazyTimestamp<'_> {
     }
 }
 
-/// How far the kernel's coarse clock is behind at most: a tick of the slowest kernels.
+/// Lag of the kernel's coarse clock at most: a tick of the slowest kernels.
 const COARSE_LAG_NS: u64 = 10_000_000;
 
 /// The machine's monotonic clock.
@@ -76,7 +77,8 @@ impl Clock for MonotonicClock {
 }
 
 fn read(clock: ClockId) -> u64 {
-    // By way of the C library: rustix asks the vDSO itself, and dies under valgrind, which hides it. Linux has both clocks.
+    // Through the C library: rustix calls the vDSO itself, and dies under valgrind, which hides it. Linux has both
+    // clocks.
     let time = clock_gettime(clock).expect("a clock that every Linux has");
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
 }
@@ -88,7 +90,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock that shows 0.
+    /// A clock at 0.
     pub fn new() -> ManualClock {
         ManualClock::default()
     }

@@ -247,7 +247,7 @@ impl Cq {
         }
         let mut queue = self.queue.lock();
         let before = queue.armed;
-        // Arming for solicited events does not disarm any event (IBTA volume 1, 11.4.2.2).
+        // A queue that is armed for any event stays so when it is armed for solicited ones (IBTA volume 1, 11.4.2.2).
         let wish = match before != Armed::Any && solicited_only {
             true => Armed::Solicited,
             false => Armed::Any,

@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use terrace_transport::Wc;
 
-/// An entry, in a cache line of its own: what is stored across the end of one, or worse, of a page, cannot be forwarded to who reads the
-/// entry just afterwards, who then waits until all that was stored before is in the cache.
+/// An entry, in a cache line of its own. A store across the end of a cache line or, worse, of a page cannot be
+/// forwarded to a read just afterwards: that read waits until all earlier stores are in the cache.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Entry(Wc);
@@ -19,9 +19,9 @@ impl Deref for Entry {
     }
 }
 
-/// Entries in the order in which they came. A `VecDeque` would do, but its `push_back` is a call to which the entry is handed in memory
-/// and moved from there in wide pieces, just after it was written in narrow ones: the processor cannot forward those, and waits until
-/// all it has stored before is in the cache. After a WRITE of a page, that is the page.
+/// Entries in the order of completion. A `VecDeque` would do, but its `push_back` is a call that gets the entry in
+/// memory and moves it from there in wide pieces, just after it was written in narrow ones. The processor cannot
+/// forward those, and waits until all earlier stores are in the cache. After a WRITE of a page, that is the page.
 #[derive(Debug)]
 pub(crate) struct Entries {
     all: Vec<Entry>,
@@ -30,12 +30,12 @@ pub(crate) struct Entries {
 }
 
 impl Entries {
-    /// None, and room for so many.
+    /// No entries, and capacity for so many.
     pub fn with_capacity(capacity: usize) -> Entries {
         Entries { all: Vec::with_capacity(capacity), taken: 0 }
     }
 
-    /// How many there are.
+    /// The number of entries.
     #[inline]
     pub fn len(&self) -> usize {
         self.all.len() - self.taken
@@ -50,8 +50,8 @@ impl Entries {
         self.all.push(Entry(wc));
     }
 
-    /// The places of entries that were taken are used again once they are half of all, so that no more are moved than were taken. Until
-    /// then there are more places: never four times as many as there were entries at a time.
+    /// The space of taken entries is reused once it is half of all, so that no more entries are moved than were taken.
+    /// Until then the vector grows: never to four times as many as there were entries at a time.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
@@ -69,7 +69,7 @@ impl Entries {
         &self.all[self.taken..]
     }
 
-    /// Forgets so many of the oldest; there are as many.
+    /// Discards so many of the oldest; there are as many.
     #[inline]
     pub fn forget_first(&mut self, count: usize) {
         self.taken += count;
@@ -79,7 +79,7 @@ impl Entries {
         }
     }
 
-    /// Forgets all but those that stay.
+    /// Discards all but those that stay.
     pub fn retain(&mut self, stays: impl Fn(&Wc) -> bool) {
         self.all.drain(..self.taken);
         self.taken = 0;

@@ -4,10 +4,10 @@ use rustix::io::Errno;
 use terrace_memory::shared::StillReached;
 use terrace_transport::{ModifyError, PostError};
 
-/// Why a verb was refused. [`Error::errno`] is the value that the C ABI answers.
+/// Why a verb was refused. [`Error::errno`] is the value that the C ABI returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// An argument makes no sense, or does not fit the object's state (EINVAL). The text is for the log.
+    /// An argument is invalid, or does not fit the object's state (EINVAL). The text is for the log.
     #[error("invalid: {0}")]
     Invalid(&'static str),
     /// A queue is full or a limit of the device is reached (ENOMEM).
@@ -16,13 +16,13 @@ pub enum Error {
     /// Another object still refers to this one (EBUSY).
     #[error("busy: {0}")]
     Busy(&'static str),
-    /// Terrace does not do this (EOPNOTSUPP).
+    /// Terrace does not support this (EOPNOTSUPP).
     #[error("not supported: {0}")]
     NotSupported(&'static str),
     /// The program may not do this (EPERM).
     #[error("not permitted: {0}")]
     Permission(&'static str),
-    /// An address range is not there (EFAULT).
+    /// An address range is not accessible (EFAULT).
     #[error("bad address")]
     Fault,
     /// A key or number names nothing (ENOENT).
@@ -40,13 +40,13 @@ pub enum Error {
     /// The device was closed (ENODEV).
     #[error("no device: {0}")]
     NoDevice(&'static str),
-    /// What the system answered.
+    /// The system's error.
     #[error("{}", std::io::Error::from_raw_os_error(*.0))]
     System(i32),
 }
 
 impl Error {
-    /// The errno that stands for this error at the C ABI, as the verbs' man pages have it.
+    /// The errno for this error at the C ABI, as in the verbs' man pages.
     pub fn errno(self) -> i32 {
         let errno = match self {
             Error::Invalid(_) => Errno::INVAL,
@@ -76,7 +76,7 @@ impl From<Errno> for Error {
     }
 }
 
-/// What becomes of another process that does not come to the end of an access.
+/// The error for a same-host peer that does not finish an access.
 pub(crate) fn still_reached(reached: StillReached) -> Error {
     tracing::error!("{reached}: given up; what was to be ended is still there");
     Error::Busy("another process of the host is in the middle of an access")

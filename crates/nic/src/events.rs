@@ -13,16 +13,16 @@ use crate::qp::QueuePair;
 use crate::semaphore::Semaphore;
 use crate::srq::Srq;
 
-/// Something that happened outside of any work request; `ibv_async_event`.
+/// An event outside of any work request; `ibv_async_event`.
 #[derive(Clone)]
 pub enum AsyncEvent {
     /// The completion queue has overrun.
     CqError(Arc<Cq>),
-    /// The queue pair has failed for a reason that no completion can tell.
+    /// The queue pair has failed for a reason that no completion can report.
     QpFatal(Arc<QueuePair>),
     /// A peer's request was invalid.
     QpRequestError(Arc<QueuePair>),
-    /// A peer's request touched memory that it may not touch.
+    /// A peer's request accessed memory without permission.
     QpAccessError(Arc<QueuePair>),
     /// The first packet arrived while the queue pair was ready to receive.
     CommunicationEstablished(Arc<QueuePair>),
@@ -58,7 +58,7 @@ impl AsyncEvent {
         }
     }
 
-    /// Acknowledges the event, which lets the object be destroyed. Once for every event that was got.
+    /// Acknowledges the event, which lets the object be destroyed. Once for every delivered event.
     pub fn ack(&self) {
         if let Some(account) = self.account() {
             account.acknowledge(1);
@@ -80,7 +80,7 @@ impl AsyncEvent {
     }
 }
 
-/// Events of one object that were handed out, less those that were acknowledged. Destroying waits for zero.
+/// Events of one object that were delivered, less those that were acknowledged. Destroying waits for zero.
 #[derive(Default)]
 pub(crate) struct EventAccount {
     /// Signed: a program that acknowledges too much must not wait for ever, or bring the process down.
@@ -98,7 +98,7 @@ impl EventAccount {
         self.settled.notify_all();
     }
 
-    /// Waits until everything that was handed out is acknowledged.
+    /// Waits until every delivered event is acknowledged.
     pub fn wait_settled(&self) {
         let mut open = self.open.lock();
         while *open > 0 {
@@ -141,7 +141,7 @@ impl AsyncQueue {
             }
             self.tokens.take()?;
             let mut waiting = self.waiting.lock();
-            // Nothing there: the event was withdrawn between its token and this lock, or the device was closed.
+            // No event: it was withdrawn between its token and this lock, or the device was closed.
             if let Some(event) = waiting.pop_front() {
                 if let Some(account) = event.account() {
                     account.hand_out();
@@ -151,8 +151,7 @@ impl AsyncQueue {
         }
     }
 
-    /// Forgets the events of an object that is being destroyed, then waits until those that were handed out have
-    /// been acknowledged.
+    /// Discards the events of an object that is being destroyed, then waits until the delivered ones are acknowledged.
     pub fn withdraw(&self, account: &EventAccount) {
         self.waiting.lock().retain(|event| {
             let ours = event.account().is_some_and(|other| std::ptr::eq(other, account));
@@ -164,7 +163,7 @@ impl AsyncQueue {
         account.wait_settled();
     }
 
-    /// Wakes everybody who waits. What was not told holds queue pairs, and they the device: it is forgotten.
+    /// Wakes all waiting threads. Undelivered events hold queue pairs, and these the device: they are discarded.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         let untold = std::mem::take(&mut *self.waiting.lock());

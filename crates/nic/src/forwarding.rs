@@ -17,8 +17,8 @@
 //! port is never taken for forwarded. A process that does not read loses what does not fit into its socket, as it does
 //! with its UDP socket.
 //!
-//! The process with slot 0 listens at its first address, and at others as far as it needs them itself; a process with another
-//! slot that uses such an address asks it to listen there, too.
+//! The process with slot 0 listens at its first address, and at others as far as it needs them itself. A process with
+//! another slot that uses such an address asks it to listen there, too.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -285,7 +285,8 @@ impl Device {
         Ok(true)
     }
 
-    /// Asks the process that has slot 0 of the addresses of this device to listen at all of its own: peers may use any of them.
+    /// Asks the process that has slot 0 of this device's addresses to listen at all of its own: peers may use any of
+    /// them.
     pub fn ask_front_to_listen(&self) {
         if self.port.slot() == 0 || !self.is_sibling() {
             return;

@@ -1,11 +1,10 @@
-//! What the device promises, and how the promises are kept: limits, quotas, and the rule that an object in use
-//! cannot be destroyed.
+//! What the device promises: limits, quotas, and the rule that an object in use cannot be destroyed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::error::Error;
 
-/// Limits of a device; `ibv_query_device` answers them and creation enforces them.
+/// Limits of a device: `ibv_query_device` returns them and creation enforces them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest region in bytes.
@@ -62,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// How many objects of one kind exist, and how many may.
+/// How many objects of one kind exist, and how many may exist.
 #[derive(Debug)]
 pub(crate) struct Quota {
     used: AtomicU32,
@@ -123,7 +122,7 @@ impl Quotas {
     }
 }
 
-/// Whether an object lives, and how many other objects refer to it.
+/// Whether an object is alive, and how many other objects refer to it.
 #[derive(Debug, Default)]
 pub(crate) struct Life {
     users: AtomicU32,
@@ -131,7 +130,7 @@ pub(crate) struct Life {
 }
 
 impl Life {
-    /// Notes another object that refers to this one.
+    /// Counts another object that refers to this one.
     pub fn hold(&self) {
         self.users.fetch_add(1, Ordering::AcqRel);
     }

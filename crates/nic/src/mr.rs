@@ -11,11 +11,11 @@ use crate::error::{Error, still_reached};
 use crate::limits::Life;
 use crate::pd::Pd;
 
-/// What to register.
+/// Parameters of a registration.
 ///
-/// Registration fails with EINVAL for an overflowing range, unknown access flags, or remote write access
-/// without local write access, or a pager whose range does not cover the region; with ENOMEM when the device has as many
-/// regions as it can.
+/// Registration fails with EINVAL for an overflowing range, unknown access flags, remote write access without local
+/// write access, or a pager whose range does not cover the region; with ENOMEM when the device has as many regions as
+/// it can.
 #[derive(Clone, Debug)]
 pub struct MrRequest {
     /// First byte in the program's memory.
@@ -31,20 +31,20 @@ pub struct MrRequest {
     pub paging: Option<Paging>,
 }
 
-/// Where the bytes of a region are that are not in memory, and what peers see of their absence. `rereg` with a new
+/// The pager of a region whose bytes need not be in memory, and what peers see of absent bytes. `rereg` with a new
 /// translation makes it an ordinary region.
 #[derive(Clone)]
 pub struct Paging {
-    /// Knows where the bytes are.
+    /// Finds the bytes.
     pub pager: Arc<dyn Pager>,
-    /// What stands for absent bytes towards peers of queue pairs with [`Absence::Magic`](terrace_memory::Absence::Magic).
+    /// The signature page for peers of queue pairs with [`Absence::Magic`](terrace_memory::Absence::Magic).
     pub pattern: Pattern,
-    /// What the region does about absence.
+    /// The region's fault policy.
     pub policy: RegionPolicy,
 }
 
 impl std::fmt::Debug for Paging {
-    /// Without the pattern, which is noise.
+    /// Without the signature page, which is noise.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Paging")
             .field("pager", &self.pager)
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Paging {
     }
 }
 
-/// What the registry takes.
+/// Splits it into the registry's parameters.
 fn split(paging: Option<Paging>) -> (Option<Arc<dyn Pager>>, Option<Pattern>, RegionPolicy) {
     match paging {
         Some(Paging { pager, pattern, policy }) => (Some(pager), Some(pattern), policy),
@@ -68,12 +68,12 @@ pub struct Mr {
     life: Life,
 }
 
-/// What `rereg` may change.
+/// The attributes that `rereg` may change.
 struct Place {
     pd: Arc<Pd>,
     addr: u64,
     length: u64,
-    /// The address by which keys' users name the first byte.
+    /// The address by which work requests and peers name the first byte.
     start: u64,
 }
 
@@ -133,9 +133,9 @@ impl Mr {
         self.place.lock().start
     }
 
-    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given.
-    /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing
-    /// has changed. EBUSY while windows are bound, and when another process of the host does not come to the end of an access.
+    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given. The
+    /// keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
+    /// changed. EBUSY while windows are bound, and when a same-host peer does not finish an access.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
@@ -162,7 +162,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Makes the region one whose bytes need not be in memory, or an ordinary one. EINVAL when it does not lie within the
+    /// Sets or removes the region's pager; without one it is an ordinary region. EINVAL when it does not lie within the
     /// pager's range; EBUSY as for `rereg`. On error nothing has changed.
     pub fn set_paging(&self, paging: Option<Paging>) -> Result<(), Error> {
         self.life.check()?;
@@ -174,7 +174,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Ends the region; EBUSY as for `rereg`, and the region is as it was. No access is running once it returns.
+    /// Ends the region; EBUSY as for `rereg`, and the region stays as it was. No access is running once it returns.
     pub fn dereg(&self) -> Result<(), Error> {
         self.life.check()?;
         let pd = self.pd();
@@ -230,8 +230,8 @@ impl Mw {
         self.kind
     }
 
-    /// The key that the last bind of a type 1 window gave it, or that a type 2 window had at first: work requests bind that, and
-    /// choose the low 8 bits.
+    /// The key that the last bind of a type 1 window gave it, or the initial key of a type 2 window: work requests bind
+    /// that key, and choose its low 8 bits.
     pub fn rkey(&self) -> u32 {
         *self.rkey.lock()
     }
@@ -246,8 +246,8 @@ impl Mw {
         Ok(())
     }
 
-    /// ReaderSlots the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window
-    /// are posted one after the other, so that the keys stay in step with the work queue.
+    /// Passes the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window are
+    /// posted one after the other, so that the keys stay in step with the work queue.
     pub(crate) fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
         self.life.check()?;
         let mut rkey = self.rkey.lock();
@@ -258,7 +258,7 @@ impl Mw {
     }
 }
 
-/// Counts the low 8 bits on, as `ibv_inc_rkey` does.
+/// Increments the low 8 bits, as `ibv_inc_rkey` does.
 fn next_rkey(rkey: u32) -> u32 {
     rkey & !0xff | (rkey + 1) & 0xff
 }

@@ -75,7 +75,7 @@ impl Pd {
         Ok(())
     }
 
-    /// Copies out what lies `offset` bytes into a piece of memory that local work requests may name.
+    /// Copies bytes out, from `offset` on in a piece of memory that local work requests may name.
     ///
     /// # Errors
     /// EINVAL for an unknown key, a range that is not within its region, or memory that is gone.
@@ -125,7 +125,7 @@ impl Pd {
     }
 }
 
-/// As the man page of `ibv_advise_mr` has them.
+/// As in the man page of `ibv_advise_mr`.
 fn advise_error(error: AccessError) -> Error {
     match error {
         AccessError::UnknownKey => Error::NotFound,

@@ -1,21 +1,22 @@
-//! The pace of unreliable services. Nobody acknowledges their packets, so no window tells when the receiver falls
-//! behind; on hardware the link holds the sender back, on UDP the receiver's socket buffer overflows. A device therefore
-//! sends such packets no faster than a receiver with a processor of its own can follow, but for a short burst.
+//! The rate limiter of unreliable services. Their packets are not acknowledged, so no window shows when the receiver
+//! falls behind. On hardware the link holds the sender back; on UDP the receiver's socket buffer overflows. A device
+//! therefore sends such packets no faster than a receiver with a processor of its own can follow, except for a short
+//! burst.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_transport::Time;
 
-/// What a receiver needs for a packet besides its bytes, in nanoseconds.
+/// A receiver's time for a packet besides its bytes, in nanoseconds.
 const PACKET_NS: u64 = 600;
 
 /// Bytes that a receiver takes in a nanosecond.
 const BYTES_PER_NS: u64 = 2;
 
-/// How far ahead of the pace a burst may run, in nanoseconds: about 70 packets of 4 KiB.
+/// How far ahead of the rate a burst may run, in nanoseconds: about 70 packets of 4 KiB.
 const BURST_NS: u64 = 200_000;
 
-/// What all queue pairs of a device share.
+/// The rate that all queue pairs of a device share.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
     /// When a receiver will have taken everything that was sent, in nanoseconds.
@@ -23,7 +24,7 @@ pub(crate) struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Books a packet of `len` bytes. Returns until when its queue pair shall rest, if the burst is used up.
+    /// Books a packet of `len` bytes. Returns until when its queue pair has to wait, if the burst is used up.
     pub fn book(&self, now: Time, len: usize) -> Option<Time> {
         let cost_ns = PACKET_NS + len as u64 / BYTES_PER_NS;
         // Two threads that book at once may lose one booking: a packet too many in the burst, and no more.

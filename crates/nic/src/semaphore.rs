@@ -15,7 +15,7 @@ pub(crate) struct Semaphore {
 }
 
 impl Semaphore {
-    /// A semaphore without tokens; its descriptor blocks until the program says otherwise.
+    /// A semaphore without tokens; its descriptor blocks until the program makes it non-blocking.
     pub fn new() -> Result<Semaphore, Error> {
         let fd = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?;
         Ok(Semaphore { fd })
@@ -50,7 +50,7 @@ impl Semaphore {
     }
 }
 
-/// A descriptor that wakes a sleeping thread; any number of wakes before it looks count once.
+/// A descriptor that wakes a sleeping thread; any number of rings before the thread reads it count once.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     fd: OwnedFd,
@@ -65,7 +65,7 @@ impl Doorbell {
         let _ = write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// Stops the ringing.
+    /// Clears the ringing.
     pub fn silence(&self) {
         let mut count = [0u8; 8];
         let _: Result<usize, Errno> = read(&self.fd, &mut count);

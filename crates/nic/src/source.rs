@@ -1,4 +1,4 @@
-//! Where a queue pair's packets may come from, for a look without its lock.
+//! The sources of a queue pair's packets, for a check without its lock.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -9,19 +9,19 @@ use terrace_transport::may_come_from;
 const NOWHERE: u32 = u32::MAX;
 const ANYWHERE: u32 = NOWHERE - 1;
 
-/// The address and port of a queue pair's peer. Changed under the queue pair's lock, where every packet that passes here is checked
-/// again: one that is looked at in the middle of a change may pass or be dropped.
+/// The address and port of a queue pair's peer. Changed under the queue pair's lock, where every packet that passes
+/// here is checked again: one that is checked in the middle of a change may pass or be dropped.
 #[derive(Debug)]
 pub(crate) struct SourceFilter {
     /// As an IPv6 address.
     address: [AtomicU64; 2],
     port: AtomicU32,
-    /// Packets that it has kept out.
+    /// Packets that were dropped here.
     dropped: AtomicU64,
 }
 
 impl SourceFilter {
-    /// Of a queue pair without a peer. Datagrams may come from anywhere.
+    /// For a queue pair without a peer. Datagrams may come from anywhere.
     pub fn new(takes_datagrams: bool) -> SourceFilter {
         SourceFilter {
             address: Default::default(),
@@ -30,7 +30,7 @@ impl SourceFilter {
         }
     }
 
-    /// The queue pair is connected to that peer, or to none. Not for datagrams.
+    /// Sets the peer that the queue pair is connected to, or none. Not for datagrams.
     pub fn set(&self, peer: Option<SocketAddr>) {
         let bits = match peer.map(|peer| peer.ip()) {
             None => 0,
@@ -39,7 +39,7 @@ impl SourceFilter {
         };
         let port = peer.map_or(NOWHERE, |peer| peer.port().into());
         if (self.address(), self.port.load(Ordering::Relaxed)) == (bits, port) {
-            // Its packets pass meanwhile.
+            // The same peer: its packets pass meanwhile.
             return;
         }
         self.port.store(NOWHERE, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl SourceFilter {
         admitted
     }
 
-    /// Packets that it has kept out.
+    /// Packets that were dropped here.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

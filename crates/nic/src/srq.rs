@@ -13,7 +13,7 @@ use crate::limits::Life;
 use crate::pd::Pd;
 use crate::xrc::Xrcd;
 
-/// What a shared receive queue is created with.
+/// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SrqInit {
     /// Work requests that it must hold, at least 1.
@@ -22,7 +22,7 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// Ignored at creation, as `ibv_create_srq` has it; `modify` arms it.
     pub limit: u32,
-    /// Whatever the creator wants to find again.
+    /// The creator's cookie.
     pub cookie: u64,
 }
 
@@ -49,10 +49,10 @@ pub struct Srq {
     pub(crate) async_account: EventAccount,
 }
 
-/// What a shared receive queue of XRC has besides.
+/// The additional attributes of a shared receive queue of XRC.
 struct Extended {
     xrcd: Arc<Xrcd>,
-    /// Where its receives complete, whichever target they are for.
+    /// The completion queue of its receives, for all targets.
     cq: Arc<Cq>,
 }
 
@@ -70,7 +70,7 @@ impl Srq {
         Ok(Arc::new_cyclic(|me| Srq::make(pd, init, device.next_number(), None, me)))
     }
 
-    /// One of an XRC domain. EINVAL if domain or completion queue are another device's.
+    /// A queue of an XRC domain. EINVAL if domain or completion queue are another device's.
     pub(crate) fn extended(
         pd: &Arc<Pd>,
         init: SrqInit,
@@ -121,7 +121,7 @@ impl Srq {
         Ok(())
     }
 
-    /// What the creator gave.
+    /// The creator's cookie.
     pub fn cookie(&self) -> u64 {
         self.cookie
     }
@@ -131,22 +131,22 @@ impl Srq {
         self.number
     }
 
-    /// Whether it is one of XRC, which targets serve and no queue pair has.
+    /// Whether it belongs to XRC: targets serve it, and no queue pair has it.
     pub fn is_extended(&self) -> bool {
         self.extended.is_some()
     }
 
-    /// Whether it is one of that XRC domain.
+    /// Whether it belongs to that XRC domain.
     pub(crate) fn is_in(&self, xrcd: &Arc<Xrcd>) -> bool {
         self.extended.as_ref().is_some_and(|extended| Arc::ptr_eq(&extended.xrcd, xrcd))
     }
 
-    /// Whether it is one of XRC whose receives complete to that queue.
+    /// Whether it belongs to XRC, and its receives complete to that queue.
     pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
         self.extended.as_ref().is_some_and(|extended| Arc::ptr_eq(&extended.cq, cq))
     }
 
-    /// Completes one of its receives that a target has taken, and returns whether that made an event.
+    /// Completes one of its receives that a target has taken, and returns whether that raised an event.
     pub(crate) fn complete(&self, wc: Wc) -> bool {
         self.extended.as_ref().is_some_and(|extended| extended.cq.push(wc))
     }
@@ -183,15 +183,15 @@ impl Srq {
             attr.limit = limit;
         }
         queue.attr = attr;
-        // A limit that is not kept already is reached at once (IBTA volume 1, 10.2.9.1).
+        // A limit above the number of waiting requests is reached at once (IBTA volume 1, 10.2.9.1).
         let reached = limit.is_some() && self.take_limit_event(&mut queue);
         drop(queue);
         self.tell_limit(reached);
         Ok(())
     }
 
-    /// Posts work requests. Those before the bad one stay posted; the error says which it was, and why: ENOMEM
-    /// when the queue is full, EINVAL when it has too many elements.
+    /// Posts work requests. Requests before a bad one stay posted; the error has its index and the reason: ENOMEM when
+    /// the queue is full, EINVAL when it has too many elements.
     pub fn post(&self, wrs: impl IntoIterator<Item = Result<RecvWr, Error>>) -> Result<(), (usize, Error)> {
         self.life.check().map_err(|error| (0, error))?;
         let mut queue = self.queue.lock();
@@ -201,9 +201,8 @@ impl Srq {
         Ok(())
     }
 
-    /// Destroys the queue: EBUSY while queue pairs use it; targets of XRC do not hold it, and refuse what comes for it from now on. The
-    /// completions of its receives go with it. Waits until the events that were handed out have been
-    /// acknowledged.
+    /// Destroys the queue: EBUSY while queue pairs use it. Targets of XRC do not hold it, and refuse requests for it
+    /// from now on. The completions of its receives are discarded. Waits until delivered events are acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
         self.life.end()?;
         self.queue.lock().waiting.clear();
@@ -230,7 +229,7 @@ impl Srq {
         wr
     }
 
-    /// Whether the limit is armed and not kept; disarms it.
+    /// Whether the limit is armed and reached; disarms it.
     fn take_limit_event(&self, queue: &mut Queue) -> bool {
         let reached = queue.waiting.len() < queue.attr.limit as usize;
         if reached {

@@ -16,7 +16,7 @@ const INDEX_COUNT: u32 = 1 << QPN_SLOT_SHIFT;
 const LEAF_BITS: u32 = 8;
 const LEAF_SIZE: usize = 1 << LEAF_BITS;
 
-/// Rounds of the permutation of indexes; there are few of them, and a peer may get to know many.
+/// Rounds of the permutation of indexes: there are few indexes, and a peer may learn many.
 const ROUNDS: usize = 12;
 
 /// The queue pairs of a device by number: the process's slot in the upper bits, an index in the lower ones.
@@ -30,10 +30,10 @@ type Leaf = Box<[Option<Arc<QueuePair>>; LEAF_SIZE]>;
 /// Two levels, so that a device with few queue pairs needs little memory.
 pub(crate) struct Entries {
     leaves: Vec<Option<Leaf>>,
-    /// The order in which indexes are used: a peer cannot tell from its own queue pair's number those of others.
+    /// The order in which indexes are used: a peer cannot derive other queue pairs' numbers from that of its own.
     order: KeyedPermutation<{ 1 << (QPN_SLOT_SHIFT / 2) }>,
-    /// Where in that order the search for a free index goes on. Indexes are used again as late as possible, so that packets
-    /// of a destroyed queue pair find nobody.
+    /// Where in that order the search for a free index continues. Indexes are reused as late as possible, so that
+    /// packets of a destroyed queue pair reach no other.
     next: u32,
     used: u32,
 }
@@ -62,7 +62,7 @@ impl QpTable {
         Ok(qp)
     }
 
-    /// Removes a queue pair. Packets may still be handled for it, until whoever has its lock marks it as dead.
+    /// Removes a queue pair. Packets may still be handled for it, until a thread with its lock marks it as dead.
     pub fn remove(&self, qpn: u32) {
         let mut entries = self.entries.write();
         if entries.slot_of(qpn & (INDEX_COUNT - 1)).take().is_some() {
@@ -81,7 +81,7 @@ impl QpTable {
     }
 }
 
-/// A table that nobody changes meanwhile.
+/// A table under its read lock.
 pub(crate) struct TableReader<'a> {
     slot: u8,
     entries: RwLockReadGuard<'a, Entries>,
@@ -98,7 +98,7 @@ impl TableReader<'_> {
 }
 
 impl Entries {
-    /// The next index in the order that nobody has. There must be one.
+    /// The next free index in the order. There must be one.
     fn next_free(&mut self) -> u32 {
         loop {
             let index = self.order.outward(self.next);

@@ -1,4 +1,4 @@
-//! When which queue pair wants to be looked at because of the time.
+//! Timers of queue pairs.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,7 +22,7 @@ const SWEEP_ENTRIES_MIN: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Timers {
     heap: Mutex<BinaryHeap<Reverse<Entry>>>,
-    /// The earliest entry, for a look without the lock.
+    /// The earliest entry, for a check without the lock.
     next_ns: NextDeadline,
 }
 
@@ -51,8 +51,8 @@ impl Timers {
         self.next_ns.0.load(Ordering::Relaxed) <= now.0
     }
 
-    /// Sees to it that the queue pair is looked at by `deadline`. Returns whether it became the earliest entry.
-    /// Called under the queue pair's lock.
+    /// Schedules the queue pair for `deadline` at the latest. Returns whether it became the earliest entry. Called
+    /// under the queue pair's lock.
     pub fn arm(&self, qp: &Arc<QueuePair>, deadline: Time) -> bool {
         if qp.timer_at.load(Ordering::Relaxed) <= deadline.0 {
             return false;
@@ -67,7 +67,7 @@ impl Timers {
         heap.peek().is_some_and(|first| first.0.at == deadline)
     }
 
-    /// Takes the entries that are due. One that another entry has replaced is thrown away.
+    /// Takes the entries that are due. An entry that another one has replaced is discarded.
     pub fn take_due(&self, now: Time) -> SmallVec<[Arc<QueuePair>; 8]> {
         let mut heap = self.heap.lock();
         let mut due = SmallVec::new();
@@ -82,7 +82,7 @@ impl Timers {
         due
     }
 
-    /// Forgets everything, when the device closes.
+    /// Discards everything, when the device closes.
     pub fn clear(&self) {
         let mut heap = self.heap.lock();
         heap.clear();
@@ -96,7 +96,7 @@ impl Timers {
 }
 
 impl Entry {
-    /// Whether it is the entry that its queue pair goes by.
+    /// Whether it is its queue pair's live entry.
     fn is_live(&self) -> bool {
         self.qp.timer_at.load(Ordering::Relaxed) == self.at.0
     }

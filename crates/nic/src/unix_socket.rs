@@ -1,5 +1,5 @@
-//! Sockets by which the processes of a host find each other: in the abstract name space, so of a network name space, and one message a
-//! datagram.
+//! Sockets by which the processes of a host find each other: in the abstract name space, so within a network name
+//! space, and with one message a datagram.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ fn open() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Listens for those who want this service of the process that has that address and UDP port.
+/// Listens for clients of this service, as the process that has that address and UDP port.
 ///
 /// # Errors
 /// `ADDRINUSE` when another process does; otherwise the system's.
@@ -40,7 +40,7 @@ pub(crate) fn listen_as(service: &str, address: SocketAddr) -> Result<OwnedFd, E
 /// Connects to the process that has that address and UDP port, without waiting.
 ///
 /// # Errors
-/// `CONNREFUSED` when nobody has, `AGAIN` when it accepts nobody.
+/// `CONNREFUSED` when no process has, `AGAIN` when its backlog is full.
 pub(crate) fn connect_to(service: &str, address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = open()?;
     connect(&socket, &name_of(service, address)?)?;
@@ -52,7 +52,7 @@ pub(crate) fn peer_of(socket: &OwnedFd) -> Option<UCred> {
     socket_peercred(socket).ok()
 }
 
-/// Has the set of descriptors `waits` be readable while this one is.
+/// Makes the set of descriptors `waits` readable while this descriptor is.
 ///
 /// # Errors
 /// The system's.
@@ -60,14 +60,15 @@ pub(crate) fn watch(waits: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
     epoll::add(waits, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
-/// To be called before a watched descriptor is closed: it may be open in a child as well, and would go on making the set readable.
+/// To be called before a watched descriptor is closed: a child may have it open as well, and it would keep the set
+/// readable.
 pub(crate) fn unwatch(waits: &OwnedFd, fd: BorrowedFd<'_>) {
     // It can only have been removed before.
     let _ = epoll::delete(waits, fd);
 }
 
-/// A descriptor to give up when the process has no other left: a connection that could not be accepted would keep its listener readable,
-/// and the thread that looks at it awake, for ever.
+/// A descriptor to close when the process has no other left: a connection that could not be accepted would keep its
+/// listener readable, and the thread that polls the listener awake, for ever.
 pub(crate) struct Spare(Mutex<Option<File>>);
 
 impl Spare {
@@ -75,7 +76,7 @@ impl Spare {
         Spare(Mutex::new(open_spare()))
     }
 
-    /// Has `accept` take a connection with it, to close that.
+    /// Gives the descriptor up for `accept`, which takes a connection and closes it.
     pub fn turn_away(&self, accept: impl FnOnce()) {
         let mut spare = self.0.lock();
         drop(spare.take());

@@ -1,8 +1,8 @@
-//! Extended reliable connections (IBTA volume 1, annex A14): domains, the shared receive queues in them, and their targets.
+//! Extended reliable connections (IBTA volume 1, annex A14): domains, their shared receive queues, and their targets.
 //!
-//! An initiator names a shared receive queue with each request, and its target serves any queue of the domain that both belong
-//! to. Memory is reached through the protection domain of the queue that the request names, receive buffers and remote keys alike
-//! (as in the patches that gave rxe this service); the target itself has none.
+//! An initiator names a shared receive queue with each request, and its target serves any queue of the domain that both
+//! belong to. Memory is accessed through the protection domain of the named queue, receive buffers and remote keys
+//! alike (as in the patches that gave rxe this service); the target itself has none.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -20,10 +20,10 @@ use crate::pd::Pd;
 use crate::qp::{QpInit, QueuePair};
 use crate::srq::Srq;
 
-/// An XRC domain: which shared receive queues a target serves.
+/// An XRC domain: the shared receive queues that a target serves.
 pub struct Xrcd {
     device: Arc<Device>,
-    /// What a target needs as any queue pair does, and never uses: nothing is registered in this domain, ...
+    /// Required by a target as by any queue pair, and never used: nothing is registered in this domain, ...
     pd: Arc<Pd>,
     /// ... and nothing completes here.
     cq: Arc<Cq>,
@@ -72,8 +72,8 @@ impl Xrcd {
         QueuePair::new(&self.pd, init, Some(self))
     }
 
-    /// The target of that number, for one more holder of it: it lives until [`QueuePair::destroy`] was called for each
-    /// of them. EINVAL where the domain has none of that number.
+    /// Adds a holder to the target of that number: the target lives until [`QueuePair::destroy`] was called for each
+    /// holder. EINVAL where the domain has no target of that number.
     pub fn open_target(self: &Arc<Self>, qpn: u32, cookie: u64) -> Result<Arc<QueuePair>, Error> {
         let found = self.device.query_qp_by_number(qpn);
         let found = found.filter(|qp| qp.xrcd().is_some_and(|xrcd| Arc::ptr_eq(xrcd, self)));
@@ -107,7 +107,7 @@ impl XrcTable {
             return Err(Error::NoMemory("numbers of shared receive queues"));
         }
         let number = loop {
-            // 0 says that a completion is of no such queue.
+            // 0 in a completion means no such queue.
             let number = draw() & XRC_SRQN_MAX;
             if number != 0 && !srqs.contains_key(&number) {
                 break number;
@@ -133,19 +133,19 @@ impl XrcTable {
     }
 }
 
-/// Those who hold a queue pair, by their cookies, oldest first. All but targets have one holder.
+/// The holders of a queue pair, by their cookies, oldest first. All but targets have one holder.
 pub(crate) struct Holders(Mutex<HolderList>);
 
 struct HolderList {
-    /// Never empty: events that were handed out before the last one let go go to that one.
+    /// Never empty: events that were delivered before the last holder left go to that holder.
     cookies: SmallVec<[u64; 1]>,
     all_gone: bool,
 }
 
-/// Who has let go.
+/// The position of a leaving holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// The oldest of several, to whom events went.
+    /// The oldest of several, which events went to.
     First,
     /// Another of several.
     Another,
@@ -163,7 +163,7 @@ impl Holders {
         self.0.lock().cookies[0]
     }
 
-    /// EINVAL when the last one has just gone.
+    /// EINVAL when the last holder has just left.
     fn add(&self, cookie: u64) -> Result<(), Error> {
         let mut list = self.0.lock();
         if list.all_gone {
@@ -173,7 +173,7 @@ impl Holders {
         Ok(())
     }
 
-    /// One lets go.
+    /// Removes a holder.
     pub fn leave(&self, cookie: u64) -> Leaving {
         let mut list = self.0.lock();
         match list.cookies.iter().position(|other| *other == cookie) {
