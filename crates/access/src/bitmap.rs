@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_transport::Time;
 
-/// How long after a pull the next one is due, in nanoseconds. A server promotes a few times in a second, and a pull moves a
-/// bit per MiB of the region.
+/// How long after a pull the next one is due, in nanoseconds. A server promotes a few times in a second, and a pull
+/// moves a bit per MiB of the region.
 pub const PULL_INTERVAL_NS: u64 = 20_000_000;
 /// How long an answer may take before the bitmap is requested again, in nanoseconds.
 const PULL_TIMEOUT_NS: u64 = 500_000_000;

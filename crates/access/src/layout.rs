@@ -12,8 +12,8 @@ const UNIT_BYTES_MAX: u32 = 1 << 30;
 
 /// Addresses and grid of an extended region; always valid.
 ///
-/// Pages and units are counted on a grid that need not begin where the region does: a program may register a part of a mapping,
-/// and under any virtual address. The region's first byte is `lead_bytes` behind the beginning of unit 0.
+/// Pages and units are counted on a grid that need not begin where the region does: a program may register a part of a
+/// mapping, and under any virtual address. The region's first byte is `lead_bytes` behind the beginning of unit 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     base_va: u64,
@@ -23,8 +23,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `length` bytes at `base_va`, whose first byte is `lead_bytes` into the grid. `None` unless the range is neither empty
-    /// nor beyond the address space, the unit is a power of two and at least a page, and there are at most [`UNITS_MAX`] units.
+    /// `length` bytes at `base_va`, whose first byte is `lead_bytes` into the grid. `None` unless the range is neither
+    /// empty nor beyond the address space, the unit is a power of two and at least a page, and there are at most
+    /// [`UNITS_MAX`] units.
     pub fn new(base_va: u64, length: u64, lead_bytes: u64, unit_bytes: u32) -> Option<Layout> {
         let last = length.checked_sub(1)?;
         base_va.checked_add(last)?;

@@ -27,8 +27,8 @@ impl PageBitmap {
         pages
     }
 
-    /// A bitmap from its words; page `n` is bit `n % 64` of word `n / 64`. `None` if the number of words does not fit the
-    /// number of pages, or a bit beyond the last page is set.
+    /// A bitmap from its words; page `n` is bit `n % 64` of word `n / 64`. `None` if the number of words does not fit
+    /// the number of pages, or a bit beyond the last page is set.
     pub fn from_words(page_count: usize, words: impl Iterator<Item = u64>) -> Option<PageBitmap> {
         let words: SmallVec<[u64; 2]> = words.take(page_count.div_ceil(WORD_BITS) + 1).collect();
         let spare_bits = words.len().checked_mul(WORD_BITS)?.checked_sub(page_count)?;

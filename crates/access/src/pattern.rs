@@ -3,8 +3,8 @@
 //! Both ends derive the same 4096 bytes from a 32-byte key that the server draws at random for each registration:
 //!
 //! 1. The key is four 64-bit words `k[0..4]`, little-endian. Word `i` of the generator's state is
-//!    `mix(k[i] + (i + 1) * 0x9e3779b97f4a7c15)`, where `mix` is the finaliser of SplitMix64; should all four be zero, the first
-//!    becomes 1.
+//!    `mix(k[i] + (i + 1) * 0x9e3779b97f4a7c15)`, where `mix` is the finaliser of SplitMix64; should all four be zero,
+//!    the first becomes 1.
 //! 2. The generator is xoshiro256++ (Blackman and Vigna). Its first 64 outputs are discarded.
 //! 3. The next 512 outputs, little-endian, are the pattern.
 //!
@@ -69,8 +69,8 @@ impl Pattern {
         Arc::clone(&self.bytes)
     }
 
-    /// Whether a slice of a page, which begins `offset` bytes into the page, may have been absent: whether any chunk of it,
-    /// or the part of a chunk at either end, equals the pattern. An empty slice is never suspect.
+    /// Whether a slice of a page, which begins `offset` bytes into the page, may have been absent: whether any chunk of
+    /// it, or the part of a chunk at either end, equals the pattern. An empty slice is never suspect.
     ///
     /// # Panics
     /// If the slice reaches beyond the page.

@@ -34,8 +34,8 @@ impl AhObject {
     }
 }
 
-/// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has none, but some programs (qperf) know
-/// of nothing else; within an IPv4 network of 16 bits this one leads to the peer. See `docs/decisions`.
+/// The port's local identifier: the low half of its IPv4 address, or 0. RoCE has none, but some programs (qperf)
+/// support nothing else; within an IPv4 network of 16 bits this one identifies the peer. See `docs/decisions`.
 pub fn lid(gids: &[Gid]) -> u16 {
     match gids.first().map(|gid| gid.addr) {
         Some(IpAddr::V4(own)) => u32::from(own) as u16,
@@ -54,7 +54,7 @@ fn by_lid(device: &Device, lid: u16) -> Option<[u8; 16]> {
     }
 }
 
-/// The part of an address that reaches the wire.
+/// The part of an address that is sent on the wire.
 pub fn vector(device: &Device, attr: &ibv_ah_attr) -> AddressVector {
     if attr.is_global == 0
         && let Some(dgid) = by_lid(device, attr.dlid)
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     pointer(unsafe { object::read(attr).and_then(|attr| create(pd, attr)) })
 }
 
-/// `ibv_destroy_ah(3)`. Sends that were posted with it go out nevertheless.
+/// `ibv_destroy_ah(3)`. Sends that were posted with it are carried out nevertheless.
 ///
 /// # Safety
 /// `ah` is null or an address handle.
@@ -104,24 +104,24 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         unsafe { borrow::<AhObject>(ah)? }.ah.destroy()?;
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<AhObject>(ah) };
         Ok(())
     };
     status(destroy())
 }
 
-/// Offset of the IPv4 header in the 40-byte GRH area, of which it fills the end (IBTA annex A17).
+/// Offset of the IPv4 header in the 40-byte GRH area, which it ends (IBTA annex A17).
 const IPV4_AT: usize = 20;
 
 /// Protocol number of UDP.
 const UDP: u8 = 17;
 
-/// The way back to the sender of a datagram, from the IP header that was received with it.
+/// The path back to the sender of a datagram, from the IP header that was received with it.
 #[derive(Debug)]
 struct Sender {
     dgid: [u8; 16],
-    /// Our address, for the GID table.
+    /// Our address, to find in the GID table.
     own: [u8; 16],
     hop_limit: u8,
     traffic_class: u8,
@@ -146,7 +146,7 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     std::array::from_fn(|index| bytes[index])
 }
 
-/// IPv4 when a sound header lies in the second half, else IPv6; EINVAL for neither and for multicast.
+/// IPv4 when a valid header lies in the second half, else IPv6; EINVAL for neither and for multicast.
 fn sender(area: &[u8; 40]) -> Result<Sender> {
     let ipv4 = &area[IPV4_AT..];
     if ipv4[0] == 0x45 && (area[0] >> 4 != 6 || header_sum(ipv4) == 0xffff) {

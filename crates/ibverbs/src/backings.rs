@@ -1,5 +1,5 @@
-//! The files behind a program's memory, for peers on the same host that are to reach it through mappings of their own: shared
-//! memory, anonymous files, files that it has mapped. What it has from its allocator has none.
+//! The files behind a program's memory, for same-host peers that access it through mappings of their own: shared
+//! memory, anonymous files, files that the program has mapped. Memory of its allocator has none.
 
 use terrace_memory::shared::BackedBy;
 use terrace_memory::{HostRange, PAGE_BYTES};
@@ -14,7 +14,7 @@ pub struct ProgramFiles;
 impl Backings for ProgramFiles {
     fn find(&self, range: HostRange, writable: bool) -> Option<BackedBy> {
         let run = maps::find(range).ok()?.ok()?;
-        // Closing a further descriptor of it would give up the program's locks on it.
+        // Closing a further descriptor of the file would release the program's locks on it.
         if (writable && !run.writable) || backing::is_locked_by_us(run.file.inode()) {
             return None;
         }

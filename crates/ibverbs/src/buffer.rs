@@ -9,14 +9,14 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
 use crate::object;
 use crate::pd::{PdObject, Use};
 
-/// `ibv_buf`, and what keeps its protection domain.
+/// `ibv_buf`, and the reference to its protection domain.
 #[repr(C)]
 struct Buffer {
     c: ibv_buf,
     _pd: Use,
 }
 
-/// `ibv_alloc_buf(3)`: page aligned, zero, not touched yet.
+/// `ibv_alloc_buf(3)`: page aligned, zero, not faulted in yet.
 ///
 /// # Safety
 /// `pd` is null or a protection domain, `buf` null or writable.
@@ -37,24 +37,24 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     pointer(alloc())
 }
 
-/// Pages that are zero and not touched yet.
+/// Pages that are zero and not faulted in yet.
 pub fn map(size: usize) -> Result<*mut c_void> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at a place that the kernel chooses.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let addr = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
     if addr == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(addr) }
 }
 
-/// Gives pages of [`map`] back.
+/// Unmaps pages of [`map`].
 pub fn unmap(addr: *mut c_void, size: usize) {
-    // SAFETY: a mapping of `map`, whose owner is going.
+    // SAFETY: a mapping of `map`, whose owner is being dropped.
     unsafe { libc::munmap(addr, size) };
 }
 
 /// `ibv_free_buf(3)`.
 ///
 /// # Safety
-/// `buf` is null or came from `ibv_alloc_buf`, and nobody uses it any more.
+/// `buf` is null or came from `ibv_alloc_buf`, and is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     if buf.is_null() {
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
     unsafe { crate::mr::ibv_reg_mr_ex(pd, &raw mut attr) }
 }
 
-/// EINVAL unless the range that is to be registered lies within the buffer.
+/// EINVAL unless the range to register lies within the buffer.
 ///
 /// # Safety
 /// `attr.buf` is null or a buffer.

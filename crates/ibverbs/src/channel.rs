@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     pointer(create())
 }
 
-/// `ibv_destroy_comp_channel(3)`: EBUSY while completion queues have it.
+/// `ibv_destroy_comp_channel(3)`: EBUSY while completion queues use it.
 ///
 /// # Safety
 /// `channel` is null or a channel.
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     let destroy = || {
         // SAFETY: the caller's.
         unsafe { borrow::<ChannelObject>(channel)? }.channel.destroy()?;
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<ChannelObject>(channel) };
         Ok(())
     };
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         // SAFETY: the caller's.
         let object = unsafe { borrow::<ChannelObject>(channel)? };
         if cq.is_null() || cq_context.is_null() {
-            // Before an event is taken: nobody could acknowledge it.
+            // Before an event is taken: without these pointers the program could not acknowledge it.
             return Err(Error::Invalid("nowhere to put the event").into());
         }
         let event = object.channel.get_event()?;
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller's.
     if let Ok(object) = unsafe { borrow::<CqObject>(cq.cast()) } {
-        // A share: a thread that destroys the queue may go on, and free the object, before this call returns.
+        // A share: a thread that destroys the queue may be woken, and free the object, before this call returns.
         let cq = object.cq().clone();
         cq.ack_events(count);
     }

@@ -1,7 +1,8 @@
-//! The first version of the verbs, of 2005: structures of another shape, behind the symbols of version node IBVERBS_1.0.
+//! The first version of the verbs, of 2005: structures of another layout, behind the symbols of version node
+//! IBVERBS_1.0.
 //!
-//! A program that old finds an empty list of devices, so it never holds an object that the other functions could take;
-//! they are there so that it starts. See `docs/decisions/0008-verbs-of-2005.md`.
+//! A program that old finds an empty list of devices, so it never has an object for the other functions; they exist so
+//! that the program starts. See `docs/decisions/0008-verbs-of-2005.md`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn compat_1_0__ibv_free_device_list(list: *mut *mut c_void
     unsafe { libc::free(list.cast()) };
 }
 
-/// Defines functions that answer EOPNOTSUPP, whatever they are given.
+/// Defines functions that return EOPNOTSUPP for all arguments.
 macro_rules! status {
     ($($name:ident)*) => {
         $(

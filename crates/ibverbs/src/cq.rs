@@ -153,7 +153,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
     status(resize())
 }
 
-/// `ibv_destroy_cq(3)`: EBUSY while queue pairs have it; waits until its events are acknowledged.
+/// `ibv_destroy_cq(3)`: EBUSY while queue pairs use it; waits until its events are acknowledged.
 ///
 /// # Safety
 /// `cq` is null or a completion queue.

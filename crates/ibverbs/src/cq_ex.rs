@@ -27,17 +27,17 @@ const BATCH: usize = 16;
 const TIME_FLAGS: u64 =
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-/// All that `ibv_wc` has, a VLAN tag, which is none, and times.
+/// All fields of `ibv_wc`, a VLAN tag, which is always none, and times.
 const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64 | TIME_FLAGS;
 
-/// An entry, and when it came.
+/// An entry, and the time of its completion.
 type Entry = (Wc, Time);
 
-/// What is between `start_poll` and `end_poll`.
+/// The state of an extended poll, from `start_poll` to `end_poll`.
 pub struct ExtendedPoll {
     /// Held from a successful `start_poll` to `end_poll`.
     session: RawMutex,
-    /// The entry that the read functions read; theirs to touch while the session is held.
+    /// The entry that the read functions return; accessed only while the session is held.
     current: UnsafeCell<Entry>,
     ahead: Mutex<Ahead>,
     /// See [`ExtendedPoll::wall_clock_lead_ns`].
@@ -65,8 +65,8 @@ impl ExtendedPoll {
         }
     }
 
-    /// How far the wall clock is ahead of the device's. It never falls, so that the times never step back, not even after the
-    /// wall clock has been set back.
+    /// How far the wall clock is ahead of the device's. It never falls, so that times never go backwards, not even
+    /// after the wall clock has been set back.
     fn wall_clock_lead_ns(&self, now: impl FnOnce() -> Time) -> u64 {
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         // Read second: a delay between the two makes the lead smaller, never larger than it is.
@@ -84,7 +84,7 @@ impl ExtendedPoll {
         count
     }
 
-    /// Forgets the entries of a queue pair that was reset or destroyed.
+    /// Drops the entries of a queue pair that was reset or destroyed.
     pub fn purge(&self, qpn: u32) {
         let mut ahead = self.ahead.lock();
         let (next, mut kept) = (ahead.next, ahead.next);
@@ -126,7 +126,7 @@ fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
     Ok(())
 }
 
-/// The queue, and the session that the caller is in or wants.
+/// The queue, and its session.
 ///
 /// # Safety
 /// `cq` is null or an extended completion queue.
@@ -171,7 +171,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The entry that the program reads.
+/// The current entry.
 fn current(cq: *mut ibv_cq_ex) -> Wc {
     entry(cq).0
 }
@@ -226,12 +226,12 @@ unsafe extern "C" fn read_dlid_path_bits(_cq: *mut ibv_cq_ex) -> u8 {
     0
 }
 
-/// VLAN tags end below us.
+/// The network stack below removes VLAN tags.
 unsafe extern "C" fn read_cvlan(_cq: *mut ibv_cq_ex) -> u16 {
     0
 }
 
-/// By the device's clock, which counts nanoseconds.
+/// Of the device's clock, which counts nanoseconds.
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     entry(cq).1.0
 }
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn create_cq_ex(
     pointer(create())
 }
 
-/// EOPNOTSUPP for what this device does not have (flow tags, tag matching, ignoring overruns).
+/// EOPNOTSUPP for attributes that this device does not support (flow tags, tag matching, ignoring overruns).
 fn check(attr: &ibv_cq_init_attr_ex) -> Result<()> {
     if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(EINVAL);

@@ -14,8 +14,8 @@ pub const DEVICE_NAME: &str = "terrace0";
 /// Name of its character device under `/dev/infiniband`.
 pub const UVERBS_NAME: &str = "uverbs0";
 
-/// The device as C sees it. mlx5dv and efadv take any device for the beginning of a provider's structure and read a
-/// pointer to the provider behind it: zero there means that it is not theirs.
+/// The device's C structure. mlx5dv and efadv take any device for the beginning of a provider's structure and read a
+/// pointer to the provider behind it: zero there means that the device is not theirs.
 #[repr(C)]
 struct Listed {
     device: UnsafeCell<ibv_device>,
@@ -27,7 +27,7 @@ unsafe impl Sync for Listed {}
 
 static DEVICE: Listed = Listed { device: UnsafeCell::new(describe()), provider_private: [0; 32] };
 
-/// Copies an ASCII text into a C array, which stays zero behind it.
+/// Copies an ASCII text into a C array and fills the rest with zeros.
 const fn text<const N: usize>(parts: [&str; 2]) -> [c_char; N] {
     let mut array = [0; N];
     let (mut part, mut at) = (0, 0);
@@ -61,7 +61,7 @@ pub fn device() -> *mut ibv_device {
     DEVICE.device.get()
 }
 
-/// Whether a pointer is the one device of this library; anything else was not found by it.
+/// Whether a pointer is the one device of this library.
 pub fn is_ours(candidate: *const ibv_device) -> bool {
     std::ptr::eq(candidate, device())
 }
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     pointer(list)
 }
 
-/// The list comes from `calloc`: programs are known that pass it to `free`.
+/// The list comes from `calloc`: some programs pass it to `free`.
 fn allocate_list() -> Result<*mut *mut ibv_device> {
     // SAFETY: no preconditions.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
@@ -112,13 +112,13 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// `ibv_get_device_index(3)`: the kernel knows no such device, and index 0 is a valid one.
+/// `ibv_get_device_index(3)`: the kernel has no such device, and index 0 is a valid one.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
     if is_ours(device) { 0 } else { -1 }
 }
 
-/// `ibv_get_device_guid(3)`: in network byte order; 0 when the device could not be opened to find out.
+/// `ibv_get_device_guid(3)`: in network byte order; 0 when the device could not be opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     if !is_ours(device) {

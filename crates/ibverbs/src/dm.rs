@@ -1,4 +1,4 @@
-//! Device memory: a piece of ordinary memory that only verbs reach.
+//! Device memory: ordinary memory that programs access only by verbs.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -16,17 +16,17 @@ use crate::mr::{self, Place};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Users};
 
-/// Most bytes of a context.
+/// Most bytes of device memory in a context.
 pub const MAX_BYTES: u64 = 1 << 20;
 
 /// Largest alignment of an allocation, as a power of two: that of pages, which every allocation has.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// Where a region without bytes lies: in the first page, which is never mapped, so that every access to it fails. Only
-/// a region on demand may lie there.
+/// The address of an empty region: in the first page, which is never mapped, so that every access to it fails. Only
+/// an on-demand region may lie there.
 const NOWHERE: u64 = 1;
 
-/// Copies in and out are made of words.
+/// Copies in and out consist of whole words.
 const WORD: u64 = 4;
 
 /// `ibv_dm`.
@@ -40,7 +40,7 @@ pub struct DmObject {
     users: Users,
 }
 
-// SAFETY: the memory is the object's own, and who copies to it at the same time as others is the program's affair.
+// SAFETY: the memory is the object's own, and the program is responsible for concurrent copies to it.
 unsafe impl Sync for DmObject {}
 // SAFETY: as above.
 unsafe impl Send for DmObject {}
@@ -58,7 +58,7 @@ impl Drop for DmObject {
 }
 
 impl DmObject {
-    /// Where a range of it is: EINVAL unless it lies within.
+    /// The address of a range: EINVAL unless it lies within.
     fn range(&self, offset: u64, length: usize) -> Result<*mut c_void> {
         let end = offset.checked_add(length as u64).ok_or(EINVAL)?;
         if end > self.length as u64 {
@@ -67,7 +67,7 @@ impl DmObject {
         Ok(self.base.wrapping_byte_add(offset as usize))
     }
 
-    /// The same for a copy, which must be of whole words.
+    /// The address of a range to copy, which must be of whole words.
     fn words(&self, offset: u64, length: usize) -> Result<*mut c_void> {
         if !offset.is_multiple_of(WORD) || !length.is_multiple_of(WORD as usize) {
             return Err(EINVAL);

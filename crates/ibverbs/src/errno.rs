@@ -1,4 +1,4 @@
-//! The one way in which failures leave this library: an errno, returned or left in `errno`.
+//! The form of this library's errors: an errno, returned or left in `errno`.
 
 use std::ffi::c_int;
 
@@ -6,18 +6,18 @@ use std::ffi::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub c_int);
 
-/// An attribute makes no sense.
+/// Invalid argument.
 pub const EINVAL: Errno = Errno(libc::EINVAL);
 /// The object is in use.
 pub const EBUSY: Errno = Errno(libc::EBUSY);
-/// Not now, or not without being asked to make it.
+/// The object does not exist, and the call did not ask to create it.
 pub const EAGAIN: Errno = Errno(libc::EAGAIN);
-/// There is no room.
+/// Not enough memory, or a limit is reached.
 pub const ENOMEM: Errno = Errno(libc::ENOMEM);
-/// This device cannot do that.
+/// This device does not support the operation.
 pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
-/// What a verb of this library comes to.
+/// The result of a verb.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 impl Errno {
@@ -34,7 +34,8 @@ impl Errno {
     }
 }
 
-/// For verbs that return 0 or the errno. Most programs print `errno`, which the system call of another library would have left.
+/// For verbs that return 0 or the errno. Most programs print `errno`, which the system call of another library would
+/// have left.
 pub fn status(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,

@@ -19,7 +19,7 @@ use crate::srq::SrqObject;
 /// The only port.
 const PORT: c_int = 1;
 
-/// The object that an event is about; every cookie is the object's C structure.
+/// The object of an event; every cookie is the object's C structure.
 fn element(event: &AsyncEvent) -> ibv_async_event__bindgen_ty_1 {
     let object = |cookie: u64| ibv_async_event__bindgen_ty_1 { qp: (cookie as *mut c_void).cast() };
     match event {
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     minus_one(get())
 }
 
-/// The NIC's event for what the program acknowledges; none for events of the port, which nobody waits for.
+/// The NIC's event for one that the program acknowledges; none for events of the port, which no verb waits for.
 ///
 /// # Safety
 /// `event` came from `ibv_get_async_event`, and its object still exists.

@@ -1,4 +1,4 @@
-//! Copies between the kernel's structures and the verbs', which librdmacm asks this library for.
+//! Copies between the kernel's structures and the verbs', for librdmacm.
 
 use crate::abi::{
     ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_gid, ibv_global_route,
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     to.preference = from.preference;
 }
 
-/// The same the other way.
+/// The verbs' path record as the kernel's.
 ///
 /// # Safety
 /// The pointers are null or to structures of their types.

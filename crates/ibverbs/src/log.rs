@@ -1,4 +1,4 @@
-//! What the user is told: the log to standard error, as much as `TERRACE_LOG` says, and single lines.
+//! Output for the user on standard error: the log, at the level of `TERRACE_LOG`, and single lines.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -6,8 +6,8 @@ use std::sync::Once;
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// Standard error, without the lock of `std::io::stderr`: another thread may have that when the process forks, and the child
-/// would wait for it for ever. A line is one write.
+/// Standard error, without the lock of `std::io::stderr`: another thread may hold that when the process forks, and the
+/// child would wait for it for ever. A line is one write.
 struct StandardError;
 
 impl Write for StandardError {
@@ -22,8 +22,8 @@ impl Write for StandardError {
     }
 }
 
-/// Starts the log once per process. Unknown levels mean the default, warnings; a program's own subscriber stays. The caller has
-/// [`fork::once`](crate::fork::once).
+/// Starts the log once per process. Unknown levels mean the default, warnings; a program's own subscriber stays. The
+/// caller has [`fork::once`](crate::fork::once).
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -35,13 +35,13 @@ pub fn install() {
             .with_ansi(false)
             .with_target(true)
             .finish();
-        // Fails when another copy of this library in the process was first; then its log is as good.
+        // Fails when another copy of this library in the process was first; that copy's log serves as well.
         drop(tracing::subscriber::set_global_default(subscriber));
     });
 }
 
-/// Tells the user something in one line, whatever the log's level is.
+/// Writes a line to standard error, at any log level.
 pub fn tell_user(what: impl Display) {
-    // Nobody to tell is no reason to do otherwise.
+    // An error cannot be reported anywhere.
     let _ = StandardError.write_all(format!("terrace: {what}\n").as_bytes());
 }

@@ -20,10 +20,10 @@ use crate::paged::Lease;
 use crate::pd::{PdObject, Use};
 use crate::room;
 
-/// Access flags that a device may ignore when it has no use for them (relaxed ordering and its like).
+/// Access flags that a device may ignore if it does not implement them (relaxed ordering and similar).
 const OPTIONAL_ACCESS: u32 = (IB_UVERBS_ACCESS_OPTIONAL_LAST << 1) - IB_UVERBS_ACCESS_OPTIONAL_FIRST;
 
-/// `IBV_REREG_MR_ERR_INPUT`: the region is as it was. Nothing worse happens here.
+/// `IBV_REREG_MR_ERR_INPUT`: the region is unchanged. No other error occurs here.
 const REREG_REFUSED: c_int = -1;
 
 /// `ibv_mr`.
@@ -45,13 +45,13 @@ unsafe impl Object for MrObject {
 }
 
 impl MrObject {
-    /// The NIC's.
+    /// The NIC's region.
     pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
 
-    /// Changes domain, place (address, length, iova) and access as far as given. Whether a file extends the region is
-    /// decided anew when that can be another answer. On error nothing has changed.
+    /// Changes domain, place (address, length, iova) and access, where given. Whether a file extends the region is
+    /// decided anew if place or access change. On error nothing has changed.
     fn change(
         &self,
         domain: Option<&PdObject>,
@@ -74,7 +74,7 @@ impl MrObject {
     }
 }
 
-/// What C sees of a region's place, and what keeps it.
+/// The range of a region as C sees it, and the objects that keep it.
 pub struct Place {
     /// First byte; null in device memory.
     pub addr: *mut c_void,
@@ -127,7 +127,7 @@ unsafe fn register_range(
 /// `ibv_reg_mr(3)`.
 ///
 /// # Safety
-/// `pd` is null or a protection domain. The memory need not be there: an access to it then fails.
+/// `pd` is null or a protection domain. The memory need not be mapped: an access to it then fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     pointer(unsafe { register_range(pd, addr, length, iova, access as c_uint) })
 }
 
-/// What the macros of `verbs.h` call when `access` may hold optional flags.
+/// The symbol that the macros of `verbs.h` call when `access` may hold optional flags.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`.
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let deregister = || {
         // SAFETY: the caller's.
         unsafe { borrow::<MrObject>(mr)? }.mr.dereg()?;
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<MrObject>(mr) };
         Ok(())
     };

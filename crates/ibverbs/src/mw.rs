@@ -37,13 +37,13 @@ impl MwObject {
         &self.mw
     }
 
-    /// The key that a work request with this rkey binds a type 2 window to: the low 8 bits are the program's choice, the others
-    /// are the window's.
+    /// The key to which a work request with this rkey binds a type 2 window: the low 8 bits are the program's choice,
+    /// the others are the window's.
     pub fn key_with_tag_of(&self, rkey: u32) -> u32 {
         self.mw.rkey() & !0xff | rkey & 0xff
     }
 
-    /// Shows the program the key of a bind that has been posted.
+    /// Stores the key of a posted bind where the program reads it.
     pub fn set_rkey(&self, rkey: u32) {
         // SAFETY: our own structure; posting a bind is what changes the field.
         unsafe { (*self.c.get()).rkey = rkey };
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
     pointer(alloc())
 }
 
-/// `ibv_dealloc_mw(3)`: a window that is bound is unbound by that.
+/// `ibv_dealloc_mw(3)`: unbinds a bound window.
 ///
 /// # Safety
 /// `mw` is null or a window.
@@ -80,14 +80,14 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let dealloc = || {
         // SAFETY: the caller's.
         unsafe { borrow::<MwObject>(mw)? }.mw.dealloc()?;
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<MwObject>(mw) };
         Ok(())
     };
     status(dealloc())
 }
 
-/// The region of a bind, by its key. Without a region nothing may be bound: that is how windows are unbound.
+/// The key of a bind's region. Without a region the range must be empty: such a bind unbinds the window.
 ///
 /// # Safety
 /// `info.mr` is null or a region.
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ib
         let (queue_pair, window, bind) =
             unsafe { (borrow::<QpObject>(qp.cast())?, borrow::<MwObject>(mw)?, object::read(bind)?) };
         let info = &bind.bind_info;
-        // A base of its own came with type 2.
+        // Zero-based windows are type 2 only.
         if !matches!(window.mw.kind(), MwKind::Type1) || info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
             return Err(EINVAL);
         }

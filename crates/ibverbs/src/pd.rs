@@ -15,15 +15,15 @@ use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::room;
 
-/// `ibv_pd`, or a parent domain, which is another name for the protection domain inside it.
+/// `ibv_pd`, or a parent domain, which refers to the protection domain inside it.
 #[repr(C)]
 pub struct PdObject {
     c: CPart<ibv_pd>,
     context: Arc<Context>,
     pd: Arc<Pd>,
-    /// Objects made with this very pointer, and parent domains of it.
+    /// Objects created with this pointer, and parent domains of it.
     users: Users,
-    /// For a parent domain: what it keeps alive.
+    /// For a parent domain: the objects that it keeps alive.
     parent: Option<Parent>,
 }
 
@@ -37,7 +37,7 @@ struct Parent {
     _td: Option<Use>,
 }
 
-/// How many objects refer to one.
+/// Counts the references to an object.
 #[derive(Clone, Default)]
 pub struct Users(Arc<AtomicU32>);
 
@@ -79,7 +79,7 @@ impl PdObject {
         &self.context
     }
 
-    /// For an object that is made with this protection domain.
+    /// A reference for an object that is created with this protection domain.
     pub fn in_use(&self) -> Use {
         self.users.add()
     }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     pointer(alloc())
 }
 
-/// `ibv_dealloc_pd(3)`: EBUSY while anything was made with it.
+/// `ibv_dealloc_pd(3)`: EBUSY while an object created with it exists.
 ///
 /// # Safety
 /// `pd` is null or a protection or parent domain.
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     status(dealloc())
 }
 
-/// `ibv_td`: a promise to use objects from one thread only, which gains nothing here.
+/// `ibv_td`: a promise to use objects from one thread only, which changes nothing here.
 #[repr(C)]
 pub struct TdObject {
     c: CPart<ibv_td>,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
     pointer(alloc())
 }
 
-/// `ibv_dealloc_td(3)`: EBUSY while a parent domain has it.
+/// `ibv_dealloc_td(3)`: EBUSY while a parent domain uses it.
 ///
 /// # Safety
 /// `td` is null or a thread domain.
@@ -166,8 +166,8 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     status(dealloc())
 }
 
-/// `ibv_alloc_parent_domain(3)`. Allocators are accepted and never called: queues here live in memory that no device
-/// reads, so there is nothing to place.
+/// `ibv_alloc_parent_domain(3)`. Allocators are accepted and never called: queues here are in memory that no device
+/// reads, so their addresses do not matter.
 ///
 /// # Safety
 /// `context` is open and `attr` points to attributes, or either is null.
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
         }
         // SAFETY: the caller's.
         let inner = unsafe { borrow::<PdObject>(attr.pd)? };
-        // A parent domain of a parent domain means nothing.
+        // A parent domain of a parent domain is invalid.
         if inner.parent.is_some() || !Arc::ptr_eq(&inner.context, &context) {
             return Err(EINVAL);
         }

@@ -1,5 +1,6 @@
-//! The private symbols that hardware providers bind when they are loaded. perftest loads two of them at start, whatever
-//! the device; nothing calls most of these functions, because no device of theirs is ever found. Which node has which: `private_nodes.txt`.
+//! The private symbols that hardware providers bind when they are loaded. perftest loads two providers at start, for
+//! any device; most of these functions are never called, because the providers find no device of theirs.
+//! `private_nodes.txt` lists the symbols of each node.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -13,7 +14,7 @@ use crate::strings::wr_opcode_text;
 macro_rules! unsupported {
     ($($name:ident)*) => {
         $(
-            /// EOPNOTSUPP. The arguments, whatever they are, stay where the calling convention puts them.
+            /// EOPNOTSUPP. The calling convention permits any arguments.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> c_int {
                 EOPNOTSUPP.0
@@ -47,7 +48,7 @@ macro_rules! null {
     };
 }
 
-/// Defines functions that answer -1 and EINVAL, as for a device without a directory in sysfs.
+/// Defines functions that return -1 and EINVAL, as for a device without a directory in sysfs.
 macro_rules! no_file {
     ($($name:ident)*) => {
         $(
@@ -61,7 +62,7 @@ macro_rules! no_file {
     };
 }
 
-/// Defines the count of attributes of a chain of command buffers: only the first one's, as there are no chains.
+/// Defines the count of attributes of a chain of command buffers: only that of the first one, as there are no chains.
 macro_rules! final_num_attrs {
     ($($name:ident)*) => {
         $(
@@ -89,7 +90,7 @@ macro_rules! flag {
 macro_rules! gid_type {
     ($($name:ident)*) => {
         $(
-            /// The GID's kind as sysfs tells it.
+            /// The GID's kind as in sysfs.
             ///
             /// # Safety
             /// `context` is null or open, `kind` null or writable.

@@ -27,7 +27,7 @@ pub struct SrqObject {
     srq: Arc<Srq>,
     max_sge: u32,
     _pd: Use,
-    /// For one of XRC.
+    /// For an XRC queue.
     _xrcd: Option<Use>,
 }
 
@@ -43,7 +43,7 @@ impl SrqObject {
     }
 }
 
-/// What a shared receive queue of XRC has besides.
+/// The further attributes of an XRC shared receive queue.
 struct Extended<'a> {
     xrcd: &'a XrcdObject,
     cq: &'a Arc<Cq>,
@@ -60,7 +60,7 @@ unsafe fn create(
     let (domain, init) = unsafe { (borrow::<PdObject>(pd)?, object::read(attr)?) };
     room::for_object()?;
     let slot = Slot::<SrqObject>::new();
-    // The limit is armed by ibv_modify_srq only.
+    // Only ibv_modify_srq arms the limit.
     let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
     let request = SrqInit { max_wr, max_sge, limit: 0, cookie: slot.as_c() as u64 };
     let srq = match &extended {
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     pointer(unsafe { create(pd, attr, None) })
 }
 
-/// `ibv_create_srq_ex(3)`: basic queues and those of XRC (no tag matching).
+/// `ibv_create_srq_ex(3)`: basic and XRC queues (no tag matching).
 ///
 /// # Safety
 /// `context` is null or open, `attr` null or attributes that may be written.
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     status(query())
 }
 
-/// `ibv_destroy_srq(3)`: EBUSY while queue pairs have it. Targets of XRC have none.
+/// `ibv_destroy_srq(3)`: EBUSY while queue pairs use it. XRC targets do not.
 ///
 /// # Safety
 /// `srq` is null or a shared receive queue.
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let destroy = || {
         // SAFETY: the caller's.
         unsafe { borrow::<SrqObject>(srq)? }.srq.destroy()?;
-        // SAFETY: the NIC knows it no more.
+        // SAFETY: the NIC no longer refers to it.
         unsafe { retire::<SrqObject>(srq) };
         Ok(())
     };

@@ -1,4 +1,4 @@
-//! Texts for enumerations. Programs print them and test suites compare them, so they are the library's usual ones.
+//! Texts for enumerations. Programs print them and test suites compare them, so they are those of rdma-core.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -22,7 +22,7 @@ const NODE_TYPES: [&CStr; 8] = [
 const PORT_STATES: [&CStr; 6] =
     [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
 
-/// By `ibv_event_type`; the last one is newer than the header that we follow.
+/// By `ibv_event_type`; the last one is newer than the header that this library follows.
 const EVENTS: [&CStr; 21] = [
     c"CQ error",
     c"local work queue catastrophic error",
@@ -139,8 +139,8 @@ const fn rate(code: c_uint, multiple: c_int, mbps: c_int) -> Rate {
     Rate { code, multiple: if multiple == 0 { None } else { Some(multiple) }, mbps }
 }
 
-/// IBTA volume 1, table of static rates; the multiples stop where lanes stopped being multiples of 2.5 Gb/s, except
-/// for the few that existing programs know.
+/// IBTA volume 1, table of static rates; only rates that are multiples of 2.5 Gb/s per lane have a multiple, and
+/// a few others that existing programs use.
 const RATES: [Rate; 23] = [
     rate(2, 1, 2500),
     rate(5, 2, 5000),
@@ -167,7 +167,7 @@ const RATES: [Rate; 23] = [
     rate(24, 480, 1_275_000),
 ];
 
-/// `IBV_RATE_MAX`: whatever the port does; the answer to a rate that has no code.
+/// `IBV_RATE_MAX`: the port's rate; the result for a rate that has no code.
 const RATE_MAX: c_uint = 0;
 
 /// `ibv_rate_to_mult(3)`: -1 for a rate that is no multiple of 2.5 Gb/s.

@@ -1,4 +1,4 @@
-//! Reading sysfs on behalf of other libraries: librdmacm asks this one to.
+//! Reading sysfs for librdmacm, which calls this library to do so.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::errno::{EINVAL, Errno, Result};
 use crate::shim::redirected;
 
-/// Where sysfs is.
+/// The path of sysfs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
 fn read_line(directory: &CStr, name: &CStr, answer: &mut [u8]) -> Result<usize> {
     let path = [directory.to_bytes(), b"/", name.to_bytes()].concat();
     let path = CString::new(path).map_err(|_| EINVAL)?;
-    // SAFETY: a C string of ours, which stays until the end of the function.
+    // SAFETY: a C string of ours, which lives until the end of the function.
     let actual = unsafe { redirected(path.as_ptr()) };
     // SAFETY: either that string or another one, which `actual` keeps.
     let actual = unsafe { CStr::from_ptr(actual.as_ptr()) };
@@ -57,7 +57,7 @@ fn read_line(directory: &CStr, name: &CStr, answer: &mut [u8]) -> Result<usize> 
         return Ok(0);
     }
     let line = if answer[length - 1] == b'\n' { length - 1 } else { length };
-    // No room for the terminator: half a line would be worse than none.
+    // Without space for the terminator, EINVAL: part of a line would be worse.
     *answer.get_mut(line).ok_or(EINVAL)? = 0;
     Ok(line)
 }

@@ -1,5 +1,5 @@
-//! Verbs of things that this device has not: other processes' objects, DMA handles, DMA-bufs, completion counters,
-//! multicast groups. They answer EOPNOTSUPP, as providers without them do.
+//! Verbs of features that this device does not have: other processes' objects, DMA handles, DMA-bufs, completion
+//! counters, multicast groups. They return EOPNOTSUPP, as providers without these features do.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -14,7 +14,7 @@ fn none<T>() -> *mut T {
     null_mut()
 }
 
-/// `ibv_import_device(3)`: a NIC that lives in a process cannot be shared with another.
+/// `ibv_import_device(3)`: a NIC that lives in a process cannot be shared with another process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
     none()
@@ -114,7 +114,7 @@ pub extern "C" fn _ibv_query_comp_cntr_caps(
 macro_rules! counter_verbs {
     ($($name:ident)*) => {
         $(
-            /// A verb on a completion counter, of which there are none.
+            /// A verb on a completion counter; there are no counters.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name(_counter: *mut c_void, _value: u64) -> c_int {
                 EOPNOTSUPP.0
@@ -143,6 +143,6 @@ pub extern "C" fn ibv_qp_attach_comp_cntr(
     EOPNOTSUPP.0
 }
 
-/// How drivers of 2006 made themselves known.
+/// The function by which drivers of 2006 registered.
 #[unsafe(no_mangle)]
 pub extern "C" fn compat_1_1__ibv_register_driver(_name: *const c_void, _init: *const c_void) {}

@@ -164,8 +164,8 @@ pub struct Table {
     pub rkey: u32,
 }
 
-/// Where a region's tables are: one bit per unit, unit `n` is bit `n % 64` of the little-endian word `n / 64`; one 32-bit version
-/// per page, odd if present.
+/// Where a region's tables are: one bit per unit, unit `n` is bit `n % 64` of the little-endian word `n / 64`; one
+/// 32-bit version per page, odd if present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The residency bitmap.
@@ -243,7 +243,8 @@ pub enum Source<'a> {
     },
 }
 
-/// Where the client counts its accesses of units: 32-bit little-endian numbers, for `unit_count` units from `first_unit` on.
+/// Where the client counts its accesses of units: 32-bit little-endian numbers, for `unit_count` units from
+/// `first_unit` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// The region's key.

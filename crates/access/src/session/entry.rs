@@ -163,7 +163,7 @@ pub(super) struct Entry {
     pub(super) posts: u32,
     /// RPCs that it waits for, sent or not.
     pub(super) calls: u32,
-    /// Pages of a checked READ that looked absent, to be asked for when all of its posts are back.
+    /// Pages of a checked READ that looked absent, to be fetched when all of its posts are back.
     pub(super) suspects: PageBitmap,
     /// Buffers of this READ into which an RPC of an earlier READ may put data after this one's has come.
     pub(super) overwritten: SmallVec<[Local; 1]>,

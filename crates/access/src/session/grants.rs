@@ -49,7 +49,7 @@ struct Grant {
 #[derive(Debug)]
 pub(super) enum Verdict {
     Granted(Arc<Region>),
-    /// It will be asked for again.
+    /// It will be requested again.
     Later,
     /// The region is accessed as a plain one; the rkey may name another one by now.
     Refused {

@@ -16,16 +16,16 @@
 //!   CQ <---------- poll_action: Complete(wc)
 //! ```
 //!
-//! # What it promises
-//! - Completions come in the order of posting ([`Config::in_order`]; otherwise as soon as a request is over): of signaled requests,
-//!   and of all that fail. After a failure everything later that is not completed is flushed, and the owner is told to move the
-//!   queue pair to the error state ([`Action::Break`]) unless it is there already.
+//! # Guarantees
+//! - Completions come in the order of posting ([`Config::in_order`]; otherwise as soon as a request is over): of
+//!   signaled requests, and of all that fail. After a failure everything later that is not completed is flushed, and
+//!   the owner is told to move the queue pair to the error state ([`Action::Break`]) unless it is there already.
 //! - READs and WRITEs of the same bytes have the effect of their order of posting, whether by RPC or one-sided; so have
 //!   requests that use the same local memory, as far as the queue pair alone would guarantee that. A request that would
 //!   overtake waits, and those behind it wait as well.
 //! - FENCE holds a request back until all READs and atomics before it are done.
-//! - READs are not ordered among each other, and neither is a SEND behind a READ without FENCE: absent data comes later.
-//!   (The specification has the first in order; waiting for each miss would defeat this crate's purpose. A FENCE
+//! - READs are not ordered among each other, and neither is a SEND behind a READ without FENCE: absent data comes
+//!   later. (The specification has the first in order; waiting for each miss would defeat this crate's purpose. A FENCE
 //!   restores it.)
 //! - A work request's memory is not accessed after its completion. A request that fails or is flushed is completed only
 //!   when the server has answered all of its calls, or can answer none any more ([`Session::handle_peer_gone`]).

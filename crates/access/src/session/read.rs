@@ -62,9 +62,9 @@ fn part_of(page_offset: usize, page: usize, length: u64) -> Part {
     start.saturating_sub(offset)..(start + PAGE - offset).min(length)
 }
 
-/// Divides a run so that each READ's packets begin at chunk boundaries of the grid: only then does a packet that was
-/// absent contain a whole chunk, or is a part that is compared by itself. A READ of one packet needs no division: it
-/// is present or absent as a whole.
+/// Divides a run so that each READ's packets begin at chunk boundaries of the grid: only then is an absent packet sure
+/// to contain a whole chunk, or to be a part that is compared by itself. A READ of one packet needs no division: it is
+/// present or absent as a whole.
 pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> SmallVec<[Part; 2]> {
     let start = region.layout().grid(va + run.start);
     let head_end = run.start + (start.next_multiple_of(mtu_bytes) - start);
@@ -130,8 +130,8 @@ fn fetch(seq: Seq, entry: &Entry, part: Part, pages: Option<Pages>) -> Task {
     }
 }
 
-/// Inspects the data of a part of a READ, and adds the pages that may have been absent to the suspects. `page` is a
-/// buffer for the data.
+/// Inspects the data of a part of a READ, and adds the pages that may have been absent to the suspects. `page_room` is
+/// a buffer for the data.
 ///
 /// # Errors
 /// If the program's memory cannot be read.

@@ -1,4 +1,4 @@
-//! The C side of the verbs: types of the installed header, and what newer headers add to them.
+//! The C side of the verbs: types of the installed header, and additions of newer headers.
 
 // The names are C's, and the generated file carries more than this crate uses.
 #[allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, missing_docs)]

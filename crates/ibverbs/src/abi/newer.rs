@@ -1,4 +1,4 @@
-//! What headers newer than rdma-core 44 add. Structures grow at the end that existing programs do not look at, so a
+//! Additions of headers newer than rdma-core 44. Structures grow at the end, which existing programs do not read, so a
 //! larger one serves old and new callers alike.
 
 use std::ffi::{c_int, c_void};
@@ -28,16 +28,16 @@ pub const IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG: c_int = 1 << 0;
 /// `IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES`.
 pub const IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 1 << 1;
 
-/// `struct ibv_qp_ex` since rdma-core 46: one more builder function behind the last.
+/// `struct ibv_qp_ex` since rdma-core 46: one more builder function at the end.
 #[repr(C)]
 pub struct QpEx {
-    /// What rdma-core 44 has.
+    /// The structure of rdma-core 44.
     pub base: ibv_qp_ex,
     /// `ibv_wr_flush`: rkey, remote address, length, placement type, selectivity level.
     pub wr_flush: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>,
 }
 
-/// `struct ibv_dmah`: what every `struct` of a verb object begins with.
+/// `struct ibv_dmah`: the field that every verb object begins with.
 #[repr(C)]
 pub struct ibv_dmah {
     /// The device that it belongs to.
@@ -75,7 +75,7 @@ pub struct ibv_mr_init_attr {
     pub addr: *mut c_void,
     /// A DMA-buf.
     pub fd: c_int,
-    /// Where the region begins within it.
+    /// The offset of the region within it.
     pub fd_offset: u64,
     /// A DMA handle.
     pub dmah: *mut ibv_dmah,

@@ -366,7 +366,7 @@ mod tests {
         assert_eq!((cut.range, cut.file_offset), (whole.range, whole.file_offset));
         assert_eq!(cut.first.len, 2 << 12);
         assert_eq!(content(open(&cut).unwrap(), &cut), "right");
-        // SAFETY: as above; nobody uses it.
+        // SAFETY: as above; nothing uses it.
         assert_eq!(unsafe { libc::munmap(mapped.0.wrapping_byte_add(4 << 12), 1 << 12) }, 0);
         assert_eq!(find(mapped.part(0, Mapped::LEN as u64)).unwrap(), Err(NoRun::GoesBeyond));
         assert_eq!(find(mapped.part(5, 4096)).unwrap().unwrap().range, mapped.part(0, 4 << 12));
@@ -394,7 +394,7 @@ mod tests {
         super::open(&run, Purpose::Mapping).expect("opened");
         let list = std::fs::read_to_string("/proc/self/maps").unwrap();
         assert_eq!(list.matches("terrace huge").count(), 1, "what it was recognised by is left: {list}");
-        // SAFETY: nobody uses it.
+        // SAFETY: nothing uses it.
         unsafe { libc::munmap(addr, len) };
     }
 

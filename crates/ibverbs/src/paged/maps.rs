@@ -113,7 +113,8 @@ fn find_in(mut list: impl BufRead, range: HostRange) -> io::Result<Result<Run, N
         if run.as_mut().is_some_and(|run| run.extend(&mapping)) {
             continue;
         }
-        // The list is in the order of addresses: the first run that reaches the range is the only one that can cover it.
+        // The list is in the order of addresses: the first run that reaches the range is the only one that can cover
+        // it.
         if run.as_ref().is_some_and(|run| run.end() > range.addr) || mapping.start >= end {
             break;
         }

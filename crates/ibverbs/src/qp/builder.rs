@@ -1,5 +1,5 @@
 //! The builder functions behind `ibv_wr_*`: work requests are collected from `wr_start` on, and posted as one list by
-//! `wr_complete`. What a step does wrong is reported there, as the steps return nothing.
+//! `wr_complete`, which also returns the error of a failed step, as the steps return nothing.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -20,7 +20,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::mw::MwObject;
 use crate::object::borrow;
 
-/// Operations of the kinds of queue pair.
+/// Operations of each queue pair type.
 const UD_OPS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const UC_OPS: u64 = UD_OPS
     | (IBV_QP_EX_WITH_RDMA_WRITE
@@ -35,10 +35,10 @@ const RC_OPS: u64 = UC_OPS
         | IBV_QP_EX_WITH_ATOMIC_WRITE) as u64
     | IBV_QP_EX_WITH_FLUSH;
 
-/// The initiator of XRC: what annex A14 has, and not what came with annex A19.
+/// The operations of an XRC initiator: those of annex A14, without those of annex A19.
 const XRC_OPS: u64 = RC_OPS & !(IBV_QP_EX_WITH_ATOMIC_WRITE as u64 | IBV_QP_EX_WITH_FLUSH);
 
-/// What is between `wr_start` and `wr_complete`.
+/// The state from `wr_start` to `wr_complete`.
 pub struct Builder {
     /// Held from `wr_start` to `wr_complete` or `wr_abort`: one thread builds at a time.
     session: RawMutex,
@@ -54,15 +54,15 @@ struct List {
     wrs: Vec<SendWr>,
     /// The windows of the binds among them, and the keys that they are bound to.
     bound: Vec<(*mut ibv_mw, u32)>,
-    /// The first thing that went wrong.
+    /// The first error.
     error: Option<Error>,
 }
 
 impl Builder {
-    /// For the operations that the program wants to use.
+    /// For the operations that the program requests.
     ///
     /// # Errors
-    /// EOPNOTSUPP if this kind of queue pair does not have them all.
+    /// EOPNOTSUPP if this queue pair type does not have them all.
     pub fn new(qp_type: QpType, wanted: u64) -> Result<Builder> {
         let available = match qp_type {
             QpType::Rc => RC_OPS,

@@ -1,4 +1,4 @@
-//! From C's work requests to the NIC's: one copy, nothing allocated for two elements or 64 bytes of inline data.
+//! From C's work requests to the NIC's: one copy, without an allocation up to two elements or 64 bytes of inline data.
 //!
 //! Programs fill in only the fields that an operation uses, so only those are read.
 
@@ -20,7 +20,7 @@ use crate::errno::Errno;
 use crate::mw::{self, MwObject};
 use crate::object::{borrow, by_itself};
 
-/// Our checks' errno as the NIC's error.
+/// An errno of our checks as the NIC's error.
 fn refused(errno: Errno) -> Error {
     Error::System(errno.0)
 }
@@ -74,7 +74,7 @@ pub unsafe fn inline_data(
     Ok(Payload::Inline(bytes))
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 ///
 /// # Safety
 /// `ah` is null or an address handle.
@@ -106,7 +106,7 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     }))
 }
 
-/// The operation, if it is one that may be carried out as it is posted.
+/// The operation, if it is one that may be carried out while it is posted.
 ///
 /// # Safety
 /// The fields that the opcode uses are filled in.
@@ -185,7 +185,7 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
     let op = unsafe { operation(wr)? };
     let flags = check_flags(flags)?;
     let payload = if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindWindow(_)) {
-        // These carry nothing, and programs leave the list unset.
+        // These have no payload, and programs leave the list unset.
         Payload::Sges(SgeList::new())
     } else {
         // SAFETY: the caller's.
@@ -213,7 +213,7 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
     Ok(SendWr { wr_id, op, payload, flags, target })
 }
 
-/// The work request in short, if it may be carried out, or sent, as it is posted, and is the only one.
+/// The short form of the work request, if it may be carried out, or sent, while it is posted, and is the only one.
 ///
 /// # Safety
 /// As for [`send`].
@@ -235,7 +235,7 @@ pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
     Some(ShortWr { wr_id, op, local, flags })
 }
 
-/// The flags that this NIC knows; checksum offload, which it has not, is refused.
+/// The flags that this NIC supports; checksum offload is refused.
 pub fn check_flags(flags: u32) -> Result<SendFlags, Error> {
     if flags & IBV_SEND_IP_CSUM != 0 {
         return Err(Error::Invalid("checksum offload is for raw packets"));

@@ -3,7 +3,7 @@
 //! | module | verbs |
 //! |---|---|
 //! | `create` | create, open, destroy |
-//! | `modify` | modify and query, and what only C remembers of the attributes |
+//! | `modify` | modify and query, and the attributes that only C's side keeps |
 //! | `post` | `ibv_post_send` and `ibv_post_recv` |
 //! | `convert` | from C's work requests to ours |
 //! | `builder` | `ibv_wr_*` |
@@ -31,9 +31,9 @@ pub struct QpObject {
     c: CPart<QpEx>,
     context: Arc<Context>,
     qp: Arc<QueuePair>,
-    /// Sizes that posting checks before it follows a pointer.
+    /// Limits that posting checks before it follows a pointer.
     limits: PostLimits,
-    /// Null where nothing completes: a target of XRC has neither, an initiator no receives.
+    /// Null without completions: an XRC target has neither, an initiator no receives.
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
     remembered: Arc<Mutex<modify::Remembered>>,
@@ -54,7 +54,7 @@ unsafe impl Object for QpObject {
     type C = QpEx;
 }
 
-/// What a work request may at most carry.
+/// The limits of a work request.
 #[derive(Clone, Copy)]
 pub struct PostLimits {
     /// Gather elements of a send.
@@ -68,7 +68,7 @@ pub struct PostLimits {
 }
 
 impl QpObject {
-    /// The NIC's.
+    /// The NIC's queue pair.
     pub fn qp(&self) -> &Arc<QueuePair> {
         &self.qp
     }

@@ -57,7 +57,7 @@ fn mtu_bytes(code: c_uint) -> Result<u32> {
     if (IBV_MTU_256..=IBV_MTU_4096).contains(&code) { Ok(128 << code) } else { Err(EINVAL) }
 }
 
-/// The attributes that the mask names; the others are not looked at, as programs leave them unset.
+/// The attributes in the mask; the others are not read, as programs leave them unset.
 fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> {
     let mut ours = QpAttr::default();
     if mask.contains(M::STATE) {
@@ -81,7 +81,7 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
         let device = object.context.device();
         ours.path = Some(device.resolve(&ah::vector(device, &attr.ah_attr), dest_qpn)?);
     }
-    // The rest means something only where the mask has it, and is a plain copy.
+    // The rest is valid only if the mask has it, and is a plain copy.
     (ours.qkey, ours.rq_psn, ours.sq_psn) = (attr.qkey, attr.rq_psn, attr.sq_psn);
     (ours.dest_qpn, ours.access, ours.pkey_index) = (attr.dest_qp_num, attr.qp_access_flags, attr.pkey_index);
     ours.en_sqd_async_notify = attr.en_sqd_async_notify != 0;
@@ -92,8 +92,8 @@ fn attributes(object: &QpObject, attr: &ibv_qp_attr, mask: M) -> Result<QpAttr> 
     Ok(ours)
 }
 
-/// Attributes that an end of XRC has no use for, and that programs set nevertheless because RC needs them (perftest): taken and
-/// forgotten, as the kernel's `modify_qp_mask` does.
+/// Attributes that an XRC end does not need, and that programs set nevertheless because RC needs them (perftest):
+/// accepted and ignored, as the kernel's `modify_qp_mask` does.
 fn ignored(qp_type: QpType) -> M {
     match qp_type {
         QpType::XrcSend => M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
@@ -102,8 +102,8 @@ fn ignored(qp_type: QpType) -> M {
     }
 }
 
-/// `ibv_modify_qp(3)`. EBUSY when the queue pair has changed, and another process of the host does not come to the end of an access that it
-/// was permitted before; to call it again is to wait again.
+/// `ibv_modify_qp(3)`. EBUSY when the queue pair has changed, and another process of the host does not finish an
+/// access that was permitted before; calling it again waits again.
 ///
 /// # Safety
 /// `qp` is null or a queue pair, `attr` null or attributes.
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             // SAFETY: our own structure; this verb and the query are the ones that change the field.
             unsafe { (*object.as_c()).state = attr.qp_state };
         }
-        // Rights that were taken away are gone when this returns, as they are from a NIC.
+        // Revoked rights are gone when this returns, as they are from a NIC.
         Ok(object.qp.await_readers()?)
     };
     status(modify())
@@ -192,7 +192,7 @@ impl QpObject {
     }
 }
 
-/// `ibv_query_qp(3)`: answers everything, whatever the mask.
+/// `ibv_query_qp(3)`: returns all attributes, regardless of the mask.
 ///
 /// # Safety
 /// `qp` is null or a queue pair; `attr` and `init_attr` are null or writable.

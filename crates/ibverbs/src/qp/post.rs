@@ -13,7 +13,7 @@ use crate::object::borrow;
 /// A list of sends.
 struct SendList {
     next: *const ibv_send_wr,
-    /// Whether there was a bind among those that were converted.
+    /// Whether a converted request was a bind.
     has_binds: bool,
     qp_type: QpType,
     limits: PostLimits,
@@ -68,7 +68,7 @@ impl Iterator for RecvList {
     }
 }
 
-/// Names the first work request as the bad one and returns the errno.
+/// Reports the first work request as the bad one and returns the errno.
 ///
 /// # Safety
 /// `bad` is null or writable.
@@ -106,11 +106,11 @@ pub unsafe fn report_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller's; only elements of the list are asked for the next one.
+    // SAFETY: the caller's; `next` is read of elements of the list only.
     unsafe { report(posted, first, bad, |wr| (*wr).next) }
 }
 
-/// Gives the windows of the first `count` work requests the keys that they are bound to.
+/// Stores the new keys in the windows that the first `count` work requests bind.
 ///
 /// # Safety
 /// `first` is a list that ends with null; those work requests were posted.
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn post_send(
     // SAFETY: the caller's.
     let short = if wr.is_null() { None } else { unsafe { convert::short(wr) } };
     let posted = match short {
-        // Only connections have no more to say.
+        // Only RC work requests have no further fields.
         Some(short) if object.qp.qp_type() == QpType::Rc => {
             object.qp.post_short(&short).map_err(|error| (0, error))
         }
@@ -167,7 +167,7 @@ pub unsafe extern "C" fn post_send(
             posted
         }
     };
-    // SAFETY: the caller's; only elements of the list are asked for the next one.
+    // SAFETY: the caller's; `next` is read of elements of the list only.
     unsafe { report(posted, wr, bad_wr, |wr| (*wr).next) }
 }
 

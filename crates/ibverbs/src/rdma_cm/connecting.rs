@@ -31,7 +31,8 @@ fn ephemeral_port(attempt: u64) -> u16 {
 /// Binds an identifier to an address of ours, or to all of them, and takes its port there.
 ///
 /// # Errors
-/// EINVAL unless it is new; EADDRNOTAVAIL for an address that the device does not have; EADDRINUSE for a port that is taken.
+/// EINVAL unless it is new; EADDRNOTAVAIL for an address that the device does not have; EADDRINUSE for a port that is
+/// taken.
 pub fn bind(service: &mut Service, file: FileId, number: u32, address: SocketAddr) -> Result<()> {
     let device = service.device.clone().ok_or(Errno(libc::ENODEV))?;
     let id = service.ids.get(file, number)?;

@@ -22,8 +22,8 @@ pub struct Source {
     pub address: IpAddr,
 }
 
-/// Whether a program means any address of the device: the wildcard, or the address of the loopback, unless the device has just that
-/// one (Linux's `cma_any_addr`).
+/// Whether a program means any address of the device: the wildcard, or the address of the loopback, unless the device
+/// has just that one (Linux's `cma_any_addr`).
 pub fn is_any(gids: &[Gid], wanted: IpAddr) -> bool {
     let wanted = wanted.to_canonical();
     let is_loopback = wanted == Ipv4Addr::LOCALHOST || wanted == Ipv6Addr::LOCALHOST;
@@ -136,7 +136,8 @@ mod tests {
         assert_eq!(own("127.0.0.1").map(|source| source.gid_index), Some(0));
         assert_eq!(own("::1").map(|source| source.gid_index), Some(1));
         assert_eq!(own("192.0.2.1"), None);
-        // An address of the loopback that a device has stands for a host of its own, and the loopback's proper ones for any.
+        // An address of the loopback that a device has stands for a host of its own, and the loopback's proper ones for
+        // any.
         let on_loopback = table(&["127.0.0.58"]);
         let own = |wanted: &str| own_address(&on_loopback, wanted.parse().expect("an address"));
         assert_eq!(own("127.0.0.1").map(|source| source.address), Some([127, 0, 0, 58].into()));

@@ -50,7 +50,8 @@ impl Service {
         }
     }
 
-    /// Queues a request at its listener; a request that cannot be queued, or is for another queue pair type, is refused.
+    /// Queues a request at its listener; a request that cannot be queued, or is for another queue pair type, is
+    /// refused.
     fn offer(
         &mut self,
         conn: ConnId,

@@ -1,5 +1,5 @@
-//! Functions of the C library that take a descriptor, for those that lead to our connection manager (`rdma_cm`). For any other
-//! descriptor they cost a look at a bitmap.
+//! Functions of the C library that take a descriptor, for channels to our connection manager (`rdma_cm`). For any other
+//! descriptor they cost one lookup in a bitmap.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,7 +7,7 @@ use super::real::call_real;
 use crate::rdma_cm;
 
 unsafe extern "C" {
-    /// The C library's `write` by its other name: looking it up would not be possible in every place that calls `write`.
+    /// The C library's `write` by its other name: it could not be looked up at every place that calls `write`.
     fn __write(fd: c_int, data: *const c_void, len: usize) -> isize;
 }
 
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn write(fd: c_int, data: *const c_void, len: usize) -> is
     unsafe { __write(fd, data, len) }
 }
 
-/// Makes a socket look like the character device that it stands for.
+/// Makes a socket look like the character device that it replaces.
 ///
 /// # Safety
 /// `answer` is null or may be written, if the call before it has succeeded.

@@ -1,7 +1,7 @@
-//! Functions that change mappings. Regions that are larger than memory (`paged`) rest on mappings of the program, and have to
-//! know before it takes one of them away.
+//! Functions that change mappings. Regions larger than memory (`paged`) depend on mappings of the program, and are
+//! notified before the program removes one.
 //!
-//! These do not look the C library's functions up but make the system calls themselves: allocators call them before
+//! These functions do not look the C library's up but make the system calls themselves: allocators call them before
 //! anything can be looked up.
 
 use std::ffi::{c_int, c_long, c_void};
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn mprotect(addr: *mut c_void, len: size_t, protection: c_
     unsafe { libc::syscall(libc::SYS_mprotect, addr, len, c_long::from(protection)) as c_int }
 }
 
-/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel does not look at it.
+/// `mremap(2)`. The last argument is there only with `MREMAP_FIXED`; without it the kernel ignores it.
 ///
 /// # Safety
 /// As for the C library's.
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn mremap(
     unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, c_long::from(flags), new) as *mut c_void }
 }
 
-/// `mmap(2)`: over something else with `MAP_FIXED`.
+/// `mmap(2)`: replaces other mappings with `MAP_FIXED`.
 ///
 /// # Safety
 /// As for the C library's.

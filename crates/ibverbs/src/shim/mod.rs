@@ -1,13 +1,13 @@
-//! The C library's functions that this library stands in front of when it is preloaded.
+//! The C library's functions that this library interposes when it is preloaded.
 //!
 //! Programs look for RDMA devices in two places besides libibverbs: under `/dev/infiniband` and under
-//! `/sys/class/infiniband`. Calls that name a path there go to a directory tree that looks the same (`tree`); any other
-//! path costs two comparisons. And the fault-safe copies of `terrace_memory` need SIGSEGV and SIGBUS, so programs that
-//! install handlers for those, or block them, are told what they expect to hear while ours stays first (`signals`). Regions
-//! larger than memory have to know when the mapping below them goes (`mappings`). What is written to `/dev/infiniband/rdma_cm` is
-//! a command to our connection manager (`descriptors`).
+//! `/sys/class/infiniband`. Calls with a path there are redirected to a directory tree that looks the same (`tree`);
+//! any other path costs two comparisons. The fault-safe copies of `terrace_memory` need SIGSEGV and SIGBUS, so
+//! programs that install handlers for those, or block them, get the expected results while our handler stays first
+//! (`signals`). Regions larger than memory are notified before the mapping below them changes (`mappings`). A write to
+//! `/dev/infiniband/rdma_cm` is a command to our connection manager (`descriptors`).
 //!
-//! `docs/decisions/0007-one-library-with-the-shim-inside.md` says why this is not a library of its own.
+//! `docs/decisions/0007-one-library-with-the-shim-inside.md` gives the reasons why this is not a library of its own.
 
 mod descriptors;
 mod mappings;

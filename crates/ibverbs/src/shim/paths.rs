@@ -1,7 +1,7 @@
 //! Functions of the C library that take a path.
 //!
 //! `open` and `openat` are variadic in C. Here they have the mode as a parameter: in every Linux calling convention a
-//! variadic argument of that type travels where a named one does, and a caller that passes none does not want it read.
+//! variadic argument of that type is passed as a named one is, and if a caller passes none, it is not used.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -12,7 +12,7 @@ use super::redirect::{redirected, seen};
 use crate::errno::Errno;
 use crate::rdma_cm;
 
-/// Defines functions that pass a path on: the arguments before it, and those behind it.
+/// Defines functions with a path among their arguments.
 macro_rules! pass_on {
     ($(fn $name:ident($($before:ident: $before_type:ty),*; path $(, $after:ident: $after_type:ty)*) -> $return:ty;)*) => {
         $(
@@ -35,10 +35,10 @@ macro_rules! pass_on {
     };
 }
 
-/// `DIR *`, `FILE *`, `struct stat *` and their like: passed on, never looked into.
+/// `DIR *`, `FILE *`, `struct stat *` and similar: passed on, never dereferenced.
 type Opaque = *mut c_void;
 
-/// Defines functions that open a path. The connection manager's device is opened by ourselves.
+/// Defines functions that open a path. This library opens the connection manager's device itself.
 macro_rules! opens {
     ($(fn $name:ident($($before:ident: $before_type:ty),*; path, flags $(, $after:ident: $after_type:ty)*);)*) => {
         $(
@@ -118,7 +118,7 @@ pass_on! {
     fn __readlinkat_chk(directory: c_int; path, target: *mut c_char, size: usize, room: usize) -> isize;
 }
 
-/// Takes the tree's root off a path that `realpath` and its like wrote; it only gets shorter.
+/// Removes the tree's root from a path that `realpath` or a similar function wrote; the path only gets shorter.
 ///
 /// # Safety
 /// `found` is null or a C string that may be written.
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn __realpath_chk(
     room: usize,
 ) -> *mut c_char {
     if !answer.is_null() && room < libc::PATH_MAX as usize {
-        // The C library ends the program here, which is its to do.
+        // The C library aborts the program here.
         return call_real!(
             __realpath_chk: fn(*const c_char, *mut c_char, usize) -> *mut c_char, path, answer, room
         );

@@ -1,10 +1,10 @@
-//! The functions that ours stand in front of.
+//! The C library's functions that this library interposes.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// No function's address.
+/// The address of a function that does not exist.
 const MISSING: *mut c_void = std::ptr::without_provenance_mut(1);
 
 /// A function of the C library.
@@ -22,7 +22,7 @@ impl Real {
     /// Its address in the next library that has it; null if there is none (old entry points on new systems).
     pub fn address(&self) -> *mut c_void {
         let known = self.address.load(Relaxed);
-        // Before `find_all`: another library's constructor has run before ours.
+        // Null before `find_all`: another library's constructor has run before ours.
         let known = if known.is_null() { self.find() } else { known };
         if known == MISSING { null_mut() } else { known }
     }
@@ -69,15 +69,15 @@ functions! {
     statx
 }
 
-/// Looks all of them up, when the library is loaded. Not at the first call: that may be a signal handler's, or a thread's that
-/// somebody waits for who has the dynamic linker's lock.
+/// Looks all of them up, when the library is loaded. Not at the first call: that may be in a signal handler, or in a
+/// thread for which the holder of the dynamic linker's lock waits.
 pub fn find_all() {
     for function in ALL {
         function.find();
     }
 }
 
-/// What a function that does not exist here answers with, besides ENOSYS.
+/// The result of a function that does not exist here, besides ENOSYS.
 pub trait Failure {
     /// -1 or null.
     fn failure() -> Self;
@@ -113,7 +113,7 @@ macro_rules! call_real {
             let function = unsafe {
                 std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($type),*) -> $return>(address)
             };
-            // SAFETY: the arguments are the program's own, who called the function of this name.
+            // SAFETY: the arguments are those of the program's call to the function of this name.
             unsafe { function($($argument),*) }
         }
     }};

@@ -1,4 +1,4 @@
-//! Which paths are answered from the tree.
+//! Paths that are redirected to the tree.
 
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -7,10 +7,10 @@ use super::tree;
 use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::rdma_cm;
 
-/// What `/dev/infiniband/uverbs0` is: a character device that may be opened, which is all that programs check.
+/// The target of `/dev/infiniband/uverbs0`: a character device that may be opened, which is all that programs check.
 const CHARACTER_DEVICE: &CStr = c"/dev/null";
 
-/// Directories that are ours as a whole. A path is inside if it goes on with a slash or ends there.
+/// Directories that are redirected as a whole. A path is inside if it goes on with a slash or ends there.
 const DIRECTORIES: [&[u8]; 6] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
@@ -20,11 +20,11 @@ const DIRECTORIES: [&[u8]; 6] = [
     b"/dev/infiniband",
 ];
 
-/// A path as the C library should see it.
+/// A path for the C library.
 pub enum Redirected {
-    /// As the program gave it.
+    /// The program's path.
     Same(*const c_char),
-    /// Another one.
+    /// A path in the tree.
     Moved(CString),
 }
 
@@ -38,7 +38,7 @@ impl Redirected {
     }
 }
 
-/// Where a path that a program names really leads.
+/// The path for the C library in place of a program's.
 ///
 /// # Safety
 /// `path` is null or a C string, and stays one while the answer is used.
@@ -55,7 +55,7 @@ pub unsafe fn redirected(path: *const c_char) -> Redirected {
 
 fn ours(path: &CStr) -> Option<CString> {
     let bytes = path.to_bytes();
-    // Almost every path ends here.
+    // Almost every path returns here.
     if !bytes.starts_with(b"/sys/") && !bytes.starts_with(b"/dev/i") {
         return None;
     }
@@ -80,7 +80,7 @@ fn is_device(path: &[u8]) -> bool {
         || rdma_cm::is_device(path)
 }
 
-/// A path that the C library found, as the program should see it: without the tree's root.
+/// The program's view of a path that the C library returned: without the tree's root.
 pub fn seen(path: &CStr) -> Option<&CStr> {
     let root = tree::existing_root()?;
     let rest = path.to_bytes_with_nul().strip_prefix(root.as_os_str().as_bytes())?;

@@ -1,5 +1,5 @@
-//! Signal functions. Accesses to memory that is not there any more raise SIGSEGV or SIGBUS in this library's copies and
-//! must reach its handler first; the handler passes every other fault on to the program's.
+//! Signal functions. Accesses to unmapped memory raise SIGSEGV or SIGBUS in this library's copies and must reach its
+//! handler first; the handler passes every other fault on to the program's.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use terrace_memory::fault::{note_program_handler, sanitize_mask};
 use super::real::{Failure, call_real};
 use crate::errno::Errno;
 
-/// `struct sigaction`, beside which libc has a function of the same name.
+/// `struct sigaction`; libc has a function of the same name.
 type Action = libc::sigaction;
 
 impl Failure for sighandler_t {
@@ -18,7 +18,7 @@ impl Failure for sighandler_t {
     }
 }
 
-/// `sigaction(2)`: for SIGSEGV and SIGBUS noted instead of installed.
+/// `sigaction(2)`: for SIGSEGV and SIGBUS the handler is recorded, not installed.
 ///
 /// # Safety
 /// As for the C library's.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut 
     let Some(wanted) = wanted else {
         return call_real!(sigaction: fn(c_int, *const Action, *mut Action) -> c_int, signal, new, old);
     };
-    // A handler during which faults are blocked would end the process on the first one.
+    // A fault in a handler that blocks faults would end the process.
     let mut wanted = *wanted;
     sanitize_mask(&mut wanted.sa_mask);
     call_real!(sigaction: fn(c_int, *const Action, *mut Action) -> c_int, signal, &raw const wanted, old)
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn __sigaction(signal: c_int, new: *const Action, old: *mu
     unsafe { sigaction(signal, new, old) }
 }
 
-/// What the simple functions do for SIGSEGV and SIGBUS, by way of `sigaction`: the handler before, or `SIG_ERR`.
+/// The simple functions for SIGSEGV and SIGBUS, by `sigaction`: the previous handler, or `SIG_ERR`.
 fn install(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: integers, and an optional function.
     let (mut new, mut old): (Action, Action) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
@@ -95,12 +95,13 @@ simple! {
     __sysv_signal: libc::SA_RESETHAND | libc::SA_NODEFER, __sysv_signal;
 }
 
-/// Does something while this thread takes no signals of the program's: a handler could call what is in the middle of its work here,
-/// or fork, and threads that are started leave signals to the program's threads. Faults cannot be blocked (see above).
+/// Calls `work` while this thread blocks the program's signals. A handler could otherwise call into the interrupted
+/// code, or fork; and threads that are started leave signals to the program's threads. Faults cannot be blocked (see
+/// above).
 pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: sets of signals are plain data, written before they are read.
     let (mut all, mut before): (sigset_t, sigset_t) = unsafe { std::mem::zeroed() };
-    // SAFETY: both are there.
+    // SAFETY: both sets are valid.
     unsafe {
         libc::sigfillset(&raw mut all);
         pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
@@ -111,7 +112,7 @@ pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A mask that is about to be set or added, without the signals that must get through.
+/// A mask that is about to be set or added, without the signals that must not be blocked.
 ///
 /// # Safety
 /// `set` is null or a signal set.

@@ -1,8 +1,8 @@
 //! A directory tree that looks like sysfs and `/dev` on a machine with the device.
 //!
-//! It is made of real files, so that whatever a program does with a path or a descriptor there is the kernel's business.
-//! It is made when a program first looks, belongs to the process and goes when that ends; what processes that were
-//! killed left behind, the next one removes.
+//! It consists of real files, so that the kernel handles all that a program does with a path or a descriptor there. It
+//! is made at the first lookup, belongs to the process and is removed at its end; the next process removes those of
+//! processes that were killed.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use crate::device_list::{DEVICE_NAME, UVERBS_NAME};
 use crate::identity::{self, Identity};
 use crate::query::{FIRMWARE, GID_ENTRIES, PKEY};
 
-/// Where trees go: memory, or else the disk's place for such things.
+/// Directories for trees: in memory, or else the directory for temporary files.
 const PLACES: [&str; 2] = ["/dev/shm", "/tmp"];
 
 /// Beginning of their names; the process id follows.
@@ -29,18 +29,19 @@ const PREFIX: &str = "terrace-sysfs.";
 
 struct Tree {
     root: PathBuf,
-    /// Who made it and removes it; after a fork, not this process.
+    /// The process that made it and removes it; after a fork, not this process.
     owner: u32,
 }
 
-/// The tree, or null. Trees are never freed: a process makes one, and another one only when that has gone. So a look takes no lock,
-/// which a forked child might find taken for ever, and a signal handler taken by its own thread.
+/// The tree, or null. Trees are never freed: a process makes one, and another one only when that has been removed. So
+/// a lookup takes no lock, which could be locked for ever in a forked child, or held by the thread that a signal
+/// handler interrupts.
 static TREE: AtomicPtr<Tree> = AtomicPtr::new(null_mut());
 
 /// Held while a tree is made.
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// The thread that is making the tree, which itself opens files and must not wait for itself.
+/// The thread that is making the tree: it opens files itself and must not wait for itself.
 static MAKER: AtomicU32 = AtomicU32::new(0);
 
 fn thread_id() -> u32 {
@@ -58,7 +59,7 @@ pub fn existing_root() -> Option<&'static Path> {
     Some(&tree()?.root)
 }
 
-/// The tree's root, made if need be. `None` if that is not possible: then the paths lead where they always do.
+/// The tree's root, made if need be. `None` if that is not possible: then paths are not redirected.
 pub fn root() -> Option<&'static Path> {
     let usable = || existing_root().filter(|root| root.exists());
     if let Some(root) = usable() {
@@ -67,10 +68,10 @@ pub fn root() -> Option<&'static Path> {
     if MAKER.load(Relaxed) == thread_id() {
         return None;
     }
-    // A handler that looks for the tree would wait for its own thread.
+    // A signal handler that looks the tree up would wait for its own thread.
     without_signals(|| {
         let _making = making();
-        // Another thread may have been faster.
+        // Another thread may have made it meanwhile.
         usable().or_else(|| {
             MAKER.store(thread_id(), Relaxed);
             let made = make();
@@ -120,7 +121,7 @@ fn make() -> io::Result<PathBuf> {
 
 fn make_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
     let pid = std::process::id();
-    // A name that nobody else has taken: creating it fails if it exists, also as a link.
+    // A new directory: creation fails if the name exists, also as a link.
     let root = (0..64).map(|attempt| place.join(format!("{PREFIX}{pid}.{attempt}"))).find_map(|root| {
         match fs::DirBuilder::new().mode(0o700).create(&root) {
             Ok(()) => Some(Ok(root)),
@@ -133,7 +134,7 @@ fn make_in(place: &Path, identity: &Identity) -> io::Result<PathBuf> {
     Ok(root)
 }
 
-/// Writes a file as sysfs would show it: one line.
+/// Writes a file in sysfs's format: one line.
 fn line(directory: &Path, name: &str, text: impl std::fmt::Display) -> io::Result<()> {
     fs::write(directory.join(name), format!("{text}\n"))
 }
@@ -151,7 +152,7 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let device = directory(&virtual_devices, &format!("infiniband/{DEVICE_NAME}"))?;
     fill_device(&device, identity)?;
     fill_port(&directory(&device, "ports/1")?, identity)?;
-    // Where programs look for the network interface whose addresses the device has.
+    // Programs look here for the network interface that has the device's addresses.
     if let Some(first) = identity.gids.first() {
         directory(&device, &format!("device/net/{}", first.interface))?;
     }
@@ -161,7 +162,7 @@ fn fill(root: &Path, identity: &Identity) -> io::Result<()> {
     let uverbs = directory(&virtual_devices, &format!("infiniband_verbs/{UVERBS_NAME}"))?;
     line(&uverbs, "ibdev", DEVICE_NAME)?;
     line(&uverbs, "abi_version", 1)?;
-    // As the device file's numbers.
+    // The device file's numbers.
     line(&uverbs, "dev", "1:3")?;
     let verbs = directory(&class, "infiniband_verbs")?;
     line(&verbs, "abi_version", 6)?;
@@ -211,7 +212,7 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
         let name = index.to_string();
         let entry = identity.gids.get(index);
         line(&gids, &name, gid(&entry.map_or([0; 16], |entry| entry.raw)))?;
-        // Reading the attributes of an empty entry fails in sysfs; here there is nothing to read.
+        // Reading the attributes of an empty entry fails in sysfs; here the files do not exist.
         if let Some(entry) = entry {
             line(&types, &name, "RoCE v2")?;
             line(&interfaces, &name, &entry.interface)?;
@@ -220,7 +221,7 @@ fn fill_port(port: &Path, identity: &Identity) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the trees of processes that no longer exist. Only the user's own: the directory is everybody's.
+/// Removes the trees of processes that no longer exist. Only the user's own: the directory is shared by all users.
 fn remove_stale(place: &Path) {
     let Ok(entries) = fs::read_dir(place) else { return };
     for entry in entries.flatten() {
@@ -250,7 +251,7 @@ fn remove_at_exit() {
 }
 
 extern "C" fn remove_own() {
-    // Another thread may be making one while the process exits; the next process will then remove it.
+    // Another thread may be making a tree while the process exits; the next process will remove that.
     if let Some(tree) = tree().filter(|tree| tree.owner == std::process::id()) {
         TREE.store(null_mut(), Release);
         drop(fs::remove_dir_all(&tree.root));
