@@ -21,8 +21,8 @@ pub(super) enum Kind {
     Write,
     /// Compare and swap, fetch and add: both reads and writes, there and here.
     Atomic,
-    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and local operations of the NIC: a peer that observes it may rely on
-    /// all earlier requests.
+    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and local operations of the NIC: an observer of one may rely on all
+    /// earlier requests.
     Signal,
 }
 
