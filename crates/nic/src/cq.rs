@@ -53,7 +53,7 @@ struct Queue {
     announced: usize,
 }
 
-/// What the next event waits for.
+/// Completions that raise the next event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Armed {
     No,
@@ -165,7 +165,7 @@ impl Cq {
         Ok(count + rest)
     }
 
-    /// The same with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
+    /// [`Cq::poll`] with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
     pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(&Wc, Time)) -> Result<usize, Error> {
         if !self.look(None) {
             return self.nothing_yet();

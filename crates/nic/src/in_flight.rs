@@ -15,7 +15,7 @@ use terrace_sync::Mutex;
 use crate::qp::QueuePair;
 use crate::tx::WorkList;
 
-/// What one grant brings into flight, roughly: a full packet.
+/// Bytes that one grant brings into flight, roughly: a full packet.
 const TURN_BYTES: u64 = 4608;
 
 /// The budget that all queue pairs of a device share.

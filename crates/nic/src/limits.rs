@@ -1,4 +1,4 @@
-//! What the device promises: limits, quotas, and the rule that an object in use cannot be destroyed.
+//! Limits, quotas, and the rule that an object in use cannot be destroyed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

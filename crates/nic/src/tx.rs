@@ -84,7 +84,7 @@ impl TxUnit {
 /// Beyond this length, the receiver's list keeps only queue pairs with deferred ACKs.
 pub(crate) const HOLDERS_KEPT: usize = 8;
 
-/// What the receive lock protects.
+/// The state under the receive lock.
 pub(crate) struct Receiver {
     pub batch: RxBatch,
     /// The receiver's unit, unless it is in use.

@@ -34,7 +34,7 @@ impl Rank {
     fn change(&mut self, first: bool) {
         let now = nice();
         match self.raised.take() {
-            // Unless another thread has changed it meanwhile.
+            // Unless the value was changed from outside meanwhile.
             Some((before, raised)) if now == Some(raised) => _ = setpriority_process(None, before),
             Some(_) => {}
             None if first => match now.map(|now| (now, setpriority_process(None, now + STEP))) {

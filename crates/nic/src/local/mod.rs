@@ -342,7 +342,7 @@ impl Device {
     }
 }
 
-/// What peers may do through a queue pair; `None` when it takes no requests.
+/// The accesses that peers may make through a queue pair; `None` when it takes no requests.
 fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     let attr = core.qp.attr();
     let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);

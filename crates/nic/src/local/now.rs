@@ -1,4 +1,4 @@
-//! One-sided accesses without work requests, for callers in this language: they are complete when the call returns, and
+//! One-sided accesses without work requests, for Rust callers: they are complete when the call returns, and
 //! need no registered buffer, no work request and no completion.
 
 use terrace_memory::AtomicOp;

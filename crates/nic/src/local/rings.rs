@@ -167,7 +167,7 @@ impl Sink for LostSink {
 
 /// Outcome of filling a ring from a queue pair.
 pub(crate) enum Filled {
-    /// Everything is in the ring.
+    /// Nothing is left to send.
     Sent,
     /// The ring is full: to be retried then, or at once.
     Full(Option<Time>),
@@ -230,7 +230,7 @@ impl Device {
         if !has_sent {
             return Err(wr);
         }
-        // A coarse kernel clock costs one retransmission, if there are any.
+        // A late coarse clock costs one retransmission. Without retransmissions the exact time is read.
         let is_patient = core.qp.attr().retry_cnt > 0;
         core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr.into());
         Ok(())
@@ -284,7 +284,7 @@ struct PeerRx {
     has_ended: bool,
 }
 
-/// What a pass finds at the rings.
+/// The result of `PeerRxSet::look`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RxPending {
     /// Packets are pending.

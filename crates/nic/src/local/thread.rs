@@ -107,7 +107,7 @@ pub(super) struct PeerSocket {
     visitor: Option<PeerReaders>,
 }
 
-/// What does not fit into a peer's socket.
+/// Messages that do not fit into a peer's socket.
 #[derive(Default)]
 struct Unsent {
     /// The region of an unanswered `Ask`.
