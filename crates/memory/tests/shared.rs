@@ -19,7 +19,7 @@ const REMOTE: Access = Access::all().difference(Access::ZERO_BASED).difference(A
 struct Both {
     registry: Registry,
     reach: Arc<Reach>,
-    _visitor: PeerReaders,
+    _readers: PeerReaders,
 }
 
 fn sent(fd: std::os::fd::BorrowedFd<'_>) -> OwnedFd {
@@ -34,11 +34,11 @@ impl Both {
     fn new() -> Both {
         let registry = Registry::new(Limits { seed: 5, ..Limits::default() }).expect("handlers");
         let hands = ReaderSlots::new().expect("hands");
-        let visitor = PeerReaders::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
+        let readers = PeerReaders::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
         let board = sent(registry.show().expect("a board"));
         let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
         registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
-        Both { registry, reach, _visitor: visitor }
+        Both { registry, reach, _readers: readers }
     }
 
     fn lead(&self) -> Lead {

@@ -330,7 +330,7 @@ impl Link {
         is_done
     }
 
-    /// ReaderSlots each completion to `take`, and says how many there were.
+    /// Hands each completion to `take`, and says how many there were.
     fn poll(&self, mut take: impl FnMut(&Wc)) -> usize {
         self.cq
             .poll(DEPTH_MAX, &mut |wc| {

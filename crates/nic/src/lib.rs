@@ -13,6 +13,9 @@
 //! | `progress_callback` | callbacks that make progress together with the device |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
+//! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
+//! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address, in this process and others |
+//! | `entries`, `source` | the entries of a completion queue; where a queue pair's packets may come from |
 //! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
 //! | `limits`, `error` | limits and quotas; why a verb was refused |
 //! | `setup`, `stat`, `clock` | opening a port; statistics; time |

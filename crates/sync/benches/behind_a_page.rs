@@ -44,7 +44,7 @@ fn stores(count: usize) -> impl FnMut() {
 
 fn main() {
     allow_bias();
-    let (leaning, ordinary) = (BiasedMutex::new(0u64), Mutex::new(0u64));
+    let (biased, ordinary) = (BiasedMutex::new(0u64), Mutex::new(0u64));
     let [mut few, mut few_as_well] = [stores(40), stores(40)];
     let mut contestants: Vec<Contestant<'_>> = vec![
         ("nothing", Box::new(|| ())),
@@ -58,10 +58,10 @@ fn main() {
                 (0..4).for_each(|_| *ordinary.lock() += 1);
             })
         }),
-        ("40 and a leaning one, 4 times", {
+        ("40 and a biased one, 4 times", {
             Box::new(|| {
                 few_as_well();
-                (0..4).for_each(|_| *leaning.lock() += 1);
+                (0..4).for_each(|_| *biased.lock() += 1);
             })
         }),
     ];

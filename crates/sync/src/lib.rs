@@ -65,18 +65,18 @@ mod tests {
             visit(&mutex);
         }
         let share = || {
-            let leaning = (0..USES_PER_VISIT).filter(|_| {
+            let biased = (0..USES_PER_VISIT).filter(|_| {
                 drop(mutex.lock());
                 mutex.is_biased()
             });
-            let share = leaning.count() as f64 / f64::from(USES_PER_VISIT);
+            let share = biased.count() as f64 / f64::from(USES_PER_VISIT);
             visit(&mutex);
             share
         };
         let shares: Vec<_> = (0..40).map(|_| share()).collect();
         assert!(
             shares[35..].iter().all(|share| *share > 0.9),
-            "shares of uses for which it leans: {shares:.2?}"
+            "shares of uses on the biased fast path: {shares:.2?}"
         );
     }
 }

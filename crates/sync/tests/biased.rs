@@ -31,7 +31,7 @@ fn who_uses_it_most_and_others_now_and_then_are_never_there_at_a_time() {
     let mutex = pair();
     let done = AtomicBool::new(false);
     let visits = std::thread::scope(|scope| {
-        let visitor = scope.spawn(|| {
+        let other = scope.spawn(|| {
             let mut visits = 0;
             while !done.load(Ordering::Relaxed) {
                 mutex.lock().count();
@@ -44,7 +44,7 @@ fn who_uses_it_most_and_others_now_and_then_are_never_there_at_a_time() {
             mutex.lock().count();
         }
         done.store(true, Ordering::Relaxed);
-        visitor.join().expect("no tear")
+        other.join().expect("no tear")
     });
     assert_eq!(mutex.lock().0.load(Ordering::Relaxed), 200 * USES + visits);
 }

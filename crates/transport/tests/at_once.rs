@@ -1,4 +1,4 @@
-//! The short way of ordinary messages does what the long one does: two connections are driven alike, one of them in such a way that it
+//! The fast path of ordinary messages does what the long one does: two connections are driven alike, one of them in such a way that it
 //! can take the short one, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed;
 //! `TERRACE_CASES=100000` runs more of them.
 
@@ -149,7 +149,7 @@ impl Side {
         self.events.extend(std::iter::from_fn(|| self.qp.poll_event()));
     }
 
-    /// Posts a work request, by the short way if it may be.
+    /// Posts a work request, by the fast path if it may be.
     fn post(&mut self, now: Time, wr: SendWr, may: bool, sink: &mut Collector) -> Posted {
         let left = may
             && match ShortWr::of(&wr).filter(|wr| wr.wr_id % 2 == 0) {
@@ -215,7 +215,7 @@ fn forged(qpn: u32, psn: Psn) -> Bth {
 }
 
 struct Connection {
-    /// Whether it may take the short way.
+    /// Whether it may take the fast path.
     may: bool,
     sides: [Side; 2],
     now: u64,
@@ -382,5 +382,5 @@ fn the_short_way_does_what_the_long_one_does() {
     let counts = counts.get();
     let [sent, taken, told] = counts;
     let are_many = sent.min(taken).min(told * 10) >= cases as usize;
-    assert!(are_many, "too few messages went the short way in {cases} cases: {counts:?}");
+    assert!(are_many, "too few messages went the fast path in {cases} cases: {counts:?}");
 }

@@ -209,7 +209,7 @@ struct List<T> {
 }
 
 /// Other processes, which copy from or to this process's memory.
-static VISITORS: List<Arc<Watched>> = List::new();
+static PEERS: List<Arc<Watched>> = List::new();
 /// This process, which copies from or to its own memory at the local end.
 static OWN: List<Weak<ReaderSlots>> = List::new();
 
@@ -264,7 +264,7 @@ impl PeerReaders {
     pub fn admit(file: OwnedFd, pid: i32) -> io::Result<PeerReaders> {
         let segment = Segment::open(file, SEGMENT_BYTES, false)?;
         let watched = Arc::new(Watched { segment, pid, gone: AtomicBool::new(false) });
-        VISITORS.add(watched.clone())?;
+        PEERS.add(watched.clone())?;
         Ok(PeerReaders { watched })
     }
 }
@@ -273,7 +273,7 @@ impl Drop for PeerReaders {
     fn drop(&mut self) {
         // First: a grace period may be waiting for it with a copy of the list.
         self.watched.gone.store(true, Ordering::SeqCst);
-        VISITORS.change(|visitors| visitors.retain(|other| !Arc::ptr_eq(other, &self.watched)));
+        PEERS.change(|readers| readers.retain(|other| !Arc::ptr_eq(other, &self.watched)));
     }
 }
 
@@ -322,7 +322,7 @@ impl GracePeriod {
 
     fn begin(concerns: impl Fn(&Line<'_>) -> bool) -> GracePeriod {
         let mut readers = Vec::new();
-        for watched in VISITORS.all_now() {
+        for watched in PEERS.all_now() {
             for (index, seen) in raised_words(&watched.segment, &concerns) {
                 readers.push(Reader { watched: watched.clone(), index, seen });
             }
@@ -406,7 +406,7 @@ fn raised_words(
 /// In the child after `fork`: other processes access the parent's memory, not the child's, and the reader slots are the
 /// parent's.
 pub(crate) fn forget_readers() {
-    VISITORS.forget();
+    PEERS.forget();
     OWN.forget();
 }
 
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn what_is_withdrawn_is_not_in_use_once_the_wait_is_over() {
         let hands = ReaderSlots::new().expect("made");
-        let _visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
+        let _readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         // The "record" says which of the two numbers may be touched.
         let (record, cells) = (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]);
         let stop = AtomicBool::new(false);
@@ -460,13 +460,13 @@ mod tests {
     #[test]
     fn a_visitor_that_is_gone_is_not_waited_for() {
         let hands = ReaderSlots::new().expect("made");
-        let visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
+        let readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         let mut hand = hands.take(7).expect("a word");
         // As if its process had died in mid-copy.
         let reaching = hand.reach(PAGES);
         let mut grace = GracePeriod::of_pages(PAGES);
         assert_eq!(grace.wait(Duration::from_millis(5)), Err(StillReached { pid: 1 }));
-        drop(visitor);
+        drop(readers);
         assert_eq!(grace.wait(PATIENCE), Ok(()));
         // This process lives on.
         drop(reaching);
@@ -477,7 +477,7 @@ mod tests {
         // Other tests of this process copy elsewhere.
         const PAGES: HostRange = HostRange { addr: (500 << 12) + 1, len: 4096 };
         let hands = ReaderSlots::new().expect("made");
-        let _visitor = PeerReaders::admit(sent(&hands), 1).expect("mapped");
+        let _readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
         let mut hand = hands.take(7).expect("a word");
         let reaching = hand.reach(PAGES);
         let pages = |addr, len| GracePeriod::of_pages(HostRange { addr, len }).is_over();

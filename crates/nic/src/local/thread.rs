@@ -45,7 +45,7 @@ pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
         waits: waits.clone(),
         listeners,
         spare: Spare::new(),
-        visitors: Vec::new(),
+        readers: Vec::new(),
         visitor_count: 0,
         peers: Vec::new(),
         gone: Vec::new(),
@@ -78,7 +78,7 @@ fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
         sockets.handle_commands(device);
         // From the end, so that a removal does not move those still to come.
         (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
-        (0..sockets.visitors.len()).rev().for_each(|index| sockets.receive_from_peer(device, index));
+        (0..sockets.readers.len()).rev().for_each(|index| sockets.receive_from_peer(device, index));
         (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
         let gone = std::mem::take(&mut sockets.gone);
         drop(held);
@@ -104,7 +104,7 @@ pub(super) struct PeerSocket {
     gid_index: u8,
     /// Identifies its ring.
     number: u64,
-    visitor: Option<PeerReaders>,
+    readers: Option<PeerReaders>,
 }
 
 /// Messages that do not fit into a peer's socket.
@@ -134,7 +134,7 @@ pub(crate) struct Sockets {
     waits: Arc<OwnedFd>,
     listeners: Vec<OwnedFd>,
     spare: Spare,
-    visitors: Vec<PeerSocket>,
+    readers: Vec<PeerSocket>,
     /// How many peers were ever accepted.
     visitor_count: u64,
     peers: Vec<Peer>,
@@ -150,7 +150,7 @@ impl Sockets {
     /// In a forked child: the other ends must not take it for its parent. The peers' readers are the parent's, and
     /// their list may be locked by a thread that the child does not have.
     pub fn close_in_child(mut self) {
-        self.visitors.drain(..).for_each(|peer_socket| std::mem::forget(peer_socket.visitor));
+        self.readers.drain(..).for_each(|peer_socket| std::mem::forget(peer_socket.readers));
     }
 
     fn handle_commands(&mut self, device: &Device) {
@@ -167,7 +167,7 @@ impl Sockets {
                 }
                 Command::Recall(key, version) => {
                     // Sent when the peer is read next.
-                    for PeerSocket { told, unsent, .. } in &mut self.visitors {
+                    for PeerSocket { told, unsent, .. } in &mut self.readers {
                         unsent.ended.extend(told.take(&(key, version)));
                     }
                 }
@@ -220,19 +220,19 @@ impl Sockets {
 
     fn accept(&mut self, index: usize) {
         while let Some(socket) = unix_socket::accept(&self.listeners[index], &self.spare) {
-            let is_welcome = check_peer(&socket).is_some() && self.visitors.len() < VISITORS_MAX;
+            let is_welcome = check_peer(&socket).is_some() && self.readers.len() < VISITORS_MAX;
             if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
                 let (gid_index, number) = (index as u8, self.visitor_count);
                 self.visitor_count += 1;
                 let (told, unsent) = (HashSet::new(), Unsent::default());
-                self.visitors.push(PeerSocket { socket, told, unsent, gid_index, number, visitor: None });
+                self.readers.push(PeerSocket { socket, told, unsent, gid_index, number, readers: None });
             }
         }
     }
 
     fn receive_from_peer(&mut self, device: &Arc<Device>, index: usize) {
         loop {
-            let peer_socket = &mut self.visitors[index];
+            let peer_socket = &mut self.readers[index];
             let sent = peer_socket.send_unsent(device);
             let waits_for_room = sent == Err(Errno::AGAIN);
             let heard = match sent.and_then(|()| message::receive(&peer_socket.socket)) {
@@ -246,10 +246,10 @@ impl Sockets {
                 _ => None,
             };
             if heard.is_none() {
-                let PeerSocket { socket, number, visitor, .. } = self.visitors.remove(index);
+                let PeerSocket { socket, number, readers, .. } = self.readers.remove(index);
                 unwatch(&self.waits, socket.as_fd());
                 // First: other threads may wait for this peer's readers, and this thread would wait for those threads.
-                drop(visitor);
+                drop(readers);
                 return device.end_peer_rx(number);
             }
         }
@@ -260,11 +260,11 @@ impl PeerSocket {
     /// `None` ends the connection.
     fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
         match message {
-            Message::Hello { layout: LAYOUT } if self.visitor.is_none() => {
+            Message::Hello { layout: LAYOUT } if self.readers.is_none() => {
                 let rx_ring = RxRing::new(files.pop()?).ok()?;
                 // Before the peer gets access to anything.
                 let pid = check_peer(&self.socket)?;
-                self.visitor = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
+                self.readers = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
                 let board =
                     device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
                 device.show_all();
@@ -276,7 +276,7 @@ impl PeerSocket {
                 message::send(&self.socket, &Message::Welcome, &[board, consumer_page.as_fd(), doorbell.fd()])
                     .ok()
             }
-            Message::Ask { key, version } if self.visitor.is_some() => {
+            Message::Ask { key, version } if self.readers.is_some() => {
                 self.unsent.question = Some((key, Version(version)));
                 Some(())
             }
