@@ -1,19 +1,18 @@
-//! What fault safety and key checks cost, beside a plain `memcpy`: `cargo bench -p terrace-memory`.
+//! The cost of fault safety and key checks against a plain `memcpy`: `cargo bench -p terrace-memory`.
 //!
-//! The contestants take turns in short rounds, and the best round of each counts, so that a busy machine disturbs the
-//! ratios little.
+//! The contestants alternate in short rounds, and the best round of each counts, so that other load on the machine
+//! hardly changes the ratios.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use terrace_memory::{Access, AccessNeed, Accessor, AtomicOp, Limits, RegionSpec, Registry, fault};
 
-/// Rounds of each contestant.
 const ROUNDS: usize = 300;
-/// About how long a round takes, in nanoseconds.
+/// Approximate length of a round, in nanoseconds.
 const ROUND_NS: f64 = 50_000.0;
 
-/// A name, and what to do once.
+/// A name, and the call to time.
 type Contestant<'a> = (&'static str, Box<dyn FnMut() + 'a>);
 
 /// Nanoseconds per call in one round.
@@ -102,7 +101,7 @@ fn copies(registry: &Registry) {
     }
 }
 
-/// Finding and checking a key, alone and among many, and an atomic.
+/// Looks up and checks a key, alone and among many; also an atomic.
 fn keys(registry: &Registry) {
     let addr = buffer(0) as u64;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
@@ -129,7 +128,7 @@ fn keys(registry: &Registry) {
     );
 }
 
-/// A registration and its end, for little and for much memory.
+/// Registers and deregisters little and much memory.
 fn registration(registry: &Registry) {
     let sparse = |len: u64| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -1,4 +1,4 @@
-//! What other threads see: of copies while they run, and of changes to keys while copies run.
+//! What other threads observe while copies run, and while keys change during copies.
 
 mod common;
 
@@ -13,10 +13,10 @@ use terrace_memory::{
     Access, AccessError, AtomicOp, BindError, NewRange, RegionChange, RegisterError, WindowBind, WindowKind,
 };
 
-/// How long each stress runs.
+/// Length of each stress run.
 const STRESS: Duration = Duration::from_millis(400);
 
-/// The mapping as atomics, for threads to look at while copies run.
+/// The mapping as atomics, which threads access while copies run.
 fn words(memory: &Mapping) -> &[AtomicU64] {
     // SAFETY: mapped for as long as the reference lives, aligned, and accessed by atomics and copies only.
     unsafe { std::slice::from_raw_parts(memory.addr as *const AtomicU64, memory.len / 8) }
@@ -49,7 +49,7 @@ fn after_deregistering_nothing_is_written_any_more() {
             key.store(region.key.into(), Ordering::Relaxed);
             thread::yield_now();
             registry.deregister(region.key).unwrap();
-            // Nobody writes now: what we store stays.
+            // No copy runs now: the stored zeros stay.
             for word in words(&memory) {
                 word.store(0, Ordering::Relaxed);
             }
@@ -152,7 +152,7 @@ fn binding_races_with_deregistering() {
                     qpn: QPN,
                 };
                 if registry.bind_window(&bind).is_ok() {
-                    // A region that a window is bound to exists.
+                    // A region with a window bound to it stays registered.
                     registry.read(peer(), window, memory.addr, &mut [0; 8]).unwrap();
                     registry.bind_window(&WindowBind { len: 0, ..bind }).unwrap();
                 }
@@ -228,7 +228,8 @@ fn atomics_lose_no_update() {
     assert_eq!(word.load(Ordering::Relaxed), 3 * EACH);
 }
 
-/// Writes messages of one repeated byte while another thread polls the last byte; when that is there, all of it is.
+/// Writes messages of one repeated byte while another thread polls the last byte; when that byte has arrived, the
+/// whole message has.
 #[test]
 fn the_last_byte_arrives_last() {
     let registry = registry();
@@ -266,7 +267,7 @@ fn the_last_byte_arrives_last() {
     }
 }
 
-/// Whoever watches aligned words sees only values that somebody wrote, in both directions and at any length.
+/// A thread that reads aligned words sees only values that were written, in both directions and at any length.
 #[test]
 fn aligned_words_are_never_torn() {
     let registry = registry();
@@ -286,7 +287,7 @@ fn aligned_words_are_never_torn() {
         let mut round = 0u8;
         while Instant::now() < end {
             round = round.wrapping_add(1);
-            // Whole words only, because a word that is written in part is not of one value.
+            // Whole words only: a partly written word has no single value.
             let len = 8 * (1 + usize::from(round) % 200);
             let start = 8 * (usize::from(round) % 50);
             // The private side lies at any alignment.
@@ -326,8 +327,7 @@ fn aligned_words_are_never_torn() {
 
 #[test]
 fn deregistering_waits_for_a_copy_that_waits_for_its_page() {
-    // A copy that takes long: its page comes when the test serves it. Where userfaultfd is not permitted there is
-    // nothing to test.
+    // A slow copy: its page arrives when the test serves it. Skipped where userfaultfd is not permitted.
     let Some(slow) = SlowPage::new() else { return };
     let registry = registry();
     let key = slow.memory.register(&registry, ALL).key;
@@ -344,7 +344,7 @@ fn deregistering_waits_for_a_copy_that_waits_for_its_page() {
             slow.serve();
         });
         registry.deregister(key).unwrap();
-        // The copier's next instruction after unpinning may not have run yet, so the order is checked from its side.
+        // The copier's next instruction after unpinning may not have run yet, so the order is checked in the copier.
         let end = Instant::now() + Duration::from_secs(5);
         while !copied.load(Ordering::SeqCst) && Instant::now() < end {
             thread::yield_now();

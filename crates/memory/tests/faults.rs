@@ -1,4 +1,4 @@
-//! Memory that changes under its registration: the request fails, the process lives.
+//! Memory that changes under its registration: the request fails, the process survives.
 
 mod common;
 
@@ -94,7 +94,7 @@ fn a_fault_in_the_middle_leaves_what_lies_before_it_written() {
         assert_eq!(registry.write(peer(), key, addr, &data), Err(AccessError::Fault));
         let page = &memory.bytes()[..PAGE];
         assert!(page[..PAGE - before].iter().all(|&byte| byte == 0));
-        // Vectors and eights stop short of the page's end by less than their own size.
+        // Copies by vectors or by 8 bytes stop short of the page's end by less than their own size.
         let written = before.saturating_sub(128);
         assert!(page[PAGE - before..][..written].iter().all(|&byte| byte == 0xee), "{before}");
         assert_eq!(registry.read(peer(), key, addr, &mut vec![0; before + 200]), Err(AccessError::Fault));
@@ -111,7 +111,7 @@ fn implicit_on_demand_memory_covers_what_is_mapped_when_it_is_used() {
     let addr = memory.addr;
     drop(memory);
     assert_gone(&registry, key, addr);
-    // Address 0, the last bytes, and addresses that no page table can hold.
+    // Address 0, the last bytes, and addresses that are not canonical or belong to the kernel.
     for addr in [0, 8, u64::MAX - 23, 1 << 63, 0xffff_8000_0000_0000, 0x0000_8000_0000_0000] {
         assert_gone(&registry, key, addr);
     }
@@ -122,7 +122,7 @@ fn implicit_on_demand_memory_covers_what_is_mapped_when_it_is_used() {
 fn huge_pages() {
     const HUGE: usize = 2 << 20;
     let Ok(memory) = Mapping::huge(2 * HUGE) else {
-        // The machine has reserved none; transparent ones behave as small ones do.
+        // The machine has no explicit huge pages free; transparent huge pages follow the same rules.
         let memory = Mapping::anonymous(4 * HUGE);
         // SAFETY: advice on a mapping of our own.
         unsafe { libc::madvise(memory.addr as *mut _, memory.len, libc::MADV_HUGEPAGE) };
@@ -144,7 +144,7 @@ fn huge_pages_that_run_out() {
     let memory = Mapping::file(&file, 2 << 20, libc::MAP_SHARED | libc::MAP_NORESERVE);
     let registry = registry();
     let key = memory.register(&registry, ALL).key;
-    // Whether there is a page depends on the machine; that we are still here afterwards does not.
+    // Whether a page is free depends on the machine; the process must survive either way.
     match registry.write(peer(), key, memory.addr, &[1; 16]) {
         Ok(()) | Err(AccessError::Fault) => {}
         other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! FLUSH: who may, what it covers, what it does.
+//! FLUSH: required rights, coverage, effects.
 
 mod common;
 
@@ -17,7 +17,7 @@ use terrace_memory::{
 const GLOBAL: u8 = 1;
 const PERSISTENT: u8 = 2;
 
-/// Notes what it was asked for, and fails when told to.
+/// Records each flush, and fails when told to.
 #[derive(Debug, Default)]
 struct Recorder {
     ranges: Mutex<Vec<HostRange>>,
@@ -149,7 +149,7 @@ impl Drop for Disk {
     }
 }
 
-/// The kernel tells of what it could not write once, and takes it for written from then on.
+/// The kernel reports a failed write once, and treats the pages as written from then on.
 #[test]
 fn what_could_not_be_written_is_not_said_to_be_durable_until_it_was() {
     let disk = Disk(tempfile::tempdir().unwrap());
@@ -163,7 +163,7 @@ fn what_could_not_be_written_is_not_said_to_be_durable_until_it_was() {
         return eprintln!("no right to make loop devices: not tried");
     };
     let file = File::options().read(true).write(true).open(&device).unwrap();
-    // It goes when nobody has it open any more.
+    // The kernel detaches the device when its last descriptor closes.
     run("losetup", &["--detach"], device.as_ref()).unwrap();
     let full = File::create(&filler).unwrap();
     assert!((0..).any(|page| full.write_all_at(&[1; PAGE], page * PAGE as u64).is_err()));

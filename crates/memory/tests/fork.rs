@@ -1,4 +1,4 @@
-//! A child inherits regions, keys and handlers, whatever the parent's threads were doing.
+//! A child inherits regions, keys and handlers, in whatever state the parent's threads were.
 
 mod common;
 
@@ -13,14 +13,14 @@ use common::slow_page::SlowPage;
 use common::*;
 use terrace_memory::{AccessError, Registry, WindowBind, WindowKind};
 
-/// Forks as `pthread_atfork` handlers would have it, runs `child` there, and returns how it ended.
+/// Forks with the calls that `pthread_atfork` handlers make, runs `child` in the child, and returns how it ended.
 fn fork(registry: &Registry, child: impl FnOnce()) -> ExitStatus {
     registry.before_fork();
     // SAFETY: the child calls only what these tests are about, and leaves without unwinding.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         registry.after_fork_child();
-        // A child that hangs is a failure, not a test that never ends.
+        // A child that hangs fails the test; it does not hang it.
         // SAFETY: plain system calls.
         unsafe { libc::alarm(10) };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
@@ -62,7 +62,7 @@ fn a_child_recovers_from_faults() {
     let status = fork(&registry, || {
         let gone = memory.addr + PAGE as u64;
         assert_eq!(registry.read(peer(), key, gone, &mut [0]), Err(AccessError::Fault));
-        // Its threads as well.
+        // The child's threads as well.
         thread::scope(|scope| {
             scope.spawn(|| assert_eq!(registry.write(peer(), key, gone, &[0]), Err(AccessError::Fault)));
         });
@@ -108,7 +108,7 @@ fn forking_waits_for_changes_under_way() {
         while !deregistering.load(Ordering::SeqCst) {
             thread::yield_now();
         }
-        // Time for the other thread to get to where it waits for the copy.
+        // Time for the other thread to start waiting for the copy.
         thread::sleep(Duration::from_millis(50));
         registry.before_fork();
         let served = slow.served.load(Ordering::SeqCst);

@@ -1,12 +1,12 @@
-//! What processes of one host rely on towards each other, in every interleaving that loom finds: no packet is overlooked by a reader
-//! that goes to sleep, none is read before it is whole, and nobody copies what was taken away.
+//! The shared-memory protocol between same-host peers, in every interleaving that loom finds: a reader that goes to
+//! sleep misses no packet, a record is read only once it is whole, and a region is not copied after its withdrawal.
 //!
 //! `src/shared/handshake.rs` is compiled here once more with loom's atomics.
 
 #[path = "../src/shared/handshake.rs"]
 mod handshake;
 
-/// What `src/sync.rs` is in the library.
+/// Stands in for `src/sync.rs`.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -40,12 +40,12 @@ impl Watched {
     }
 
     fn get(&self) -> u32 {
-        // SAFETY: loom panics when somebody writes at the same time.
+        // SAFETY: loom panics when another thread writes at the same time.
         self.0.with(|value| unsafe { *value })
     }
 
     fn set(&self, to: u32) {
-        // SAFETY: loom panics when anybody else is here at the same time.
+        // SAFETY: loom panics when another thread reads or writes at the same time.
         self.0.with_mut(|value| unsafe { *value = to });
     }
 }
@@ -86,7 +86,7 @@ fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
 #[test]
 fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() {
     model(|| {
-        // A ring of two places, one of which is always kept free: behind each record is a word that says that there is none.
+        // A ring of two slots, one of which is always kept free: the word behind each record says that the ring ends.
         let words = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
         let records = [0; 2].map(|_| Arc::new(Watched::new()));
         let (head, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -143,7 +143,7 @@ fn nobody_copies_what_was_taken_away() {
                 thread::yield_now();
             }
         }
-        // Whoever took it away does with it what it likes.
+        // The owner reuses the memory.
         memory.set(7);
         copier.join().unwrap();
     });

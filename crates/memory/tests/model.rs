@@ -1,4 +1,4 @@
-//! Random sequences of everything that changes keys, against a model that is a list of ranges.
+//! Random sequences of every operation that changes keys, against a model that is a list of ranges.
 
 mod common;
 
@@ -93,7 +93,7 @@ struct Object {
 struct Model {
     registry: Registry,
     memory: Mapping,
-    /// Keys in order of their making, dead ones included.
+    /// Keys in order of creation, dead ones included.
     keys: Vec<u32>,
     objects: HashMap<u32, Object>,
 }
@@ -123,7 +123,7 @@ impl Model {
         self.objects.values().any(|object| object.range.is_some_and(|range| range.region == Some(key)))
     }
 
-    /// What registering with these arguments must answer.
+    /// The result that registering with these arguments must have.
     fn registrable(&self, start: u64, len: u64, access: Access) -> Result<(), RegisterError> {
         let addr = self.memory.addr + start;
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
@@ -131,7 +131,7 @@ impl Model {
         {
             return Err(RegisterError::Invalid("remote write or atomic access needs local write access"));
         }
-        // Nothing is mapped behind the memory, up to the end of the page that the range ends in.
+        // Nothing is mapped behind the memory, and a registration covers whole pages.
         if len > 0 && (addr + len).next_multiple_of(PAGE as u64) > self.memory.addr + MEMORY {
             return Err(RegisterError::NotMapped);
         }
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// The region with this key, for changing it.
+    /// The region with this key, for reregistration.
     fn changeable(&self, key: u32) -> Result<Object, RegisterError> {
         match self.objects.get(&key) {
             Some(object) if matches!(object.what, What::Region) => {
@@ -204,7 +204,7 @@ impl Model {
     }
 
     fn bind(&mut self, bind: WindowBind) {
-        // As for `free_window`.
+        // A dead key may name a live window; see `free_window`.
         if !self.objects.contains_key(&bind.window_key) {
             return;
         }
@@ -274,8 +274,8 @@ impl Model {
 
     fn free_window(&mut self, key: u32) {
         let alive = matches!(self.objects.get(&key), Some(Object { what: What::Window(_), .. }));
-        // The tag of a window's key is not compared, so a dead key may name a window that has its slot now; the model
-        // does not go there.
+        // The tag of a window's key is not compared, so a dead key may name a live window in the same slot. The model
+        // leaves that case out.
         if alive {
             assert_eq!(self.registry.free_window(key), Ok(()));
             self.objects.remove(&key);
@@ -350,7 +350,7 @@ impl Model {
             Step::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Step::Bind { window, region, start, len, access, pd, qpn } => {
                 let (window_key, region_key) = (self.newest(self.pick(window)), self.pick(region));
-                // The key stays: what a changed tag does, the tests of windows say.
+                // The key stays: the tests of windows cover a changed tag.
                 self.bind(WindowBind {
                     window_key,
                     new_key: window_key,

@@ -68,7 +68,7 @@ fn accesses_binds_and_invalidations_allocate_nothing() {
     assert_eq!(ALLOCATIONS.get(), before);
 }
 
-/// Memory that the pager leaves alone.
+/// A page that the pager does not bring.
 struct Untouched;
 
 impl Cells for Untouched {

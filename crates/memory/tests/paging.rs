@@ -1,5 +1,5 @@
-//! Regions whose memory is not all there: what is present is copied, what is absent is refused, answered with the pattern or
-//! handed to the pager, and nothing is torn while units come and go.
+//! Regions with absent memory: present bytes are copied; absent ones are refused, answered with the signature page or
+//! left to the pager. Nothing is torn while units come and go.
 
 mod common;
 
@@ -51,7 +51,7 @@ fn magic() -> Pattern {
     Arc::new(std::array::from_fn(|at| (at as u8).wrapping_mul(7) ^ (at >> 8) as u8 ^ 0x5a))
 }
 
-/// What the memory holds at first.
+/// The first content of the memory.
 fn byte(offset: usize) -> u8 {
     (offset ^ offset >> 9) as u8
 }
@@ -110,10 +110,10 @@ fn what_is_present_is_copied_and_what_is_absent_is_refused() {
     );
     paged.write(FRINGE, &[1; 8]).unwrap();
     assert_eq!(paged.add(FRINGE), Ok(0x0101_0101_0101_0101));
-    // Across the border nothing is written.
+    // A write across the border writes nothing.
     assert_eq!(paged.write(FRINGE - 4, &[9; 8]), Err(AccessError::NotReady));
     assert_eq!(paged.read(peer(), FRINGE, 4).unwrap(), [2, 1, 1, 1]);
-    // The program's own requests go to the memory.
+    // Local accesses bypass the pager.
     assert!(paged.read(local(), 0, 8).is_ok());
     assert_eq!(paged.read(peer(), LEN - 4, 8), Err(AccessError::OutOfRange), "checks come first");
     assert_eq!(paged.pager.counts().1, 0);
@@ -132,7 +132,7 @@ fn magic_fills_absent_bytes_with_the_pattern_of_their_place_in_the_page() {
     }
     assert_eq!(seen[PAGE + 100..], (FRINGE..FRINGE + 100).map(byte).collect::<Vec<_>>());
     assert_eq!(paged.registry.announce(who, paged.key, paged.memory.addr, 64, AccessNeed::Read), Ok(()));
-    // What changes memory is carried out.
+    // A write or an atomic is never answered with the signature page.
     let va = paged.memory.addr;
     let announced = paged.registry.announce(who, paged.key, va, 64, AccessNeed::Write);
     assert_eq!(announced, Err(AccessError::NotReady));
@@ -149,7 +149,7 @@ fn a_faulting_region_asks_for_what_is_missing_and_sends_peers_away() {
     let (va, len) = (paged.memory.addr, LEN as u64);
     let announced = paged.registry.announce(peer(), paged.key, va, len, AccessNeed::Read);
     assert_eq!(announced, Err(AccessError::Retry));
-    // The test's pager would not stand for more than 64 KiB at a time.
+    // `TestPager::read` asserts that no fetch exceeds 64 KiB.
     assert_eq!(paged.pager.counts(), (3, 3));
     assert_eq!(paged.add(FRINGE), Err(AccessError::Retry));
     assert!(paged.pager.complete_one(Ok(())));
@@ -193,7 +193,7 @@ fn the_pager_carries_out_what_is_absent() {
     let flush = registry.flush(peer(), key, va, 64, 2, FlushScope::Range);
     assert_eq!(flush, Err(AccessError::NotReady));
     let flush = registry.flush_paged(peer(), key, va, 64, 2, FlushScope::Region, &waker).unwrap();
-    // Visibility takes no pager.
+    // Global visibility needs no pager.
     assert_eq!(registry.flush(peer(), key, va, 64, 1, FlushScope::Range), Ok(()));
     assert!([&put, &read, &add, &flush].iter().all(|transfer| transfer.outcome().is_none()));
     while paged.pager.complete_one(Ok(())) {}
@@ -204,7 +204,7 @@ fn the_pager_carries_out_what_is_absent() {
     assert_eq!(out[..6], *b"absent");
     assert_eq!(out[6..], (16..20).map(byte).collect::<Vec<_>>());
     assert_eq!(paged.pager.peek(va + 64, 1), [byte(64) + 1]);
-    // The same checks as for any access.
+    // The checks are those of any access.
     let refused = registry.fetch(Accessor::remote(PD + 1, QPN), key, va, 8, &waker).map(drop);
     assert_eq!(refused, Err(AccessError::WrongPd));
     let refused = registry.put_atomic(peer(), key, va + 4, AtomicOp::Write { value: 0 }, &waker).map(drop);
@@ -225,7 +225,7 @@ fn a_put_writes_present_ends_at_once_and_hands_the_middle_to_the_pager() {
     let put = paged.registry.put(peer(), paged.key, paged.memory.addr + start as u64, &data, &waker).unwrap();
     assert_eq!(paged.read(peer(), start, 100).unwrap(), data[..100]);
     assert_eq!(paged.read(peer(), LEN - FRINGE, 100).unwrap(), data[len - 100..]);
-    // A later write is not undone when the pager has done its part.
+    // A later write is not undone when the pager ends the access.
     paged.write(start, &[7; 100]).unwrap();
     assert!(paged.pager.complete_one(Ok(())));
     assert_eq!(put.outcome(), Some(Ok(())));
@@ -294,8 +294,8 @@ fn a_forked_child_has_the_memory_and_no_pager() {
     assert_eq!(paged.read(peer(), 0, 8), Err(AccessError::NotReady));
 }
 
-/// Words are written whole by writers, through memory or through the pager, while units come and go. Every word that a
-/// reader sees was written by somebody, and neither spoiled nor half of another.
+/// Threads write whole words, through memory or through the pager, while units come and go. Every word that a reader
+/// sees was written whole: it is neither corrupt nor half of another.
 #[test]
 fn nothing_is_torn_while_units_come_and_go() {
     const WORDS: usize = 64;
@@ -360,7 +360,7 @@ fn put_all(paged: &Paged, start: usize, data: &[u8]) {
     paged.pager.poke(paged.memory.addr + start as u64, data);
 }
 
-/// Atomics from several threads, present or not, each happen once.
+/// Atomics from several threads, to present or absent units, each happen once.
 #[test]
 fn additions_are_not_lost_while_a_unit_comes_and_goes() {
     const THREADS: u64 = 3;
@@ -416,7 +416,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Around either border.
+    // Around either border of the unit in the middle.
     let start = || prop_oneof![FRINGE - 64..FRINGE + 64, LEN - FRINGE - 64..LEN - FRINGE + 64];
     prop_oneof![
         3 => (start(), 1usize..96).prop_map(|(start, len)| Step::Read { start, len }),
@@ -432,7 +432,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever is present when, accesses see what they would see in plain memory, carried out in the order of asking.
+    /// Whichever units are present, accesses return what plain memory would return, in the order in which they started.
     #[test]
     fn paged_memory_agrees_with_plain_memory(steps in prop::collection::vec(step(), 1..60)) {
         let paged = paged(RegionPolicy::Wait);
@@ -454,7 +454,7 @@ proptest! {
                     if paged.write(start, &data).is_err() {
                         registry.put(peer(), key, base + start as u64, &data, &waker).unwrap();
                     }
-                    // A read that is under way may see it; those that overlap are not compared.
+                    // A read under way may return this write; reads that overlap it are not compared.
                     reads.retain(|(_, expected, at)| start >= at + expected.len() || *at >= start + data.len());
                     model[start..start + data.len()].copy_from_slice(&data);
                 }

@@ -7,7 +7,7 @@
 #[allow(dead_code, clippy::reversed_empty_ranges, reason = "the model uses not all of it, and does not spin")]
 mod pin;
 
-/// What `src/sync.rs` is in the library.
+/// Stands in for `src/sync.rs`.
 mod sync {
     pub(crate) use std::cell::UnsafeCell;
 
@@ -49,12 +49,12 @@ unsafe impl Send for Watched {}
 
 impl Watched {
     fn get(&self) -> u32 {
-        // SAFETY: loom panics when somebody writes at the same time.
+        // SAFETY: loom panics when another thread writes at the same time.
         self.0.with(|value| unsafe { *value })
     }
 
     fn add(&self, amount: u32) {
-        // SAFETY: loom panics when anybody else is here at the same time.
+        // SAFETY: loom panics when another thread reads or writes at the same time.
         self.0.with_mut(|value| unsafe { *value += amount });
     }
 }

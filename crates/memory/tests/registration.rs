@@ -1,4 +1,4 @@
-//! Registering: what is refused, what it costs, what keys look like.
+//! Registration: refusals, cost, the form of keys.
 
 mod common;
 
@@ -84,7 +84,7 @@ fn the_length_costs_nothing() {
         times[times.len() / 2]
     };
     let (small, large) = (median(PAGE), median(64 << 30));
-    // The promise is 50 µs and twice the small one; a busy machine gets a little slack in the ratio.
+    // The promise is 50 µs and twice the time of the small one; the ratio has slack for other load on the machine.
     assert!(large < Duration::from_micros(50), "64 GiB took {large:?}");
     assert!(large < small * 3 + Duration::from_micros(1), "64 GiB took {large:?}, 4 KiB {small:?}");
 }

@@ -1,4 +1,4 @@
-//! A region gets a pager, or becomes ordinary, while it is registered.
+//! A registered region gets a pager, or becomes ordinary.
 
 mod common;
 
@@ -10,7 +10,7 @@ use terrace_memory::{
     RegionSpec, RegisterError, Registry, Transfer, UNIT_BYTES, Waker,
 };
 
-/// Has nothing, and brings nothing.
+/// A pager without present units, which refuses every access.
 #[derive(Debug)]
 struct Empty(Presence);
 
@@ -56,7 +56,7 @@ fn a_region_changes_between_paged_and_ordinary() {
         .unwrap()
         .key;
     assert_eq!(read(&registry, key, memory.addr), Err(AccessError::NotReady));
-    // What the program itself sends from there is not the pager's affair.
+    // The program's own requests bypass the pager.
     assert_eq!(registry.read(Accessor::local(PD, QPN), key, memory.addr, &mut [0; 8]), Ok(()));
     registry.set_pager(key, None, None, RegionPolicy::Wait).unwrap();
     assert_eq!(read(&registry, key, memory.addr), Ok(()));

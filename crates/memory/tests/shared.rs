@@ -1,4 +1,4 @@
-//! Reaching into registered memory as another process would: here both are one process, which the kernel allows as well.
+//! Access to registered memory as from another process. Here both sides are one process, which the kernel allows, too.
 
 mod common;
 
@@ -50,7 +50,7 @@ impl Both {
         self.registry.register(&spec).expect("registered").key
     }
 
-    /// As who carries descriptors would.
+    /// Sets a region's source, as the code that receives descriptors would.
     fn learn(&self, key: u32, source: Source) {
         self.reach.set_source(key, self.version(key), source);
     }
@@ -107,7 +107,7 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
     assert_eq!(lead.read(key ^ 0x100, base, &here), no, "another key");
     assert_eq!(lead.write(read_only, base, &here), no, "not writable");
     assert_eq!(lead.read(key, base, &[HostRange { addr: 8, len: 8 }]), no, "no memory on this side");
-    // The queue pair decides as well.
+    // The queue pair's rights count as well.
     for (queue_pair, why) in [
         (ShownQueuePair { access: Access::REMOTE_WRITE, ..shown(REMOTE) }, "no READs"),
         (ShownQueuePair { dest_qpn: OWN_QPN + 1, ..shown(REMOTE) }, "another queue pair's"),
@@ -139,7 +139,7 @@ fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
         both.learn(key, Source::Mapped(Mapped::new(&backed).expect("mapped")));
         file
     };
-    // What the kernel lists of a file: its inode's number stands at the end of a mapping's line, before its name.
+    // /proc/self/maps gives a file's inode number at the end of a mapping's line, before its name.
     let is_mapped = |file: &std::fs::File| {
         let inode = format!(" {} ", std::os::unix::fs::MetadataExt::ino(&file.metadata().expect("known")));
         std::fs::read_to_string("/proc/self/maps").expect("a list").lines().any(|line| line.contains(&inode))
@@ -150,7 +150,7 @@ fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
     both.reach.forget(key, Version(version.0 + 2));
     both.reach.forget(key ^ 1, version);
     assert!(is_mapped(&first), "that was another one");
-    // The lead still knows it, and nobody has said that the record is of no use: the worst that can come of that is a packet.
+    // `lead` still holds the record, which was not marked stale: the cost is at most one packet.
     both.reach.forget(key, version);
     assert!(!is_mapped(&first));
     assert_eq!(lead.read_into(key, base, &mut byte), Err(Refusal::NotHere));
@@ -193,7 +193,7 @@ fn an_outlook_is_of_the_region_that_was_reached_last() {
     );
 }
 
-/// Told by an ordinary store, as a program or a ring tells; by each way of copying, and in sizes that are copied in different ways.
+/// Signalled by an ordinary store, as programs and rings do; by each copy path, and in sizes that take different paths.
 #[test]
 fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
     const LEN: usize = 300_000;
@@ -208,7 +208,7 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
     both.learn(by_process, Source::Process);
     let backed = BackedBy { file: file.into(), offset: 0, range: range_of_all };
     both.learn(by_mapping, Source::Mapped(Mapped::new(&backed).expect("mapped")));
-    // SAFETY: the mapping lives until the end; others change it meanwhile, and bytes are atomic.
+    // SAFETY: the mapping lives until the end; other threads change it meanwhile, and bytes are atomic.
     let cells = unsafe { std::slice::from_raw_parts(memory.addr as *const AtomicU8, LEN) };
     for (key, len) in [by_process, by_mapping]
         .into_iter()
@@ -221,7 +221,7 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
                 let mut round = 0;
                 while round < ROUNDS {
                     round = told.load(Ordering::Acquire);
-                    // From the end, which is copied last.
+                    // From the end: the end is copied last.
                     let oldest =
                         cells[..len].iter().rev().step_by(61).map(|cell| cell.load(Ordering::Relaxed)).min();
                     assert!(oldest >= Some(round), "{len} bytes: told of {round}, saw {oldest:?}");
@@ -240,7 +240,7 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
 #[test]
 fn a_region_that_was_deregistered_is_not_reached_any_more() {
     let both = Both::new();
-    // Its owner uses it for something else as soon as it is not registered.
+    // The owner reuses the memory as soon as it is deregistered.
     let cell = Box::into_raw(Box::new([0u64; 512]));
     let base = cell as u64;
     let stop = AtomicBool::new(false);
@@ -266,7 +266,7 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
             (0..200).for_each(|_| std::hint::spin_loop());
             both.registry.deregister(key).expect("deregistered");
             for index in 0..512 {
-                // SAFETY: it lives until the end, and is looked at as numbers only.
+                // SAFETY: it lives until the end, and is accessed as numbers only.
                 unsafe { (base as *mut u64).add(index).write_volatile(round) };
             }
             (0..200).for_each(|_| std::hint::spin_loop());
@@ -278,6 +278,6 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // SAFETY: from the box above; nobody uses it any more.
+    // SAFETY: from the box above; no thread uses it any more.
     drop(unsafe { Box::from_raw(cell) });
 }

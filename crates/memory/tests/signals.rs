@@ -1,6 +1,6 @@
 //! The program's SIGSEGV and SIGBUS handlers keep working, and masks cannot make a fault in a copy deadly.
 //!
-//! Signal dispositions belong to a process, and some of these end it: each test runs in a child of its own.
+//! Signal dispositions belong to a process, and some of these tests end it: each test runs in a child of its own.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::*;
 use libc::{SIGBUS, SIGSEGV, SIGUSR1, c_int, c_void};
 use terrace_memory::{Access, AccessError, RegionSpec, Registry, fault};
 
-/// Runs the rest of the test in a child. In the parent, checks with `$check` how that ended.
+/// Runs the rest of the test in a child. In the parent, passes the child's output to `$check`.
 macro_rules! in_child {
     ($name:literal, $check:expr) => {
         if let Some(output) = in_child($name) {
@@ -41,7 +41,7 @@ static STACK: AtomicU64 = AtomicU64::new(0);
 /// Bit n: signal n was blocked during the call.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-/// Notes what it sees, and makes the page accessible as a garbage collector or a checkpointer does.
+/// Records its arguments and context, and makes the page accessible, as a garbage collector or a checkpointer does.
 extern "C" fn mend(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the kernel's siginfo; the mask query writes to a local.
     unsafe {
@@ -60,7 +60,7 @@ extern "C" fn mend(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_
     }
 }
 
-/// A handler of the old kind.
+/// A handler without SA_SIGINFO.
 extern "C" fn mend_known(_signal: c_int) {
     CALLS.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the test has stored the address of a page of its own.
@@ -81,7 +81,7 @@ fn mending(flags: c_int) -> libc::sigaction {
     action(mend as *const () as usize, flags | libc::SA_SIGINFO)
 }
 
-/// The system's `sigaction`, as a program calls it that was there before us.
+/// The system's `sigaction`, called as by a program that installed its handler before Terrace.
 fn set(signal: c_int, action: &libc::sigaction) -> libc::sigaction {
     // SAFETY: both structures are valid; the handlers are those of this file.
     unsafe {
@@ -91,12 +91,12 @@ fn set(signal: c_int, action: &libc::sigaction) -> libc::sigaction {
     }
 }
 
-/// What an interposed `sigaction` does.
+/// Stands in for an interposed `sigaction`.
 fn note(signal: c_int, action: &libc::sigaction) -> libc::sigaction {
     fault::note_program_handler(signal, Some(action)).expect("ours is installed")
 }
 
-/// A page that faults, and what the program does with it.
+/// A page on which the program's own stores fault.
 struct Trap(Mapping);
 
 impl Trap {
@@ -106,15 +106,15 @@ impl Trap {
         Trap(memory)
     }
 
-    /// A store by the program itself, not by our copy.
+    /// A store by the program itself, not by a copy of Terrace.
     fn step_on(&self) {
         self.0.protect(0, PAGE, libc::PROT_NONE);
-        // SAFETY: a volatile store to a mapping of our own; a handler or the kernel deals with the fault.
+        // SAFETY: a volatile store to a mapping of our own; a handler or the kernel handles the fault.
         unsafe { std::ptr::write_volatile((self.0.addr + 8) as *mut u64, 1) };
     }
 }
 
-/// A copy that faults, and must be told from the program's faults.
+/// A copy that faults, which the handler must tell from the program's faults.
 fn assert_copies_recover(registry: &Registry) {
     let region = RegionSpec::new(PD, 0, u64::MAX, ALL | Access::ON_DEMAND);
     let key = registry.register(&region).unwrap().key;
@@ -175,7 +175,7 @@ fn other_signals_and_uninstalled_handlers_are_the_real_functions_business() {
     assert!(fault::note_program_handler(SIGUSR1, None).is_none());
 }
 
-/// Where a child of process `parent` leaves its core.
+/// Where a child of process `parent` writes its core.
 fn core_directory(parent: u32) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("terrace-core-of-{parent}"))
 }
@@ -184,7 +184,7 @@ fn core_directory(parent: u32) -> std::path::PathBuf {
 fn without_a_handler_the_program_dies_of_its_fault_with_a_core() {
     in_child!("without_a_handler_the_program_dies_of_its_fault_with_a_core", |output| {
         died_of(output, SIGSEGV);
-        // Whether this machine writes cores at all, a process that knows nothing of us can tell.
+        // A process without Terrace shows whether this machine writes cores at all.
         let directory = core_directory(std::process::id());
         let mut shell = std::process::Command::new("sh");
         let other = shell
@@ -340,10 +340,10 @@ fn a_handler_for_once_is_called_once() {
     trap.step_on();
 }
 
-/// What was installed before [`chain`].
+/// The handler before [`chain`].
 static PREVIOUS: AtomicUsize = AtomicUsize::new(0);
 
-/// A handler that nobody told us of, and that passes on what it does not know.
+/// A handler that Terrace was not told of, and that calls the previous handler for other faults.
 extern "C" fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     CALLS.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the test stored our own handler there, which has this signature.
@@ -372,7 +372,7 @@ fn an_overflowing_stack_is_still_reported() {
         died_of(output, libc::SIGABRT);
         assert!(String::from_utf8_lossy(&output.stderr).contains("overflowed its stack"));
     });
-    /// Ends long after the stack has; the array keeps the compiler from making a loop of it.
+    /// Recurses past the end of the stack; the array keeps the compiler from turning the recursion into a loop.
     fn deeper(n: u64) -> u64 {
         let room = std::hint::black_box([n; 64]);
         if n == u64::MAX { 0 } else { deeper(room[7] + 1) + room[8] }
@@ -381,7 +381,7 @@ fn an_overflowing_stack_is_still_reported() {
     std::hint::black_box(deeper(0));
 }
 
-/// Blocks every signal there is in the calling thread.
+/// Blocks every signal in the calling thread.
 fn block_all() {
     // SAFETY: fills a local set and blocks it.
     unsafe {

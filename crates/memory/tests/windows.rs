@@ -1,4 +1,4 @@
-//! Memory windows: what may be bound, what a peer then sees, how it ends.
+//! Memory windows: which binds are allowed, which accesses a bound window permits, how windows end.
 
 mod common;
 
@@ -29,7 +29,7 @@ impl Setup {
         Setup { registry, memory, region, window }
     }
 
-    /// A bind of the second page, for reading and writing, that changes the key.
+    /// A bind of the second page, for reads and writes, that changes the key.
     fn bind(&self) -> WindowBind {
         WindowBind {
             window_key: self.window,
@@ -55,7 +55,7 @@ impl Setup {
     }
 }
 
-/// As `ibv_inc_rkey` makes it.
+/// Does as `ibv_inc_rkey`.
 fn next_key(key: u32) -> u32 {
     key & !0xff | u32::from((key as u8).wrapping_add(1))
 }
@@ -186,7 +186,7 @@ fn a_refused_second_bind_leaves_the_first() {
     assert_eq!(setup.registry.bind_window(&bad), Err(BindError::OutOfRange));
     assert_eq!(setup.read(peer(), first.new_key), Ok(()));
     assert_eq!(setup.registry.deregister(setup.region.key), Err(RegisterError::Busy));
-    // Its owner has counted the key on all the same; the next bind goes by the window, not by that count.
+    // The owner has incremented the key all the same; the next bind compares the window, not the tag.
     let good = WindowBind { window_key: bad.new_key, new_key: next_key(bad.new_key), ..first };
     assert_eq!(setup.registry.bind_window(&good), Ok(()));
     assert_eq!(setup.read(peer(), first.new_key), Err(AccessError::UnknownKey));
@@ -267,7 +267,7 @@ fn a_region_with_windows_stays_as_it_is() {
 
 #[test]
 fn a_freed_window_may_be_named_by_a_key_from_before_its_last_bind() {
-    // ibv_bind_mw's caller keeps the old rkey when the bind fails later.
+    // The caller of ibv_bind_mw keeps the old rkey when the bind fails later.
     let (setup, _) = Setup::bound(WindowKind::Type1);
     assert_eq!(setup.registry.free_window(setup.window), Ok(()));
 }

@@ -1,8 +1,8 @@
-//! A flag that is set in any case. The tests of other crates share it.
+//! A flag that is set on every exit path. The tests of other crates share this file.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it goes out of scope, so that a failed assertion ends the threads that wait for the flag as well.
+/// Sets a flag when it goes out of scope, so that a failed assertion also ends the threads that wait for the flag.
 pub struct Finally<'a>(pub &'a AtomicBool);
 
 impl Drop for Finally<'_> {

@@ -1,4 +1,4 @@
-//! Memory of all kinds, for the tests to take away from under a registration.
+//! Memory of all kinds, which the tests unmap or protect under a registration.
 #![allow(dead_code, reason = "no test uses all of it")]
 
 pub mod finally;
@@ -15,7 +15,7 @@ pub const PAGE: usize = 4096;
 pub const PD: u32 = 3;
 pub const QPN: u32 = 0x11;
 
-/// All that a peer may ever do.
+/// Every access right.
 pub const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
@@ -36,21 +36,21 @@ pub fn local() -> Accessor {
     Accessor::local(PD, QPN)
 }
 
-/// A mapping that ends with the value.
+/// Unmapped on drop.
 pub struct Mapping {
     pub addr: u64,
     pub len: usize,
 }
 
 impl Mapping {
-    /// Maps at an address of its own, far below where the kernel puts mappings without one: a hole that a test makes
-    /// there stays a hole, whatever other threads map meanwhile. The sanitizers leave little room: this is not theirs.
+    /// Maps at an address of its own, far below the addresses that the kernel chooses: a hole that a test makes there
+    /// stays a hole, whatever other threads map meanwhile. The sanitizers leave this range of addresses free.
     fn new(len: usize, protection: i32, flags: i32, fd: i32) -> std::io::Result<Mapping> {
         static NEXT: AtomicU64 = AtomicU64::new(0x5710_0000_0000);
         const GRAIN: u64 = 64 << 20;
         let place = NEXT.fetch_add((len as u64).next_multiple_of(GRAIN) + GRAIN, Ordering::Relaxed);
         let flags = flags | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: a new mapping where none is; the kernel checks the rest.
+        // SAFETY: a new mapping at addresses that are free; the kernel checks the rest.
         let addr = unsafe { libc::mmap(place as *mut _, len, protection, flags, fd, 0) };
         if addr == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
@@ -58,7 +58,7 @@ impl Mapping {
         Ok(Mapping { addr: addr as u64, len })
     }
 
-    /// Zeroed memory of nobody else.
+    /// Zeroed private memory.
     pub fn anonymous(len: usize) -> Mapping {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1).expect("mmap")
@@ -70,32 +70,31 @@ impl Mapping {
         Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1).expect("mmap")
     }
 
-    /// Explicit huge pages, where the machine has any to spare.
+    /// Explicit huge pages; an error where the machine has none free.
     pub fn huge(len: usize) -> std::io::Result<Mapping> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
         Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1)
     }
 
-    /// A file's bytes.
     pub fn file(file: &File, len: usize, flags: i32) -> Mapping {
         Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE, flags, file.as_raw_fd()).expect("mmap")
     }
 
     pub fn protect(&self, offset: usize, len: usize, protection: i32) {
-        // SAFETY: changes only this mapping, which Rust knows nothing of.
+        // SAFETY: changes only this mapping, of which Rust knows nothing.
         let result = unsafe { libc::mprotect((self.addr + offset as u64) as *mut _, len, protection) };
         assert_eq!(result, 0);
     }
 
     pub fn unmap(&self, offset: usize, len: usize) {
-        // SAFETY: takes only this mapping away, which Rust knows nothing of.
+        // SAFETY: removes only this mapping, of which Rust knows nothing.
         assert_eq!(unsafe { libc::munmap((self.addr + offset as u64) as *mut _, len) }, 0);
     }
 
-    /// The bytes, which must be there.
+    /// The bytes, which must be mapped.
     #[expect(clippy::mut_from_ref, reason = "the memory is the kernel's, this is only its address")]
     pub fn bytes(&self) -> &mut [u8] {
-        // SAFETY: the tests make sure that it is mapped, and look at it from one thread at a time.
+        // SAFETY: the tests make sure that it is mapped, and access it from one thread at a time.
         unsafe { std::slice::from_raw_parts_mut(self.addr as *mut u8, self.len) }
     }
 
@@ -106,7 +105,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody has references into it any more; parts that are gone already do not matter.
+        // SAFETY: no references into it remain; parts that are unmapped already do not matter.
         unsafe { libc::munmap(self.addr as *mut _, self.len) };
     }
 }
@@ -138,7 +137,7 @@ pub fn disk_file(len: usize) -> File {
     file
 }
 
-/// Runs a test's body in a child process and returns how the child ended: calls this very test again with an
+/// Runs a test's body in a child process and returns how the child ended: runs this very test again with an
 /// environment variable set. Returns `None` in the child, which then runs the body.
 pub fn in_child(test: &str) -> Option<std::process::Output> {
     const MARK: &str = "TERRACE_TEST_CHILD";
@@ -155,7 +154,7 @@ pub fn in_child(test: &str) -> Option<std::process::Output> {
     Some(output)
 }
 
-/// Whether this process leaves a core file behind when it dies of a signal, as far as its hard limit permits.
+/// Lets this process write a core file when a signal kills it, as far as its hard limit permits, or forbids it.
 pub fn allow_cores(allow: bool) {
     // SAFETY: fills a local structure, and changes a limit of this process.
     unsafe {

@@ -1,7 +1,7 @@
-//! A pager for tests: what is absent lies in a store of its own, and the test decides when an access to it ends. The tests
-//! of other crates share it.
+//! A pager for tests: absent bytes lie in its store, and the test decides when an access to them ends. The tests of
+//! other crates share this file.
 //!
-//! Absent memory is spoiled, so that whoever looks at it directly is found out.
+//! Absent memory is corrupted, so that a direct access to it is found out.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,50 +10,51 @@ use std::sync::Arc;
 use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
 use terrace_sync::{Mutex, MutexGuard};
 
-/// What absent memory is overwritten with.
+/// The byte that overwrites absent memory.
 const SPOILED: u8 = 0xdb;
 
-/// Memory as the program has it, by offset.
+/// Memory as the program sees it, by offset.
 pub trait Cells: Send + Sync {
     fn get(&self, offset: usize, out: &mut [u8]);
     fn set(&self, offset: usize, data: &[u8]);
 
-    /// Stores a word where another one is, and says whether it was. Not in one step, unless somebody else changes the memory meanwhile.
+    /// Stores `new` if the word is `_expected`, and returns whether it was. This default assumes that no other thread
+    /// changes the memory: it always stores, in a separate step.
     fn exchange(&self, offset: usize, _expected: u64, new: u64) -> bool {
         self.set(offset, &new.to_ne_bytes());
         true
     }
 }
 
-/// Says at what time an access that is asked for now shall end.
+/// Gives the time at which an access that starts now shall end.
 pub type Schedule = Box<dyn FnMut() -> u64 + Send>;
 
 pub struct TestPager {
     presence: Presence,
-    /// The memory that there really is, a part of the pager's range.
+    /// The memory that exists, a part of the pager's range.
     memory: HostRange,
     cells: Box<dyn Cells>,
-    // Not the standard library's: of a thread that ends accesses all the time, others might not get that for seconds.
+    // Not the standard library's mutex: while one thread ends accesses all the time, others might wait seconds for it.
     state: Mutex<State>,
 }
 
 struct State {
-    /// What the absent units hold, for all of the memory.
+    /// The bytes of the absent units; as long as the memory.
     store: Vec<u8>,
     accesses: VecDeque<Access>,
     /// How many accesses may be under way.
     room: usize,
     schedule: Schedule,
-    /// Who was told that there is no room.
+    /// The wakers of refused accesses: too many were under way.
     starving: Vec<Waker>,
-    /// How many accesses were asked for.
+    /// How many accesses have started.
     asked: u64,
 }
 
 struct Access {
     what: What,
     range: HostRange,
-    /// Units that were present when this was asked for: a change of those was carried out at once.
+    /// Units that were present at the start: the change of those was carried out at once.
     done: Vec<usize>,
     due: u64,
     transfer: Arc<TestTransfer>,
@@ -74,8 +75,8 @@ impl fmt::Debug for TestPager {
 }
 
 impl TestPager {
-    /// A pager for a part of memory. Its range begins `ahead` bytes before that, which moves the borders of units.
-    /// Everything is absent; the store holds what the memory holds now.
+    /// A pager for a part of memory. Its range begins `ahead` bytes earlier, which moves the borders of units.
+    /// All units are absent; the store is a copy of the memory.
     pub fn new(memory: HostRange, ahead: u64, cells: Box<dyn Cells>) -> Arc<TestPager> {
         let mut store = vec![0; memory.len as usize];
         cells.get(0, &mut store);
@@ -106,7 +107,7 @@ impl TestPager {
         self.state.lock()
     }
 
-    /// Brings a unit into memory, unless changes of it are under way.
+    /// Maps a unit, unless changes of it are under way.
     pub fn admit(&self, unit: usize) -> bool {
         let state = self.lock();
         let range = self.presence.unit_range(unit);
@@ -121,7 +122,7 @@ impl TestPager {
         true
     }
 
-    /// Takes a unit out of memory.
+    /// Unmaps a unit.
     pub fn expel(&self, unit: usize) -> bool {
         let mut state = self.lock();
         if !self.presence.is_present(unit) {
@@ -136,20 +137,20 @@ impl TestPager {
         true
     }
 
-    /// The offsets of a range in the memory that there is.
+    /// The offsets of a range in `memory`.
     fn inside(&self, range: HostRange) -> Option<(usize, usize)> {
         let start = range.addr.max(self.memory.addr);
         let end = (range.addr + range.len).min(self.memory.addr + self.memory.len);
         (start < end).then(|| ((start - self.memory.addr) as usize, (end - self.memory.addr) as usize))
     }
 
-    /// How many accesses are under way, and how many were asked for altogether.
+    /// How many accesses are under way, and how many have started altogether.
     pub fn counts(&self) -> (usize, u64) {
         let state = self.lock();
         (state.accesses.len(), state.asked)
     }
 
-    /// When the next access ends.
+    /// The time at which the next access ends.
     pub fn next_due(&self) -> Option<u64> {
         self.lock().accesses.iter().map(|access| access.due).min()
     }
@@ -157,7 +158,7 @@ impl TestPager {
     /// Ends the accesses that are due. Returns how many.
     pub fn complete_due(&self, now: u64) -> usize {
         let mut count = 0;
-        // One that overlaps an earlier one waits for that, whatever its own time.
+        // An access that overlaps an earlier one waits for the earlier one, whatever its own time.
         while self.complete_where(|access| access.due <= now, Ok(())) {
             count += 1;
         }
@@ -183,7 +184,7 @@ impl TestPager {
         candidates.into_iter().any(|index| self.complete(index, outcome))
     }
 
-    /// Ends an access, unless it has to wait for an earlier one.
+    /// Ends an access, unless it overlaps an earlier one.
     fn complete(&self, index: usize, outcome: Result<(), AccessError>) -> bool {
         let mut state = self.lock();
         let Some(access) = state.accesses.get(index) else { return false };
@@ -217,7 +218,7 @@ impl TestPager {
                     AtomicOp::FetchAdd { add } => value.wrapping_add(add),
                     AtomicOp::Write { value } => value,
                 };
-                // What is present is changed by others at the same time.
+                // Other threads change present units at the same time.
                 let unit = self.presence.units_of(access.range).start;
                 if !self.presence.is_present(unit) {
                     break self.set(state, addr, &after.to_ne_bytes(), due);
@@ -265,14 +266,14 @@ impl TestPager {
         }
     }
 
-    /// What the memory holds, present or not.
+    /// Reads the memory, present or not.
     pub fn peek(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.get(&self.lock(), addr, &mut out);
         out
     }
 
-    /// Changes what the memory holds, present or not.
+    /// Writes the memory, present or not.
     pub fn poke(&self, addr: u64, data: &[u8]) {
         self.set(&mut self.lock(), addr, data, |_| true);
     }
@@ -342,7 +343,7 @@ impl Pager for TestPager {
     }
 }
 
-/// What an access has brought, once it has ended.
+/// The result of an access, once it has ended.
 #[derive(Debug, Default)]
 struct TestTransfer(Mutex<Option<Result<Vec<u8>, AccessError>>>);
 

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Mapping, PAGE};
 
-/// A page that arrives only when it is served.
+/// A userfaultfd page: an access to it blocks until `serve`.
 pub struct SlowPage {
     pub memory: Mapping,
     fd: i32,
     pub served: AtomicBool,
 }
 
-/// The kernel's structures for userfaultfd, of which the library that declares system calls has none.
+/// The kernel's structures for userfaultfd, which the libc crate lacks.
 mod userfault {
     #[repr(C)]
     pub struct Api {
@@ -57,14 +57,14 @@ impl SlowPage {
         }
     }
 
-    /// Returns when somebody waits for the page.
+    /// Blocks until a thread faults on the page.
     pub fn wait_for_fault(&self) {
         let mut event = [0u8; 32];
         // SAFETY: an event has 32 bytes.
         assert_eq!(unsafe { libc::read(self.fd, event.as_mut_ptr().cast(), event.len()) }, 32);
     }
 
-    /// Lets the page arrive, full of zeros.
+    /// Resolves the fault with zeros.
     pub fn serve(&self) {
         self.served.store(true, Ordering::SeqCst);
         let mut zero = userfault::ZeroPage { start: self.memory.addr, len: PAGE as u64, mode: 0, done: 0 };
