@@ -25,7 +25,7 @@ pub struct Batch {
     pub threads: Option<NonZeroUsize>,
 }
 
-/// How far a batch is.
+/// A batch's progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     /// Seeds that have been run.
@@ -34,12 +34,10 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// A seed that failed.
 #[derive(Debug)]
 pub struct FailedSeed {
-    /// The seed.
     pub seed: u64,
-    /// What was wrong.
+    /// What failed.
     pub why: String,
 }
 
@@ -50,12 +48,12 @@ impl fmt::Display for FailedSeed {
     }
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared {
     batch: Batch,
     next: AtomicU64,
     done: AtomicU64,
-    /// What each thread runs, and how many reports were made meanwhile.
+    /// The seed that each thread runs, and the reports since its start.
     running: Vec<Mutex<Option<(u64, u32)>>>,
     tally: Mutex<Tally>,
     failed: Mutex<Option<FailedSeed>>,
@@ -64,8 +62,9 @@ struct Shared {
 /// How often the progress is reported.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How many reports may be made while a seed runs; it should take milliseconds. A device that never comes to an end
-/// cannot be stopped, only left behind. Reports and not seconds, because a machine or a process can be suspended.
+/// Reports after which a running seed counts as stuck; a seed should take milliseconds. The thread of a device that
+/// never finishes cannot be stopped, only abandoned. The unit is reports, not seconds, because a machine or a process
+/// can be suspended.
 const SEED_REPORTS_MAX: u32 = 600;
 
 thread_local! {
@@ -77,7 +76,7 @@ impl Batch {
     /// Runs the seeds until one fails. Calls `report` a few times a second.
     ///
     /// # Errors
-    /// The lowest seed of those that have failed.
+    /// The lowest seed that failed.
     pub fn run(self, mut report: impl FnMut(&Progress)) -> Result<Tally, FailedSeed> {
         name_seed_in_panics();
         let threads =
@@ -147,7 +146,7 @@ impl Shared {
     }
 }
 
-/// Runs one seed; a panic is a failure like any other, where panics can be caught.
+/// Runs one seed. A panic counts as a failure where panics can be caught.
 fn run_caught(seed: u64) -> Result<Tally, String> {
     SEED.set(Some(seed));
     let result = catch_unwind(AssertUnwindSafe(|| crate::run(seed, false)));

@@ -1,5 +1,4 @@
-//! Completions: exactly one for each work request that asks for it, in the order of posting, and what it says is
-//! true.
+//! Completions: exactly one for each signaled work request, in posting order, with the right contents.
 
 use terrace_nic::{Cq, Error, QpType, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -9,14 +8,14 @@ use crate::plan::Waiting;
 use crate::window::Stage;
 use crate::world::{Checked, Failure, World, ensure, trace};
 
-/// Entries that are polled at a time, at most.
+/// Most entries per poll.
 const POLL_MAX: usize = 16;
 
 /// Length of the routing header in front of a datagram.
 const GRH_BYTES: usize = 40;
 
 impl World {
-    /// What the program does about its completion queues when it looks. Returns whether there was anything.
+    /// The program polls its completion queues. Returns whether it found a completion.
     pub fn poll_node(&mut self, node: usize) -> Checked<bool> {
         let mut found = false;
         for which in 0..2 {
@@ -41,7 +40,7 @@ impl World {
         Ok(completions)
     }
 
-    /// Takes all that there are.
+    /// Takes completions until the queue is empty.
     pub fn poll_all(&mut self, node: usize, which: usize) -> Checked<Vec<Wc>> {
         let mut all = Vec::new();
         loop {
@@ -53,7 +52,7 @@ impl World {
         }
     }
 
-    /// The program sleeps until there is an event, arms the queue again and then takes what is there.
+    /// The program waits for an event, re-arms the queue and then empties it.
     fn poll_after_event(&mut self, node: usize, which: usize) -> Checked<bool> {
         if !self.nodes[node].completions[which].take_event()? {
             return Ok(false);
@@ -64,7 +63,7 @@ impl World {
         Ok(true)
     }
 
-    /// One event if, and only if, a completion since the last one was solicited or an error.
+    /// An event comes if, and only if, a completion since the last event was solicited or an error.
     fn poll_with_solicited_events(&mut self, node: usize, which: usize) -> Checked<bool> {
         let completions = self.poll_all(node, which)?;
         let wanted = completions.iter().any(|wc| wc.solicited || wc.status != WcStatus::Success);
@@ -101,7 +100,7 @@ impl World {
             if request.wr_id == wc.wr_id {
                 return self.finish(index, request, wc);
             }
-            // Errors complete every request; so those that nothing was heard of have succeeded.
+            // After an error every request completes, so requests without a completion have succeeded.
             ensure!(!request.signaled, "request {} has no completion of its own", request.wr_id);
             ensure!(
                 !self.ends[index].send_failed,
@@ -128,7 +127,7 @@ impl World {
         self.accept_leftovers(index, request)
     }
 
-    /// Whether a request may fail like that.
+    /// Checks that the request may fail with this status.
     fn check_error(&self, index: usize, request: &Request, status: WcStatus) -> Checked {
         if status == WcStatus::Flushed {
             return Ok(());
@@ -141,7 +140,7 @@ impl World {
         Ok(())
     }
 
-    /// A request is known to have succeeded.
+    /// Checks the outcome of a request that has succeeded.
     pub fn succeed(&mut self, index: usize, request: Request) -> Checked {
         let end = &mut self.ends[index];
         ensure!(
@@ -178,7 +177,7 @@ impl World {
         Ok(())
     }
 
-    /// When a WRITE completes, its data is in the peer's memory, unless something later has gone over it.
+    /// When a WRITE completes, its data is in the peer's memory, unless a later request has overwritten it.
     fn check_stored(&self, index: usize, number: usize) -> Checked {
         let end = &self.ends[index];
         let Some(effect) = &end.steps[number].effect else { return Ok(()) };
@@ -191,7 +190,7 @@ impl World {
         Ok(())
     }
 
-    /// What has landed in these places is right: the model takes it over.
+    /// Copies what has landed in these places into the model, and returns it.
     fn land(&mut self, node: usize, landing: &[Place]) -> Vec<u8> {
         let memory = &mut self.nodes[node].memory;
         landing.iter().for_each(|place| memory.accept(*place));
@@ -223,7 +222,7 @@ impl World {
         }
     }
 
-    /// A request failed: what has landed of it must be right as far as it goes.
+    /// A failed request may have landed in part; the part that landed must be right.
     fn accept_leftovers(&mut self, index: usize, request: Request) -> Checked {
         let node = index & 1;
         match request.outcome {
@@ -247,7 +246,7 @@ impl World {
                 }
             }
             Outcome::Swapped { landing, .. } => {
-                // The result may have arrived in the moment in which everything was flushed.
+                // The result may have arrived just before the flush.
                 landing.iter().for_each(|place| self.nodes[node].memory.accept(*place));
             }
             Outcome::Counted { counter, landing, .. } => {
@@ -268,7 +267,7 @@ impl World {
         ensure!(self.ends[index].receives_failed == 0, "a receive succeeded after an error");
         self.ends[index].received += 1;
         match self.ends[index].kind {
-            // Plans have no ends of XRC: crates/nic/tests/xrc.rs has.
+            // No plan draws XRC; crates/nic/tests/xrc.rs covers it.
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => {
                 let Some(message) = self.ends[index].inbound.pop_front() else {
                     return Err(Failure("received what nobody has sent".into()));
@@ -280,7 +279,7 @@ impl World {
         }
     }
 
-    /// Own receives complete in the order of posting; shared ones are any of those posted.
+    /// An end's own receives complete in posting order; a shared receive may be any posted one.
     fn take_receive(&mut self, index: usize, wc: &Wc) -> Checked<Receive> {
         let taken = match self.ends[index].plan.uses_srq {
             true => self.nodes[index & 1].shared.posted.remove(&wc.wr_id),
@@ -293,7 +292,7 @@ impl World {
         }
     }
 
-    /// A receive that was flushed may have got the beginning of a message.
+    /// A flushed receive may hold the beginning of a message.
     fn note_failed_receive(&mut self, index: usize, receive: Receive, status: WcStatus) -> Checked {
         let is_paged = self.nodes[index & 1].pagers.is_some();
         let nth = if is_paged { self.ends[index].receives_failed as usize } else { 0 };
@@ -303,8 +302,8 @@ impl World {
         } else {
             ensure!(status == WcStatus::Flushed, "a receive cannot fail like that");
         }
-        // Only the oldest receive can have been under way, and those whose messages waited for absent memory; of a shared
-        // queue no other can be touched at all.
+        // Only the oldest receive can have been in progress, and receives whose messages waited for absent memory. Of a
+        // shared queue, no other receive can be consumed at all.
         let is_first = self.ends[index].receives_failed == 0 || is_paged;
         self.ends[index].receives_failed += 1;
         ensure!(is_first || !self.ends[index].plan.uses_srq, "several shared receives were flushed");
@@ -327,7 +326,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether a completion and what its receive holds are this message. Says why not.
+    /// Whether a completion and its receive's data are this message. The error says what differs.
     fn check_message(
         &self,
         index: usize,
@@ -359,7 +358,7 @@ impl World {
         };
         let memory = &self.nodes[node].memory;
         let actual: Vec<u8> = places.iter().flat_map(|place| memory.actual(*place)).collect();
-        // A WRITE's place may have been written to again; the model knows.
+        // A later request may have overwritten a WRITE's place; the model then differs from the payload.
         let is_same = match message.written_to {
             Some(place) if self.ends[index].is_reliable() => {
                 let whole = memory.model(place);
@@ -371,14 +370,14 @@ impl World {
         if is_same { Ok(()) } else { Err("the data is not what was sent".to_string()) }
     }
 
-    /// The message has been checked: the model knows now where it is.
+    /// Updates the model with a message that has been checked.
     fn accept_message(&mut self, index: usize, receive: &Receive, message: &Message) -> Checked {
         let memory = &mut self.nodes[index & 1].memory;
         if !self.ends[index].is_reliable() {
-            // Messages that broke off may have left something in the receive.
+            // Incomplete messages may have left data in the receive.
             receive.places.iter().chain(&message.written_to).for_each(|place| memory.accept(*place));
         } else if message.written_to.is_none() {
-            // Not a byte beyond the message has changed.
+            // No byte beyond the message has changed.
             let mut rest = &message.payload[..];
             for place in &receive.places {
                 let (piece, after) = rest.split_at(rest.len().min(place.len()));
@@ -392,8 +391,8 @@ impl World {
         Ok(())
     }
 
-    /// Without reliability, messages get lost; they come in order if the network keeps it, and once if it does not
-    /// double packets. But those that come are whole.
+    /// Unreliable messages may be lost. They arrive in order if the network keeps the order, and once if it duplicates
+    /// no packets. A message that arrives is whole.
     fn match_message(&mut self, index: usize, receive: &Receive, wc: &Wc) -> Checked {
         let weather = &self.plan.weather.bad;
         let (reorders, doubles) = (weather.reorder > 0.0, weather.duplicate > 0.0);

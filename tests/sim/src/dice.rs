@@ -1,4 +1,4 @@
-//! Random draws. Everything that a run does follows from its seed, so nothing here may look at anything else.
+//! Random draws. The seed alone decides a run, so nothing here may depend on anything else.
 
 use std::ops::RangeInclusive;
 
@@ -9,7 +9,7 @@ use rand::{Rng, RngCore, SeedableRng};
 /// A source of random draws.
 pub(crate) struct Dice(StdRng);
 
-/// Who draws: each has a stream of its own, so that a change in one place does not change what the others draw.
+/// The random streams: each part has its own, so that a change in one part does not change another's draws.
 #[derive(Clone, Copy)]
 pub(crate) enum Stream {
     Plan,
@@ -60,7 +60,7 @@ impl Dice {
         *choices.choose(&mut self.0).expect("there is something to choose from")
     }
 
-    /// Small numbers as often as large ones: uniform in the logarithm.
+    /// A number whose logarithm is uniform: small ones are as likely as large ones.
     pub fn spread(&mut self, range: RangeInclusive<u64>) -> u64 {
         let (low, high) = ((*range.start()).max(1) as f64, (*range.end()).max(1) as f64);
         let drawn = (low.ln() + self.0.random::<f64>() * (high.ln() - low.ln())).exp();

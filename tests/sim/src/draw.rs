@@ -21,7 +21,7 @@ pub(crate) fn plain_wr(op: SendOp, signaled: bool) -> SendWr {
     }
 }
 
-/// A part of the peer's memory, and how it is named on the wire.
+/// A part of the peer's memory, with its address and key on the wire.
 #[derive(Clone, Copy)]
 struct Target {
     place: Place,
@@ -31,7 +31,7 @@ struct Target {
 }
 
 impl World {
-    /// Draws what the program posts next; sometimes two things that belong together.
+    /// Draws the program's next work request; sometimes two that belong together.
     pub fn draw(&mut self, index: usize) -> Checked {
         self.ends[index].budget -= 1;
         let kind = self.ends[index].kind;
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// A length up to the end's longest, most often one at which something happens.
+    /// A length up to the end's longest message, most often a boundary case.
     fn draw_len(&mut self, index: usize) -> usize {
         let (mtu, longest) = (self.ends[index].mtu, self.ends[index].plan.message_bytes_max);
         let around_packets = mtu * (1 + self.dice.index(4)) + self.dice.index(3) - 1;
@@ -106,7 +106,7 @@ impl World {
         places.iter().map(|place| self.nodes[node].memory.sge(*place)).collect()
     }
 
-    /// Puts bytes where a work request finds them: into memory, or into the request itself.
+    /// Puts a work request's data into memory, or inline into the request.
     fn payload(&mut self, index: usize, bytes: &[u8]) -> Checked<Payload> {
         let plan = &self.ends[index].plan;
         let (pieces_max, inline) = (plan.max_sge, plan.mix.inline);
@@ -134,7 +134,7 @@ impl World {
         Ok((places, payload))
     }
 
-    /// A part of the peer's memory that belongs to this end, `len` bytes or fewer.
+    /// A part of the peer's memory that only this end writes to, of at most `len` bytes.
     fn target(&mut self, index: usize, len: usize, aligned: bool) -> Target {
         let windows = self.open_windows(index);
         let through = !windows.is_empty() && self.dice.chance(0.4);
@@ -166,7 +166,7 @@ impl World {
         let op = imm.map_or(SendOp::Send, SendOp::SendImm);
         let (flags, payload) = (self.flags(index), self.payload(index, &bytes)?);
         let peer = self.ends[index ^ 1].qp.qpn();
-        // Datagrams with a wrong Q_Key vanish.
+        // Datagrams with a wrong Q_Key are dropped.
         let is_stray = self.ends[index].ah.is_some() && !self.is_calm() && self.dice.chance(0.1);
         let end = &self.ends[index];
         let qkey = if is_stray { end.qkey + 1 } else { end.qkey };
@@ -180,7 +180,7 @@ impl World {
         Ok(())
     }
 
-    /// A SEND that ends a window. It waits for READs through the window, which must not be repeated afterwards.
+    /// A SEND that invalidates a window. It waits for READs through the window, which must not be repeated afterwards.
     pub fn draft_send_invalidate(&mut self, index: usize, rkey: u32) {
         let mut wr = plain_wr(SendOp::SendInvalidate(rkey), self.dice.chance(0.5));
         wr.flags |= SendFlags::FENCE;
@@ -192,7 +192,7 @@ impl World {
         let len = self.draw_len(index);
         let imm = self.dice.chance(0.3).then(|| self.dice.word() as u32);
         let target = if self.ends[index].kind == QpType::Uc {
-            // A message that lost a packet may have been written in part: no two share a place.
+            // A message that lost a packet may be written in part, so each has a place of its own.
             let memory = &mut self.nodes[1 - (index & 1)].memory;
             let place = memory.take(Purpose::Open, len, false)?;
             Target { place, va: memory.address(place), rkey: memory.key(place), window: None }
@@ -211,7 +211,7 @@ impl World {
         Ok(())
     }
 
-    /// A READ; sometimes followed by a SEND of what it has brought, which needs the fence.
+    /// A READ; sometimes followed by a SEND of the data that it fetched, which needs the fence.
     fn draw_read(&mut self, index: usize) -> Checked {
         let len = self.draw_len(index);
         let target = self.target(index, len, false);
@@ -289,7 +289,7 @@ impl World {
         Ok(())
     }
 
-    /// Something that must fail.
+    /// A request that must fail.
     fn draw_mistake(&mut self, index: usize) -> Checked {
         let place = self.ends[index].target;
         let memory = &self.nodes[1 - (index & 1)].memory;
@@ -318,7 +318,7 @@ impl World {
         Ok(())
     }
 
-    /// The key of a window that nothing is bound to now. Binding changes the key, so this one stays closed.
+    /// The key of a window that is not bound now. Binding changes the key, so this one stays invalid.
     fn closed_window(&mut self, index: usize) -> Option<u32> {
         let closed = |window: &&Window| window.owner == index ^ 1 && window.stage == Stage::Unbound;
         let keys: Vec<u32> = self.windows.iter().filter(closed).map(|window| window.rkey).collect();

@@ -1,4 +1,4 @@
-//! What happens when: virtual time, devices that look, programs that act, weather that changes.
+//! The main loop: virtual time, device steps, program ticks, and changes of the network's weather.
 
 use terrace_nic::{AsyncEvent, QpState, WcStatus};
 
@@ -6,13 +6,13 @@ use crate::end::Phase;
 use crate::plan::Temper;
 use crate::world::{Checked, Failure, World, ensure, trace};
 
-/// Virtual time by which everything must have come to an end, in nanoseconds.
+/// Virtual time after which an unfinished run fails, in nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// Rounds of the main loop by which everything must have come to an end.
+/// Rounds of the main loop after which an unfinished run fails.
 const ROUNDS_MAX: u64 = 3_000_000;
 
-/// Rounds that may pass without the time moving.
+/// Rounds that may pass while the virtual time stands still.
 const ROUNDS_AT_ONE_TIME_MAX: u32 = 10_000;
 
 /// Probabilities, at each tick, that an end's program does something.
@@ -88,7 +88,7 @@ impl World {
         format!("waiting: {}", ends.join(", "))
     }
 
-    /// Devices look some time after there is something to see.
+    /// Steps the devices whose wake time has come.
     fn run_devices(&mut self) -> Checked {
         let now = self.now();
         for node in 0..self.nodes.len() {
@@ -101,7 +101,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets the device look soon.
+    /// Schedules a step of the device within its lag, unless one is scheduled.
     fn wake(&mut self, node: usize) {
         let lag_ns = match self.nodes[node].plan.lag_ns_max {
             0 => 0,
@@ -120,7 +120,7 @@ impl World {
         Ok(())
     }
 
-    /// The program of a node acts: looks for completions, posts this and that.
+    /// One tick of a node's program: it polls for completions and posts work requests.
     fn tick(&mut self, node: usize) -> Checked {
         let churned = self.nodes[node].pagers.as_ref().is_some_and(|pagers| pagers.churn());
         self.tally.add("units that came or went", churned.into());
@@ -137,7 +137,7 @@ impl World {
         Ok(())
     }
 
-    /// What the program of one end does at a tick. Returns whether it did anything.
+    /// One tick of an end's program. Returns whether it posted a send.
     fn act(&mut self, index: usize) -> Checked<bool> {
         if !self.ends[index].connected {
             if !self.dice.chance(CONNECTS) {
@@ -160,7 +160,7 @@ impl World {
         self.post_sends(index)
     }
 
-    /// Posts a few receives, sometimes before they are needed and sometimes after.
+    /// Posts a few receives, sometimes before messages need them and sometimes after.
     fn receive_some(&mut self, index: usize) -> Checked {
         let zeal = self.ends[index].plan.receive_zeal;
         let expects = !self.ends[index].inbound.is_empty() || self.ends[index ^ 1].has_plans();
@@ -203,7 +203,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether the program of an end has anything left to do or to wait for.
+    /// Whether an end's program has work left or waits for something.
     fn end_is_busy(&self, index: usize) -> bool {
         let (end, peer) = (&self.ends[index], &self.ends[index ^ 1]);
         if !end.is_open() {
@@ -213,7 +213,7 @@ impl World {
         end.has_plans() || end.awaits_completion() || awaits_message || end.phase == Phase::Draining
     }
 
-    /// The next time at which anything happens; `None` if nothing ever will.
+    /// The time of the next event; `None` if there is none.
     fn next_time(&mut self) -> Option<u64> {
         let now = self.now();
         let busy = (0..self.ends.len()).any(|index| self.end_is_busy(index));
@@ -230,7 +230,7 @@ impl World {
             [node.wakes_at, deadline, due, node.opens_at(), busy.then_some(node.ticks_at)]
         });
         let next = nodes.flatten().chain(self.net.next_delivery()).min()?;
-        // The weather changes while something happens, and is no event of its own.
+        // A change of weather alone does not keep a run going.
         Some(self.weather_until.map_or(next, |until| until.min(next)))
     }
 
@@ -264,8 +264,7 @@ impl World {
         trace!(self, "the weather is {}", if self.weather_is_bad { "bad" } else { "good" });
     }
 
-    /// Brings all queue pairs into the error state, in which everything that is left must be flushed, and then to
-    /// RESET.
+    /// Moves all queue pairs to the error state, which must flush everything outstanding, and then to RESET.
     fn end_connections(&mut self) -> Checked {
         let connected: Vec<usize> =
             (0..self.ends.len()).filter(|index| self.ends[*index].connected).collect();
@@ -286,7 +285,7 @@ impl World {
             let end = &self.ends[index];
             ensure!(end.receives.is_empty(), "end {index}: {} receives were not flushed", end.receives.len());
         }
-        // What the error state still had to say must not be heard in the next epoch.
+        // Packets still in flight must not reach the next epoch.
         while let Some(next) = self.net.next_delivery() {
             self.advance(next);
             for node in 0..self.nodes.len() {

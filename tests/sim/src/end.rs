@@ -1,5 +1,4 @@
-//! One end of a connection: what its program has posted, what it expects to come of it, and what it expects of the
-//! peer.
+//! One end of a connection: what its program has posted, the outcome that it expects, and what it expects of the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +13,14 @@ use crate::plan::EndPlan;
 pub(crate) struct Draft {
     pub wr: SendWr,
     pub intent: Intent,
-    /// The memory window that it goes through.
+    /// The memory window that the request uses.
     pub window: Option<usize>,
 }
 
-/// What a work request shall bring about, in terms of the model.
+/// The intended effect of a work request on the model.
 #[derive(Clone)]
 pub(crate) enum Intent {
-    /// A message for a receive of the peer; `None` sends on what the READ before it has brought.
+    /// A message for a receive of the peer; `None` sends the data that the READ before it fetched.
     Send {
         payload: Option<Vec<u8>>,
         imm: Option<u32>,
@@ -47,7 +46,7 @@ pub(crate) enum Intent {
         add: u64,
         landing: Vec<Place>,
     },
-    /// On a counter that all connections share: the node's first or second.
+    /// A fetch-and-add on a counter that all connections share: the node's first or second.
     Count {
         counter: usize,
         add: u64,
@@ -57,7 +56,7 @@ pub(crate) enum Intent {
         place: Place,
         value: u64,
     },
-    /// FLUSH, or a datagram that nobody takes.
+    /// FLUSH, or a datagram that the peer drops.
     Nothing,
     Bind {
         window: usize,
@@ -66,7 +65,7 @@ pub(crate) enum Intent {
     Unbind {
         window: usize,
     },
-    /// Cannot succeed: this is the status that it must get if it gets as far as being looked at.
+    /// Cannot succeed: if the request is not flushed, this is its status.
     Mistake {
         status: WcStatus,
         message: Option<Vec<u8>>,
@@ -80,19 +79,19 @@ pub(crate) struct Request {
     pub wr_id: u64,
     pub opcode: WcOpcode,
     pub signaled: bool,
-    /// What the completion must say, where it says something.
+    /// The completion's byte count, where the completion has one.
     pub byte_len: Option<u32>,
     pub window: Option<usize>,
     pub outcome: Outcome,
 }
 
-/// What must be true once a request has completed.
+/// The condition that a completed request fulfils.
 pub(crate) enum Outcome {
     Nothing,
-    /// The peer's memory holds this, unless something later has changed it.
+    /// The peer's memory holds the data, unless a later request has changed it.
     Stored,
-    /// This has landed. Bytes that requests posted later may change before a repetition of the READ are allowed to
-    /// have any of the values that they went through.
+    /// The expected data has landed. Where later requests may write before a repetition of the READ, each byte may have
+    /// any of its intermediate values.
     Fetched {
         place: Place,
         fences: u64,
@@ -122,9 +121,9 @@ pub(crate) enum Outcome {
     },
 }
 
-/// What a request does at the peer, kept to be taken back from the model if it turns out not to have happened.
+/// A request's effect at the peer, kept so that the model can undo a request that was not executed.
 pub(crate) struct Step {
-    /// Whether it uses up a receive.
+    /// Whether the request consumes a receive.
     pub consumes: bool,
     pub effect: Option<Effect>,
 }
@@ -142,7 +141,7 @@ pub(crate) struct Receive {
     pub places: Vec<Place>,
 }
 
-/// What a peer has sent and a receive has yet to take.
+/// A message that the peer has sent and no receive has taken yet.
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
     pub payload: Vec<u8>,
@@ -155,11 +154,11 @@ pub(crate) struct Message {
     pub too_long: bool,
 }
 
-/// What a program is doing with its send queue.
+/// The state of a program's send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running,
-    /// Waits for the event that says that the send queue is drained.
+    /// The program waits for the `SqDrained` event.
     Draining,
 }
 
@@ -168,17 +167,17 @@ pub(crate) struct End {
     pub mtu: usize,
     pub plan: EndPlan,
     pub qp: Arc<QueuePair>,
-    /// UD: the way to the peer, and both ends' Q_Key.
+    /// UD: the address handle of the peer.
     pub ah: Option<Arc<Ah>>,
     pub qkey: u32,
-    /// The part of the peer's memory that belongs to this end.
+    /// The part of the peer's memory that only this end writes to.
     pub target: Place,
-    /// UC: writes whose arrival nobody is told of.
+    /// UC: WRITEs whose arrival nothing reports.
     pub uncertain: Vec<(Place, Vec<u8>)>,
     /// Whether the queue pair is ready to receive and to send.
     pub connected: bool,
     pub phase: Phase,
-    /// Drains of the send queue yet to come.
+    /// Drains of the send queue left.
     pub drains: u32,
     /// Why the connection is over, as far as the program knows.
     pub broken: Option<WcStatus>,
@@ -189,18 +188,18 @@ pub(crate) struct End {
     /// Send work requests that the program is still going to draw.
     pub budget: u32,
     pub drafts: VecDeque<Draft>,
-    /// What is not known to be complete.
+    /// Requests not known to be complete.
     pub posted: VecDeque<Request>,
     /// Every request of this epoch.
     pub steps: Vec<Step>,
-    /// Requests that are known to have succeeded; they are the first ones.
+    /// Requests known to have succeeded; they are the first ones of the epoch.
     pub succeeded: u64,
     /// Fenced requests so far.
     pub fences: u64,
-    /// What the latest READ will bring.
+    /// The data that the latest READ will fetch.
     pub last_read: Vec<u8>,
     pub receives: VecDeque<Receive>,
-    /// What the peer has sent to this end.
+    /// Messages that the peer has sent to this end.
     pub inbound: VecDeque<Message>,
     /// Receives of this epoch that have succeeded.
     pub received: u64,
@@ -217,7 +216,7 @@ impl End {
         self.broken.is_none()
     }
 
-    /// Whether the program waits for a completion that will come.
+    /// Whether a signaled request is outstanding.
     pub fn awaits_completion(&self) -> bool {
         self.posted.iter().any(|request| request.signaled)
     }

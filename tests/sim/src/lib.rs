@@ -1,7 +1,7 @@
 //! Simulation: two devices over a simulated network, in virtual time and in one thread, against a reference model.
 //!
-//! A seed decides everything: what the network does to packets, how the devices and the programs on them are made,
-//! what is posted when, when anybody looks. The same seed takes the same path each time.
+//! A seed decides everything: the network's faults, the attributes of devices and programs, what is posted when, and
+//! when devices and programs poll. The same seed replays the same run.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ use world::World;
 /// Runs one seed, with a trace on standard output if asked for.
 ///
 /// # Errors
-/// When something is not as the reference model or the specification has it.
+/// When the run deviates from the reference model or the specification.
 pub fn run(seed: u64, trace: bool) -> Result<Tally, Failure> {
     let mut world = World::new(seed, trace)?;
     if trace {

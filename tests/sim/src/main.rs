@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     let outcome = batch.run(|progress| {
         if is_terminal {
             eprint!("\r{}\x1b[K", line(progress, started.elapsed()));
-            // A line that does not show is no harm.
+            // A progress line that cannot be shown is no error.
             let _ = std::io::stderr().flush();
         } else if printed.elapsed() > LOG_INTERVAL {
             printed = Instant::now();

@@ -1,7 +1,7 @@
-//! A node's memory, twice: the cells that the device reads and writes, and the model's opinion of them.
+//! A node's memory, twice: the cells that the device reads and writes, and the model of their content.
 //!
-//! Memory comes in chunks, each a region of its own. Places are never used twice and have gaps between them, all of
-//! it filled with noise, so that a byte that lands anywhere it should not is found at the end.
+//! Memory comes in chunks, each a region of its own. Places are never reused and have gaps between them. All memory
+//! is filled with noise, so that the check at the end finds every stray byte.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,14 +19,14 @@ pub(crate) const REMOTE_ATOMIC: u32 = 1 << 3;
 pub(crate) const MW_BIND: u32 = 1 << 4;
 pub(crate) const FLUSH: u32 = 1 << 8 | 1 << 9;
 
-/// What memory is for, which decides what its region permits.
+/// The use of memory, which decides its region's access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Sources, landing places and receive buffers: nobody else's business.
+    /// Sources, landing places and receive buffers: no remote access.
     Private,
-    /// The peer may do everything.
+    /// All remote access is permitted.
     Open,
-    /// The peer gets in through windows only.
+    /// Remote access only through windows.
     Windowed,
 }
 
@@ -49,7 +49,7 @@ impl Place {
         Place { chunk: self.chunk, start: self.start + offset as u32, len: len as u32 }
     }
 
-    /// Where the two overlap, as offsets into this place.
+    /// The overlap of the two, as offsets into this place.
     pub fn overlap(self, other: Place) -> Option<std::ops::Range<usize>> {
         let start = self.start.max(other.start);
         let end = (self.start + self.len).min(other.start + other.len);
@@ -57,7 +57,7 @@ impl Place {
         overlaps.then(|| (start - self.start) as usize..(end - self.start) as usize)
     }
 
-    /// How far `other`, which lies within this place, is into it.
+    /// The offset of `other`, which lies within this place.
     pub fn offset_of(self, other: Place) -> usize {
         (other.start - self.start) as usize
     }
@@ -66,7 +66,7 @@ impl Place {
 struct Chunk {
     purpose: Purpose,
     cells: Arc<[AtomicU64]>,
-    /// Who knows what they hold, if not all of them are there.
+    /// The pager, if units of the chunk may be absent.
     pager: Option<Arc<TestPager>>,
     model: Vec<u8>,
     mr: Arc<Mr>,
@@ -86,7 +86,7 @@ pub(crate) struct Memory {
 /// A chunk holds at least this many bytes.
 const CHUNK_BYTES_MIN: usize = 64 << 10;
 
-/// A byte that is not what it should be.
+/// A byte that differs from the model.
 #[derive(Debug)]
 pub(crate) struct Difference {
     #[allow(dead_code)] // For people, through Debug.
@@ -104,21 +104,21 @@ impl Memory {
         Memory { pd: pd.clone(), pagers, chunks: Vec::new(), dice: Dice::new(seed, Stream::Memory(node)) }
     }
 
-    /// Takes fresh memory, aligned to 8 bytes if asked. The content is noise, known to the model.
+    /// Allocates fresh memory, aligned to 8 bytes if asked. The model gets the same noise.
     pub fn take(&mut self, purpose: Purpose, len: usize, aligned: bool) -> Result<Place, Error> {
         let gap = if aligned { 0 } else { self.dice.index(16) };
         let fits = |chunk: &Chunk| {
             let start = if aligned { chunk.used.next_multiple_of(8) } else { chunk.used + gap };
             (chunk.purpose == purpose && start + len <= chunk.model.len()).then_some(start)
         };
-        // The newest chunk of a purpose is the one that has room.
+        // Only the newest chunk of a purpose has free bytes.
         let found = self.chunks.iter().enumerate().rev().find(|(_, chunk)| chunk.purpose == purpose);
         let found = found.and_then(|(index, chunk)| Some((index, fits(chunk)?)));
         let (index, start) = match found {
             Some(found) => found,
             None => (self.add_chunk(purpose, (len + 8).max(CHUNK_BYTES_MIN))?, 0),
         };
-        // A byte between neighbours belongs to nobody.
+        // One unused byte separates adjacent places.
         self.chunks[index].used = start + len + 1;
         Ok(Place { chunk: index as u32, start: start as u32, len: len as u32 })
     }
@@ -132,7 +132,7 @@ impl Memory {
             Purpose::Open => LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | FLUSH,
             Purpose::Windowed => LOCAL_WRITE | MW_BIND,
         };
-        // Addresses on the wire do not depend on where this process happens to have its memory.
+        // Addresses on the wire must not depend on this process's address space.
         let iova = (self.chunks.len() as u64 + 1) << 32 | (self.dice.word() & 0xffff_fff8);
         let pagers = self.pagers.as_ref().filter(|_| purpose != Purpose::Private);
         let (pager, paging) = pagers.map(|pagers| pagers.add(cells.clone())).unzip();
@@ -166,7 +166,7 @@ impl Memory {
         Sge { addr: self.address(place), length: place.len, lkey: self.key(place) }
     }
 
-    /// What the memory holds.
+    /// The memory's content.
     pub fn actual(&self, place: Place) -> Vec<u8> {
         let Chunk { cells, pager, .. } = self.chunk(place);
         if let Some(pager) = pager {
@@ -178,26 +178,26 @@ impl Memory {
         bytes[start % 8..start % 8 + place.len()].to_vec()
     }
 
-    /// What the memory should hold.
+    /// The model's content.
     pub fn model(&self, place: Place) -> &[u8] {
         let start = place.start as usize;
         &self.chunk(place).model[start..start + place.len()]
     }
 
-    /// Changes what the memory should hold.
+    /// Changes the model.
     pub fn expect(&mut self, place: Place, bytes: &[u8]) {
         let start = place.start as usize;
         let model = &mut self.chunks[place.chunk as usize].model;
         model[start..start + place.len()].copy_from_slice(bytes);
     }
 
-    /// Takes the memory's content for right.
+    /// Copies the memory's content into the model.
     pub fn accept(&mut self, place: Place) {
         let actual = self.actual(place);
         self.expect(place, &actual);
     }
 
-    /// Stores bytes as the program does.
+    /// Stores bytes into memory and model, as the program does.
     pub fn store(&mut self, place: Place, bytes: &[u8]) {
         self.expect(place, bytes);
         let chunk = &self.chunks[place.chunk as usize];
@@ -207,7 +207,7 @@ impl Memory {
         let (start, end) = (place.start as usize, place.start as usize + place.len());
         for index in start / 8..end.div_ceil(8) {
             let word: [u8; 8] = chunk.model[index * 8..index * 8 + 8].try_into().expect("8 bytes");
-            // Only the program's own bytes of the word: the device may own its neighbours.
+            // Only the program's own bytes of the word: the device may be writing the others.
             let mask = (0..8).fold([0u8; 8], |mut mask, byte| {
                 mask[byte] = if (start..end).contains(&(index * 8 + byte)) { 0xff } else { 0 };
                 mask
@@ -219,7 +219,7 @@ impl Memory {
         }
     }
 
-    /// The first place where memory and model disagree.
+    /// The first byte in which memory and model differ.
     pub fn difference(&self) -> Option<Difference> {
         (0..self.chunks.len()).find_map(|index| {
             let chunk = &self.chunks[index];
@@ -236,7 +236,7 @@ impl Memory {
         })
     }
 
-    /// Ends the regions.
+    /// Deregisters the regions.
     pub fn close(&mut self) -> Result<(), Error> {
         self.chunks.drain(..).try_for_each(|chunk| chunk.mr.dereg())
     }

@@ -46,17 +46,17 @@ pub(crate) struct Node {
     pub device: Arc<Device>,
     pub pd: Arc<Pd>,
     pub memory: Memory,
-    /// Those of its regions whose memory is not all there.
+    /// The pagers of its regions whose memory may be absent.
     pub pagers: Option<Arc<Pagers>>,
     /// For sends, and for receives.
     pub completions: [Completions; 2],
     pub shared: Shared,
     pub gate: Gate,
-    /// When the device looks next, in nanoseconds; `None` while nothing is there for it.
+    /// When the device's next step is, in nanoseconds; `None` while it has no work.
     pub wakes_at: Option<u64>,
     /// When the program acts next, in nanoseconds.
     pub ticks_at: u64,
-    /// How long the program waits until it acts again if it finds nothing to do, in nanoseconds.
+    /// Longest delay until the program's next tick, in nanoseconds; it doubles while the program is idle.
     pub patience_ns: u64,
 }
 
@@ -106,7 +106,6 @@ impl Node {
         })
     }
 
-    /// The node's address, as its peers need it.
     pub fn address_vector(&self) -> AddressVector {
         AddressVector {
             is_global: true,
@@ -118,7 +117,7 @@ impl Node {
         }
     }
 
-    /// When the port takes packets again, if it does not now.
+    /// When the port takes packets again; `None` while it takes them.
     pub fn opens_at(&self) -> Option<u64> {
         Some(self.gate.load(Ordering::Relaxed)).filter(|opens_ns| *opens_ns != 0)
     }
@@ -140,7 +139,7 @@ impl Node {
         }
     }
 
-    /// Destroys everything but the device, which must find itself empty. The queue pairs are gone already.
+    /// Destroys everything but the device, which must then be empty. The queue pairs are destroyed before.
     pub fn close(&mut self) -> Result<(), Error> {
         self.shared.srq.destroy()?;
         for completions in &self.completions {
@@ -170,7 +169,7 @@ impl Completions {
         Ok(completions)
     }
 
-    /// Asks for the next event, if the program wants any.
+    /// Arms the queue, if the program waits for events.
     pub fn arm(&self) -> Result<(), Error> {
         match self.waiting {
             Waiting::Polls => Ok(()),
@@ -179,7 +178,7 @@ impl Completions {
         }
     }
 
-    /// Takes the event that waits, if there is one.
+    /// Takes the pending event, if there is one.
     pub fn take_event(&self) -> Result<bool, Error> {
         let Some(channel) = &self.channel else { return Ok(false) };
         match channel.get_event() {

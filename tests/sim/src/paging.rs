@@ -1,5 +1,5 @@
-//! Memory that is not all there: in some runs the regions that peers reach have pagers, whose units come and go while the
-//! programs know nothing of it. What peers see must not differ.
+//! Absent memory: in some runs the regions with remote access have pagers, whose units are mapped and unmapped without
+//! the programs' knowledge. Peers must see no difference.
 
 #[path = "../../../crates/memory/tests/common/pager.rs"]
 #[allow(dead_code)] // The simulation uses a part of it.
@@ -16,18 +16,18 @@ use crate::dice::{Dice, Stream, stream_seed};
 use pager::Cells;
 pub(crate) use pager::TestPager;
 
-/// What a node's memory is like.
+/// How a node's memory is paged.
 #[derive(Clone, Debug)]
 pub(crate) struct PagingPlan {
-    /// Accesses that a pager has under way, at most.
+    /// Most accesses that a pager has in progress.
     pub room: usize,
-    /// How long an access takes at most, in nanoseconds.
+    /// Longest duration of an access, in nanoseconds.
     pub access_ns_max: u64,
-    /// Probability at each tick of the program that a unit comes or goes.
+    /// Probability at each tick of the program that a unit is mapped or unmapped.
     pub churn: f64,
-    /// Probability that a region tells its peers to come back, instead of letting them wait.
+    /// Probability that a region answers its peers with RNR NAKs instead of letting them wait.
     pub faulting: f64,
-    /// Probability that a unit is there at the beginning.
+    /// Probability that a unit is present at the beginning.
     pub present: f64,
 }
 
@@ -39,14 +39,14 @@ impl PagingPlan {
             room: if calm { usize::MAX } else { dice.pick(&[4, 16, usize::MAX]) },
             access_ns_max: dice.spread(100..=200_000),
             churn: dice.pick(&[0.0, 0.02, 0.2]),
-            // An unreliable connection cannot be told to come back: it would lose messages in a perfect network.
+            // An unreliable connection has no RNR NAK: it would lose messages in a perfect network.
             faulting: if calm { 0.0 } else { dice.pick(&[0.0, 0.0, 0.5]) },
             present: dice.pick(&[0.0, 0.5, 0.9]),
         })
     }
 }
 
-/// The pagers of a node. The device looks after them.
+/// The pagers of a node.
 pub(crate) struct Pagers {
     plan: PagingPlan,
     clock: Arc<ManualClock>,
@@ -63,13 +63,13 @@ struct Paged {
 
 impl Pagers {
     pub fn new(plan: PagingPlan, clock: &Arc<ManualClock>, seed: u64, node: u8) -> Pagers {
-        // Another stream than that which the plan is drawn from.
+        // Not the stream that the plan is drawn from.
         let seed = stream_seed(seed, Stream::Pager(node)) ^ 1;
         let dice = Mutex::new(Dice::from_seed(seed));
         Pagers { plan, clock: clock.clone(), seed, dice, all: Mutex::default() }
     }
 
-    /// A pager for some memory, of which a part is there.
+    /// A pager for some memory, of which a part is present.
     pub fn add(&self, cells: Arc<[AtomicU64]>) -> (Arc<TestPager>, Paging) {
         let mut dice = self.dice.lock();
         let memory = HostRange { addr: cells.as_ptr() as u64, len: cells.len() as u64 * 8 };
@@ -97,7 +97,7 @@ impl Pagers {
         self.all.lock().iter().filter_map(|paged| paged.pager.next_due()).min()
     }
 
-    /// Lets a unit come or go, now and then. Returns whether one did.
+    /// Maps or unmaps a unit at random. Returns whether it did.
     pub fn churn(&self) -> bool {
         let mut dice = self.dice.lock();
         if !dice.chance(self.plan.churn) {
@@ -112,7 +112,7 @@ impl Pagers {
         if dice.chance(0.5) { pager.admit(unit) } else { pager.expel(unit) }
     }
 
-    /// Ends everything that is under way: nobody waits for it any more.
+    /// Ends every access in progress: no queue pair waits for one any more.
     pub fn finish(&self) {
         let all = self.all.lock().clone();
         while all.iter().any(|paged| paged.pager.complete_due(u64::MAX) > 0) {}
@@ -127,7 +127,7 @@ impl ProgressCallback for Pagers {
             let ended = pager.complete_due(self.clock.now().0);
             active |= ended > 0;
             if ended > 0 && policy == RegionPolicy::Fault {
-                // What peers were sent away for is there now.
+                // Maps the units whose absence peers were told of.
                 for unit in 0..pager.presence().unit_count() {
                     pager.admit(unit);
                 }
@@ -137,7 +137,7 @@ impl ProgressCallback for Pagers {
     }
 }
 
-/// Memory in words, as the simulation has it.
+/// The simulation's memory: atomic words.
 struct Words(Arc<[AtomicU64]>);
 
 impl Cells for Words {

@@ -1,4 +1,4 @@
-//! What a seed stands for: the network, the devices, the connections and what the programs on them are like.
+//! What a seed decides beforehand: the network, the devices, the connections and the programs on them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,19 +8,19 @@ use terrace_nic::QpType;
 use crate::dice::{Dice, Stream};
 use crate::paging::PagingPlan;
 
-/// What is promised to the programs, and so what is checked.
+/// The guarantees that the programs get, and so what is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Temper {
-    /// A perfect network, receives always in time: nothing is ever sent twice.
+    /// A perfect network, receives always in time: nothing is retransmitted.
     Calm,
-    /// A bad network, late receives, but patient queue pairs: everything arrives.
+    /// A bad network, late receives, but long retries: everything arrives.
     Rough,
-    /// A bad network, impatient queue pairs, programs that make mistakes: connections break, cleanly.
+    /// A bad network, short retries, programs that make mistakes: connections break, cleanly.
     Harsh,
 }
 
-/// What the network is like. Bad times and good ones alternate: the retries of a patient queue pair last longer
-/// than a bad time, so that what it cannot do in one it can do in the next good one.
+/// The network's faults. Bad and good times alternate. In rough runs the retries last longer than a bad time, so a
+/// request that fails in a bad time succeeds in the next good one.
 #[derive(Clone, Debug)]
 pub(crate) struct Weather {
     pub bad: SimConfig,
@@ -31,30 +31,29 @@ pub(crate) struct Weather {
     pub good_ns: u64,
 }
 
-/// How a program learns of completions.
+/// How a program waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// It polls.
     Polls,
-    /// It sleeps until an event says that there is a completion.
+    /// It polls only after an event.
     Events,
-    /// It polls, and has asked for events for solicited completions, which must come exactly then.
+    /// It polls, and arms the queue for solicited completions only; an event must come for those and no others.
     Solicited,
 }
 
-/// A node: its device and the program's habits.
+/// A node: its device and its program.
 #[derive(Clone, Debug)]
 pub(crate) struct NodePlan {
     pub address: IpAddr,
-    /// Sizes the queue pairs' windows.
+    /// Size of the receive buffer, which limits the queue pairs' windows.
     pub receive_buffer_bytes: usize,
-    /// How late the device looks at most, in nanoseconds.
+    /// Longest delay of the device's steps, in nanoseconds.
     pub lag_ns_max: u64,
-    /// Probability that the network does not take a batch at once.
+    /// Probability that the port takes only part of a batch.
     pub block: f64,
     /// For the completion queues of sends and of receives.
     pub waiting: [Waiting; 2],
-    /// How often the program acts, at most and at least, in nanoseconds.
+    /// Shortest and longest interval between the program's ticks, in nanoseconds.
     pub tick_ns: (u64, u64),
     /// How its memory is paged, if it is.
     pub paging: Option<PagingPlan>,
@@ -88,17 +87,17 @@ pub(crate) struct EndPlan {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
-    /// Probability that a receive is posted when the program could.
+    /// Probability, at each opportunity, that the program posts a receive.
     pub receive_zeal: f64,
     /// Probability that a work request has a mistake in it.
     pub sabotage: f64,
-    /// How often the program drains its send queue.
+    /// Drains of the send queue per epoch.
     pub drains: u32,
     /// Weights of the operations; see `draw.rs`.
     pub mix: Mix,
 }
 
-/// What a program does more of, and less.
+/// The weights of a program's operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mix {
     pub send: u32,
@@ -112,20 +111,20 @@ pub(crate) struct Mix {
     pub inline: f64,
 }
 
-/// Everything about a run that is decided beforehand.
+/// Everything about a run that is drawn before it starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub temper: Temper,
     pub weather: Weather,
     pub nodes: [NodePlan; 2],
     pub connections: Vec<ConnectionPlan>,
-    /// How often the connections are made; the second time after a reset.
+    /// How often the connections are established; the second time after a reset.
     pub epochs: u32,
 }
 
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
-/// The floor of the local ACK timeout in nanoseconds, which all timeouts drawn here but the longest two fall under.
+/// The floor of the local ACK timeout, in nanoseconds. All timeouts in `TIMEOUTS` but the longest two are below it.
 const TIMEOUT_FLOOR_NS: u64 = 8_000_000;
 
 /// Exponents for the local ACK timeout: 8 ms (the floor) to 33 ms.
@@ -147,7 +146,7 @@ impl Plan {
         ]);
         let ipv6 = dice.chance(0.8);
         let mtu = dice.pick(&MTUS);
-        // Two devices with one address are two processes of one host: the second gets another slot.
+        // Two devices with one address are two processes of one host: the second gets another instance index.
         let same_host = dice.chance(0.2);
         let connection_count = dice.pick(&[1, 1, 2, 2, 3, 4, 6]);
         let mut plan = Plan {
@@ -182,7 +181,7 @@ impl Weather {
         }
         let mut fault =
             |often: f64| if dice.chance(often) { dice.spread(1..=300) as f64 / 1000.0 } else { 0.0 };
-        // What is reordered or doubled confuses, but it arrives: that goes on in good times.
+        // Reordered or duplicated packets still arrive, so these faults go on in good times.
         let good = SimConfig { duplicate: fault(0.6), reorder: fault(0.6), ecn_mark: fault(0.3), ..calm };
         let loss = fault(0.8);
         // With IPv4 half of the ICRC's bits are needed to find out the identification: see `terrace_wire::icrc`.
@@ -229,7 +228,7 @@ impl ConnectionPlan {
         let mtu = if kind == QpType::Ud { mtu_limit } else { dice.pick(&mtus) };
         let depth_max = dice.pick(&[1, 4, 16, 32]);
         let mut ends = [(); 2].map(|()| EndPlan::draw(dice, temper, kind, mtu));
-        // A requester must not have more READs and atomics under way than the responder has room for.
+        // A requester must not have more READs and atomics in flight than the responder has resources for.
         for (end, peer) in [(0, 1), (1, 0)] {
             let asks = 1 + dice.within(0..=depth_max) as u8;
             ends[end].max_rd_atomic = asks;
@@ -256,7 +255,7 @@ impl EndPlan {
             max_sge: dice.pick(&[1, 2, 4, 8]),
             max_inline: dice.pick(&[0, 16, 64, 256]),
             sig_all: dice.chance(0.2),
-            // Unreliable connections have no use for shared receives: a broken message would keep one.
+            // Unreliable connections do not use shared receives: a broken message would keep one.
             uses_srq: kind != QpType::Uc && dice.chance(0.3),
             psn: psn as u32,
             max_rd_atomic: 0,

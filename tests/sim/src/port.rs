@@ -1,5 +1,5 @@
-//! A device's port in the simulated network, with the habits of a real one: its buffers have the size that the plan
-//! gives them, and now and then it does not take a batch at once.
+//! A device's port in the simulated network, limited as a real one is: its buffers have the plan's size, and at
+//! random it takes only part of a batch.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use terrace_wire::Packet;
 
 use crate::dice::Dice;
 
-/// Longest time for which a port takes nothing, in nanoseconds.
+/// Longest time for which a port takes no packets, in nanoseconds.
 const BLOCKED_NS_MAX: u64 = 200_000;
 
 /// When the port takes packets again, in nanoseconds; 0 while it does.
@@ -23,7 +23,7 @@ pub(crate) struct MoodyPort {
     pub inner: SimPort,
     pub receive_buffer_bytes: usize,
     pub clock: Arc<ManualClock>,
-    /// Probability that a batch is taken in part only.
+    /// Probability that the port takes only part of a batch.
     pub block: f64,
     pub dice: Mutex<Dice>,
     pub gate: Gate,
@@ -42,7 +42,7 @@ impl MoodyPort {
         }
     }
 
-    /// Lets a random number of packets out and closes the gate for a while.
+    /// Sends a random number of packets and closes the gate for a while.
     fn send_some(&self, tx: &mut TxBatch, dice: &mut Dice) {
         let packets: Vec<_> = tx.packets().map(|packet| (packet.path, packet.bytes.to_vec())).collect();
         let sent_count = dice.index(packets.len());
@@ -62,7 +62,7 @@ fn describe(packet: &Packet<'_>) -> String {
         line += " asks for an ACK";
     }
     let extensions = format!("{ext:x?}");
-    // Only what is there.
+    // Only the headers that are present.
     for part in extensions.trim_end_matches('}').split("Some(").skip(1) {
         line += &format!(" {}", part.trim_end_matches(", ").trim_end_matches(')'));
     }

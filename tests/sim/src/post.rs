@@ -1,5 +1,5 @@
-//! Posting: the device gets the work request, the model carries it out at once. That is the reference: a plain
-//! execution in the order of posting.
+//! Posting: the device gets the work request, and the model executes it immediately, in posting order. The model is
+//! the reference.
 
 use terrace_nic::{Error, QpType, RecvWr, SendFlags, SendOp, SendWr, WcOpcode};
 
@@ -9,10 +9,10 @@ use crate::node::{SRQ_DEPTH, SRQ_SGES};
 use crate::window::Stage;
 use crate::world::{Checked, World, ensure, trace};
 
-/// Work requests that a program posts at once, at most.
+/// Most work requests in one posted list.
 const BATCH_MAX: usize = 6;
 
-/// Probability at each tick that a program drains its send queue, if it is ever going to.
+/// Probability at each tick that a program with drains left drains its send queue.
 const DRAINS: f64 = 0.05;
 
 impl World {
@@ -21,7 +21,7 @@ impl World {
         self.next_wr_id
     }
 
-    /// Posts a few send work requests. Returns whether there was room for any.
+    /// Posts a few send work requests. Returns whether the send queue took any.
     pub fn post_sends(&mut self, index: usize) -> Checked<bool> {
         let before_count = self.ends[index].steps.len();
         let count = 1 + self.dice.index(BATCH_MAX);
@@ -38,7 +38,7 @@ impl World {
         Ok(self.ends[index].steps.len() > before_count)
     }
 
-    /// Takes the next draft, unless it has to wait for a receive.
+    /// Takes the next draft, unless the peer lacks a receive for it.
     fn next_draft(&mut self, index: usize) -> Checked<Option<Draft>> {
         let Some(draft) = self.ends[index].drafts.front() else { return Ok(None) };
         let consumes = consumes_receive(&draft.intent);
@@ -52,7 +52,7 @@ impl World {
         Ok(draft)
     }
 
-    /// A list of work requests that the queue must have room for.
+    /// Posts a list of work requests, for which the queue must have free entries.
     fn post_batch(&mut self, index: usize, count: usize) -> Checked {
         let mut wrs = Vec::new();
         for _ in 0..count {
@@ -66,7 +66,7 @@ impl World {
         })
     }
 
-    /// One after the other until the queue is full, which it must not claim to be before it is.
+    /// Posts one by one until the queue is full. The queue must not report itself full earlier.
     fn post_singly(&mut self, index: usize, count: usize) -> Checked {
         for _ in 0..count {
             let Some(draft) = self.next_draft(index)? else { break };
@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// Carries a work request out on the model.
+    /// Executes a work request on the model.
     pub fn note_posted(&mut self, index: usize, draft: Draft) -> Checked {
         let Draft { wr, intent, window } = draft;
         trace!(self, "end {index} posts {} {} {:?}", wr.wr_id, describe(&wr), wr.flags);
@@ -190,7 +190,8 @@ impl World {
         Effect { place, before, after }
     }
 
-    /// In calm weather nobody sends what the peer has no receive for. Posts one if need be; false if there is no room.
+    /// Calm runs send only messages for which the peer has a receive. Posts a receive if one is needed; false if the
+    /// queue is full.
     fn receive_is_ready(&mut self, index: usize) -> Checked<bool> {
         if !self.ends[index].connected {
             return Ok(false);
@@ -211,14 +212,14 @@ impl World {
         Ok(self.ends[index].receives.len() > promised)
     }
 
-    /// Posts a receive to the end's own queue, if there is room.
+    /// Posts a receive to the end's own queue, unless the queue is full.
     pub fn post_receive(&mut self, index: usize) -> Checked {
         let waiting = self.ends[index].receives.len();
         if waiting >= self.ends[index].plan.max_recv_wr as usize {
             return Ok(());
         }
         let mut capacity = self.receive_bytes(index);
-        // A reliable connection takes receives in order: this one is for that message, so it need not be longer.
+        // A reliable connection consumes receives in order, so this receive gets that message and need not be longer.
         if self.ends[index].is_reliable()
             && let Some(message) = self.ends[index].inbound.get(waiting)
             && !message.too_long
@@ -234,7 +235,7 @@ impl World {
         Ok(())
     }
 
-    /// Posts a receive to the node's shared queue, if there is room and somebody uses it.
+    /// Posts a receive to the node's shared queue, unless the queue is full or no end uses it.
     pub fn post_shared_receive(&mut self, node: usize) -> Checked {
         let users = self.ends_of(node).filter(|end| self.ends[*end].plan.uses_srq);
         let Some(capacity) = users.map(|end| self.receive_bytes(end)).max() else { return Ok(()) };
@@ -250,7 +251,7 @@ impl World {
         let shared = &mut self.nodes[node].shared;
         shared.posted.insert(receive.wr_id, receive);
         if shared.limit.is_none() && self.dice.chance(0.1) {
-            // All that are posted may be waiting still, so the limit is not reached yet.
+            // All posted receives may still be in the queue, so the limit is not reached yet.
             let limit = self.dice.within(1..=shared.posted.len() as u64) as u32;
             shared.srq.modify(None, Some(limit))?;
             shared.limit = Some(limit);
@@ -265,14 +266,14 @@ impl World {
         Ok((Receive { wr_id, places }, RecvWr { wr_id, sges }))
     }
 
-    /// Notes what becomes of windows as soon as their requests are posted: the device may not look before that.
+    /// Sets a window's stage, unless the window is lost.
     pub fn window_stage(&mut self, window: usize, stage: Stage) {
         if self.windows[window].stage != Stage::Lost {
             self.windows[window].stage = stage;
         }
     }
 
-    /// Drains the send queue now and then.
+    /// Starts a drain of the send queue at random, and ends a finished one.
     pub fn drain_or_resume(&mut self, index: usize) -> Checked {
         let qp = (index & 1, self.ends[index].qp.qpn());
         match self.ends[index].phase {
@@ -298,7 +299,8 @@ fn consumes_receive(intent: &Intent) -> bool {
     matches!(intent, Intent::Send { .. } | Intent::Write { imm: Some(_), .. })
 }
 
-/// READs that are under way may be repeated, and then see what comes after them; a fence in between prevents it.
+/// A READ in flight may be repeated, and the repetition sees the effects of later requests. A fence in between
+/// prevents that.
 fn note_race<'a>(posted: impl Iterator<Item = &'a mut Request>, fences_now: u64, effect: &Effect) {
     for request in posted {
         if let Outcome::Fetched { place, fences, racers, .. } = &mut request.outcome

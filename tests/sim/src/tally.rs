@@ -1,4 +1,4 @@
-//! What runs have gone through: so that a test can tell whether it has tested anything.
+//! Counts of what runs have exercised, so that a test can check its own coverage.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ impl Tally {
         other.0.iter().for_each(|(name, count)| self.add(name.clone(), *count));
     }
 
-    /// A count; 0 for one that nobody has added to.
+    /// A count; 0 if nothing was added to it.
     pub fn get(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! What must be true once nothing moves any more.
+//! The checks at the end of an epoch and of a run.
 
 use terrace_nic::{QpState, QpType};
 
@@ -8,7 +8,7 @@ use crate::plan::Waiting;
 use crate::world::{Checked, World, ensure};
 
 impl World {
-    /// The network is silent, the devices have no deadlines, the programs have nothing left to do.
+    /// The checks of an idle world: the network is silent, the devices have no deadlines, the programs have no work.
     pub fn check_quiet(&mut self) -> Checked {
         self.check_nothing_unheard()?;
         self.check_queues()?;
@@ -17,7 +17,7 @@ impl World {
         Ok(())
     }
 
-    /// All work requests have completed, one way or the other.
+    /// The checks of an epoch whose work requests have all succeeded, failed or been flushed.
     pub fn check_epoch(&mut self) -> Checked {
         for index in 0..self.ends.len() {
             if self.ends[index].kind == QpType::Rc {
@@ -37,7 +37,7 @@ impl World {
         Ok(())
     }
 
-    /// Programs that wait for events have been told of everything.
+    /// A program that waits for events has got an event for each completion.
     fn check_nothing_unheard(&mut self) -> Checked {
         for node in 0..self.nodes.len() {
             self.take_async_events(node)?;
@@ -58,7 +58,7 @@ impl World {
         Ok(())
     }
 
-    /// Where no connection broke, everything is done, and the device knows.
+    /// Where no connection broke, everything is done and the device reports empty queues.
     fn check_queues(&mut self) -> Checked {
         for index in 0..self.ends.len() {
             let snapshot = self.nodes[index & 1].device.snapshot();
@@ -76,13 +76,13 @@ impl World {
                 "end {index}: {} messages never arrived",
                 end.inbound.len()
             );
-            // Those without a completion of their own are done: the queue is empty.
+            // The queue is empty, so unsignaled requests are done.
             self.succeed_unheard(index)?;
         }
         Ok(())
     }
 
-    /// Requests that nothing was heard of, and nothing will be, have succeeded: a failure would have been reported.
+    /// Requests without a completion have succeeded: a failure would have been reported.
     pub fn succeed_unheard(&mut self, index: usize) -> Checked {
         while let Some(request) = self.ends[index].posted.pop_front() {
             let wr_id = request.wr_id;
@@ -93,8 +93,8 @@ impl World {
         Ok(())
     }
 
-    /// A reliable connection has carried out the first so many requests, all those that succeeded among them, and of
-    /// the next one at most a beginning.
+    /// A reliable connection has executed a prefix of its requests, with at least those that succeeded, and at most the
+    /// beginning of the next one.
     fn settle(&mut self, index: usize) -> Checked {
         let there = 1 - (index & 1);
         let places = self.places_of(index);
@@ -107,7 +107,8 @@ impl World {
         loop {
             let steps = &self.ends[index].steps[..count];
             let consumed = steps.iter().filter(|step| step.consumes).count() as u64;
-            // What has gone beyond a message that waited for absent memory stays, though nobody was told of that one.
+            // Effects after a message that waited for absent memory stay, although the message's receive never
+            // succeeded.
             let told = consumed == received || (!healthy && is_paged && consumed > received);
             if told && self.memory_agrees(index, &places, undone.as_ref()) {
                 break;
@@ -123,7 +124,7 @@ impl World {
                 self.nodes[there].memory.expect(effect.place, &effect.before);
             }
         }
-        // The beginning of the request that was under way is no mistake.
+        // The request in progress may have been executed in part.
         places.iter().for_each(|place| self.nodes[there].memory.accept(*place));
         if !healthy {
             self.tally.add("connections that broke", 1);
@@ -137,7 +138,7 @@ impl World {
         std::iter::once(self.ends[index].target).chain(windows.map(|window| window.room)).collect()
     }
 
-    /// Whether the memory is what the model says, except that of `begun` the first packets may have been written.
+    /// Whether the memory equals the model, except that the first packets of `begun` may have been written.
     fn memory_agrees(&self, index: usize, places: &[Place], begun: Option<&Effect>) -> bool {
         let memory = &self.nodes[1 - (index & 1)].memory;
         places.iter().all(|place| {
@@ -157,14 +158,14 @@ impl World {
         })
     }
 
-    /// WRITEs of unreliable connections have arrived, or have not, packet by packet.
+    /// Each packet of an unreliable connection's WRITE has either arrived or not.
     fn settle_unreliable(&mut self, index: usize) -> Checked {
         let there = 1 - (index & 1);
         let all = self.is_calm();
         for (place, payload) in std::mem::take(&mut self.ends[index].uncertain) {
             let memory = &self.nodes[there].memory;
             let (actual, noise) = (memory.actual(place), memory.model(place).to_vec());
-            // Where there is no room to write to absent memory, the present part of a packet may be written all the same.
+            // When no access slot is free for absent memory, the present part of a packet may be written all the same.
             let is_paged = self.nodes[there].pagers.is_some();
             let grain = if is_paged { 1 } else { self.ends[index].mtu };
             let pieces = actual.chunks(grain);
@@ -183,7 +184,7 @@ impl World {
         Ok(())
     }
 
-    /// Every addition to a shared counter happened once: the values returned are those of some order of them.
+    /// Every addition to a shared counter was executed once: some order of the additions explains the returned values.
     fn check_counters(&mut self) -> Checked {
         let broken = self.ends.iter().any(|end| end.broke);
         for node in 0..self.nodes.len() {
@@ -211,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// What the devices have counted fits what has happened.
+    /// Adds the devices' counters to the tally.
     fn count_counters(&mut self) {
         for index in 0..self.ends.len() {
             let counters = self.ends[index].qp.counters();
@@ -233,7 +234,6 @@ impl World {
         }
     }
 
-    /// After the last epoch: the counters are plausible, and everything can be destroyed.
     pub fn check_end(&mut self) -> Checked {
         self.check_plausible()?;
         for end in std::mem::take(&mut self.ends) {
@@ -271,7 +271,7 @@ impl World {
             if !self.is_calm() {
                 continue;
             }
-            // Absent memory is a reason to tell peers to come back.
+            // Absent memory makes a responder send RNR NAKs.
             let is_paged = self.nodes.iter().any(|node| node.pagers.is_some());
             let repetitions: &[&str] = if is_paged { &[] } else { &["retransmits", "rnr_naks_sent"] };
             for qp in &snapshot.queue_pairs {

@@ -1,4 +1,4 @@
-//! Memory windows: the owner binds one on its queue pair, the peer uses it, one of the two ends it, and again.
+//! Memory windows: the owner binds one on its queue pair, the peer uses it, owner or peer invalidates it, repeatedly.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ const ZERO_BASED: u32 = 1 << 5;
 /// Bytes of memory that a window can be bound to.
 const WINDOW_BYTES: usize = 4096;
 
-/// How often a window is bound, at most.
+/// Most binds of one window.
 const LIVES: u32 = 8;
 
-/// Probability at each tick that something is done about a window.
+/// Probability at each tick that an unbound window is bound or an open one closed.
 const RESTLESSNESS: f64 = 0.15;
 
-/// Where a window is in its life.
+/// A window's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Unbound,
@@ -29,25 +29,25 @@ pub(crate) enum Stage {
     Binding,
     /// The peer may use it.
     Open,
-    /// The peer may not use it any more; the owner waits until what it has posted is done.
+    /// The peer posts no more requests to it; the owner waits for the posted ones.
     Closing,
-    /// What ends it is posted.
+    /// The request that invalidates or unbinds it is posted.
     Ending,
-    /// Nobody knows what became of it.
+    /// Its state is unknown.
     Lost,
 }
 
 pub(crate) struct Window {
     pub owner: usize,
     pub mw: Arc<Mw>,
-    /// Memory that it can be bound to, and the part that it is bound to.
+    /// Memory that the window can be bound to; `bound` is the bound part.
     pub room: Place,
     pub bound: Place,
     pub rkey: u32,
     /// The address by which the peer names the first byte.
     pub base: u64,
     pub stage: Stage,
-    /// How often it is going to be bound.
+    /// Binds left.
     pub lives: u32,
 }
 
@@ -78,13 +78,13 @@ impl World {
         Ok(())
     }
 
-    /// The windows that this end may go through to its peer's memory.
+    /// The windows on its peer's memory that this end may use.
     pub fn open_windows(&self, user: usize) -> Vec<usize> {
         let open = |window: &Window| window.owner == user ^ 1 && window.stage == Stage::Open;
         (0..self.windows.len()).filter(|index| open(&self.windows[*index])).collect()
     }
 
-    /// What owners do about their windows now and then.
+    /// The owner binds, closes or unbinds its windows at random.
     pub fn tend_windows(&mut self, owner: usize) -> Checked {
         for index in 0..self.windows.len() {
             if self.windows[index].owner != owner || !self.ends[owner].is_open() {
@@ -180,7 +180,7 @@ impl World {
         Ok(true)
     }
 
-    /// Either the peer ends it with its next SEND, or the owner does it once the peer is done.
+    /// Either the peer's next SEND invalidates the window, or the owner ends it once the peer's requests are done.
     fn begin_closing(&mut self, index: usize) {
         let window = &mut self.windows[index];
         let user = window.owner ^ 1;
@@ -227,7 +227,7 @@ impl World {
         };
         match window.stage {
             Stage::Ending => window.stage = Stage::Unbound,
-            // The program knows already that the connection broke after this.
+            // The connection broke later, and its end was noted first.
             Stage::Lost => {}
             stage => return Err(Failure(format!("a window was invalidated that was {stage:?}"))),
         }
@@ -235,7 +235,7 @@ impl World {
         Ok(())
     }
 
-    /// The connection is over: what was posted to a window may or may not have happened.
+    /// The connection is over: requests posted to a window may or may not have been executed.
     pub fn lose_windows(&mut self, end: usize) {
         let either = |window: &&mut Window| window.owner == end || window.owner == end ^ 1;
         for window in self.windows.iter_mut().filter(either) {

@@ -1,4 +1,4 @@
-//! The whole of a run: network, nodes, connections, model.
+//! The state of a run: network, nodes, connections, model.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::plan::{ConnectionPlan, EndPlan, Plan, Temper};
 use crate::tally::Tally;
 use crate::window::Window;
 
-/// Why a run is not as it should be.
+/// Why a run failed.
 #[derive(Debug)]
 pub struct Failure(pub String);
 
@@ -32,7 +32,7 @@ impl From<Error> for Failure {
 
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
-/// Fails the run unless something holds.
+/// Fails the run unless the condition holds.
 macro_rules! ensure {
     ($holds:expr, $($why:tt)+) => {
         if !$holds {
@@ -48,16 +48,16 @@ pub(crate) const COUNTERS: usize = 2;
 /// Largest summand of a shared counter; small enough that it never wraps.
 pub(crate) const ADD_MAX: u64 = 1 << 32;
 
-/// Room for WRITEs beyond the longest message, in the memory that an end has at its peer.
+/// Bytes beyond the longest message in an end's target memory at its peer.
 const TARGET_SLACK_BYTES: usize = 4096;
 
-/// A counter in a node's memory that everybody adds to.
+/// A counter in a node's memory that all connections add to.
 pub(crate) struct Counter {
     pub place: Place,
     pub start: u64,
-    /// Values that were returned, and what was added to them.
+    /// Pairs of a returned value and the summand added to it.
     pub returned: Vec<(u64, u64)>,
-    /// Whether there were additions of which it is not known whether they happened.
+    /// Whether an addition failed that may have been executed.
     pub unclear: bool,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct World {
     pub trace: bool,
 }
 
-/// Prints a line of the trace, if there is to be one.
+/// Prints a line of the trace, if tracing is on.
 macro_rules! trace {
     ($world:expr, $($line:tt)+) => {
         if $world.trace {
@@ -204,7 +204,8 @@ impl World {
         let (end, peer) = (&self.ends[index], &self.ends[index ^ 1]);
         let node = &self.nodes[index & 1];
         let access = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | FLUSH;
-        // A second life must not be taken for the first one: as after the time that the specification waits.
+        // Packets of the first epoch must not pass for the second's: fresh PSNs stand for the waiting time of the
+        // specification.
         let psn = |plan: &EndPlan| plan.psn.wrapping_add(self.epoch * 0x3_4567) & 0xff_ffff;
         let mut attr =
             QpAttr { state: QpState::Init, port_num: 1, access, qkey: end.qkey, ..QpAttr::default() };
