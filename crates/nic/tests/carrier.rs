@@ -1,4 +1,4 @@
-//! Packets of one queue pair that go by a ring and by the network: whatever changes, nothing overtakes what is in the ring.
+//! Packets of one queue pair that switch between a ring and the network: nothing overtakes the packets in the ring.
 
 mod common;
 
@@ -12,7 +12,7 @@ use terrace_fabric::{Port, TxBatch};
 use terrace_nic::*;
 use terrace_wire::{Bth, Extensions, Opcode, Psn, emit_headers};
 
-/// A queue pair of `a`, whose device has an engine, with one of `b`.
+/// A queue pair of `a`, whose device has an engine, connected to one of `b`.
 struct Ends {
     a: Node,
     b: Node,
@@ -25,14 +25,14 @@ fn port(last: u8) -> PortConfig {
     PortConfig { address, path: PathChoice::Local, ..PortConfig::default() }
 }
 
-/// Packets that have gone by rings, and by the network.
+/// Packets sent by rings, and by the network.
 fn packets(node: &Node) -> (u64, u64) {
     let snapshot = node.device.snapshot();
     (snapshot.same_host["packets_sent"], snapshot.port["tx_packets"])
 }
 
 impl Ends {
-    /// Ends at two addresses, whose packets take the ring in both directions. `b` looks for packets only when the test polls.
+    /// Ends at two addresses, whose packets take the ring in both directions. `b` receives only when the test polls.
     fn new(qp_type: QpType, a_last: u8, b_last: u8) -> Ends {
         Ends::with_engine(qp_type, a_last, b_last, false)
     }
@@ -54,7 +54,7 @@ impl Ends {
         ends
     }
 
-    /// Sends one message and waits for both of its completions. The end without an engine acknowledges when it is polled.
+    /// Sends one message and waits for both of its completions. The end without an engine acknowledges when polled.
     fn pass(&self, from: &Node, by: &Arc<QueuePair>, to: &Node, at: &Arc<QueuePair>) {
         at.post_recv([to.recv(1, 0, 64)]).expect("posted");
         by.post_send([Ok(from.wr(2, SendOp::Send, 0, 8))]).expect("posted");
@@ -77,7 +77,7 @@ impl Ends {
         self.qb.post_recv((0..count).map(|number| self.b.recv(number, 0, length))).expect("posted");
     }
 
-    /// Posts more than the ring has room for. Nobody reads it.
+    /// Posts more than fits into the ring, which `b` does not read.
     fn overfill(&self) {
         self.post_receives(64, 1 << 16);
         (0..MESSAGES_TOO_MANY).for_each(|number| self.post(number, 1 << 16));
@@ -89,10 +89,10 @@ impl Ends {
     }
 }
 
-/// So many messages of 64 KiB are twice what a ring has room for.
+/// This many messages of 64 KiB are twice the ring's capacity.
 const MESSAGES_TOO_MANY: u32 = 16;
 
-/// As `wait_until`, where the condition makes the progress.
+/// Like `wait_until`, for a condition that itself makes progress.
 fn wait_until_polled(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !condition() {
@@ -105,8 +105,8 @@ fn immediates(wcs: &[Wc]) -> Vec<u32> {
     wcs.iter().map(|wc| wc.imm).collect()
 }
 
-/// From RTS to RTS, while messages and acknowledgements are in the ring and more wait for their turn: UC sends a burst, and then at its
-/// pace.
+/// RTS to RTS, while messages and acknowledgements are in the ring and more are queued: UC sends a burst, then at its
+/// rate limit.
 #[test]
 fn attributes_change_and_the_ring_stays() {
     for (qp_type, last, length, batch) in [(QpType::Uc, 10, 1 << 16, 4), (QpType::Rc, 12, 8, 10)] {
@@ -130,7 +130,7 @@ fn attributes_change_and_the_ring_stays() {
     }
 }
 
-/// As before, with both ends at work.
+/// The same, with both ends sending.
 #[test]
 fn attributes_change_under_load_and_every_message_arrives() {
     const MESSAGES: u32 = 20_000;
@@ -173,7 +173,7 @@ fn attributes_change_under_load_and_every_message_arrives() {
     }
 }
 
-/// Processes wait for a processor longer than this on a machine that has too few.
+/// On a machine with too few processors, a reader may get none for longer than this.
 #[test]
 fn a_reader_that_is_late_gets_everything_in_order() {
     let ends = Ends::new(QpType::Uc, 14, 15);
@@ -184,7 +184,7 @@ fn a_reader_that_is_late_gets_everything_in_order() {
     assert_eq!(immediates(&ends.b.completions(numbers.len())), Vec::from_iter(numbers));
 }
 
-/// Nobody waits without end for a process that is stopped. What it has no room for is lost, as in a socket that is full.
+/// A full ring of a stopped process blocks no sender for ever: further packets are lost, as at a full socket.
 #[test]
 fn a_reader_that_stands_still_holds_nobody_up() {
     let ends = Ends::new(QpType::Uc, 16, 17);
@@ -198,7 +198,7 @@ fn a_reader_that_stands_still_holds_nobody_up() {
     assert!(sent.iter().all(|wc| wc.status == WcStatus::Success), "{sent:?}");
     qc.post_send([Ok(ends.a.wr(99, SendOp::Send, 0, 8))]).expect("posted");
     assert_eq!(ends.a.completion().status, WcStatus::RetryExceeded);
-    // The reader goes on, and gets the rest in order.
+    // The reader continues, and gets the rest in order.
     let mut got = ends.b.completions(2);
     ends.post(98, 8);
     wait_until_polled("what is sent from now on", || {
@@ -211,14 +211,14 @@ fn a_reader_that_stands_still_holds_nobody_up() {
     assert_eq!(packets(&ends.a).1, before, "nothing by the network");
 }
 
-/// As when the peer has given the ring up.
+/// Packets come by the network when the peer has given the ring up.
 #[test]
 fn what_comes_by_the_network_does_not_overtake_what_is_in_the_ring() {
     let ends = Ends::new(QpType::Uc, 18, 19);
     ends.post_receives(10, 64);
-    // Another slot of the same address: a peer may send from any port.
+    // Another device at the same address: a peer may send from any port.
     let network = port(18).open().expect("a port");
-    // Of so many looks at a ring that is in use, one is at the network as well, and at that first.
+    // One in many polls of a ring in use polls the network, too, and that first. The empty polls below shift its phase.
     for round in 0..300 {
         (0..3).for_each(|number| ends.post(number, 8));
         let psn = Psn::new(ends.qa.query().sq_psn);
@@ -231,7 +231,7 @@ fn what_comes_by_the_network_does_not_overtake_what_is_in_the_ring() {
     }
 }
 
-/// A message of no bytes from `a` to `b`.
+/// Sends an empty message from `a` to `b`.
 fn send_by_network(network: &dyn Port, ends: &Ends, psn: Psn, number: u32) {
     let bth = Bth {
         opcode: Opcode::UcSendOnlyImm,

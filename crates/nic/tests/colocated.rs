@@ -1,4 +1,5 @@
-//! Devices that pass on what has come to the wrong one of them. Between processes: `tests/badinput/test_passing.py`.
+//! Forwarding between co-located devices: packets that came to another device's port. Between processes:
+//! `tests/badinput/test_passing.py`.
 
 mod common;
 
@@ -8,8 +9,8 @@ use common::*;
 use terrace_nic::*;
 use terrace_wire::ROCE_PORT;
 
-/// Connects a queue pair as `common::connect` does, but to the UDP port of another device than the peer's queue pair is on: as a
-/// peer does that knows nothing of slots.
+/// Connects a queue pair as `common::connect` does, but to the UDP port of another device than that of the peer's queue
+/// pair, like a peer without instance indices.
 fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &Device) {
     let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
     let identity = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT;
@@ -29,7 +30,7 @@ fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &De
     qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | requester).expect("RTS");
 }
 
-/// What becomes of a SEND to a queue pair of `home` that goes to the port of `front`.
+/// Sends to a queue pair of `home` through the port of `front`. Returns the SEND's status.
 fn send_through(front: &Node, home: &Node) -> WcStatus {
     let peer = Node::udp();
     let (theirs, ours) = (peer.qp(QpType::Rc), home.qp(QpType::Rc));
@@ -52,7 +53,7 @@ fn a_packet_to_a_colocated_devices_port_arrives() {
     front.device.join_colocated();
     home.device.join_colocated();
     assert_eq!(send_through(&front, &home), WcStatus::Success);
-    // Closed, it is nobody's sibling any more.
+    // A closed device is no longer co-located.
     home.device.close();
 }
 
@@ -79,7 +80,7 @@ fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
     let mut from = front.device.resolve(&home.av(), 0).expect("a path");
     from.remote = ([10, 1, 2, 3], ROCE_PORT + 9).into();
     let pass_on = |slot, from: &Path, data: &[u8]| front.device.pass_on_management(slot, from, data);
-    // Not before both have joined.
+    // Forwarding starts when both have joined.
     assert!(matches!(pass_on(1, &from, b"early"), Ok(false)));
     front.device.join_colocated();
     assert!(matches!(pass_on(1, &from, b"too early"), Ok(true)));
@@ -87,7 +88,7 @@ fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
     assert!(matches!(pass_on(1, &from, b"hello"), Ok(true)));
     wait_until("it has arrived", || !heard.lock().unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[0], (from, b"hello".to_vec()));
-    // Nobody passes on to the front, and nobody but the front passes on.
+    // Nothing is forwarded to the front device, and only the front device forwards.
     assert!(matches!(pass_on(0, &from, b"x"), Ok(false)));
     assert!(matches!(home.device.pass_on_management(2, &from, b"x"), Ok(false)));
     from.remote.set_port(80);

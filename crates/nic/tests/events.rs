@@ -114,7 +114,7 @@ fn asking_tells_at_once_of_what_came_since_the_last_event() {
     b.cq.request_notify(false).expect("armed");
     assert_eq!(event(), Err(Error::Again), "it has been told of");
     assert_eq!(poll_for(&b.cq, 1)[0].wr_id, 1);
-    // Armed, so this one is told of when it comes; the next is not, until somebody asks.
+    // Armed, so this completion raises an event; the next one does not, until the queue is armed again.
     send(&qa, &qb, 2);
     assert_eq!(event(), Ok(()));
     assert_eq!(poll_for(&b.cq, 1)[0].wr_id, 2);
@@ -122,7 +122,7 @@ fn asking_tells_at_once_of_what_came_since_the_last_event() {
     assert_eq!(event(), Err(Error::Again));
     b.cq.request_notify(false).expect("armed");
     assert_eq!(event(), Ok(()));
-    // What is forgotten with its queue pair is no longer counted among those that were told of.
+    // A completion that RESET discards is no longer counted among those that raised an event.
     let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
     qb.modify(&reset, QpAttrMask::STATE).expect("reset");
     assert!(b.cq.is_empty());

@@ -1,4 +1,4 @@
-//! Peers on the same host give up what they have mapped of regions that are no more, also those that were slow to hear of it.
+//! Same-host peers drop their mappings of deregistered regions, also when they were slow to receive the notices.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -7,11 +7,11 @@ mod shared;
 use common::*;
 use shared::{SharedRegion, register};
 
-/// More than there is room for in a socket, one message for each.
+/// More notices than a socket holds, one for each region.
 const REGIONS: u64 = 600;
 const LEN: u64 = 4096;
 
-/// How often this process, with both of its devices, has mapped the file behind an address.
+/// How often this process, with both of its devices, maps the file behind an address.
 fn mappings_of_file_at(addr: u64) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("one's own mappings");
     let name = |line: &str| line.split_whitespace().nth(5).map(str::to_owned);
@@ -33,14 +33,14 @@ fn a_peer_that_does_not_listen_hears_later_of_every_region_that_is_no_more() {
     }
     let is_mapped = || mappings_of_file_at(addr);
     assert_eq!(is_mapped(), 1 + REGIONS as usize);
-    // What would hear of it rests, as in a process that is stopped.
+    // The engine that would receive the notices rests, as in a stopped process.
     let pause = a.device.pause_for_fork();
     regions.iter().for_each(|mr| mr.dereg().expect("nobody is waited for"));
-    // All that can be sent is.
+    // Time to send as many notices as the socket holds.
     std::thread::sleep(std::time::Duration::from_millis(50));
     pause.resume_in_parent();
     wait_until("everything is given up", || is_mapped() == 1);
-    // The two go on as before.
+    // Both devices work as before.
     let mr = register(&b, addr, LEN);
     wait_until("a new one is reached without packets", || {
         qa.read_now(mr.rkey(), mr.addr(), &mut [0; 8]).expect("a queue pair")

@@ -1,4 +1,4 @@
-//! What a peer may not do to the others of a device: keep it to itself, or guess what it has not been told.
+//! Limits on a peer: it may neither starve other peers of a device nor guess numbers and keys that it was not given.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn node(net: &SimNet, seed: u64, memory_len: usize) -> Node {
     Node::with(DeviceConfig::simulated(port, Arc::new(ManualClock::new()), seed), memory_len)
 }
 
-/// A queue pair of the node in RTR, for a peer whose packets the test makes.
+/// A queue pair of the node in RTR, whose peer's packets the test makes.
 fn open_to(node: &Node, peer: Path, peer_qpn: u32) -> Arc<QueuePair> {
     let qp = node.qp(QpType::Rc);
     let mut attr = QpAttr { state: QpState::Init, port_num: 1, access: REMOTE_ALL, ..QpAttr::default() };
@@ -44,7 +44,7 @@ fn open_to(node: &Node, peer: Path, peer_qpn: u32) -> Arc<QueuePair> {
     qp
 }
 
-/// Asks for the first `length` bytes of the node's memory.
+/// Sends a READ request for the first `length` bytes of the node's memory.
 fn read(port: &SimPort, node: &Node, qpn: u32, psn: u32, length: u32) {
     let bth = Bth {
         opcode: Opcode::RcReadRequest,
@@ -72,7 +72,7 @@ fn deliver(net: &SimNet) {
     }
 }
 
-/// How many packets have arrived at a port.
+/// Receives at a port and returns the number of packets.
 fn arrived(port: &SimPort) -> usize {
     let (mut rx, mut count) = (RxBatch::new(), 0);
     while port.receive(&mut rx) > 0 {
@@ -99,13 +99,13 @@ fn who_reads_everything_at_once_leaves_others_their_turn() {
     deliver(&net);
     let first = arrived(&greedy);
     assert!((1..1000).contains(&first), "{first} packets before anybody else was looked at");
-    // There was much more to send; still the next look is at who has come meanwhile.
+    // Many responses are still pending; the next pass receives first all the same.
     read(&modest, &node, to_modest.qpn(), 0, 4096);
     deliver(&net);
     assert!(node.device.progress());
     deliver(&net);
     assert_eq!(arrived(&modest), 1);
-    // Nothing is lost of what the greedy one was owed.
+    // All of the greedy peer's pending responses are sent.
     let mut total = first + arrived(&greedy);
     while node.device.progress() {
         deliver(&net);
@@ -117,7 +117,7 @@ fn who_reads_everything_at_once_leaves_others_their_turn() {
 #[test]
 fn a_packet_that_is_not_from_the_peers_port_is_nobodys() {
     let net = SimNet::new(1, SimConfig::default());
-    // The peer has the second slot of its address, and somebody else the first.
+    // The peer has instance index 1 at its address, and a stranger index 0.
     let [other, peer] = [(); 2].map(|()| net.port(address(2)));
     let node = node(&net, 1, 4096);
     let mut path = path_to(2);
@@ -134,7 +134,7 @@ fn a_packet_that_is_not_from_the_peers_port_is_nobodys() {
     assert_eq!((qp.counters().dropped, arrived(&peer)), (1, 1));
 }
 
-/// Whoever has a queue pair's lock while it is told of a completion: it says so, and waits until it may go on.
+/// Blocks inside the completion hook, and so holds the queue pair's lock, until the test lets it go on.
 struct Holder {
     is_inside: Sender<()>,
     may_go_on: Mutex<Receiver<()>>,
@@ -149,7 +149,7 @@ impl CompletionHook for Holder {
     }
 }
 
-/// A thread that uses the queue pair most is not to lose its fast lock to packets that anybody can send.
+/// Packets that any host can send must not revoke a thread's bias to the queue pair's lock.
 #[test]
 fn a_packet_of_a_stranger_does_not_take_the_queue_pairs_lock() {
     let net = SimNet::new(1, SimConfig::default());
@@ -167,14 +167,14 @@ fn a_packet_of_a_stranger_does_not_take_the_queue_pairs_lock() {
         read(&stranger, &node, qp.qpn(), 0, 8);
         deliver(&net);
         assert!(node.device.progress());
-        // The holder may have given up by now.
+        // The holder may have timed out.
         let _ = go_on.send(());
     });
     assert_eq!(how.recv(), Ok(true), "the packet waited for the lock");
     assert_eq!(qp.counters().dropped, 1);
 }
 
-/// Numbers and keys that follow from each other would let a peer tell those of others from its own.
+/// From consecutive numbers and keys, a peer could infer those of others.
 #[test]
 fn numbers_and_keys_do_not_follow_from_each_other() {
     let net = SimNet::new(1, SimConfig::default());

@@ -1,5 +1,5 @@
-//! Processes that are killed while they reach into their neighbour, and are reached into: nothing stays locked, nothing is left, and
-//! others do not notice. `TERRACE_KILL_ROUNDS=1000` for more rounds.
+//! Processes that are killed during accesses to and from a same-host peer: no lock stays held, nothing leaks, and other
+//! peers do not notice. `TERRACE_KILL_ROUNDS=1000` for more rounds.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -18,19 +18,19 @@ use terrace_nic::*;
 use victim::{End, IMPATIENT, Load, Victim, begin, work};
 
 const LEN: usize = 1 << 20;
-/// The longest that a child lives, in microseconds, once it is reached into.
+/// The longest life of a child, in microseconds, after the first access without packets.
 const LIFE_US: u64 = 3000;
-/// The longest that it lives if it never is.
+/// The longest life of a child without such an access.
 const LIFE_MAX: Duration = Duration::from_millis(300);
 
-/// What the test starts in processes of their own; nothing by itself.
+/// The body of the child processes; does nothing by itself.
 #[test]
 #[ignore = "started by the test"]
 fn child() {
     victim::child(LEN);
 }
 
-/// For how long a child is left alive.
+/// How long a child may live.
 struct Life {
     length: Duration,
     until: Option<Instant>,
@@ -54,7 +54,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a list").count()
 }
 
-/// A pair of ends that nobody kills: what is written is read, and messages arrive.
+/// Two connected nodes that are not killed: they check WRITEs, READs and messages.
 struct Bystander {
     a: Node,
     b: Node,
@@ -93,7 +93,7 @@ fn whoever_is_killed_leaves_nothing_locked_and_nothing_behind() {
     let (mut before, mut direct) = (0, 0);
     for round in 0..rounds {
         let qp = node.qp(QpType::Rc);
-        // Taken away while the child is dead or dying.
+        // Deregistered while the child is dead or dying.
         let mr = register(&node, node.memory.addr(), LEN as u64);
         let regions = vec![(node.memory.addr(), mr.rkey()), (region.addr, region.mr.rkey())];
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Mixed);
@@ -107,7 +107,7 @@ fn whoever_is_killed_leaves_nothing_locked_and_nothing_behind() {
         mr.dereg().expect("nobody holds it up");
         direct += qp.counters().direct;
         qp.destroy().expect("nobody holds it up");
-        // What this end still had under way is forgotten with the queue pair.
+        // Discards the completions of the destroyed queue pair.
         while node.cq.poll(64, &mut |_| ()).expect("healthy") > 0 {}
         bystander.check(round);
         if round == 0 {

@@ -1,4 +1,4 @@
-//! Peers on the same host, reached without packets: what they see is what they would see with packets.
+//! Same-host peers over shared memory: programs observe the same results as with packets.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -16,7 +16,7 @@ fn direct(qp: &QueuePair) -> u64 {
     qp.counters().direct
 }
 
-/// Posts READs until one of them needs no packets: the way has to be found first.
+/// Posts READs until one of them needs no packets: the peer must be found first.
 fn find_way(node: &Node, qp: &Arc<QueuePair>, va: u64, rkey: u32) {
     let before = direct(qp);
     wait_until("a READ needs no packets", || {
@@ -33,7 +33,7 @@ fn joined() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
     (a, b, qa, qb)
 }
 
-/// Two that reach each other by UDP only.
+/// Two nodes that reach each other by UDP only.
 fn apart() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
@@ -145,7 +145,7 @@ fn short_work_requests_do_what_long_ones_do() {
         ),
     ];
     for (what, case, direct_count) in cases {
-        // By packets, as what could be a short one is carried out as such anyway.
+        // `remote`: by packets. `long` and `short`: by shared memory, in either form of the work request.
         let [remote, long, short] =
             [(false, false), (true, false), (true, true)].map(|(is_local, is_short)| {
                 let (a, b, qa, qb) = if is_local { joined() } else { apart() };
@@ -170,7 +170,7 @@ fn short_work_requests_do_what_long_ones_do() {
             assert!(remote.0 == other.0, "{what}: {:?} and {:?}", remote.0, other.0);
             assert!(remote.1 == other.1, "{what}: other memory");
         }
-        // Where there is no number, it depends on when the peer answers.
+        // Without an expected count, the count depends on when the peer answers.
         let counts = [long.2, short.2];
         let is_so = |count| counts[0] == counts[1] && counts[0].0 == count;
         assert!(direct_count.is_none_or(is_so), "{what}: {counts:?} without packets");
@@ -230,7 +230,7 @@ fn a_short_work_request_is_refused_as_a_long_one_is() {
     assert_eq!(qp.post_short(&wr).expect_err("it is no more"), long.1);
 }
 
-/// Posts one in either form.
+/// Posts a work request in either form.
 fn post(qp: &Arc<QueuePair>, wr: ShortWr, is_short: bool) -> Result<(), Error> {
     match is_short {
         true => qp.post_short(&wr),
@@ -252,7 +252,7 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
             post(&qa, wr, is_short).expect("posted");
             a.completion()
         };
-        // They find the way without a READ's help.
+        // No READ comes first: atomics alone find the peer.
         wait_until("an atomic needs no packets", || {
             assert_eq!(done(wr(add(0), a.sge(0, 8))).status, WcStatus::Success);
             direct(&qa) > 0
@@ -312,7 +312,7 @@ fn what_goes_by_packets_and_what_does_not_take_effect_in_order() {
     for round in 0..500u64 {
         qb.post_recv([b.recv(round, 4096, 64)]).expect("posted");
         a.memory.fill(0, &round.to_ne_bytes());
-        // The message must not be seen before what was written before it, and the READ not what is written behind it.
+        // The message must not overtake the WRITE, and the READ must see the atomic before it.
         qa.post_send([
             Ok(a.wr(1, SendOp::Write { va, rkey }, 0, 8)),
             Ok(a.wr(2, SendOp::Send, 0, 8)),
@@ -400,7 +400,7 @@ fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
                 while !stop.load(Ordering::Relaxed) && qa.state() == QpState::Rts {
                     let mut wr = a.wr(1, SendOp::Write { va, rkey }, 0, 4096);
                     wr.flags = SendFlags::empty();
-                    // The queue is full when packets are waited for.
+                    // The send queue fills up while packets are outstanding.
                     let _ = qa.post_send([Ok(wr)]);
                 }
             });
@@ -441,7 +441,7 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     let (a, b, qa, qb) = joined();
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());
     let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
-    // Longer than one copy, and not where anything is registered.
+    // Longer than one copy, and outside the registered local memory.
     let data = pattern(600_001, 3);
     assert!(qa.write_now(rkey, va + 3, &data).expect("a queue pair"));
     let mut back = vec![0; data.len()];
@@ -450,7 +450,7 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
     assert_eq!(after, (before.0 + 2, before.1, before.2));
 
-    // Atomics need memory that can be mapped. How it is reached has to be found out first.
+    // Atomics need memory that can be mapped, and the first ones find out how.
     let shared = SharedRegion::new(&b, 1 << 20);
     let atomic = |op| qa.atomic_now(shared.mr.rkey(), shared.addr, op).expect("a queue pair");
     wait_until("an atomic needs no packets", || atomic(AtomicOp::FetchAdd { add: 0 }).is_some());
@@ -461,7 +461,7 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     assert!(qa.read_now(shared.mr.rkey(), shared.addr, &mut value).expect("a queue pair"));
     assert_eq!(u64::from_ne_bytes(value), 99);
 
-    // What is wrong is for a work request to end with.
+    // Calls leave errors to work requests, which complete with them.
     let (good, first, end) = (shared.mr.rkey(), shared.addr, shared.addr + (1 << 20));
     for (rkey, va) in [(good ^ 1, first), (good, end - 7), (good, first - 1), (good, end), (good, u64::MAX)] {
         assert!(!qa.read_now(rkey, va, &mut [0; 8]).expect("a queue pair"));
@@ -474,7 +474,7 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     assert_eq!(atomic(AtomicOp::FetchAdd { add: 0 }), Some(99), "nothing of that was done");
     assert_eq!((qa.state(), qb.state()), (QpState::Rts, QpState::Rts));
 
-    // A message that waits for a receive is not overtaken.
+    // A call does not overtake a message that waits for a receive.
     qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
     assert!(!qa.write_now(rkey, va, &[1; 8]).expect("a queue pair"));
     qb.post_recv([b.recv(2, 4096, 64)]).expect("posted");
@@ -488,7 +488,7 @@ fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
     assert!(qa.read_now(rkey, va, &mut [0; 8]).is_err());
 }
 
-/// What has gone by rings, and by the network.
+/// Packets sent by rings, and by the network.
 fn ways(node: &Node) -> (u64, u64) {
     let snapshot = node.device.snapshot();
     (snapshot.same_host["packets_sent"], snapshot.port["tx_packets"])
@@ -497,7 +497,7 @@ fn ways(node: &Node) -> (u64, u64) {
 #[test]
 fn messages_need_no_network() {
     let (a, b, qa, qb) = joined();
-    // The other end looks for its peer when it has something to say.
+    // A node looks for its same-host peer when it has packets to send.
     wait_until("both have found each other", || {
         let before = (ways(&a).1, ways(&b).1);
         qb.post_recv([b.recv(1, 4096, 64)]).expect("posted");
@@ -522,7 +522,7 @@ fn messages_need_no_network() {
     assert_eq!(after.map(|way| way.1), before.map(|way| way.1), "nothing by the network");
 }
 
-/// Nobody else looks for packets here, so it is certain who acknowledges what, and when.
+/// No engine runs here, so only polls acknowledge messages.
 #[test]
 fn answers_bring_the_acknowledgements_of_questions() {
     let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
@@ -548,18 +548,19 @@ fn answers_bring_the_acknowledgements_of_questions() {
         pass(1);
     }
     assert_eq!(qps.map(|qp| qp.counters().tx_packets), before.map(|packets| packets + 100));
-    // Nobody answers the last one: its acknowledgement leaves with the next look.
+    // No answer carries the last acknowledgement: the next poll sends it.
     let polls_in_vain = |end: &Node| end.cq.poll(1, &mut |_| ()).expect("healthy") == 0;
     assert!(polls_in_vain(&ends[1]) && polls_in_vain(&ends[0]));
     assert_eq!(ends[1].completion().wr_id, 2);
 }
 
-/// The first messages leave before the two processes have met. An unreliable connection takes what is overtaken for lost.
+/// The first messages leave before the two processes have connected. A UC queue pair takes an overtaken message for
+/// lost.
 #[test]
 fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
     let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
     let config = port.device().expect("a port on the loopback");
-    // Nobody looks for packets here until all of them have come.
+    // `b` has no engine: it receives nothing before the test polls.
     let (a, b) = (Node::local(), Node::with(DeviceConfig { engine: false, ..config }, 1 << 20));
     let (qa, qb) = pair_on(&a, &b, QpType::Uc, &Tuning::default());
     qb.post_recv((0..250).map(|number| b.recv(number, 0, 8))).expect("posted");
@@ -567,7 +568,7 @@ fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
     wait_until("messages take the ring", || {
         qa.post_send([Ok(a.wr(1, SendOp::SendImm(sent.get()), 0, 8))]).expect("posted");
         sent.set(sent.get() + 1);
-        // On a busy machine it takes them longer to meet, and there are only so many receives.
+        // With other load on the machine, the processes take longer to connect; the receives are limited.
         std::thread::sleep(std::time::Duration::from_micros(200) * sent.get());
         ways(&a).0 == 2
     });
@@ -608,10 +609,10 @@ fn who_hears_the_answer_has_heard_that_the_question_arrived() {
         qb.post_send([Ok(b.wr(4, SendOp::Send, 0, 8))]).expect("posted");
         let mut order = Vec::new();
         while order.len() < 2 {
-            // One at a time, two, and with room to spare.
+            // Polls for one completion, two, and more than there are.
             a.cq.poll(1 + round as usize % 3, &mut |wc| order.push(wc.wr_id)).expect("healthy");
         }
-        // The first ones may have gone by the network.
+        // The first rounds may have used the network.
         assert!(order == [3, 1] || round < 100, "{round}: {order:?}");
         assert_eq!(b.completion().wr_id, 4);
     }
@@ -631,7 +632,7 @@ fn a_message_wakes_who_sleeps() {
     for round in 0..50 {
         qc.post_recv([b.recv(round, 0, 64)]).expect("posted");
         cq.request_notify(false).expect("armed");
-        // Longer than anybody looks before going to sleep.
+        // Longer than a poller spins before it sleeps.
         std::thread::sleep(std::time::Duration::from_millis(2));
         qd.post_send([Ok(a.wr(round, SendOp::Send, 0, 8))]).expect("posted");
         channel.get_event().expect("an event").ack_events(1);
@@ -641,7 +642,7 @@ fn a_message_wakes_who_sleeps() {
     assert!(ways(&a).0 >= 40);
 }
 
-/// Nobody else looks for packets here: the one that polls finds the message, and the one that sleeps is told of it all the same.
+/// No engine runs at `b`: the poll that finds the message must still raise the event for the armed channel.
 #[test]
 fn a_poll_does_not_take_an_event_away() {
     let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
@@ -654,7 +655,7 @@ fn a_poll_does_not_take_an_event_away() {
     let qa = a.qp(QpType::Rc);
     connect(&qa, &b, qb.qpn(), &Tuning::default());
     connect(&qb, &a, qa.qpn(), &Tuning::default());
-    // Until they have met, messages go by the network.
+    // Until the processes have connected, messages go by the network.
     for round in (0..).take_while(|_| ways(&a).0 < 100) {
         qb.post_recv([b.recv(round, 0, 64)]).expect("posted");
         let sleeps = round % 2 == 0;
@@ -666,7 +667,7 @@ fn a_poll_does_not_take_an_event_away() {
         if sleeps {
             channel.get_event().expect("an event").ack_events(1);
         }
-        // Nobody else acknowledges it.
+        // Only this poll acknowledges it.
         wait_until("it is acknowledged", || {
             assert_eq!(cq.poll(1, &mut |_| ()), Ok(0));
             a.cq.poll(1, &mut |_| ()) == Ok(1)

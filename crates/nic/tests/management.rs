@@ -1,4 +1,4 @@
-//! Datagrams between devices, on the queue pair that no program sees.
+//! Datagrams between devices, on the queue pair for management.
 
 mod common;
 
@@ -13,7 +13,7 @@ use terrace_wire::{Bth, Deth, Extensions, Opcode, Psn, emit_headers};
 
 type Received = Arc<Mutex<Vec<(Path, Vec<u8>)>>>;
 
-/// Keeps what a device gets.
+/// Records the datagrams that a device receives.
 fn listen(device: &Device) -> Received {
     let received = Received::default();
     let kept = received.clone();
@@ -43,7 +43,7 @@ fn a_question_is_answered_by_whoever_hears_it() {
     wait_until("there is an answer", || !answers.lock().unwrap().is_empty());
     let answers = answers.lock().unwrap();
     assert_eq!(answers[0].1, b"anybody there?!");
-    // The way back leads to the one that answered, whatever its slot.
+    // The answer's source is the answering device's own port, whatever its instance index.
     assert_eq!(answers[0].0.remote, path(&a, &b).remote);
     b.device.close();
 }
@@ -164,7 +164,7 @@ fn a_flood_is_let_through_at_a_bounded_rate() {
     let (first, dropped) = stranger.counts();
     assert_eq!(first as u64 + dropped, 1000);
     assert!((60..100).contains(&first), "{first}");
-    // Half of the allowance is back after half of the time.
+    // Half of the credit is back after half of the time.
     stranger.now += 16_000_000;
     for _ in 0..100 {
         stranger.send(&bth, deth, 8);
@@ -185,7 +185,7 @@ fn who_floods_leaves_others_their_share() {
     stranger.port = stranger.net.port(other);
     stranger.send(&bth, deth, 8);
     assert_eq!(stranger.counts().0, from_one + 1, "another one's datagram right after them");
-    // All together have their limit, too: whoever can give any address gets no more by doing so.
+    // All sources together have a limit, too: forged source addresses gain nothing.
     for last in 4..250 {
         stranger.port = stranger.net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 1, last)));
         (0..10).for_each(|_| stranger.send(&bth, deth, 8));

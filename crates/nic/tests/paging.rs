@@ -1,5 +1,5 @@
-//! Regions whose memory is absent: peers wait, get the pattern, or are told to come back, as the region and the queue pair
-//! have it; and nobody hears of data before it is there.
+//! Regions with absent memory: peers wait, get the signature page, or get an RNR NAK, as the region and the queue pair
+//! are configured. Nothing completes before its data is there.
 
 mod common;
 
@@ -40,7 +40,7 @@ struct Paged {
 }
 
 impl Paged {
-    /// All absent, with a pattern of bytes as content.
+    /// All absent; the content is a pattern of bytes.
     fn new(node: &Node, policy: RegionPolicy) -> Paged {
         let cells: Arc<[AtomicU8]> = pattern(LEN, 1).into_iter().map(AtomicU8::new).collect();
         let addr = cells.as_ptr() as u64;
@@ -104,7 +104,7 @@ fn pair(policy: RegionPolicy) -> Pair {
     Pair { a, qa, qb, paged, b }
 }
 
-/// What peers may do through a queue pair.
+/// Sets the access rights of a queue pair's peer.
 fn allow(qp: &Arc<QueuePair>, access: u32) {
     let attr = QpAttr { state: QpState::Rts, access, ..QpAttr::default() };
     qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::ACCESS_FLAGS).expect("RTS to RTS");
@@ -153,10 +153,10 @@ fn sixteen_reads_are_fetched_together_and_answered_in_order() {
     let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
     let wrs = (0..16).map(|id| Ok(a.wr(id, paged.read(id as usize * 5000), id * 4096, 4096)));
     qa.post_send(wrs).expect("posted");
-    // Before any of them is answered.
+    // All READs reach the pager before any of them is answered.
     paged.wait_for_accesses(16);
     assert_eq!(paged.pager.counts().0, 16);
-    // The last first.
+    // In reverse order.
     for _ in 0..15 {
         assert!(paged.pager.complete_latest());
     }
@@ -263,7 +263,7 @@ fn magic_answers_at_once_with_the_pattern() {
     assert_eq!(a.memory.bytes(0, 3000), vec![MAGIC; 3000]);
     assert_eq!(a.memory.bytes(3000, 3000), pattern(LEN, 1)[BORDER..BORDER + 3000]);
     assert_eq!(paged.pager.counts().1, 0);
-    // Writes are carried out all the same.
+    // Writes wait for the pager all the same.
     qa.post_send([Ok(a.wr(2, paged.write(0), 3000, 100))]).expect("posted");
     paged.wait_for_accesses(1);
     paged.complete_all();
@@ -271,7 +271,7 @@ fn magic_answers_at_once_with_the_pattern() {
     assert_eq!(paged.content(0, 100), pattern(LEN, 1)[BORDER..BORDER + 100]);
 }
 
-/// The next peer may know nothing of patterns.
+/// The next peer may not know signature pages.
 #[test]
 fn reset_forgets_that_the_peer_wanted_patterns() {
     let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
@@ -370,7 +370,7 @@ fn messages_that_wait_for_writes_are_flushed_in_order_when_the_queue_pair_fails(
     expect_silence(&b.cq);
 }
 
-/// Ends a pager's accesses when the device makes progress.
+/// Ends a pager's accesses whenever the device makes progress.
 struct Server {
     pager: Arc<TestPager>,
     calls: AtomicUsize,
@@ -383,7 +383,7 @@ impl ProgressCallback for Server {
     }
 }
 
-/// Two nodes on a network that loses nothing, and the clock that both go by.
+/// Two nodes on a network without loss, and their clock.
 fn simulated() -> (SimNet, Arc<ManualClock>, [Node; 2]) {
     let net = SimNet::new(5, SimConfig::default());
     let clock = Arc::new(ManualClock::new());
@@ -424,8 +424,8 @@ fn a_callback_serves_misses_in_a_simulation() {
     assert_eq!(Arc::strong_count(&server), 1, "a closed device lets its callbacks go");
 }
 
-/// Brings zeros. What is asked for first ends when the test says so; everything after it ends in the moment in which
-/// somebody has looked and found that it has not.
+/// A pager of zeros. The first access ends when the test says so; each later one ends right after a check that finds it
+/// still under way.
 #[derive(Debug)]
 struct Sly {
     presence: Presence,
@@ -518,19 +518,19 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
             b.device.step(Time(net.now()));
         }
     };
-    // Two parts: sixteen packets, and one.
+    // Two segments: sixteen packets, and one.
     let read = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
     qa.post_send([Ok(a.wr(1, read, 0, 17 << 12))]).expect("posted");
     step();
     assert_eq!(sly.asked.load(Ordering::SeqCst), 1);
-    // The first part ends, its waker is called, and before the device looks, the program posts.
+    // The first segment ends and its waker is called; before the device handles the wake, the program posts.
     sly.first.store(true, Ordering::SeqCst);
     let waker = sly.wakers.lock().unwrap().0[0].clone();
     waker();
     let write = SendOp::Write { va: a.memory.addr() + (512 << 10), rkey: a.mr.rkey() };
     qb.post_send([Ok(b.wr(2, write, 0, 8))]).expect("posted");
     assert_eq!(sly.asked.load(Ordering::SeqCst), 2, "the answer goes on with what is posted");
-    // No packet comes that would have the queue pair looked at.
+    // No packet arrives that would schedule the queue pair.
     b.device.step(Time(net.now()));
     assert_eq!(qb.counters().tx_packets, 1 + 17, "it sleeps through a wake");
     step();
@@ -539,7 +539,7 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
     ok(&done, [1]);
 }
 
-/// A pager in whose call a thread stays, as one does that has been preempted.
+/// A pager that blocks the calling thread, like a thread that was preempted.
 #[derive(Debug)]
 struct Preempting {
     presence: Presence,
@@ -571,7 +571,7 @@ impl Pager for Preempting {
     }
 }
 
-/// The acknowledgement is in the socket, but another thread has the right to receive, and no processor.
+/// The ACK is in the socket, but the thread that holds the receive lock is preempted.
 #[test]
 fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
     let (net, clock, [a, b]) = simulated();
@@ -623,12 +623,12 @@ fn an_idle_engine_serves_a_callback_by_its_descriptor() {
     b.device.attach(doorbell.clone());
     qa.post_send([Ok(a.wr(1, paged.read(0), 0, 100))]).expect("posted");
     paged.wait_for_accesses(1);
-    // Nobody polls at the second node: its engine has to find out.
+    // Only the second node's engine can notice the descriptor.
     rustix::io::write(&doorbell.fd, &1u64.to_ne_bytes()).expect("rung");
     ok(&a.completions(1), [1]);
 }
 
-/// Ends a pager's accesses when its descriptor says so.
+/// Ends a pager's accesses when its descriptor is signalled.
 struct Ringing {
     fd: std::os::fd::OwnedFd,
     pager: Arc<TestPager>,
@@ -656,18 +656,18 @@ fn a_region_must_lie_within_its_pagers_range() {
     assert!(matches!(node.pd.reg_mr(request), Err(Error::Invalid(_) | Error::Fault)));
 }
 
-/// Accesses end on another thread while units come and go: no queue pair sleeps through its wake, and every byte is right.
+/// Accesses end on another thread while units come and go: no queue pair misses its wake, and every byte is right.
 #[test]
 fn nothing_is_missed_while_another_thread_ends_accesses() {
     const SLOTS: usize = 16;
     const SLOT_LEN: usize = 6000;
     const ROUNDS: u64 = 300;
     let (a, b) = (Node::udp(), Node::udp());
-    // A wake that is missed shows as a timeout, or as a test that takes too long.
+    // A missed wake shows as a timeout, or as a test that takes too long.
     let (qa, _qb) = pair_on(&a, &b, QpType::Rc, &Tuning { timeout: 22, ..Tuning::default() });
     let paged = Paged::new(&b, RegionPolicy::Wait);
     paged.pager.set_habits(12, Box::new(|| 0));
-    // Slots lie on both sides of the border, and one of them across.
+    // Slots lie on both sides of the border, and one across it.
     let place = |slot: usize| BORDER - SLOTS / 2 * SLOT_LEN + slot * SLOT_LEN - 100;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

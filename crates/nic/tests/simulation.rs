@@ -1,4 +1,4 @@
-//! Two devices over a simulated network that loses, doubles, reorders, spoils and delays, in virtual time and in one
+//! Two devices over a simulated network that loses, doubles, reorders, corrupts and delays, in virtual time and in one
 //! thread. Everything must arrive all the same, and a seed must replay.
 
 mod common;
@@ -27,7 +27,7 @@ fn world(seed: u64, config: SimConfig) -> World {
 }
 
 impl World {
-    /// Lets the devices act, then moves the time to whatever comes next. False when nothing will ever come.
+    /// Steps both devices, then advances the time to the next deadline or delivery. False when there is none.
     fn turn(&self) -> bool {
         let now = Time(self.net.now());
         for node in &self.nodes {
@@ -53,7 +53,7 @@ impl World {
     }
 }
 
-/// Runs writes, reads, sends and atomics, and returns what the devices have counted.
+/// Runs writes, reads, sends and atomics, and returns the devices' counters.
 fn run(seed: u64, config: SimConfig) -> Vec<DeviceSnapshot> {
     let world = world(seed, config);
     let [a, b] = &world.nodes;
@@ -120,7 +120,8 @@ fn a_seed_replays() {
     assert_eq!(run(7, bad_weather()), run(7, bad_weather()));
 }
 
-/// Perftest up to 4.5-0.17 sleeps on one channel for both of its queues, and takes the first event for its own message's.
+/// Perftest up to 4.5-0.17 sleeps on one channel for both of its queues, and takes the first event for that of its own
+/// message.
 #[test]
 fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
     let world = world(5, SimConfig::default());
@@ -144,7 +145,7 @@ fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
     qa.post_recv([a.recv(1, 0, 64)]).expect("posted");
     qb.post_recv([b.recv(1, 0, 64)]).expect("posted");
     qa.post_send([Ok(a.wr(2, SendOp::Send, 0, 8))]).expect("posted");
-    // Whoever polls it holds the acknowledgement back, for an answer that is posted at once.
+    // The poll defers the ACK, for an answer that is posted at once.
     let mut arrived = 0;
     while arrived == 0 {
         world.net.advance_to(world.net.next_delivery().expect("the message is on its way"));
@@ -160,8 +161,8 @@ fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
     }
 }
 
-/// A process that was not scheduled for longer than its timeout finds the answers in its socket, behind many others: it looks at all of
-/// them before it takes its own packets for lost.
+/// A process that got no processor for longer than its timeout finds the answers in its socket, behind many other
+/// packets. It handles all of them before it takes its own packets for lost.
 #[test]
 fn what_has_come_is_looked_at_before_a_timer_counts() {
     let world = world(9, SimConfig::default());

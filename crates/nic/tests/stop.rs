@@ -1,5 +1,5 @@
-//! Processes that are stopped while they reach into their neighbour: others do not notice, and whoever takes away what a stopped process
-//! is in the middle of waits alone. `TERRACE_STOP_ROUNDS=200` for more rounds.
+//! Processes that are stopped during accesses to a same-host peer's memory: other peers do not notice, and only the
+//! withdrawal of a region waits, if a stopped process is accessing it. `TERRACE_STOP_ROUNDS=200` for more rounds.
 
 mod common;
 #[path = "common/shared.rs"]
@@ -25,21 +25,21 @@ use victim::{End, IMPATIENT, Load, Victim, begin, work};
 const LEN: usize = 1 << 20;
 /// Units of the region that is larger than its memory.
 const UNITS: u64 = 8;
-/// The longest that a child is at work, in microseconds, before it is stopped.
+/// The longest time, in microseconds, that a child works before it is stopped.
 const LIFE_US: u64 = 2000;
-/// How long others are watched while a child is stopped.
+/// How long the bystanders' rate is measured while a child is stopped.
 const WATCHED: Duration = Duration::from_millis(40);
-/// How long whatever needs nobody else may take on a machine that is busy with other things. What it did take is printed.
+/// Limit for an operation that waits for no other process, on a loaded machine. The test prints the time that it took.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What the test starts in processes of their own; nothing by itself.
+/// The body of the child processes; does nothing by itself.
 #[test]
 #[ignore = "started by the test"]
 fn child() {
     victim::child(LEN);
 }
 
-/// A region that is larger than the memory it may have, whose units come and go all the time.
+/// A region larger than its memory, whose units come and go all the time.
 struct Paged {
     tier: Arc<Tier>,
     region: Arc<TierRegion>,
@@ -68,7 +68,7 @@ impl Paged {
         Paged { tier, region, mr }
     }
 
-    /// Moves units until it is told to stop. Counts those that have left.
+    /// Moves units until `stop`. Counts those that were demoted.
     fn churn(&self, stop: &AtomicBool, left: &AtomicU64) {
         let mut rng = StdRng::seed_from_u64(3);
         while !stop.load(Ordering::Relaxed) {
@@ -80,12 +80,12 @@ impl Paged {
     }
 }
 
-/// A queue pair of another node to the one that is reached into, and what it has done.
+/// A queue pair of another node, connected to the target, and its count of operations.
 struct Bystander {
     node: Node,
     own: Arc<QueuePair>,
     target: Arc<QueuePair>,
-    /// Of the target alone: nobody else looks there for completions.
+    /// The queue pair's own completion queue at the target.
     target_cq: Arc<Cq>,
     done: AtomicU64,
 }
@@ -102,7 +102,7 @@ impl Bystander {
         Bystander { node, own, target: there, target_cq, done: AtomicU64::new(0) }
     }
 
-    /// READs and WRITEs its own part of the target's memory and sends messages, and checks each.
+    /// READs and WRITEs its own part of the target's memory, sends messages, and checks each.
     fn work(&self, target: &Node, region: (u64, u32), number: u64, stop: &AtomicBool) {
         let (own, slice) = (&self.node, number as usize * 4096);
         let (va, rkey) = (region.0 + slice as u64, region.1);
@@ -127,15 +127,15 @@ impl Bystander {
     }
 }
 
-/// What the rounds came to.
+/// Results of all rounds.
 #[derive(Default)]
 struct Tally {
-    /// Stopped in the middle of an access.
+    /// Rounds in which the child was stopped in the middle of an access.
     in_access: u64,
-    /// The rate of others while a child is stopped, and while it has yet to begin.
+    /// The bystanders' rate while a child is stopped, and before it begins.
     stopped: Rate,
     idle: Rate,
-    /// The longest that an end took which waits for nobody.
+    /// The longest withdrawal that had no access to wait for.
     ended: Duration,
 }
 
@@ -163,7 +163,7 @@ struct Round<'a> {
     node: &'a Node,
     regions: &'a [(u64, u32)],
     others: &'a [Bystander],
-    /// Units that have left the paged region.
+    /// Units demoted from the paged region.
     left: &'a AtomicU64,
     number: u64,
 }
@@ -172,7 +172,7 @@ impl Round<'_> {
     fn run(&self, rng: &mut StdRng, tally: &mut Tally) {
         let Round { node, regions, others, left, number } = *self;
         let qp = node.qp(QpType::Rc);
-        // Taken away while the child is stopped.
+        // Deregistered while the child is stopped.
         let own = HostRange { addr: node.memory.addr(), len: LEN as u64 };
         let mr = register(node, own.addr, own.len);
         let all = [&[(own.addr, mr.rkey())], regions].concat();
@@ -193,7 +193,7 @@ impl Round<'_> {
         victim.stop();
         tally.in_access += u64::from(!GracePeriod::of_queue_pair(qp.qpn()).is_over());
         let before: Vec<_> = others.iter().map(done).collect();
-        // Until it is given up.
+        // Until the retries run out.
         work(node, &qp, &peer, Load::Mixed, rng, || false);
         tally.stopped.watch(others, || std::thread::sleep(WATCHED));
         for (other, before) in others.iter().zip(before) {
@@ -220,7 +220,7 @@ impl Round<'_> {
                 tally.ended = tally.ended.max(started.elapsed());
             }
             assert!(started.elapsed() < SOON, "round {number}");
-            // Who is stopped can go on, or die.
+            // Half of the stopped processes continue, the others are killed.
             if number.is_multiple_of(2) {
                 victim.go_on();
             }
@@ -233,7 +233,7 @@ impl Round<'_> {
             tally.ended = tally.ended.max(went_on.elapsed());
             assert!(tally.ended < SOON, "round {number}");
         });
-        // What this end still had under way is forgotten with the queue pair.
+        // Discards the completions of the destroyed queue pair.
         while node.cq.poll(64, &mut |_| ()).expect("healthy") > 0 {}
     }
 }
@@ -250,7 +250,7 @@ fn whoever_is_stopped_in_mid_access_holds_up_nobody_else() {
         (paged.mr.addr(), paged.mr.rkey()),
         (node.memory.addr(), node.mr.rkey()),
     ];
-    // Written by others alone.
+    // Only bystanders write this region.
     let quiet = files.region(&node, LEN);
     let mut rng = StdRng::seed_from_u64(12);
     let (mut tally, left) = (Tally::default(), AtomicU64::new(0));
@@ -307,7 +307,7 @@ fn what_a_stopped_process_is_in_the_middle_of_is_not_taken_away_until_it_goes_on
     let victim = stopped_in_access(&node, &region);
     let refused = region.mr.dereg().expect_err("it is still accessed");
     assert!(matches!(refused, Error::Busy(_)), "{refused}");
-    // It is as it was.
+    // The region is still registered.
     let other = Bystander::new(&node);
     let read = SendOp::Read { va: region.addr, rkey: region.mr.rkey() };
     other.own.post_send([Ok(other.node.wr(1, read, 0, 512))]).expect("posted");

@@ -1,5 +1,5 @@
-//! Extended reliable connections: which queue a message goes to, through whose domain memory is reached, what is refused, and that
-//! everything arrives once and in order through a network that loses, doubles, reorders, spoils and delays.
+//! Extended reliable connections: the queue that receives a message, the protection domain that grants access,
+//! refusals, and delivery once and in order through a network that loses, doubles, reorders, corrupts and delays.
 
 mod common;
 
@@ -87,7 +87,7 @@ fn one_connection_serves_several_queues_each_with_its_domain() {
         let wc = one(&a, &initiator, to(service.srq.number(), a.wr(3, add, 6000, 8)));
         assert_eq!((wc.status, a.memory.u64_at(6000)), (WcStatus::Success, 5 * index as u64));
     }
-    // The region of one queue's domain is not reached through the other, nor that of the node through either.
+    // One queue's region is not accessible through the other queue, nor the node's own region through either.
     let foreign = SendOp::Write { va: b.memory.addr(), rkey: services[1].mr.rkey() };
     let wc = one(&a, &initiator, to(services[0].srq.number(), a.wr(4, foreign, 0, 8)));
     assert_eq!(wc.status, WcStatus::RemoteAccess);
@@ -108,7 +108,7 @@ fn a_queue_of_another_domain_is_an_invalid_request() {
     for (op, number) in [
         (SendOp::Send, foreign.srq.number()),
         (SendOp::Read { va, rkey }, foreign.srq.number()),
-        // No such queue at all, and a plain one's number.
+        // A number without a queue, and an ordinary queue's number.
         (SendOp::Send, foreign.srq.number() ^ 1),
         (SendOp::Send, b.pd.create_srq(SIZES).expect("a queue").number() & 0xff_ffff),
     ] {
@@ -117,7 +117,7 @@ fn a_queue_of_another_domain_is_an_invalid_request() {
         assert_eq!(wc.status, WcStatus::RemoteInvalidRequest, "{op:?}");
         assert_eq!(target.state(), QpState::Err);
         let event = b.device.get_async_event().expect("an event");
-        // Established, and then broken.
+        // The first event is that communication was established.
         let event = if matches!(event, AsyncEvent::CommunicationEstablished(_)) {
             b.device.get_async_event().expect("an event")
         } else {
@@ -134,7 +134,7 @@ fn objects_that_do_not_go_together_are_refused() {
     let xrcd = a.device.open_xrcd().expect("a domain");
     let service = Service::new(&a, &xrcd);
     let refused = |result: Result<(), Error>| matches!(result, Err(Error::Invalid(_)));
-    // A queue pair cannot have a shared receive queue of XRC, nor an end of XRC one at all.
+    // An RC or UD queue pair cannot have an XRC shared receive queue, nor an XRC initiator any.
     let plain = a.pd.create_srq(SIZES).expect("a queue");
     for (qp_type, srq) in [(QpType::Rc, &service.srq), (QpType::Ud, &service.srq), (QpType::XrcSend, &plain)]
     {
@@ -142,10 +142,10 @@ fn objects_that_do_not_go_together_are_refused() {
         assert!(refused(a.pd.create_qp(init).map(drop)), "{qp_type:?}");
     }
     assert!(refused(a.pd.create_qp(a.init(QpType::XrcRecv)).map(drop)), "a target without a domain");
-    // Devices do not mix.
+    // Objects of different devices do not mix.
     assert!(refused(b.pd.create_xrc_srq(SIZES, &xrcd, &b.cq).map(drop)));
     assert!(refused(a.pd.create_xrc_srq(SIZES, &xrcd, &b.cq).map(drop)));
-    // A domain in use is not closed, and a closed one takes nothing.
+    // A domain in use cannot be closed, nor can its completion queue be destroyed.
     assert!(matches!(xrcd.close(), Err(Error::Busy(_))));
     assert!(matches!(service.cq.destroy(), Err(Error::Busy(_))));
     service.destroy();
@@ -216,24 +216,24 @@ fn a_completion_queue_that_overruns_stops_the_targets_of_its_domain() {
     wait_until("the target stops", || target.state() == QpState::Err);
 }
 
-/// Work requests of a run, two connections, three queues, and what the longest of their messages takes.
+/// Work requests of a run, connections, queues, and the bound of message lengths.
 const REQUESTS: usize = 60;
 const CONNECTIONS: usize = 2;
 const QUEUES: usize = 3;
 const LENGTH_MAX: usize = 9000;
-/// Where in the target's memory messages land, one after the other.
+/// Messages land behind this offset in the target's memory, one after the other.
 const LANDING: usize = 50_000;
-/// Packets that the network may have to carry before the next receive is posted.
+/// Simulation steps before the next receive is posted.
 const TURNS_PER_RECEIVE: usize = 25;
 
-/// What comes in a message: a part of the sender's pattern that tells which message it is.
+/// The part of the sender's pattern that a message carries; it identifies the message.
 fn part(index: usize) -> std::ops::Range<usize> {
     index * 16..index * 16 + (index * 577) % LENGTH_MAX
 }
 
-/// A work request by its number; and whether it consumes a receive.
+/// A work request by its number, its local range, and whether it consumes a receive.
 fn request(index: usize, b: &Node, rkey: u32) -> (SendOp, std::ops::Range<usize>, bool) {
-    // Each connection writes and reads where no other does.
+    // Each connection has its own target area.
     let (connection, imm) = (index % CONNECTIONS, index as u32);
     let va = b.memory.addr() + 20_000 * connection as u64;
     let area = 0..LENGTH_MAX;
@@ -249,7 +249,7 @@ fn request(index: usize, b: &Node, rkey: u32) -> (SendOp, std::ops::Range<usize>
     }
 }
 
-/// Runs all that XRC has between two nodes in bad weather. Receives are posted late, so that messages find none.
+/// Runs every XRC operation between two nodes in bad weather. Receives are posted late, so that messages find none.
 fn run(seed: u64) -> Vec<DeviceSnapshot> {
     let (net, clock) = (SimNet::new(seed, bad_weather()), Arc::new(ManualClock::new()));
     let [a, b] = [1, 2].map(|last| {

@@ -1,4 +1,4 @@
-//! What the tests share: nodes with a device, a protection domain, a completion queue and registered memory.
+//! Shared by the tests: nodes with a device, a protection domain, a completion queue and registered memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
 #[path = "../../../memory/tests/common/finally.rs"]
@@ -19,7 +19,7 @@ pub const REMOTE_ALL: u32 = 1 | 2 | 4 | 8;
 pub const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A network that does everything that a network may do.
+/// A network that loses, doubles, reorders, corrupts and delays.
 pub fn bad_weather() -> SimConfig {
     SimConfig {
         loss: 0.02,
@@ -57,7 +57,7 @@ impl Memory {
     }
 }
 
-/// A device with everything that a test needs.
+/// A device, and the objects that a test needs.
 pub struct Node {
     pub device: Arc<Device>,
     pub pd: Arc<Pd>,
@@ -67,8 +67,8 @@ pub struct Node {
 }
 
 impl Drop for Node {
-    /// A peer's last answer may still be on its way: once the region has ended, nobody writes to the memory. Without its end the
-    /// device would live on, for its queue pairs and it hold each other.
+    /// A peer's last response may still arrive: after deregistration, no device writes to the memory. Without
+    /// deregistration the device would leak, for its queue pairs and it refer to each other.
     fn drop(&mut self) {
         self.device.close();
         if let Err(Error::Busy(_)) = self.mr.dereg() {
@@ -83,7 +83,7 @@ impl Node {
         Node::with(port.device().expect("a port on the loopback"), 1 << 20)
     }
 
-    /// Reaches others of its kind without packets.
+    /// Reaches same-host peers without packets.
     pub fn local() -> Node {
         let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
         Node::with(port.device().expect("a port on the loopback"), 1 << 20)
@@ -151,7 +151,7 @@ impl Node {
         AddressVector { is_global: true, dgid: self.device.gids()[0].raw, port_num: 1, ..Default::default() }
     }
 
-    /// Polls until `count` completions are there.
+    /// Polls until there are `count` completions.
     pub fn completions(&self, count: usize) -> Vec<Wc> {
         poll_for(&self.cq, count)
     }
@@ -172,7 +172,7 @@ pub fn poll_for(cq: &Cq, count: usize) -> Vec<Wc> {
     done
 }
 
-/// Waits for something that another thread brings about.
+/// Waits for a condition that another thread makes true.
 pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
@@ -195,10 +195,10 @@ impl Default for Tuning {
     }
 }
 
-/// Brings a queue pair to RTS towards one of the node's.
+/// Brings a queue pair to RTS, connected to one of the node's.
 pub fn connect(qp: &Arc<QueuePair>, node: &Node, peer_qpn: u32, tuning: &Tuning) {
     let device = qp.pd().device();
-    // What asks needs patience, and what answers has resources; of XRC, one end does either.
+    // A requester needs timeouts and retries, a responder needs responder resources; an XRC end is one of the two.
     let (asks, answers) = match qp.qp_type() {
         QpType::Rc => (true, true),
         QpType::XrcSend => (true, false),

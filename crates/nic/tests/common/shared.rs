@@ -1,4 +1,4 @@
-//! Memory that neighbours can map: files in memory.
+//! Memory that same-host peers can map: files in memory.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
 use std::sync::{Arc, RwLock};
@@ -32,7 +32,7 @@ impl Backings for Files {
 }
 
 impl Files {
-    /// What the node's device knows, from now on.
+    /// Becomes the source of the device's backing files.
     pub fn on(node: &Node) -> Files {
         let files = Files::default();
         node.device.set_backings(Arc::new(files.clone()));
@@ -55,13 +55,12 @@ impl Files {
 }
 
 impl SharedRegion {
-    /// The only one of its node.
+    /// The only such region of its node.
     pub fn new(node: &Node, len: usize) -> SharedRegion {
         Files::on(node).region(node, len)
     }
 }
 
-/// A region with all rights.
 pub fn register(node: &Node, addr: u64, len: u64) -> Arc<Mr> {
     let request = MrRequest { addr, length: len, iova: addr, access: REMOTE_ALL, paging: None };
     node.pd.reg_mr(request).expect("a region")

@@ -1,4 +1,5 @@
-//! A process that reaches into the test's, and is reached into, until the test does something to it.
+//! A child process that accesses the test's memory, and whose memory the test accesses, until the test kills or
+//! stops it.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
 use std::io::{BufRead, BufReader, Write};
@@ -15,14 +16,14 @@ use crate::common::*;
 use crate::shared::SharedRegion;
 
 const RECEIVES: u64 = 64;
-/// After so many accesses without packets the child says that it reaches in.
+/// After this many accesses without packets the child prints "reaching".
 const REACHES: u64 = 10;
 
-/// What one end has to know of the other.
+/// The address of one end, for the other.
 #[derive(Clone)]
 pub struct End {
     pub qpn: u32,
-    /// Address and key of each.
+    /// Address and rkey of each region.
     pub regions: Vec<(u64, u32)>,
 }
 
@@ -41,12 +42,12 @@ impl End {
     }
 }
 
-/// What is asked of the peer.
+/// The kind of requests to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// All there is, one at a time or several.
+    /// All operations, one at a time or several.
     Mixed,
-    /// READs and WRITEs that take long, one at a time: most of the time one is under way.
+    /// Long READs and WRITEs, one at a time: most of the time one is under way.
     Long,
 }
 
@@ -70,7 +71,7 @@ fn any_request(node: &Node, rng: &mut StdRng, peer: &End, load: Load) -> SendWr 
     node.wr(1, op, 0, len)
 }
 
-/// Keeps a queue pair at work, and its peer's messages received, until something goes wrong or it is over.
+/// Keeps requests outstanding, and receives posted for the peer's messages, until an error or `is_over`.
 pub fn work(
     node: &Node,
     qp: &Arc<QueuePair>,
@@ -81,7 +82,7 @@ pub fn work(
 ) {
     let (mut outstanding, mut depth, mut is_well) = (0, 1, true);
     while is_well && !is_over() {
-        // What is alone may need no packets.
+        // A request that is alone may need no packets.
         if outstanding == 0 && load == Load::Mixed {
             depth = [1, 1, 1, 8][rng.random_range(0..4)];
         }
@@ -100,7 +101,7 @@ pub fn work(
     }
 }
 
-/// Of whoever may hear nothing of the peer any more: it is given up soon.
+/// Short timeout and one retry, for a peer that may be stopped or killed: its queue pair fails soon.
 pub const IMPATIENT: Tuning =
     Tuning { mtu: 4096, timeout: 10, retry_cnt: 1, rnr_retry: 7, max_rd_atomic: 16 };
 
@@ -110,7 +111,7 @@ pub fn begin(node: &Node, qp: &Arc<QueuePair>, peer: &End, tuning: &Tuning) {
     qp.post_recv((0..RECEIVES).map(|_| node.recv(2, 0, 4096))).expect("posted");
 }
 
-/// What the child does: the test has a function of this name.
+/// The child's body: the test has a function of this name.
 pub fn child(len: usize) {
     let Some(peer) = std::env::var("VICTIM_PARENT").ok().and_then(|line| End::from_line(&line)) else {
         return;
@@ -125,16 +126,16 @@ pub fn child(len: usize) {
     begin(&node, &qp, &peer, &Tuning { mtu: 4096, ..Tuning::default() });
     println!("\nbegun");
     let rng = &mut StdRng::seed_from_u64(u64::from(std::process::id()));
-    // Without messages, which want the parent's attention.
+    // Without messages, which would need the parent to poll.
     work(&node, &qp, &peer, Load::Long, rng, || qp.counters().direct > REACHES);
     println!("\nreaching");
     let load = if std::env::var_os("VICTIM_LONG").is_some() { Load::Long } else { Load::Mixed };
     work(&node, &qp, &peer, load, rng, || false);
-    // Not before it is killed: the parent tells an end of its own accord from one that was asked for.
+    // Exits only when killed: any earlier exit is a failure.
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// The child, as the test sees it.
+/// The child process, as the test sees it.
 pub struct Victim {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -152,7 +153,7 @@ impl Victim {
         Victim { child, lines }
     }
 
-    /// The next line that means something.
+    /// The next line that `meaning` accepts.
     pub fn hear<T>(&mut self, meaning: impl Fn(&str) -> Option<T>) -> T {
         loop {
             let mut line = String::new();
@@ -167,7 +168,7 @@ impl Victim {
         self.child.stdin.as_mut().expect("a pipe").write_all(b"go\n").expect("written");
     }
 
-    /// Returns when all of its threads have stopped.
+    /// Returns when all of the child's threads have stopped.
     pub fn stop(&self) {
         self.send(Signal::STOP);
         wait_until("it has stopped", || self.states().iter().all(|&state| state == 'T'));
@@ -181,12 +182,12 @@ impl Victim {
         kill_process(Pid::from_child(&self.child), signal).expect("sent");
     }
 
-    /// Of its threads, as the kernel names them.
+    /// The state letters of the child's threads in /proc.
     fn states(&self) -> Vec<char> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("a list");
         let state = |task: std::fs::DirEntry| {
             let text = std::fs::read_to_string(task.path().join("stat")).ok()?;
-            // Behind the name, which may be anything in parentheses.
+            // The state follows the name, which may contain anything, in parentheses.
             text.rsplit(") ").next()?.chars().next()
         };
         tasks.filter_map(|task| state(task.ok()?)).collect()
@@ -200,7 +201,7 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // It may have been killed before.
+        // It may be dead already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
