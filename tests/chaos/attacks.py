@@ -1,5 +1,5 @@
-"""What hostile peers do. Each attack is a function that goes on until its time is over; it runs in a process of its own, knows what
-an attacker of its kind can know, and says how many packets it has sent. None of them needs a privilege, but `replay`."""
+"""Attacks by hostile peers. Each attack is a function that runs in a process of its own until its time is over, and reports how many
+packets it sent. It uses only what an attacker of its kind can know. Only `replay` needs a privilege."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ import control
 import roce
 from control import Silence, Talker, message
 
-BATCH = 64  # packets between two looks at the clock
+BATCH = 64  # packets between two reads of the clock
 PREPARED = 4000  # different packets, sent over and over
 MTU = 1024
 CM_CLASS = 0x07
@@ -24,15 +24,15 @@ DESCRIBE = 1
 
 @dataclass
 class Targets:
-    """What is attacked, and what an attacker can find out about it."""
+    """The targets of the attacks, and the facts about them that an attacker can learn."""
 
     node: str  # address of a memory node
     program: str  # address of a verbs program
     listener: str  # address of a program that takes connections by rdma_cm
-    bystanders: list  # (address, peer's address, peer's queue pair) of connections that are none of the attacker's business
-    bystander_psn: int  # where their PSNs began
+    bystanders: list  # (address, peer's address, peer's queue pair) of the bystanders' connections
+    bystander_psn: int  # their initial PSN
     region: str  # name of the node's region
-    attackers: list = field(default_factory=list)  # addresses of the attackers' own
+    attackers: list = field(default_factory=list)  # the attackers' addresses
     opened: dict = field(default_factory=dict)  # queue pairs that the program has opened to attackers, by address
 
 
@@ -66,7 +66,7 @@ def sealed(source, to, body):
 
 
 def flood(peer, datagrams, clock):
-    """Sends (datagram, address) pairs as fast as it goes. What comes back is never read."""
+    """Sends (datagram, address) pairs at full speed, and never reads a reply."""
     send, cycle = peer.socket.sendto, itertools.cycle(datagrams)
     while True:
         clock.check()
@@ -77,15 +77,15 @@ def flood(peer, datagrams, clock):
 
 
 def spoofed(address, noise):
-    """A sender with the address of another: on the loopback anybody may send from any address, as whoever forges packets does."""
+    """A sender with a spoofed address: on the loopback any process may bind any address."""
     return peer_at(address, slot=noise.randrange(64, 128))
 
 
-# ---- off-path: no connection, no sight of anything ------------------------------------------------------------------------
+# ---- off-path: no connection, sees no packets ------------------------------------------------------------------------------
 
 
 def noise(targets, clock, sent):
-    """Bytes that are no packets: random, cut short, as long as can be, with wrong checksums, with opcodes that there are not."""
+    """Malformed packets: random bytes, truncated and oversized packets, wrong ICRCs, unknown opcodes."""
     rng = random.Random(1)
     with peer_at(targets.attackers[0]) as peer:
         source, datagrams = peer.socket.getsockname(), []
@@ -111,7 +111,7 @@ def noise(targets, clock, sent):
 
 
 def forged(rng, source, to, qpn, psn):
-    """A packet that would do harm if it had the right numbers."""
+    """A packet that would do harm if its queue pair, PSN and key were right."""
     wrong_rkey = roce.reth(rng.randrange(1 << 47), rng.randrange(1 << 32), 64)
     opcode, parts = rng.choice((
         (roce.WRITE_ONLY, wrong_rkey + bytes(64)), (roce.READ_REQUEST, wrong_rkey), (roce.SEND_ONLY, bytes(64)),
@@ -122,7 +122,7 @@ def forged(rng, source, to, qpn, psn):
 
 
 def guesses(targets, clock, sent):
-    """Packets with the address of a peer, and guessed queue pairs, PSNs and keys."""
+    """Packets with the spoofed address of a peer, and guessed queue pairs, PSNs and keys."""
     rng = random.Random(2)
     address, to, _ = targets.bystanders[0]
     with spoofed(address, rng) as peer:
@@ -133,8 +133,8 @@ def guesses(targets, clock, sent):
 
 
 def known_numbers(targets, clock, sent):
-    """The same by somebody who has found out the queue pairs, but not where their PSNs are: acknowledgements, requests and
-    notifications from far behind and far ahead."""
+    """The same from an attacker that knows the queue pairs but not their PSNs: acknowledgements, requests and congestion
+    notifications with PSNs far behind and far ahead."""
     rng = random.Random(3)
     address, to, qpn = rng.choice(targets.bystanders)
     with spoofed(address, rng) as peer:
@@ -152,7 +152,7 @@ def describe(tid, rkey):
 
 
 def connection_datagram(rng):
-    """A datagram of the connection manager's class: its header is right, and the rest is noise, most of it zero."""
+    """A MAD of the connection manager's class: a valid header, then noise that is mostly zero."""
     attribute = rng.choice((0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1A))
     head = struct.pack(">BBBB4xQH2xI", 1, CM_CLASS, 2, 3, rng.randrange(1 << 64), attribute, 0)
     body = bytearray(256 - len(head))
@@ -162,7 +162,7 @@ def connection_datagram(rng):
 
 
 def management(targets, clock, sent):
-    """Questions, requests for connections and other datagrams to the management queue pairs, as fast as it goes."""
+    """Queries, connection requests and other datagrams to the management queue pairs, at full speed."""
     rng = random.Random(4)
     with peer_at(targets.attackers[8]) as peer:
         source, datagrams = peer.socket.getsockname(), []
@@ -182,7 +182,7 @@ def management(targets, clock, sent):
 
 
 def half_open(targets, clock, sent):
-    """Requests for connections from thousands of addresses, most of which never asked for any, and then not a word."""
+    """Connection requests from thousands of spoofed addresses, with no packet after them."""
     rng = random.Random(5)
     while True:
         clock.check()
@@ -198,7 +198,7 @@ def half_open(targets, clock, sent):
 
 
 def packets_between(sniffer, addresses, clock, count=2000):
-    """(source, destination, RoCE packet without ICRC) of what passes by."""
+    """(source, destination, RoCE packet without ICRC) of the captured packets."""
     captured = []
     while len(captured) < count:
         clock.check()
@@ -207,14 +207,14 @@ def packets_between(sniffer, addresses, clock, count=2000):
             continue
         source, destination = (socket.inet_ntoa(frame[at:at + 4]) for at in (12, 16))
         (port,) = struct.unpack_from("!H", frame, 22)
-        # Those that were sent many in one call come as one frame here: left out.
+        # A GSO batch is captured as one frame: left out.
         if {source, destination} <= addresses and port == roce.PORT and len(frame) <= 28 + 4096 + 64:
             captured.append((source, destination, frame[28:-4]))
     return captured
 
 
 def replay(targets, clock, sent):
-    """Packets of others' connections, once more, a moment later."""
+    """Replays captured packets of the bystanders' connections, three times each."""
     sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
     sniffer.bind(("lo", 0))
     addresses = {address for bystander in targets.bystanders for address in bystander[:2]}
@@ -234,7 +234,7 @@ def replay(targets, clock, sent):
 
 
 def talkers(targets, peer, qpns):
-    """Connections to the node, one after the other, as far as it lets us."""
+    """Connections to the node, one after the other; None when the node accepts no more."""
     while True:
         with contextlib.suppress(Silence):
             yield Talker(peer, targets.node, next(qpns), attempts=3, psn=random.randrange(1 << 24))
@@ -243,8 +243,7 @@ def talkers(targets, peer, qpns):
 
 
 def collect(targets, clock, sent):
-    """As many connections as can be had, of each as many queue pairs as it gives, and then as many questions as fit on the wire,
-    without ever acknowledging an answer."""
+    """Opens up to 150 connections and 256 queue pairs on each of 20, then sends FINDs at full speed and acknowledges no answer."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 2))
     with peer_at(targets.attackers[1]) as peer, sent(peer):
         while True:
@@ -268,7 +267,7 @@ def collect(targets, clock, sent):
 
 
 def deaf(targets, clock, sent):
-    """Asks for all of the region, over several connections, and answers whatever comes with "not ready"; or not at all."""
+    """READs all of the region over several connections; answers every packet with an RNR NAK, or not at all."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 4))
     with peer_at(targets.attackers[2]) as peer, sent(peer):
         while True:
@@ -294,7 +293,7 @@ def deaf(targets, clock, sent):
 
 
 def nonsense(targets, clock, sent):
-    """Requests that make no sense, or nearly make sense."""
+    """Corrupted requests, most of them close to valid ones."""
     rng, qpns = random.Random(7), itertools.cycle(range(0x1000, 0x8000, 2))
     kinds = (control.OPEN, control.MAGIC, control.READ, control.WRITE, control.COUNTS, control.FIND, control.PAIR, control.DONE)
     with peer_at(targets.attackers[3]) as peer, sent(peer):
@@ -316,7 +315,7 @@ def nonsense(targets, clock, sent):
 
 
 def everything(targets, clock, sent):
-    """One-sided READs of all of the region, as many as a connection takes, over many connections; then once more."""
+    """One-sided READs of all of the region, 64 per connection, over batches of four connections, again and again."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 2))
     with peer_at(targets.attackers[4]) as peer, sent(peer):
         while True:
@@ -338,7 +337,7 @@ def everything(targets, clock, sent):
 
 
 def unready(targets, clock, sent):
-    """Tells a program that has sent something to try again, at once, for ever; and acknowledges what was never sent."""
+    """Answers a program's WRITE with RNR NAKs for ever, and acknowledges PSNs that were never sent."""
     with peer_at(targets.attackers[5]) as peer, sent(peer):
         qpn, psn = targets.opened[targets.attackers[5]]
         source = peer.socket.getsockname()
@@ -350,7 +349,7 @@ def unready(targets, clock, sent):
 
 
 def unasked(targets, clock, sent):
-    """SENDs for which there is no receive, messages that never end, and notifications of congestion."""
+    """SENDs without a posted receive, messages that never end, and CNPs."""
     with peer_at(targets.attackers[6]) as peer, sent(peer):
         qpn, psn = targets.opened[targets.attackers[6]]
         source = peer.socket.getsockname()
@@ -363,8 +362,7 @@ ATTACKS = (noise, guesses, known_numbers, management, half_open, replay, collect
 
 
 def run(attack, targets, seconds, report, niceness=0):
-    """Runs an attack in this process, so much nicer to others than usual, and reports how many packets it sent, or why it could
-    not be."""
+    """Runs an attack in this process at this niceness. Reports how many packets it sent, or why it could not run."""
     total = 0
     os.nice(niceness)
 
@@ -383,5 +381,5 @@ def run(attack, targets, seconds, report, niceness=0):
     except PermissionError as error:
         report.put(f"not run: {error.strerror}")
     except OSError as error:
-        # Descriptors and ports are what an attacker may run out of first.
+        # An attacker may run out of descriptors and ports first.
         report.put(f"{total} packets, then {errno.errorcode.get(error.errno, error)}")

@@ -1,4 +1,4 @@
-"""Those who do nothing wrong, and must be able to go on doing it: whatever they begin ends, without an error and with the right data."""
+"""Well-behaved peers: each operation that they begin must complete without an error and with the right data."""
 
 import collections
 import multiprocessing
@@ -14,7 +14,7 @@ from harness import procs
 from harness.endpoint import RTS, SUCCESS, Endpoint
 
 MIB = 1 << 20
-PSN = 0x400000  # of the streams, so that an attacker's guesses can be on either side of it
+PSN = 0x400000  # the streams' initial PSN: an attacker's guesses can lie on either side of it
 STREAM_BYTES = 16 << 10
 SLOT_OF_CONTROL = 1
 
@@ -24,7 +24,7 @@ class Failure(Exception):
 
 
 class Stream:
-    """A verbs program that writes and reads back, each time at another place."""
+    """A verbs program that WRITEs and READs back, each time at another offset."""
 
     def __init__(self, name, end, remote, rkey, span):
         self.name, self.end, self.words = name, end, ("stream", "q", "m", remote, rkey, f"span={span}")
@@ -33,7 +33,7 @@ class Stream:
         self.end(*self.words)
 
     def stop(self):
-        """How often it did so."""
+        """Stops the stream; returns its count of rounds."""
         result = self.end("rest", "q")
         if (result["wrong"], result["status"], result["pending"]) != (0, SUCCESS, 0):
             raise Failure(f"{self.name}: {result}")
@@ -43,7 +43,7 @@ class Stream:
 
 
 def stream_between(name, client, program, program_name, span):
-    """One endpoint writes to another one's memory. Returns the stream and what an eavesdropper would see."""
+    """One endpoint writes to another one's memory. Returns the stream, and the addresses and queue pairs that a sniffer would see."""
     client.mr("m", "anon", 2 * STREAM_BYTES)
     region = program.mr(program_name, "anon", span)
     qpns = client.qp("q"), program.qp(program_name)
@@ -55,8 +55,8 @@ def stream_between(name, client, program, program_name, span):
 
 
 def stream_to_node(name, client, node_address, region_name, offset, span):
-    """A plain verbs program uses a region of a memory node. The node's own protocol is spoken on its behalf, from another slot of
-    its address."""
+    """A plain verbs program uses a region of a memory node. A `Talker` on another slot of its address speaks the node's protocol for
+    it."""
     client.mr("m", "anon", 2 * STREAM_BYTES)
     qpn = client.qp("q")
     peer = roce.Peer(client.address, SLOT_OF_CONTROL << 16)
@@ -71,7 +71,7 @@ def stream_to_node(name, client, node_address, region_name, offset, span):
 
 
 def give_signs_of_life(talker):
-    """Acknowledges what a node asks with whether its client is there. A NIC does so by itself."""
+    """Acknowledges the node's keepalive WRITEs, as the NIC of a client does."""
     while True:
         packet = talker.peer.receive(60)
         if packet is not None and packet.opcode == roce.WRITE_ONLY:
@@ -79,7 +79,7 @@ def give_signs_of_life(talker):
 
 
 class Worker:
-    """Work in a process of its own, done over and over. `once` raises what is wrong, and returns what is to be counted besides."""
+    """Work in a process of its own, done over and over. `once` raises an error, and returns a further event to count, or None."""
 
     def __init__(self, name):
         self.name, self.failed, self.counts = name, False, collections.Counter()
@@ -103,7 +103,7 @@ class Worker:
                     done += 1
                 pipe.recv()
                 pipe.send((done, counts))
-        except (Exception, EOFError) as error:  # whatever it is, the other side reports it
+        except (Exception, EOFError) as error:  # the parent process reports it
             pipe.send(error)
 
     def _expect(self, what=None, patience=30):
@@ -118,7 +118,7 @@ class Worker:
             self._pipe.send("start")
 
     def stop(self):
-        """How often it did its work. One that has failed does nothing any more."""
+        """Stops the work; returns its count of repetitions, 0 after a failure."""
         if self.failed:
             return 0
         self._pipe.send("stop")
@@ -132,8 +132,7 @@ class Worker:
 
 
 class Requester(Worker):
-    """A client of a memory node that writes and reads by RPC, and compares. What it loses on the way it asks for again, as a NIC
-    does."""
+    """A client of a memory node that writes and reads back by RPC, and compares. It repeats lost requests, as a NIC does."""
 
     RECORD_BYTES = 512
     RETRY_S, PATIENCE_S = 0.1, 20
@@ -152,7 +151,7 @@ class Requester(Worker):
         self.number = 0
 
     def ask(self, kind, body):
-        """A request, sent again until there is an answer to it. Returns the packet with the answer."""
+        """Sends a request until an answer to it arrives. Returns the packet with the answer."""
         self.number += 1
         data, talker = message(kind, body, ident=self.number), self.talker
         psn, deadline = talker.psn, time.monotonic() + self.PATIENCE_S
@@ -163,7 +162,7 @@ class Requester(Worker):
             except Silence:
                 if time.monotonic() > deadline:
                     raise Failure("no answer") from None
-                # The same packet once more: its PSN is the same.
+                # A retransmission keeps its PSN.
                 talker.psn = psn
                 talker.say(data)
                 continue
@@ -197,7 +196,7 @@ class Caller(Worker):
     """A program that connects by rdma_cm, exchanges messages whose content it checks, and leaves."""
 
     PINGS = 5
-    # When all is done rping closes its channel while another thread of it reads there, and at times fails because of that:
+    # At its end rping closes its channel while another of its threads reads from it, and at times fails because of that:
     # github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have.
     AFTER_THE_END = "rdma_get_cm_event: Bad file descriptor\n"
 

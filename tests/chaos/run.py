@@ -2,10 +2,10 @@
 
     python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
 
-Each attack of `attacks.py` has its turn; then all at once; then clients of the same host are stopped (`stops.py`). What must hold:
-the bystanders (`bystanders.py`) complete all that they begin, without an error and with the right data; nobody crashes or complains;
-memory, descriptors and threads stay bounded, and come back down. How fast the bystanders were, compared with before, is reported and
-nothing more: it depends on the machine.
+The attacks of `attacks.py` run one by one, then all at once; then clients of the same host are stopped (`stops.py`). The bystanders
+(`bystanders.py`) must complete all operations that they begin, without an error and with the right data. No process may crash or
+complain. Memory, descriptors and threads must stay bounded, and come back down. The bystanders' rate, compared with before, is only
+reported: it depends on the machine.
 """
 
 import contextlib
@@ -35,39 +35,39 @@ MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
 STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
 QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
-# An attacker looks at its clock between exchanges, each of which waits for answers: on a busy machine that takes long.
+# An attacker reads its clock between exchanges, each of which waits for answers: on a busy machine an exchange takes long.
 ATTACK_END_S = 90
-# What hostile peers may make a process use beyond what it needs anyway: less than the limits of SPECIFICATION.md add up to.
+# Bounds on the resources that attacks add to a process: less than the sum of the limits of SPECIFICATION.md.
 MEMORY_MIB_MAX, MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX = 192, 64, 16, 4
-# A listener's descriptors, four or five for each connection, are also those of connections whose end a busy machine delays: 20
-# connections come each second. At a time; those that are left are held to the bound of all.
+# The listener uses four or five descriptors for each connection, and 20 connections come each second. A busy machine delays their
+# end, so more are open at a time. Those left at the end are held to DESCRIPTORS_MAX.
 LISTENER_DESCRIPTORS_MAX = 60
-# Connections of clients that are gone stay where they are few (docs/decisions/0023).
+# A node keeps connections of vanished clients while these are few (docs/decisions/0023).
 QUEUE_PAIRS_LEFT_MAX = 300
 BACK_DOWN_S = 60
-# Where engines may not go first (without CAP_SYS_NICE) attackers stand back by as much (`engine/rank.rs`).
+# Without CAP_SYS_NICE engines cannot raise their priority; attackers then lower theirs by as much (`engine/rank.rs`).
 ATTACKERS_NICENESS = 10
 
 
 def addresses():
-    """Addresses of the loopback that no other run has at the same time."""
+    """Loopback addresses that no concurrent run uses."""
     pid = os.getpid()
     return (f"127.{48 + (pid >> 8) % 16}.{pid % 256}.{number}" for number in range(1, 255))
 
 
 class Victim:
-    """A process that is attacked, and what it uses."""
+    """An attacked process, and its resource use."""
 
     def __init__(self, name, process, descriptors_max=DESCRIPTORS_MAX):
         self.name, self.process, self.pid, self.descriptors_max = name, process, process.pid, descriptors_max
         self.remember()
 
     def remember(self):
-        """This is what it needs anyway."""
+        """Takes the present use as the baseline."""
         self.peak = self.before = self.use()
 
     def use(self):
-        """Memory of its own in MiB (not that of files), descriptors, threads."""
+        """Anonymous memory in MiB, descriptors, threads."""
         proc = pathlib.Path(f"/proc/{self.pid}")
         (anonymous,) = [line for line in (proc / "status").read_text().splitlines() if line.startswith("RssAnon:")]
         return int(anonymous.split()[1]) / 1024, len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))
@@ -76,14 +76,14 @@ class Victim:
         self.peak = tuple(max(pair) for pair in zip(self.peak, self.use()))
 
     def excess(self, use, limits):
-        """What of it is beyond the limits, in words."""
+        """One line for each figure beyond its limit."""
         kinds = ("MiB", "descriptors", "threads")
         return [f"{self.name}: {now:.0f} {kind}, {before:.0f} before" for now, before, limit, kind
                 in zip(use, self.before, limits, kinds) if now > before + limit]
 
 
 class Watch(threading.Thread):
-    """Looks at the victims all the time."""
+    """Samples the victims' use every 50 ms."""
 
     def __init__(self, victims):
         super().__init__(daemon=True)
@@ -91,19 +91,19 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self.over.wait(0.05):
-            # One that has ended has no memory.
+            # A process that has ended has no /proc entry.
             with contextlib.suppress(OSError, ValueError):
                 for victim in self.victims:
                     victim.look()
 
 
 class Scene:
-    """Everybody, and where they are."""
+    """The victims, the bystanders, and their addresses."""
 
     def __init__(self, stack, fresh, log_dir):
         self.log_dir, self.failures = log_dir, []
         self.fail = failing(self.failures)
-        # Attackers take no processors of those whom they attack. Here they do, and must not get more of them than the engines.
+        # Real attackers use no processors of their victims. Here they do, and must not get more of them than the engines.
         self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
@@ -139,14 +139,14 @@ class Scene:
         return end
 
     def stop(self, process):
-        """How it ends counts, too."""
+        """Stops the process; an unexpected end is a failure."""
         try:
             process.stop()
         except procs.UnexpectedEnd as end:
             self.fail(str(end))
 
     def open_to_attackers(self):
-        """The program talks to attackers, too: it has sent something to them, and waits for the answer."""
+        """Connects the program to two attackers, and posts a WRITE to each."""
         self.program.mr("bait", "anon", MIB)
         for number, address in enumerate(self.targets.attackers[5:7]):
             name = f"a{number}-{time.monotonic_ns() % 1000000}"
@@ -156,7 +156,7 @@ class Scene:
             self.targets.opened[address] = (qpn, bystanders.PSN)
 
     def work(self, seconds):
-        """Lets the bystanders work; returns how much each has done in a second."""
+        """Lets the bystanders work; returns the operations per second of each."""
         started = time.monotonic()
         for bystander in self.bystanders:
             bystander.start()
@@ -178,7 +178,7 @@ class Scene:
                 self.fail(line)
 
     def expect_newcomer(self):
-        """Somebody whom nobody knows yet connects to the node."""
+        """A new client can connect to the node."""
         peer = roce.Peer(self.targets.attackers[7])
         try:
             qpn, psn = random.randrange(2, 1 << 16), random.randrange(1 << 24)
@@ -190,7 +190,7 @@ class Scene:
 
 
 def may_go_first():
-    """Whether threads may put themselves before others here, as an engine does when packets pile up."""
+    """Whether threads may raise their priority here, as an engine does when packets pile up."""
     try:
         os.setpriority(os.PRIO_PROCESS, 0, -1)
     except PermissionError:
@@ -200,7 +200,7 @@ def may_go_first():
 
 
 def attack(scene, chosen, seconds):
-    """Runs attacks side by side while the bystanders work. Returns how fast those were, and what the attackers report."""
+    """Runs attacks side by side while the bystanders work. Returns the bystanders' rates and the attackers' reports."""
     context = multiprocessing.get_context("fork")
     reports = [context.Queue() for _ in chosen]
     if {attacks.unready, attacks.unasked} & set(chosen):
@@ -225,11 +225,11 @@ def attack(scene, chosen, seconds):
 
 
 def expect_back_down(scene, objects_before):
-    """What attackers have taken comes back once they are gone."""
+    """Resources taken by attackers are freed once the attackers are gone."""
     limits = (MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX)
     deadline = time.monotonic() + BACK_DOWN_S
     while True:
-        # Whoever works has the node look after its clients.
+        # Traffic of working clients makes the node check for vanished clients.
         scene.work(0.2)
         pairs = stat(scene.node.process.pid)["objects"]["queue_pairs"] - objects_before["queue_pairs"]
         left = [line for victim in scene.victims for line in victim.excess(victim.use(), limits)]
@@ -253,8 +253,8 @@ def main(only):
     for needed in (procs.terrace_binary(), PROGRAM):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run `make chaos`")
-    # What is attacked is the network's side: streams between neighbours would have nothing on the wire to be replayed. Programs that
-    # connect by address choose their way by themselves; their connections' datagrams are on the network anyway.
+    # The attacks are on the network side: same-host streams would put no packets on the wire to replay. Programs that connect by
+    # address choose their path by themselves; their connections' datagrams are on the network anyway.
     os.environ["TERRACE_PATH"] = "udp"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
@@ -272,7 +272,7 @@ def main(only):
 
 
 def failing(failures):
-    """What notes a failure and says it."""
+    """A function that records a failure and prints it."""
 
     def fail(why):
         print(f"FAILED: {why}", flush=True)
@@ -282,7 +282,7 @@ def failing(failures):
 
 
 def attack_in_turn(chosen, fresh, log_dir):
-    """Every attack of those chosen, and all at once. Returns what went wrong."""
+    """Runs the chosen attacks one by one, then all at once. Returns the failures."""
     with contextlib.ExitStack() as stack:
         scene = Scene(stack, fresh, log_dir)
         quiet = scene.work(QUIET_S)

@@ -1,7 +1,7 @@
 """Clients that are stopped (SIGSTOP, a debugger, a frozen control group) while they reach into the memory of a node of their host.
 
 A client of the same host reads and writes a node's memory itself (docs/decisions/0031). Stopped in the middle of an access, it may keep the
-page that it is at, and nothing else: other clients go on, and the node ends when it is asked to.
+page that it accesses, and nothing else: other clients go on, and the node ends on SIGTERM.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ import bystanders
 from harness import procs
 
 MIB = 1 << 20
-# All of the region fits into memory: what clients of the host reach by themselves is what is there.
+# All of the region fits into memory: same-host clients access only resident pages themselves.
 REGION, REGION_BYTES, DRAM_BYTES, PERIOD_MS = "table", 16 * MIB, 16 * MIB, 20
 CLIENTS, SPAN = 3, 4 * MIB
 ROUNDS, WATCHED_S = 6, 0.4
-# The node waits for clients that are in the middle of accesses for a second (`READERS_AT_CLOSE`), and writes its region back.
+# At its end the node waits up to a second for clients in the middle of an access (`READERS_AT_CLOSE`), and writes its region back.
 SHUTDOWN_S = 10
 
 
 class Stopped:
-    """The process does not run while this is open."""
+    """The process is stopped while this context is open."""
 
     def __init__(self, process):
         self.process = process
@@ -37,7 +37,7 @@ class Stopped:
 
 
 def rounds_of(streams, seconds):
-    """How often they went round meanwhile, together; raises when one was kept from it."""
+    """The rounds of all streams in this time; raises if one completed none."""
     for stream in streams:
         stream.start()
     time.sleep(seconds)
@@ -48,7 +48,7 @@ def rounds_of(streams, seconds):
 
 
 class Scene:
-    """A node, and clients that have its region in memory."""
+    """A node, and same-host clients of its region."""
 
     def __init__(self, stack, addresses, log_dir, name):
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))) / "table.bin"
@@ -66,10 +66,10 @@ class Scene:
             self.streams.append(stream)
 
     def stop_one(self, moment):
-        """Stops a client at this moment. Others work on, and the node ends when it is asked to. Returns the others' rounds with the
-        client at rest and with it stopped, and how long the node took to end."""
+        """Stops a client `moment` seconds after it starts. Returns the others' rounds with the client at rest and with it stopped, and
+        how many seconds the node took to end."""
         victim, *others = self.streams
-        # Once more than is watched: their units come into memory first.
+        # An unmeasured round first: it brings the units into memory.
         rounds_of(self.streams, WATCHED_S)
         at_rest = rounds_of(others, WATCHED_S)
         victim.start()
@@ -84,7 +84,7 @@ class Scene:
 
 
 def run(addresses, log_dir, fail, rounds=ROUNDS):
-    """The whole of it, with `fail` told what is wrong. Returns a line that says what was seen."""
+    """Runs all rounds; `fail` gets each failure. Returns a summary line."""
     rng = random.Random(5)
     seen = []
     for number in range(rounds):
