@@ -1,5 +1,5 @@
-"""A client of a memory node without manners: what goes over control queue pairs, byte by byte, as the documentation of
-`terrace_access::proto` has it. Nothing here shares code with what it is used against."""
+"""A client of a memory node that builds control messages byte by byte, valid or not, from the documentation of
+`terrace_access::proto`. It shares no code with the node."""
 
 import struct
 import time
@@ -16,7 +16,7 @@ MTU = 1024
 
 
 def message(kind, body=b"", ident=7, version=VERSION, status=0, length=None):
-    """A message, right or wrong."""
+    """A message, valid or not."""
     length = 16 + len(body) if length is None else length
     return struct.pack("<BBHIQ", version, kind, status, length, ident) + body
 
@@ -40,13 +40,13 @@ def magic(client_qpn, server_qpn, rkey, region_id, on=0):
 
 
 def connection_request(tid, qpn, psn, mtu=MTU):
-    """A management datagram that asks for a control queue pair."""
+    """A management datagram that requests a control queue pair."""
     head = struct.pack(">BBBB4xQH18x4s", 1, 0x3D, VERSION, GET, tid, CONNECTION, b"\0\x02\x54\x52")
     return (head + struct.pack("<IIHH", qpn, psn, mtu, 64)).ljust(256, b"\0")
 
 
 def accepted(datagram):
-    """What it is answered with: status, number and first PSN of the node's end."""
+    """The answer to a connection request: status, queue pair number and first PSN of the node's end."""
     qpn, psn, _, _, status = struct.unpack_from("<IIHHH", datagram, 40)
     return status, qpn, psn
 
@@ -58,7 +58,7 @@ def opened_message(content):
 
 
 def found(body):
-    """What is said of a region: key, first address, length and id."""
+    """The fields of a FOUND body: key, first address, length and id of the region."""
     rkey, _, _, va, length, _, region_id = struct.unpack_from("<IBI4xQQQQ", body)
     return rkey, va, length, region_id
 
@@ -71,7 +71,7 @@ class Talker:
     """One control queue pair to a node. Messages are short enough for one packet each."""
 
     def __init__(self, peer, server, qpn=0x0200, attempts=20, psn=0x1000):
-        """The peer's slot is in its number, and must be in the queue pair's."""
+        """The slot in `qpn` must be the slot in the peer's queue pair number."""
         self.peer, self.server, self.qpn = peer, server, qpn
         self.management_qpn = peer.qpn & 0xFF0000 | 1
         self.psn = self.first_psn = psn
@@ -92,7 +92,7 @@ class Talker:
         raise Silence
 
     def ask(self):
-        """Asks for a connection once."""
+        """Sends one connection request."""
         header = roce.bth(roce.UD_SEND_ONLY, 1, 0)
         datagram = connection_request(self.qpn, self.qpn, self.first_psn)
         self.peer.packet(self.server, header, roce.deth(QKEY_OF_MANAGEMENT, self.management_qpn), datagram)
@@ -105,7 +105,7 @@ class Talker:
         self.psn = self.psn + 1 & roce.PSN_MASK
 
     def listen(self, patience=2.0):
-        """The next packet that carries something for us; acknowledged if it was a SEND."""
+        """The next packet for this queue pair that is not an ACKNOWLEDGE; a SEND is acknowledged."""
         while (packet := self.peer.receive(patience)) is not None:
             if packet.qpn != self.qpn or packet.opcode == roce.ACKNOWLEDGE:
                 continue
@@ -125,7 +125,7 @@ class Talker:
         return opened_message(self.listen(patience).body)
 
     def request(self, kind, body, patience=2.0):
-        """Asks, and returns kind, status and body of the answer."""
+        """Sends a request, and returns kind, status and body of the answer."""
         self.say(message(kind, body))
         kind, status, ident, body = self.answer(patience)
         assert ident == 7, ident
@@ -138,7 +138,8 @@ class Talker:
         return found(body)
 
     def grant(self, rkey, region_id):
-        """Gets the right to use a region: a queue pair, and the word that it is ours."""
+        """Gets access to a region: requests a queue pair, and claims it with MAGIC. Returns the node's queue pair
+        number."""
         kind, _, body = self.request(PAIR, struct.pack("<IIH", self.qpn + 1, 0, MTU))
         assert kind == PAIRED, kind
         server_qpn, _, _ = struct.unpack_from("<IIH", body)

@@ -1,6 +1,6 @@
-"""A RoCEv2 peer without manners: any packet that a test can think of, from a plain UDP socket.
+"""A RoCEv2 peer that sends any packet, valid or not, from a plain UDP socket.
 
-Layouts are those of IBTA volume 1, chapter 9, and annex A17; nothing here shares code with what it is used against.
+Layouts are those of IBTA volume 1, chapter 9, and annex A17; nothing here shares code with Terrace.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def icrc(source, destination, packet, identification=0):
 
 
 def icrc_of(ip, udp, packet):
-    """The invariant CRC of a packet (BTH to pad) with these headers: what may change on the way counts as all ones."""
+    """The invariant CRC of a packet (BTH to pad) with these headers: variant fields count as all ones."""
     if ip[0] >> 4 == 4:
         ip = ip[:1] + b"\xff" + ip[2:8] + b"\xff" + ip[9:10] + b"\xff\xff" + ip[12:]
     else:
@@ -69,13 +69,13 @@ def icrc_of(ip, udp, packet):
 
 @dataclass
 class Received:
-    """A packet that came in, as far as tests look at it."""
+    """The fields of a received packet that tests use."""
 
     opcode: int
     qpn: int
     psn: int
     wants_ack: bool
-    body: bytes  # what follows the BTH, without the ICRC
+    body: bytes  # after the BTH, without the ICRC
 
     @property
     def syndrome(self):
@@ -83,7 +83,7 @@ class Received:
 
 
 class Peer:
-    """One address, one socket, and a queue pair number that is whatever the test says."""
+    """One address, one socket, and a queue pair number that the test chooses."""
 
     def __init__(self, address, qpn=0x0123):
         self.address, self.qpn = address, qpn
@@ -103,14 +103,15 @@ class Peer:
             self.sent += 1
 
     def packet(self, address, header, *parts, spoil=0):
-        """Sends a packet with its ICRC, which `spoil` makes wrong. The BTH's queue pair number decides about the port."""
+        """Sends a packet with its ICRC, which `spoil` corrupts. The slot in the BTH's queue pair number selects the
+        port."""
         body = header + b"".join(parts)
         to = (address, PORT + header[5])
         crc = icrc(self.socket.getsockname(), to, body)
         self.raw(body + bytes(byte ^ spoil for byte in crc), *to)
 
     def receive(self, patience=2.0):
-        """The next packet whose ICRC is right; none within the time gives None."""
+        """The next packet, whose ICRC must be right; None on timeout."""
         deadline = time.monotonic() + patience
         while (left := deadline - time.monotonic()) > 0:
             self.socket.settimeout(left)
@@ -119,7 +120,7 @@ class Peer:
             except (TimeoutError, socket.timeout):
                 return None
             packet = datagram[:-4]
-            # Packets that left in one system call are numbered from 0 on.
+            # The packets of one GSO batch have IP identifications from 0 on.
             if all(icrc(source, self.socket.getsockname(), packet, number) != datagram[-4:] for number in range(64)):
                 raise AssertionError("the packet's ICRC is wrong")
             opcode, _, _, qpn, psn = struct.unpack("!BBHII", packet[:12])
@@ -127,7 +128,7 @@ class Peer:
         return None
 
     def drain(self):
-        """Everything that has come in."""
+        """All packets that have arrived."""
         packets = []
         while (packet := self.receive(0.02)) is not None:
             packets.append(packet)

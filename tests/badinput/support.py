@@ -1,4 +1,4 @@
-"""What the tests of this directory share: the command under test, addresses of their own, and endpoints to talk to.
+"""Shared parts of the negative tests: the command under test, fresh addresses, and endpoints.
 
 `make test` runs them; after `make build badinput-programs`, `python3 -m unittest discover -s tests/badinput` does.
 """
@@ -21,21 +21,22 @@ from harness.endpoint import (  # noqa: E402, F401
 
 PROGRAMS = PROGRAM.parent
 
-# Exit status of a command that was called wrongly.
+# Exit status of a command with wrong usage.
 USAGE = 2
 
 _numbers = itertools.count()
 
 
 def fresh_address():
-    """An address of the loopback that no other test uses, nor another run at the same time: a host of its own."""
+    """A loopback address that no other test and no concurrent run uses: it stands for a host."""
     pid, number = os.getpid(), next(_numbers)
     assert number < 3 * 254
     return f"127.{64 * (number // 254 + 1) + (pid >> 8) % 64}.{pid % 256}.{number % 254 + 1}"
 
 
 def assert_refused(test, outcome, status, said):
-    """The command has ended with that status and printed nothing but a complaint with that in it: one line, but for usage."""
+    """The command ended with `status` and printed only an error that contains `said`: one line, unless it is a usage
+    error."""
     test.assertEqual(outcome.returncode, status, outcome.stderr)
     test.assertEqual(outcome.stdout, "")
     test.assertIn(said, outcome.stderr)
@@ -45,7 +46,7 @@ def assert_refused(test, outcome, status, said):
 
 
 class BadInput(unittest.TestCase):
-    """A test case whose endpoints end with it."""
+    """A test case that stops its endpoints at its end."""
 
     maxDiff = None
 
@@ -56,7 +57,7 @@ class BadInput(unittest.TestCase):
                 raise FileNotFoundError(f"{needed} is missing: run `make build badinput-programs` first")
 
     def start(self, address=None, *options, **keywords):
-        """An endpoint with its device open."""
+        """Starts an endpoint with its device open."""
         end = Endpoint(address or fresh_address(), *options, **keywords)
         self.addCleanup(end.stop)
         end("open")

@@ -1,7 +1,6 @@
-"""The command with mistakes in it: one clear line that says what to do, an exit status, and nothing left behind.
+"""Wrong command lines: one clear line that says what to do, an exit status, and no file left behind.
 
-`crates/cli/tests/run.rs` checks the same of the command alone; here it is the built one, with its library, and real
-programs behind it.
+`crates/cli/tests/run.rs` checks the command alone; this is the built one, with its library and real programs.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ class Command(BadInput):
                               stdin=subprocess.DEVNULL, env={**os.environ, **variables}, timeout=20)
 
     def refused(self, status, said, *arguments, **variables):
-        """The command fails so, says one line with that in it, and leaves no file."""
+        """The command fails with `status`, prints one line that contains `said`, and leaves no file."""
         before = set(self.directory.iterdir())
         outcome = self.terrace(*arguments, **variables)
         assert_refused(self, outcome, status, said)
@@ -98,7 +97,7 @@ class Command(BadInput):
         self.refused(USAGE, "'loud'", "run", "--log", "loud", "--", "true")
         self.refused(USAGE, "'extra'", "devices", "extra")
         self.refused(USAGE, "'x'", "stat", "x")
-        # A program's own options are none of ours.
+        # The command does not parse the program's own options.
         outcome = self.terrace("run", "--addr", self.address, "echo", "--frob", "--addr", "-x")
         self.assertEqual((outcome.returncode, outcome.stdout), (0, "--frob --addr -x\n"))
 
@@ -160,7 +159,7 @@ class Command(BadInput):
         self.assertEqual(left.complaints().count("\n"), 0, "one line, and no more")
 
     def test_packets_that_the_kernel_drops_are_logged(self):
-        """Once, at level info: the receive buffer of a process that does not run overflows."""
+        """The receive buffer of a stopped process overflows: one line at level info."""
         end = self.start(self.address, "--log", "info")
         os.kill(end.pid, signal.SIGSTOP)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flooder:
@@ -181,7 +180,7 @@ class Command(BadInput):
         self.refused(1, "process 4294967295 does not run with Terrace", "stat", "4294967295")
 
     def test_statistics_of_a_process_that_is_stopped(self):
-        """It is not waited for, also when it has been asked more often than the kernel notes for it."""
+        """`terrace stat` does not wait for it, also when its listen backlog is full."""
         end = self.start(self.address)
         os.kill(end.pid, signal.SIGSTOP)
         self.addCleanup(os.kill, end.pid, signal.SIGCONT)
@@ -195,7 +194,7 @@ class Command(BadInput):
     # ---- ports ----
 
     def occupy(self, ports):
-        """Takes UDP ports of our address, as another RoCEv2 stack would."""
+        """Binds UDP ports of our address, as another RoCEv2 stack would."""
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
         for port in ports:

@@ -1,4 +1,4 @@
-"""Connections by address: with a peer that does not do as Linux or Terrace do, but as the standard allows; by the loopback's
+"""Connections by address: with a peer that uses parts of the standard that Linux and Terrace do not; by the loopback
 address; with a peer that is killed."""
 
 import os
@@ -15,18 +15,18 @@ MANAGEMENT_QPN, MANAGEMENT_QKEY = 1, 0x80010000
 CLASS_HEADER = bytes([1, 7, 2, 3])
 REQ, REJ, SIDR_REQ = 0x10, 0x12, 0x17
 REDIRECT, CONSUMER_DEFINED = 24, 28
-# A slot that no process of Terrace has, so that its port is free for the test.
+# A slot that no Terrace process has, so that its port is free for the test.
 ELSEWHERE = 3
 
 
 class Manager(roce.Peer):
-    """Queue pair 1 of a host, at the port of a slot."""
+    """Queue pair 1 of a host, at the UDP port of a slot."""
 
     def __init__(self, address, slot=0):
         super().__init__(address, slot << 16 | MANAGEMENT_QPN)
 
     def next_mad(self):
-        """The next management datagram: the sender's queue pair, and the bytes. None if none comes."""
+        """The next management datagram: the sender's queue pair, and the bytes. None on timeout."""
         packet = self.receive(PATIENCE_S)
         if packet is None:
             return None
@@ -44,7 +44,7 @@ class Manager(roce.Peer):
         self.packet(address, header_bytes, (header + refusal).ljust(256, b"\0"))
 
 
-# Generous: a second where nothing else is at work.
+# On an idle machine it takes a second.
 MISSED_WITHIN_S = 5.0
 TALK = procs.ROOT / "build/interop/programs/cm_talk"
 
@@ -55,7 +55,7 @@ def attribute(mad):
 
 
 def class_port_info(qpn):
-    """Where to ask instead (13.4.8.1)."""
+    """A ClassPortInfo that redirects to this queue pair (IBTA volume 1, 13.4.8.1)."""
     return bytes([1, 2]) + bytes(28) + struct.pack("!HII", roce.PKEY, qpn, MANAGEMENT_QKEY) + bytes(32)
 
 
@@ -81,7 +81,7 @@ class Redirected(BadInput):
         self.first.refuse(self.asker, source, req, REDIRECT, class_port_info(self.second.qpn))
         source, again = self.second.next_mad()
         self.assertEqual(again, req)
-        # The one that was asked first has no say any more.
+        # A datagram of the queue pair that redirected is ignored.
         self.first.refuse(self.asker, source, req, CONSUMER_DEFINED)
         self.assertIsNone(self.client.wait(0.1))
         self.second.refuse(self.asker, source, req, CONSUMER_DEFINED)
@@ -100,7 +100,7 @@ class Redirected(BadInput):
 
 
 class Talking(BadInput):
-    """Two programs that connect and say what they hear (tests/interop/programs/cm_talk.c)."""
+    """Two programs that connect and print their events (tests/interop/programs/cm_talk.c)."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -122,7 +122,7 @@ class Talking(BadInput):
         return self.talk("client", own_address, "client", address, str(self.port), manner)
 
     def test_the_loopback_is_any_address(self):
-        """Of a device that has another address than 127.0.0.1; and 0.0.0.0 is, too."""
+        """127.0.0.1 and 0.0.0.0 reach a device that has another address."""
         own = fresh_address()
         server = self.serve(own, "127.0.0.1")
         client = self.ask(own, "127.0.0.1", "leave")
@@ -131,7 +131,7 @@ class Talking(BadInput):
             self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", program.outcome().text)
 
     def idle_and_killed(self, own, peer, killed):
-        """One end of an idle connection is killed. Returns the other one."""
+        """Kills one end of an idle connection. Returns the other end."""
         ends = {"server": self.serve(peer, peer), "client": self.ask(own, peer, "idle")}
         for program in ends.values():
             self.eventually(lambda: "RDMA_CM_EVENT_ESTABLISHED" in program.paths[0].read_text(), "it is established")
@@ -142,7 +142,8 @@ class Talking(BadInput):
         return ends.popitem()[1]
 
     def test_a_peer_that_is_killed_is_missed(self):
-        """On one host at once, by either end, at one address or two: nothing is sent by the connection itself."""
+        """On one host either end notices at once, at one address or two, although the connection itself sends
+        nothing."""
         for killed in ("server", "client"):
             for addresses in ((fresh_address(), fresh_address()), (fresh_address(),) * 2):
                 with self.subTest(killed=killed, addresses=addresses):
@@ -151,7 +152,7 @@ class Talking(BadInput):
                     self.assertIn("RDMA_CM_EVENT_DISCONNECTED status 0", survivor.outcome().text)
 
     def test_a_peer_that_is_killed_is_missed_over_the_network(self):
-        """Nothing but UDP, as between hosts: the host refuses what asks for the peer, every 20 s at the latest."""
+        """Over UDP only, as between hosts: a probe, sent every 20 s at the latest, is refused by the peer's host."""
         self.options = ("--path", "udp")
         survivor = self.idle_and_killed(fresh_address(), fresh_address(), "server")
         status = survivor.wait(20.0 + MISSED_WITHIN_S)

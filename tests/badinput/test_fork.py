@@ -1,6 +1,6 @@
 """Fork, signals and the dynamic linker's lock against the interposed functions of the C library: no child and no handler hangs.
 
-The program, fork_load.c, reports a child that hangs with its stack. `make fork` runs its 2,000 forks, this a part of them.
+The program, fork_load.c, prints the stack of a child that hangs. `make fork` runs its 2,000 forks, this test fewer.
 """
 
 import os

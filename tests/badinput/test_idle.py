@@ -1,4 +1,4 @@
-"""Processes that have nothing to do use no processor, whatever they did before."""
+"""Idle processes use no processor time, after every kind of work."""
 
 import pathlib
 import tempfile
@@ -9,19 +9,19 @@ from support import SUCCESS, BadInput, connect
 
 SECONDS = 5.0
 SETTLE_S = 0.5
-# Of 5 s. What is left over: the engine looks once more, and the clock that counts has its own noise.
+# Of 5 s. The engine may poll once more, and the clock has noise.
 CPU_S_MAX = 0.01
 
 
 def cpu_seconds(pid):
-    """What all threads of a process have used of processors, to the nanosecond."""
+    """Processor time of all threads of a process, to the nanosecond."""
     tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 class Idle(BadInput):
     def busy_pair(self):
-        """Two processes that have streamed to each other a moment ago. They polled all the while, as benchmarks do."""
+        """Two processes that have just streamed to each other and polled all the time, as benchmarks do."""
         left, right, _, region = self.pair()
         left.mr("s", "anon", 2 << 14)
         left("stream", "q", "s", region["addr"], region["rkey"])
@@ -30,7 +30,7 @@ class Idle(BadInput):
         return left, right
 
     def test_nothing_to_do_costs_nothing(self):
-        """All of them at once, so that the test takes five seconds and not a minute."""
+        """All cases at once, so that the test takes five seconds and not a minute."""
         idle = {"with an open device": self.start()}
         idle["after it polled"], idle["after it was read and written"] = self.busy_pair()
         idle["with an armed queue"], idle["at the other end of it"] = self.pair()[:2]

@@ -1,5 +1,5 @@
-"""A peer that lies. It may break its own connection, and nothing else: memory that it has no right to stays as it is,
-another connection keeps its data and goes on, and `terrace stat` shows what was dropped."""
+"""A peer that lies. It may break its own connection, and nothing else: memory that it may not access stays unchanged,
+another connection goes on with the right data, and `terrace stat` counts the dropped packets."""
 
 import os
 import random
@@ -18,8 +18,8 @@ RANDOM = random.Random(8)
 
 
 class Liar(BadInput):
-    """A victim with a connection to a liar and, unless a test does without, one to an honest peer, which streams all the
-    time."""
+    """A victim with a connection to a liar and, unless `honest_peer` is false, one to an honest peer that streams all
+    the time."""
 
     honest_peer = True
 
@@ -40,7 +40,7 @@ class Liar(BadInput):
             self.honest("stream", "h", "s", shared["addr"], shared["rkey"])
 
     def tearDown(self):
-        """Whatever the liar did: the victim lives, its memory is as it was, the honest peer was not disturbed."""
+        """The victim still runs, its memory is unchanged, and the honest peer was not disturbed."""
         for name in ("m", "secret"):
             self.assertEqual(self.victim("check", name, 0, SIZE, 1)["differ"], 0, f"{name} has changed")
         if self.honest_peer:
@@ -58,7 +58,7 @@ class Liar(BadInput):
         self.victim("connect", "q", self.peer.address, self.peer.qpn, *options)
 
     def say(self, opcode, *parts, psn=PSN, peer=None, spoil=0, **fields):
-        """One packet to the victim's queue pair, acknowledgement requested."""
+        """Sends one packet to the victim's queue pair, acknowledgement requested."""
         header = roce.bth(opcode, fields.pop("qpn", self.qpn), psn, ack=fields.pop("ack", True), **fields)
         (peer or self.peer).packet(self.victim.address, header, *parts, spoil=spoil)
 
@@ -71,7 +71,7 @@ class Liar(BadInput):
         self.assertIsNone(self.peer.receive(0.1))
 
     def expect_usable(self, psn=PSN):
-        """The connection still does what it is for."""
+        """The connection still answers a READ."""
         self.say(roce.READ_REQUEST, roce.reth(self.region["addr"], self.region["rkey"], 16), psn=psn)
         answer = self.peer.receive()
         self.assertEqual((answer.opcode, answer.psn, len(answer.body)), (roce.RESPONSE_ONLY, psn & roce.PSN_MASK, 4 + 16))
@@ -106,7 +106,7 @@ class Requests(Liar):
         self.assertGreater(self.victim.counts("q")["duplicates"], 0)
 
     def test_forged_keys(self):
-        """Near the real key, far from it, that of a region without remote access, and that of another queue pair's domain."""
+        """Keys near the real one and far from it, random keys, and the key of a region without remote write access."""
         secret = self.victim("mr", "readable", "anon", 4096, REMOTE_READ)
         keys = [self.region["rkey"] ^ 1 << bit for bit in range(32)] + [0, 0xFFFFFFFF, secret["rkey"]]
         keys += [RANDOM.getrandbits(32) for _ in range(8)]
@@ -136,7 +136,7 @@ class Requests(Liar):
             self.connect_liar()
 
     def test_lengths_that_do_not_match(self):
-        """The header says one thing, the payload another. Nothing is written where the header's own length forbids it."""
+        """The RETH's length and the payload's differ. Nothing is written outside the range of the RETH."""
         cases = [(roce.WRITE_ONLY, 16, 8), (roce.WRITE_ONLY, 8, 16), (roce.WRITE_ONLY, 0, 8), (roce.WRITE_ONLY, 2048, 2048),
                  (roce.WRITE_FIRST, 4096, 8), (roce.WRITE_FIRST, 8, 8), (roce.WRITE_FIRST, 4096, 2048)]
         self.victim("fill", "m", 0, SIZE, 1)
@@ -145,12 +145,12 @@ class Requests(Liar):
             answer = self.peer.receive()
             self.assertEqual((opcode, hex(answer.syndrome)), (opcode, hex(roce.NAK_REQUEST)))
             self.connect_liar()
-        # A write that goes on for longer than it said.
+        # A WRITE with more packets than its RETH announced.
         self.say(roce.WRITE_FIRST, self.write(2 * MTU), b"x" * MTU)
         self.say(roce.WRITE_MIDDLE, b"x" * MTU, psn=PSN + 1)
         self.say(roce.WRITE_LAST, b"x" * MTU, psn=PSN + 2)
         self.assertIn(roce.NAK_REQUEST, [packet.syndrome for packet in self.peer.drain()])
-        # Only the range that it had named may have changed.
+        # Only the range of its RETH may have changed.
         self.assertEqual(self.victim("check", "m", 2 * MTU, SIZE - 2 * MTU, 1)["differ"], 0)
         self.victim("fill", "m", 0, SIZE, 1)
         self.connect_liar()
@@ -170,8 +170,8 @@ class Requests(Liar):
             self.connect_liar()
 
     def test_more_reads_than_were_agreed(self):
-        """200 READs that have arrived when the victim looks. It takes them in bursts; of one burst at most the 16 that were
-        agreed are owed at a time, and one more breaks the connection."""
+        """200 READs arrive while the victim is stopped. It receives them in bursts; at most the 16 that were agreed may
+        be pending at a time, and one more breaks the connection."""
         os.kill(self.victim.pid, signal.SIGSTOP)
         for number in range(200):
             self.say(roce.READ_REQUEST, self.write(SIZE), psn=PSN + number * (SIZE // MTU))
@@ -190,7 +190,7 @@ class Requests(Liar):
 
 
 class Strangers(Liar):
-    """Packets that are not the peer's at all."""
+    """Packets from other peers, or for other queue pairs."""
 
     def test_foreign_source_address(self):
         stranger = roce.Peer(fresh_address())
@@ -216,11 +216,11 @@ class Strangers(Liar):
 
     def test_unknown_queue_pairs(self):
         before = self.dropped()["unknown_qp"]
-        # 1 is there: the management queue pair.
+        # Queue pair 1 exists: the management queue pair.
         numbers = [0, 2, 3, self.qpn ^ 0x100, self.qpn ^ 1 << 15]
         for qpn in numbers:
             self.say(roce.SEND_ONLY, b"x" * 8, qpn=qpn)
-        # A number that belongs to another slot, at this slot's port: it may be somebody else's, so it is passed on.
+        # A number of another slot at this slot's port: it may belong to another process, so it is forwarded.
         body = roce.bth(roce.SEND_ONLY, self.qpn ^ 1 << 16, PSN) + b"x" * 8
         to = (self.victim.address, roce.PORT + (self.qpn >> 16))
         self.peer.raw(body + roce.icrc(self.peer.socket.getsockname(), to, body), *to)
@@ -251,7 +251,7 @@ class Strangers(Liar):
 
 
 class Noise(Liar):
-    """Bytes that are no packets."""
+    """Malformed packets."""
 
     def test_wrong_icrc(self):
         before = self.port()["bad_icrc"]
@@ -278,7 +278,7 @@ class Noise(Liar):
         self.expect_usable()
 
     def test_truncated_headers(self):
-        """Every opcode, cut after each byte; with an ICRC that is right, and without."""
+        """Several opcodes, cut after each byte; with a right ICRC, and without."""
         whole = self.write() + bytes(32)
         to = (self.victim.address, roce.PORT + (self.qpn >> 16))
         needed = {roce.WRITE_ONLY: 28, roce.READ_REQUEST: 28, roce.FETCH_ADD: 40, roce.ACKNOWLEDGE: 16, roce.RESPONSE_ONLY: 16,
@@ -306,12 +306,12 @@ class Noise(Liar):
         to = (self.victim.address, roce.PORT + (self.qpn >> 16))
         for number in range(20_000):
             self.peer.raw(RANDOM.randbytes(RANDOM.randrange(1, 200)), *to)
-        # The same with right checksums and numbers, so that they get further.
+        # Right ICRCs and queue pair numbers pass more of the checks.
         for number in range(5_000):
             header = bytearray(roce.bth(RANDOM.randrange(256), self.qpn, PSN + RANDOM.randrange(-20, 20)))
             header[1] = RANDOM.randrange(256) & 0xF0
             self.peer.packet(self.victim.address, bytes(header), RANDOM.randbytes(4 * RANDOM.randrange(0, 60)))
-        # The victim may be at it for a while yet.
+        # The victim may still be receiving them.
         while self.peer.receive(0.3) is not None:
             pass
         self.connect_liar()
@@ -328,7 +328,7 @@ class Noise(Liar):
 
 
 class Answers(Liar):
-    """The victim asks, and the liar's answers make no sense."""
+    """The victim sends requests, and the liar's answers make no sense."""
 
     def ask(self, operation="write", size=64, **attributes):
         self.connect_liar(**attributes)
@@ -360,7 +360,8 @@ class Answers(Liar):
         self.assertEqual(self.victim.poll("q"), [(5, SUCCESS)])
 
     def test_reserved_syndromes(self):
-        """They may end the request in error or be ignored; either way it ends by the time its retries are used up."""
+        """They may end the request in error or be ignored. The request ends when its retries are used up at the
+        latest."""
         for syndrome in (*range(0x65, 0x80), 0x40, 0x5F, 0x80, 0xFF):
             self.ask(timeout=8, retry=0)
             self.say(roce.ACKNOWLEDGE, roce.aeth(syndrome))
@@ -376,7 +377,7 @@ class Answers(Liar):
         self.assertEqual(self.victim.poll("q"), [(5, RNR_RETRY_EXC_ERR)])
 
     def test_sequence_naks_for_ever(self):
-        """A peer that wants everything again and again gets it as often as the retry count allows."""
+        """Sequence NAKs cause retransmissions up to the retry count."""
         self.ask(retry=3, timeout=10)
         for _ in range(20):
             self.say(roce.ACKNOWLEDGE, roce.aeth(roce.NAK_SEQUENCE))
@@ -427,7 +428,7 @@ class Answers(Liar):
 
 class Throughput(Liar):
     def test_the_honest_connection_keeps_going_under_a_flood(self):
-        """The flood takes its share of two processors; what is left must not be nothing."""
+        """The flood takes its share of two processors; the connection must keep a twentieth of its rate."""
         time.sleep(0.5)
         undisturbed = self.honest("rest", "h")["rounds"] / 0.5
         shared = self.victim.mr("again", "anon", 2 << 14)

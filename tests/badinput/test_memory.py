@@ -18,14 +18,14 @@ HAS_LOCAL_PATH = os.environ.get("TERRACE_PATH", "auto") != "udp"
 
 
 class VanishingMemory(BadInput):
-    """The peer is told; the process lives; another queue pair of it goes on working."""
+    """The requester gets an error; the process lives, and its other queue pair goes on working."""
 
     def setUp(self):
         self.client, self.server, self.local, self.witness = self.pair()
         connect(self.client, "witness", self.server, "witness")
 
     def expect(self, operation, region, offset, size, status, remote_state=ERR):
-        """One operation on a region of the server, which ends so. The queue pair is made anew for the next."""
+        """One operation on a region of the server ends with `status`. After an error the queue pair is replaced."""
         remote, rkey = region["addr"] + offset, region["rkey"]
         self.client("post", "q", operation, 1, "m", 0, size, remote, rkey)
         self.assertEqual(self.client.status("q"), status)
@@ -90,7 +90,7 @@ class VanishingMemory(BadInput):
         self.expect("write", region, PAGE, 8, SUCCESS)
 
     def test_our_own_buffer(self):
-        """What a program sends from, or reads into, and then takes away: its own mistake, and its own error."""
+        """The requester unmaps the local buffer of its own request: the request ends with a local protection error."""
         self.client.mr("gone", "anon", 4 * PAGE)
         self.client("unmap", "gone", PAGE, PAGE)
         for operation in ("write", "read"):
@@ -113,7 +113,8 @@ class VanishingMemory(BadInput):
         self.expect_witness()
 
     def test_in_the_middle_of_traffic(self):
-        """Pages come and go while another queue pair streams at full speed; its data stays right."""
+        """Pages become inaccessible and accessible again while another queue pair streams at full speed; its data stays
+        right."""
         region = self.server.mr("r", "anon", 16 * PAGE)
         self.client.mr("s", "anon", 2 << 14)
         self.client("stream", "witness", "s", self.witness["addr"], self.witness["rkey"])
@@ -132,7 +133,7 @@ class VanishingMemory(BadInput):
 
 
 class KindsOfMemory(BadInput):
-    """Written and read back over RDMA, whatever is behind the addresses."""
+    """Memory of each kind is written and read back over RDMA."""
 
     def there_and_back(self, kind, size=64 * PAGE, *path):
         client, server, *_ = self.pair()
@@ -160,11 +161,11 @@ class KindsOfMemory(BadInput):
             yield
 
     def mappings(self, client):
-        """How many the client's NIC has of the server's memory."""
+        """How many mappings of the server's memory the client's NIC has."""
         return pathlib.Path(f"/proc/{client.pid}/maps").read_text().count("memfd:endpoint")
 
     def expect_mapped(self, client, region, count):
-        """The client's NIC soon reaches into the region, and has so many mappings then."""
+        """The client's NIC soon maps the region, and then has `count` mappings."""
         def is_there():
             client("post", "q", "read", 3, "m", 0, 64, region["addr"], region["rkey"])
             self.assertEqual(client.status("q"), SUCCESS)
@@ -172,7 +173,7 @@ class KindsOfMemory(BadInput):
         self.eventually(is_there, f"{count} mappings")
 
     def expect_no_packets(self, client, server, region, size, name, seed):
-        """What is written and read is right, and none of it goes by packets."""
+        """WRITE, READ and fetch-and-add succeed, the data is right, and no packet is sent."""
         before = client.counts("q")["tx_packets"]
         self.write_and_read(client, server, region, size, name, seed)
         client("post", "q", "add", 4, "m", 0, 8, region["addr"], region["rkey"], "add=1")
@@ -193,7 +194,8 @@ class KindsOfMemory(BadInput):
             self.there_and_back("huge", HUGE_PAGE)
 
     def test_shared_huge_pages(self):
-        """As a whole, and a part that begins and ends within such pages. They are free when the server has given them up."""
+        """A region of whole huge pages, and one that begins and ends within them. The client unmaps them once they are
+        deregistered."""
         with self.set_aside(2):
             client, server, region = self.there_and_back("hugefd", 2 * HUGE_PAGE)
             if not HAS_LOCAL_PATH:
@@ -212,7 +214,7 @@ class KindsOfMemory(BadInput):
             self.eventually(lambda: self.mappings(client) == 0, "the part is given up")
 
     def test_shared_memory_of_one_who_died(self):
-        """Nobody keeps it, however long they have nothing to say."""
+        """The client unmaps a dead peer's memory, without further traffic."""
         client, server, region = self.there_and_back("memfd")
         if HAS_LOCAL_PATH:
             self.expect_mapped(client, region, 1)
@@ -226,7 +228,7 @@ class KindsOfMemory(BadInput):
             self.assertGreater(len(set(path.read_bytes())), 200, "the file has what was written to the region")
 
     def test_sparse_64_gib(self):
-        """Registered at once, usable at both ends, and nothing of it touched but what was asked for."""
+        """Registered within half a second, usable at both ends; only accessed pages become resident."""
         size = 64 << 30
         client, server, *_ = self.pair()
         started = time.monotonic()
@@ -253,7 +255,8 @@ class Fork(BadInput):
         self.assertEqual(end("check", "m", 0, 65536, 3)["differ"], 0)
 
     def test_a_child_changes_its_own_copy(self):
-        """As a program that calls system() does, or one with a helper process; on both sides of the connection."""
+        """A fork on either side, as by system() or for a helper process: the child's writes do not reach the parent's
+        memory."""
         self.write_and_check(self.server)
         for how in ("_exit", "exit", "exec"):
             for end in (self.server, self.client):
@@ -265,8 +268,8 @@ class Fork(BadInput):
                 self.write_and_check(self.server)
 
     def test_a_child_that_exits_takes_nothing_of_its_parents(self):
-        """Messages that arrive while a child ends are the parent's. The parent is stopped, so that nobody else is there
-        to take them from the socket that the two share."""
+        """The parent receives the messages that arrive while a child ends. The parent is stopped meanwhile, so only the
+        child could take them from the shared socket."""
         for number in range(10):
             self.server("recv", "q", number, "m", 64 * number, 64)
         child = self.server("fork", "exit")["pid"]

@@ -1,5 +1,5 @@
-"""Regions larger than memory, in programs that know nothing of them: what they register by mistake, take away meanwhile or
-share; and budgets that cannot be."""
+"""Regions larger than memory in unmodified programs: registrations that cannot be extended by a file, mappings that
+change or are shared, and impossible budgets."""
 
 import contextlib
 import fcntl
@@ -47,7 +47,7 @@ class Paged(BadInput):
         return {region["addr"]: region["len"] for region in memory["regions"]}
 
     def expect(self, operation, region, offset, size, status=SUCCESS, local=0):
-        """One operation on a region of the server, which ends so. The queue pair is made anew after an error."""
+        """One operation on a region of the server ends with `status`. After an error the queue pair is replaced."""
         self.client("post", "q", operation, 1, "m", local, size, region["addr"] + offset, region["rkey"])
         self.assertEqual(self.client.status("q"), status, f"{operation} of {size} at {offset}")
         if status != SUCCESS:
@@ -64,7 +64,7 @@ class Paged(BadInput):
         self.expect("write", region, offset, size)
 
     def expect_content(self, region, offset, size, seed):
-        """A READ brings what only this seed gives."""
+        """A READ returns the bytes of this seed."""
         self.client("fill", "m", 0, size, seed + 1)
         self.expect("read", region, offset, size)
         self.assertEqual(self.client("check", "m", 0, size, seed)["differ"], 0)
@@ -141,7 +141,7 @@ class ChangingMappings(Paged):
         self.assertEqual(self.served(), {region["addr"]: BYTES})
 
     def test_in_the_middle_of_traffic(self):
-        """The mapping changes under READs and WRITEs of all of it, which go on and stay right."""
+        """The mapping changes under READs and WRITEs of all of it, which go on with the right data."""
         region = self.extended()
         for number in range(5):
             self.client.mr(f"s{number}", "anon", 2 << 14)
@@ -202,7 +202,7 @@ class Sharing(Paged):
         with contextlib.suppress(OSError):
             self.server.mr("huge", "huge", 2 * MIB, ALL | ON_DEMAND)
         self.assertEqual(self.served(), {})
-        # Nobody would want to be told about these.
+        # These registrations are no mistake, so the library does not log them.
         self.assertEqual(self.server.complaints(), "nothing on standard error")
 
     def test_the_mappings_of_a_child_are_its_own(self):
@@ -326,7 +326,7 @@ class Budgets(BadInput):
         self.refused("control group", "--dram", "128M", wrapper=group.argv([]))
 
     def test_the_library_says_the_same(self):
-        """For programs that are started without `terrace run`."""
+        """Programs started without `terrace run` get the same errors."""
         library = TERRACE.parents[1] / "lib/terrace/libibverbs.so.1"
         for value, said in (("x", "such as 512M"), ("100T", "of memory that this machine has")):
             variables = {**os.environ, "LD_PRELOAD": str(library), "TERRACE_ADDR": fresh_address(), "TERRACE_DRAM": value}
@@ -336,7 +336,7 @@ class Budgets(BadInput):
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("unshare"), "needs root and unshare")
     def test_without_proc(self):
-        """What cannot be found out is not done: the region is an ordinary one, and works."""
+        """Without /proc the region stays an ordinary one, and works."""
         hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$0"']
         with tempfile.TemporaryDirectory() as directory:
             client = self.start()

@@ -1,4 +1,5 @@
-"""Packets at an address's standard port that are for another process there: passed on as they came, and nothing else is."""
+"""Forwarding: packets at an address's port 4791 for another process of that address are passed on unchanged, and
+nothing else is."""
 
 import contextlib
 import ipaddress
@@ -19,7 +20,7 @@ ANOTHER_USER = 65534
 
 @contextlib.contextmanager
 def as_another_user():
-    """What is opened meanwhile is another user's."""
+    """Sockets opened in this context belong to another user."""
     os.seteuid(ANOTHER_USER)
     try:
         yield
@@ -28,7 +29,7 @@ def as_another_user():
 
 
 def wrapped(packet, source):
-    """A packet as one process passes it on to another (crates/nic/src/passing.rs)."""
+    """A packet as one process forwards it to another (crates/nic/src/forwarding.rs)."""
     address = ipaddress.IPv6Address("::ffff:" + source[0]).packed
     return struct.pack("!BBH", A_PACKET, 0, source[1]) + address + packet
 
@@ -75,7 +76,7 @@ class PassedOn(WithHome):
         self.assertEqual(self.front.stat()["dropped"]["unknown_qp"], 0)
 
     def test_a_stream_arrives(self):
-        """Many at once, in their order, the largest that there are."""
+        """A burst of packets of the largest MTU arrives in order."""
         count, mtu = 15, 4096
         self.home("destroy", "q")
         self.qpn = self.home.qp("q")
@@ -92,7 +93,7 @@ class PassedOn(WithHome):
             self.assertEqual(bytes.fromhex(data), bytes([index]) * mtu)
 
     def test_what_others_say_was_passed_on_is_not_believed(self):
-        """Another host, another port of the own one, another key, to the wrong slot, or twice."""
+        """Wrapped packets over UDP: from another host or port, for the wrong slot, or wrapped twice."""
         local = roce.Peer(self.front.address, 5 << 16)
         self.addCleanup(local.close)
         request = self.request(16)
@@ -103,14 +104,15 @@ class PassedOn(WithHome):
         self.send(self.wrap(request, slot=0))
         self.send(self.wrap(self.wrap(request)), port=home_port)
         self.assertIsNone(self.peer.receive(0.2))
-        # Through the front as one that was passed on already.
+        # The process at the standard port forwards it: it then claims to be a forwarded packet that was forwarded
+        # again.
         self.send(self.wrap(self.wrap(request)))
         self.assertIsNone(self.peer.receive(0.2))
         self.send(request)
         self.assertEqual(self.peer.receive().psn, PSN)
 
     def passing_socket(self):
-        """A connection to where the second process takes what is passed on to it."""
+        """A connection to the socket on which the second process takes forwarded packets."""
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.addCleanup(end.close)
         end.connect(f"\0terrace/passing/{self.home.address}:{roce.PORT + 1}")
@@ -158,7 +160,7 @@ class PassedOn(WithHome):
 
 
 class AnotherUserInFront(WithHome):
-    """The standard port is another user's. A packet that he says was passed on is one of his own."""
+    """Another user holds the standard port. Packets that it claims to forward are not believed."""
 
     def setUp(self):
         if os.geteuid() != 0:

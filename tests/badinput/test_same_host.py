@@ -22,7 +22,8 @@ class Ways(BadInput):
     """Processes of one user in one network name space reach each other without packets; others by packets only."""
 
     def read_both_ways(self, left, right):
-        """READs of each end from the other, one after the other, as they need to find another way than packets."""
+        """READs of each end from the other, one after the other: the first may go by packets until the same-host peer
+        is found."""
         regions = [end.mr("m", "anon", SIZE) for end in (left, right)]
         connect(left, "q", right, "q")
         for number in range(ROUNDS):
@@ -33,7 +34,7 @@ class Ways(BadInput):
 
     @staticmethod
     def way(snapshot):
-        """Peers that are reached without packets, and how many READs needed packets."""
+        """The number of same-host peers, and the queue pair's count of sent packets."""
         (pair,) = snapshot["queue_pairs"]
         return snapshot["same_host"]["peers"], pair["counts"]["tx_packets"]
 
@@ -47,7 +48,7 @@ class Ways(BadInput):
 
     @unittest.skipUnless(IS_ROOT and shutil.which("setpriv"), "needs root and setpriv")
     def test_of_two_users(self):
-        # Where anybody may read them.
+        # A copy that any user may read.
         directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
         directory.chmod(0o755)
         for part in ("bin", "lib"):
@@ -77,14 +78,14 @@ class Ways(BadInput):
             ends.append(self.start(address, wrapper=wrapper))
         self.read_both_ways(*ends)
         for end, wrapper in zip(ends, inside):
-            # The status socket is in the name space, too.
+            # The status socket is in the name space, so `terrace stat` must run there.
             shown = subprocess.run([*wrapper, TERRACE, "stat", str(end.pid), "--json"], capture_output=True, text=True, check=True)
             peers, packets = self.way(json.loads(shown.stdout)[0])
             self.assertEqual(peers, 0)
             self.assertGreaterEqual(packets, ROUNDS)
 
     def name_space(self):
-        """The start of a command in a network name space that ends with the test."""
+        """The argv prefix that runs a command in a new network name space, which ends with the test."""
         holder = subprocess.Popen(["unshare", "--net", "sleep", "600"])
         self.addCleanup(holder.wait)
         self.addCleanup(holder.kill)

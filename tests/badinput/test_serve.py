@@ -1,5 +1,5 @@
-"""`terrace serve`: what cannot be served, with one line that says what to do; and clients that lie to a node or leave it in the
-middle of a request, which harm nobody but themselves. `crates/cli/tests/trouble.rs` has disks that fail, fill up and shrink."""
+"""`terrace serve`: a refusal is one line that says what to do. Clients that lie to a node, or vanish in the middle of a
+request, harm only themselves. `crates/cli/tests/trouble.rs` has disks that fail, fill up and shrink."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ class Serving(unittest.TestCase):
         return process, argv[argv.index("--listen") + 1]
 
     def end(self, process):
-        """It lives until it is told to end, and has had nothing to complain of."""
+        """The node runs until SIGTERM, ends with status 0, and has printed no error."""
         self.assertIsNone(process.poll(), "the node has ended")
         process.terminate()
         _, complaints = process.communicate(timeout=20)
@@ -78,7 +78,7 @@ class Refusals(Serving):
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv")
     def test_files_that_may_not_be_written(self):
-        """Root may write anything: so it is somebody else."""
+        """Root may write any file, so the command runs as another user."""
         self.command = shutil.copy(TERRACE, self.directory / "terrace")
         path = self.path("readonly", MIB)
         path.chmod(0o444)
@@ -140,12 +140,13 @@ class Refusals(Serving):
 
 
 class Lies(Serving):
-    """A node, a witness that asks it after every lie, and liars."""
+    """A node, lying clients, and an honest client that sends a request after each lie."""
 
     def setUp(self):
         super().setUp()
         self.process, self.address = self.node("--region", f"r={self.path('r', 8 * MIB)}", "--dram", "2M")
-        # Each talker has a number, and the next one for the queue pair that it may ask for.
+        # A talker uses two queue pair numbers: its control queue pair, and the next one for the queue pair that it may
+        # request.
         self.qpns = iter(range(0x0400, 0x8000, 2))
         self.witness = self.talker()
         self.region = self.witness.find("r")
@@ -159,18 +160,18 @@ class Lies(Serving):
         return Talker(self.peer(), self.address, next(self.qpns))
 
     def expect_peace(self):
-        """The node is there for others."""
+        """The node still serves other clients."""
         self.assertIsNone(self.process.poll())
         self.assertEqual(self.witness.find("r"), self.region)
 
     def expect_end(self, liar):
-        """The node has given this connection up."""
+        """The node has ended this connection, and serves others."""
         with self.assertRaises(Silence):
             liar.request(FIND, b"r", patience=0.2)
         self.expect_peace()
 
     def test_a_node_sends_to_its_clients_addresses_only(self):
-        """Whatever queue pair a client names: its number chooses a port, and nothing an address."""
+        """The number of the queue pair that a client names selects a port; nothing that it sends selects an address."""
         talker = self.talker()
         talker.find("r")
         for qpn in (0x300, 0x7F_0300, 0xFF_FFFE):
@@ -240,7 +241,7 @@ class Lies(Serving):
         def refused(status, kind, body):
             self.assertEqual(liar.request(kind, body)[:2], (DONE, status))
 
-        # Nobody has shown that it may use the region.
+        # No queue pair of this client has shown that it may use the region.
         refused(ACCESS_DENIED, OPEN, struct.pack("<I4xQ", rkey, region_id))
         refused(ACCESS_DENIED, READ, control.read(rkey, va, 16))
         refused(ACCESS_DENIED, WRITE, control.write(rkey, va, b"data"))
@@ -252,7 +253,7 @@ class Lies(Serving):
             refused(INVALID, kind, body)
         kind, _, body = liar.request(PAIR, struct.pack("<IIH", 0x999, 0, 1024))
         self.assertEqual(kind, PAIRED)
-        # A queue pair that it has, with another name for its own end.
+        # A queue pair of this client, but a wrong number for the client's end.
         refused(ACCESS_DENIED, MAGIC, control.magic(0x998, struct.unpack_from("<I", body)[0], rkey, region_id))
         liar.grant(rkey, region_id)
         for at, size in ((va + length, 1), (va + length - 8, 9), (va + length // 2, length), (1 << 62, 8)):
@@ -275,7 +276,8 @@ class Lies(Serving):
         self.expect_end(liar)
 
     def test_gone_in_the_middle_of_requests(self):
-        """Some of them write what they never send, others read what nobody takes."""
+        """Clients vanish after WRITE requests whose data they never serve, or READ requests whose answers they never
+        take."""
         rkey, va, _, region_id = self.region
         for number in range(6):
             liar = self.talker()
@@ -287,18 +289,18 @@ class Lies(Serving):
                 liar.say(message(READ if number % 2 else WRITE, body))
             liar.peer.close()
         self.expect_peace()
-        # Until the last retry of the last of them, and longer.
+        # Longer than the last retry of the last client.
         deadline = time.monotonic() + 4
         while time.monotonic() < deadline:
             self.expect_peace()
             time.sleep(0.1)
 
     def test_clients_that_left_without_a_word_make_room_for_others(self):
-        """More than a node takes at a time, each from a socket that is closed before the node has anything to say to it."""
+        """More clients than a node takes at a time, from a socket that is closed before the node sends keepalives."""
         peer = self.peer()
         connected = 0
         for number in range(1100):
-            # There may be no room: as it should be.
+            # A full node may refuse a client.
             with contextlib.suppress(Silence):
                 Talker(peer, self.address, 0x1000 + number, attempts=2)
                 connected += 1
@@ -313,7 +315,7 @@ class Lies(Serving):
                 self.assertLess(time.monotonic(), deadline)
 
     def test_readers_that_take_nothing_leave_buffers_to_others(self):
-        """All of the region, many times over several connections, by somebody who is never ready for it."""
+        """READs of all of the region, many times over several connections; every answer gets an RNR NAK."""
         rkey, va, length, region_id = self.region
         self.witness.grant(rkey, region_id)
         peer = self.peer()
@@ -332,7 +334,7 @@ class Lies(Serving):
         self.expect_peace()
 
     def read_by_request(self, talker, va, size):
-        """What a request to read brings, packet by packet."""
+        """The data that a READ request returns, packet by packet."""
         talker.say(message(READ, control.read(self.region[0], va, size)))
         data, header = b"", 16
         while len(data) < size:
@@ -350,7 +352,7 @@ class Lies(Serving):
         return stat(self.process.pid)["objects"]["queue_pairs"]
 
     def test_clients_that_never_speak_make_way(self):
-        """Requests for connections from more addresses than the node has room for; none of them says anything after that."""
+        """Connection requests from more addresses than the node has connections for, with no packet after them."""
         before = self.queue_pairs()
         for number in range(1500):
             stranger = roce.Peer(f"127.{100 + os.getpid() % 100}.{number // 250 + 1}.{number % 250 + 1}")

@@ -1,4 +1,5 @@
-"""The symbols of our libibverbs beside those of the libraries that it stands in for: Debian's here, and rdma-core's newest."""
+"""The symbols of our libibverbs compared with those of the libraries that it replaces: Debian's here, and rdma-core's
+newest."""
 
 import pathlib
 import re
@@ -10,7 +11,7 @@ from support import ROOT
 
 OURS = ROOT / "build/lib/terrace/libibverbs.so.1"
 
-# Names and nodes of other releases than this machine's: public ones of the newest, private ones of all.
+# Symbols and version nodes of other releases: public ones of the newest, private ones of all.
 NEWER, PRIVATE = (pathlib.Path(__file__).with_name(f"libibverbs-{which}.txt") for which in ("65", "private"))
 
 # A defined dynamic symbol, as readelf prints it: its kind, binding, name and node; `@@` marks the default node of a name.
@@ -22,12 +23,13 @@ def output_of(*command, **options):
 
 
 def path_from_linker(library):
-    """Where programs find a library of the system."""
+    """The path of a system library."""
     return output_of("gcc", f"-print-file-name={library}").strip()
 
 
 def symbols_of(library):
-    """(name, node) -> (kind, whether it is the default node) of all that a library defines. Nodes are symbols of their own."""
+    """(name, node) -> (kind, whether it is the default node) of each symbol that a library defines, version nodes
+    included."""
     symbols = {}
     for line in output_of("readelf", "--dyn-syms", "--wide", str(library)).splitlines():
         if found := SYMBOL.search(line):
@@ -52,7 +54,7 @@ class Symbols(unittest.TestCase):
         for (name, node), (kind, is_default) in self.theirs.items():
             with self.subTest(name=name, node=node):
                 self.assertEqual(self.ours[name, node][0], kind)
-                # Several releases' private nodes are there, so none is the default of a name; providers name theirs.
+                # Our library has private nodes of several releases, so none is the default; providers name theirs.
                 if "PRIVATE" not in node:
                     self.assertEqual(self.ours[name, node][1], is_default)
 
@@ -60,7 +62,7 @@ class Symbols(unittest.TestCase):
         (symbols,) = pathlib.Path("/var/lib/dpkg/info").glob("libibverbs1*.symbols")
         version = output_of("dpkg-query", "--show", "--showformat=${Version}", "libibverbs1")
         with tempfile.TemporaryDirectory() as directory:
-            # With -c1 it fails for symbols that have gone; newer ones are no mistake.
+            # With -c1 it fails for missing symbols only, not for new ones.
             command = ["dpkg-gensymbols", "-c1", "-plibibverbs1", f"-v{version}", f"-I{symbols}", f"-e{OURS}", "-O/dev/null"]
             checked = subprocess.run(command, cwd=directory, capture_output=True, text=True)
         self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)

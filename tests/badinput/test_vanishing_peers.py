@@ -1,4 +1,5 @@
-"""A peer that is killed in the middle of traffic: the survivor is told in the time that its attributes say, and goes on."""
+"""A peer is killed in the middle of traffic: the survivor gets an error within the time of its attributes, and goes
+on."""
 
 import time
 import unittest
@@ -32,7 +33,7 @@ class Vanishing(BadInput):
         self.assertGreaterEqual(seconds, least * 0.95)
         self.assertLess(seconds, 4 * least + 0.5)
         self.assertEqual(client("state", "q")["state"], ERR)
-        # What is posted now comes back at once.
+        # A new post is flushed at once.
         client("post", "q", "write", 9, "m", 0, 8, region["addr"], region["rkey"])
         self.assertEqual(client.poll("q"), [(9, WR_FLUSH_ERR)])
         # The process goes on: with another queue pair it reaches another peer.
@@ -43,7 +44,7 @@ class Vanishing(BadInput):
         self.assertEqual(client.poll("again"), [(10, SUCCESS)])
 
     def test_in_the_middle_of_traffic(self):
-        """Both ends stream when one is killed; a third, which streams to the survivor, does not notice."""
+        """Both ends stream when one is killed; the stream of a third process to the survivor is not disturbed."""
         survivor, victim, region, _ = self.pair(timeout=12, retry=2)
         witness = self.start()
         witness.mr("s", "anon", 2 << 14)
@@ -62,13 +63,13 @@ class Vanishing(BadInput):
         result = survivor("rest", "p")
         self.assertEqual((result["wrong"], result["status"]), (0, RETRY_EXC_ERR))
         self.assertGreater(result["rounds"], 0)
-        # The queue pair that only answered has nothing to complain about.
+        # The queue pair that was only a responder gets no error.
         self.assertEqual(survivor("state", "q")["state"], RTS)
         result = witness("rest", "w")
         self.assertEqual((result["wrong"], result["status"]), (0, SUCCESS))
 
     def test_a_sleeping_survivor_is_woken(self):
-        """Nobody polls: the event comes all the same."""
+        """The survivor does not poll; the completion event wakes it."""
         client, server, _, region = self.pair(timeout=10, retry=2)
         server.kill()
         client("arm", "q")
@@ -77,8 +78,8 @@ class Vanishing(BadInput):
         self.assertEqual(client.poll("q"), [(1, RETRY_EXC_ERR)])
 
     def test_a_restarted_peer_is_not_taken_for_the_dead_one(self):
-        """The new process has the dead one's slot, and so its UDP port. Old connections do not reach it: its queue pairs
-        have other numbers, and its regions other keys."""
+        """The new process has the dead one's slot, and so its UDP port. Its queue pairs have other numbers, and its
+        regions other keys, so old connections do not reach it."""
         client, first, _, region = self.pair(timeout=12, retry=4)
         first("fill", "m", 0, SIZE, 1)
         address, qpn, slot = first.address, first.qpns["q"], first.stat()["slot"]
@@ -92,18 +93,19 @@ class Vanishing(BadInput):
         connect(client, "new", second, "new")
         self.assertNotEqual(second.qpns["new"], qpn)
         self.assertNotEqual(new_region["rkey"], region["rkey"])
-        # The old connection's packets find nobody, and are counted.
+        # The old connection's packets find no queue pair, and are counted.
         self.assertEqual(client.poll("q"), [(1, RETRY_EXC_ERR)])
         self.assertGreater(second.stat()["dropped"]["unknown_qp"], 0)
         self.assertEqual(second("check", "m", 0, SIZE, 2)["differ"], 0)
-        # The old key does not open the new region.
+        # The old key gives no access to the new region.
         client("post", "new", "read", 2, "m", 0, 8, new_region["addr"], new_region["rkey"])
         self.assertEqual(client.poll("new"), [(2, SUCCESS)])
         client("post", "new", "write", 3, "m", 0, 8, new_region["addr"], region["rkey"])
         self.assertEqual(client.poll("new"), [(3, REM_ACCESS_ERR)])
 
     def test_numbers_and_keys_of_processes_differ(self):
-        """So do not only those two: of a dozen processes on one slot no two begin alike."""
+        """Of a dozen processes on one slot no two have both their first queue pair number and their first key in
+        common."""
         address, seen = fresh_address(), []
         for _ in range(12):
             end = self.start(address)
@@ -114,7 +116,7 @@ class Vanishing(BadInput):
         self.assertEqual(len(set(seen)), 12)
 
     def test_an_address_where_nobody_listens(self):
-        """The same as a peer that has vanished, with no packet ever answered; and the kernel's ICMP errors are no news."""
+        """The same error as from a vanished peer; the kernel's ICMP errors do not change it."""
         client = self.start()
         client.mr("m", "anon", SIZE)
         client.qp("q")
@@ -123,7 +125,7 @@ class Vanishing(BadInput):
         self.assertEqual(client.poll("q"), [(1, RETRY_EXC_ERR)])
 
     def test_a_peer_that_says_nothing(self):
-        """It takes every packet and never answers. What is sent to it stays within the window."""
+        """A peer that never answers: the unacknowledged data stays within the window."""
         client, peer = self.start(), roce.Peer(fresh_address())
         self.addCleanup(peer.close)
         client.mr("m", "anon", 4 << 20)
@@ -135,8 +137,8 @@ class Vanishing(BadInput):
         self.assertLess(client.counts("q")["tx_bytes"], 4 << 20)
 
     def test_receives_of_a_dead_connection(self):
-        """A connection that only receives does not learn that its peer is dead. Its receives come back when the program
-        gives it up."""
+        """A connection that only receives does not learn that its peer is dead. Its receives are flushed when the
+        program moves it to the error state."""
         left, right, *_ = self.pair(timeout=10, retry=1)
         for number in range(4):
             left("recv", "q", number, "m", 0, 64)

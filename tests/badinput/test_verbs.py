@@ -1,4 +1,4 @@
-"""Every verb with attributes that make no sense: the errno that the man page says, and never a crash."""
+"""Every verb with invalid attributes: the errno of the man page, and never a crash."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from support import PROGRAMS, BadInput, fresh_address, procs
 
 class Verbs(BadInput):
     def check(self, name, *arguments, options=(), least):
-        """Runs a program that checks many calls; it says which went wrong. Returns what else it said."""
+        """Runs a program that checks many calls and prints the failed ones. Returns its standard error."""
         command = procs.under_terrace([str(PROGRAMS / name), *arguments], *options, addr=fresh_address())
         outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
         said = (outcome.stdout + outcome.stderr).strip()

@@ -1,5 +1,6 @@
-"""Attacks by hostile peers. Each attack is a function that runs in a process of its own until its time is over, and reports how many
-packets it sent. It uses only what an attacker of its kind can know. Only `replay` needs a privilege."""
+"""Attacks by hostile peers. Each attack is a function that runs in a process of its own until its time is over, and
+reports how many packets it sent. It uses only what an attacker of its kind can know. Only `replay` needs a
+privilege."""
 
 import contextlib
 import errno
@@ -133,8 +134,8 @@ def guesses(targets, clock, sent):
 
 
 def known_numbers(targets, clock, sent):
-    """The same from an attacker that knows the queue pairs but not their PSNs: acknowledgements, requests and congestion
-    notifications with PSNs far behind and far ahead."""
+    """The same from an attacker that knows the queue pairs but not their PSNs: acknowledgements, requests and
+    congestion notifications with PSNs far behind and far ahead."""
     rng = random.Random(3)
     address, to, qpn = rng.choice(targets.bystanders)
     with spoofed(address, rng) as peer:
@@ -243,7 +244,8 @@ def talkers(targets, peer, qpns):
 
 
 def collect(targets, clock, sent):
-    """Opens up to 150 connections and 256 queue pairs on each of 20, then sends FINDs at full speed and acknowledges no answer."""
+    """Opens up to 150 connections and 256 queue pairs on each of 20, then sends FINDs at full speed and acknowledges no
+    answer."""
     qpns = itertools.cycle(range(0x1000, 0x8000, 2))
     with peer_at(targets.attackers[1]) as peer, sent(peer):
         while True:

@@ -43,7 +43,8 @@ class Stream:
 
 
 def stream_between(name, client, program, program_name, span):
-    """One endpoint writes to another one's memory. Returns the stream, and the addresses and queue pairs that a sniffer would see."""
+    """One endpoint writes to another one's memory. Returns the stream, and the addresses and queue pairs that a sniffer
+    would see."""
     client.mr("m", "anon", 2 * STREAM_BYTES)
     region = program.mr(program_name, "anon", span)
     qpns = client.qp("q"), program.qp(program_name)
@@ -55,8 +56,8 @@ def stream_between(name, client, program, program_name, span):
 
 
 def stream_to_node(name, client, node_address, region_name, offset, span):
-    """A plain verbs program uses a region of a memory node. A `Talker` on another slot of its address speaks the node's protocol for
-    it."""
+    """A plain verbs program uses a region of a memory node. A `Talker` on another slot of its address speaks the node's
+    protocol for it."""
     client.mr("m", "anon", 2 * STREAM_BYTES)
     qpn = client.qp("q")
     peer = roce.Peer(client.address, SLOT_OF_CONTROL << 16)
@@ -79,7 +80,8 @@ def give_signs_of_life(talker):
 
 
 class Worker:
-    """Work in a process of its own, done over and over. `once` raises an error, and returns a further event to count, or None."""
+    """Work in a process of its own, done over and over. `once` raises an error, and returns a further event to count,
+    or None."""
 
     def __init__(self, name):
         self.name, self.failed, self.counts = name, False, collections.Counter()
@@ -132,7 +134,8 @@ class Worker:
 
 
 class Requester(Worker):
-    """A client of a memory node that writes and reads back by RPC, and compares. It repeats lost requests, as a NIC does."""
+    """A client of a memory node that writes and reads back by RPC, and compares. It repeats lost requests, as a NIC
+    does."""
 
     RECORD_BYTES = 512
     RETRY_S, PATIENCE_S = 0.1, 20
@@ -196,8 +199,8 @@ class Caller(Worker):
     """A program that connects by rdma_cm, exchanges messages whose content it checks, and leaves."""
 
     PINGS = 5
-    # At its end rping closes its channel while another of its threads reads from it, and at times fails because of that:
-    # github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have.
+    # At its end rping closes its channel while another of its threads reads from it, and at times fails because of
+    # that: github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have.
     AFTER_THE_END = "rdma_get_cm_event: Bad file descriptor\n"
 
     def __init__(self, name, address, server_address, port, log_dir):

@@ -2,10 +2,10 @@
 
     python3 tests/chaos/run.py [ONLY]         (`make chaos` builds what it needs)
 
-The attacks of `attacks.py` run one by one, then all at once; then clients of the same host are stopped (`stops.py`). The bystanders
-(`bystanders.py`) must complete all operations that they begin, without an error and with the right data. No process may crash or
-complain. Memory, descriptors and threads must stay bounded, and come back down. The bystanders' rate, compared with before, is only
-reported: it depends on the machine.
+The attacks of `attacks.py` run one by one, then all at once; then clients of the same host are stopped (`stops.py`).
+The bystanders (`bystanders.py`) must complete all operations that they begin, without an error and with the right data.
+No process may crash or complain. Memory, descriptors and threads must stay bounded, and come back down. The bystanders'
+rate, compared with before, is only reported: it depends on the machine.
 """
 
 import contextlib
@@ -35,12 +35,13 @@ MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES = "table", 64 * MIB, 8 * MIB
 STREAM_SPAN, REQUESTS_SPAN = 24 * MIB, 16 * MIB
 QUIET_S, ATTACK_S, ALL_S = 3, 2.5, 8
-# An attacker reads its clock between exchanges, each of which waits for answers: on a busy machine an exchange takes long.
+# An attacker reads its clock between exchanges, each of which waits for answers: on a busy machine an exchange takes
+# long.
 ATTACK_END_S = 90
 # Bounds on the resources that attacks add to a process: less than the sum of the limits of SPECIFICATION.md.
 MEMORY_MIB_MAX, MEMORY_MIB_LEFT_MAX, DESCRIPTORS_MAX, THREADS_MAX = 192, 64, 16, 4
-# The listener uses four or five descriptors for each connection, and 20 connections come each second. A busy machine delays their
-# end, so more are open at a time. Those left at the end are held to DESCRIPTORS_MAX.
+# The listener uses four or five descriptors for each connection, and 20 connections come each second. A busy machine
+# delays their end, so more are open at a time. Those left at the end are held to DESCRIPTORS_MAX.
 LISTENER_DESCRIPTORS_MAX = 60
 # A node keeps connections of vanished clients while these are few (docs/decisions/0023).
 QUEUE_PAIRS_LEFT_MAX = 300
@@ -103,7 +104,8 @@ class Scene:
     def __init__(self, stack, fresh, log_dir):
         self.log_dir, self.failures = log_dir, []
         self.fail = failing(self.failures)
-        # Real attackers use no processors of their victims. Here they do, and must not get more of them than the engines.
+        # Real attackers use no processors of their victims. Here they do, and must not get more of them than the
+        # engines.
         self.niceness = 0 if may_go_first() else ATTACKERS_NICENESS
         self.node_address = next(fresh)
         file = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "table.bin"
@@ -253,8 +255,8 @@ def main(only):
     for needed in (procs.terrace_binary(), PROGRAM):
         if not needed.exists():
             sys.exit(f"{needed} is missing: run `make chaos`")
-    # The attacks are on the network side: same-host streams would put no packets on the wire to replay. Programs that connect by
-    # address choose their path by themselves; their connections' datagrams are on the network anyway.
+    # The attacks are on the network side: same-host streams would put no packets on the wire to replay. Programs that
+    # connect by address choose their path by themselves; their connections' datagrams are on the network anyway.
     os.environ["TERRACE_PATH"] = "udp"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))

@@ -19,7 +19,8 @@ MIB = 1 << 20
 REGION, REGION_BYTES, DRAM_BYTES, PERIOD_MS = "table", 16 * MIB, 16 * MIB, 20
 CLIENTS, SPAN = 3, 4 * MIB
 ROUNDS, WATCHED_S = 6, 0.4
-# At its end the node waits up to a second for clients in the middle of an access (`READERS_AT_CLOSE`), and writes its region back.
+# At its end the node waits up to a second for clients in the middle of an access (`READERS_AT_CLOSE`), and writes its
+# region back.
 SHUTDOWN_S = 10
 
 
@@ -66,8 +67,8 @@ class Scene:
             self.streams.append(stream)
 
     def stop_one(self, moment):
-        """Stops a client `moment` seconds after it starts. Returns the others' rounds with the client at rest and with it stopped, and
-        how many seconds the node took to end."""
+        """Stops a client `moment` seconds after it starts. Returns the others' rounds with the client at rest and with
+        it stopped, and how many seconds the node took to end."""
         victim, *others = self.streams
         # An unmeasured round first: it brings the units into memory.
         rounds_of(self.streams, WATCHED_S)
