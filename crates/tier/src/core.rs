@@ -1,5 +1,5 @@
-//! The accesses under way: what each waits for, and what it does next. Knows nothing of threads; its caller has it
-//! under a lock, runs the jobs that it asks for, and gives requests to the device.
+//! The state machine of accesses under way. It starts no threads: the caller holds it under a lock, runs the jobs that
+//! it returns and submits its requests to the device.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -21,39 +21,40 @@ use crate::stats::Kind;
 use crate::transfer::Brought;
 use crate::unit::{Plan, Residency, Unit, plan};
 
-/// What is to be done once the lock is released.
+/// What the caller does after it has released the core's lock.
 #[derive(Default)]
 pub(crate) struct Work {
     pub(crate) jobs: Vec<Job>,
     /// Jobs that may wait for the disk.
     pub(crate) slow_jobs: Vec<Job>,
     pub(crate) wakers: Vec<Waker>,
-    /// Parts that ended: somebody may wait for that. Their buffers go back when the lock is released, because that wakes
-    /// those who wait for buffers.
+    /// Ended parts, for threads that wait for one to end. Their buffers are freed outside the lock, because freeing
+    /// calls the wakers of requesters that wait for buffers.
     pub(crate) ended: Vec<Part>,
 }
 
-/// What changes of a region while it is served.
+/// The mutable state of a region that is served.
 #[derive(Debug)]
 pub(crate) struct RegionState {
     pub(crate) units: Box<[Unit]>,
     pub(crate) order: PageQueues,
-    /// Writes and atomics under way, by number.
+    /// Numbers of the writes and atomics under way.
     writes: BTreeSet<u64>,
     writes_so_far: u64,
-    /// Flushes that wait for writes, or for the one that is being carried out.
+    /// Flushes that wait for writes, or for the flush under way.
     flushes: Vec<PartId>,
-    /// A flush is being carried out. One at a time: the file tells of a failure once, and all are to hear of it.
+    /// A flush is under way. One at a time: the kernel reports a write-back failure once per open file, and each flush
+    /// must return it.
     is_syncing: bool,
-    /// Those that it is carried out for as well.
+    /// Flushes that the flush under way completes, too.
     synced_along: Vec<PartId>,
     /// Parts under way.
     pub(crate) part_count: usize,
     /// Units that are being moved or cleaned.
     pub(crate) moves: usize,
-    /// Takes no more accesses, and its units do not begin to move.
+    /// The region takes no new accesses, and its units start no moves.
     pub(crate) closing: bool,
-    /// Units that have something in the page cache.
+    /// Units that may have pages in the page cache.
     pub(crate) to_clean: Vec<usize>,
     /// Which unit is checked for readahead next.
     pub(crate) checks: Checks,
@@ -78,20 +79,20 @@ impl RegionState {
     }
 }
 
-/// The accesses under way, of all regions.
 #[derive(Debug, Default)]
 pub(crate) struct Core {
     pub(crate) regions: Regions<RegionState>,
     parts: Slab<Part>,
-    /// Parts whose turn has come. Not started by what ends: each might end at once, and so on.
+    /// Parts that have all of their pages. [`Core::finish`] only queues them here: starting them there could recurse
+    /// without bound.
     ready: VecDeque<PartId>,
-    /// Requests for the device.
+    /// Requests to submit to the device.
     pub(crate) queue: Vec<Request>,
-    /// Those, and the ones that the device has.
+    /// Count of queued and submitted requests.
     pub(crate) in_flight: Arc<AtomicUsize>,
-    /// Storage is to be troubled: what the page cache has, and files that are memory, are asked for from the device, too.
+    /// A fault plan covers storage: reads of cached pages and of memory files go through the device, too.
     pub(crate) all_by_device: bool,
-    /// Memory that is locked, or about to be, or not yet unlocked.
+    /// Locked memory, with units that are being locked or unlocked.
     pub(crate) locked_bytes: u64,
 }
 
@@ -104,19 +105,19 @@ impl Core {
         &mut self.regions[region].units[unit]
     }
 
-    /// Whether a region is there and takes accesses.
+    /// Whether the region exists and takes accesses.
     pub(crate) fn serves(&self, region: RegionId) -> bool {
         self.regions.get(region).is_some_and(|state| !state.closing)
     }
 
-    /// Notes that a unit has something in the page cache.
+    /// Records that a unit may have pages in the page cache.
     pub(crate) fn note_cached(&mut self, region: RegionId, unit: usize) {
         let state = &mut self.regions[region];
         (state.units[unit].cached, state.units[unit].cached_again) = (true, true);
         state.to_clean.push(unit);
     }
 
-    /// Begins a part: as soon as nobody uses its pages.
+    /// Adds a part; it starts when it has all of its pages.
     pub(crate) fn add(&mut self, mut part: Part, work: &mut Work) {
         let state = &mut self.regions[part.region.id];
         state.part_count += 1;
@@ -133,8 +134,8 @@ impl Core {
             self.start_flushes(region, work);
             return self.start_ready(work);
         }
-        // The NIC copies what is resident without asking, so what comes here must not wait for anybody either: it is done
-        // before the call returns.
+        // The NIC accesses resident memory without the page queues. An access to a resident unit must not wait either:
+        // it completes before the call returns.
         part.in_order = state.units[part.unit].residency != Residency::Resident;
         let in_order = part.in_order;
         let id = self.parts.insert(part);
@@ -152,7 +153,7 @@ impl Core {
         }
     }
 
-    /// A part has all of its pages: decides how to go about it.
+    /// Starts a part that has all of its pages.
     fn start(&mut self, id: PartId, work: &mut Work) {
         let part = &mut self.parts[id];
         let state = &mut self.regions[part.region.id];
@@ -193,7 +194,7 @@ impl Core {
         self.issue(id, work);
     }
 
-    /// Notes for a part's unit what its transfer means to it.
+    /// Updates the state of the part's unit for the transfer that begins.
     fn note_transfer(&mut self, id: PartId, plan: Plan) {
         let part = &mut self.parts[id];
         let state = &mut self.regions[part.region.id];
@@ -201,7 +202,7 @@ impl Core {
         let direct = part.io.as_ref().is_some_and(|io| io.direct);
         part.kind = if direct { Kind::Direct } else { Kind::Buffered };
         if !direct && part.region.method != IoMethod::Buffered {
-            // Buffered reads leave pages, too.
+            // Buffered reads leave pages in the page cache, too.
             unit.touched |= plan == Plan::BringAndCopy;
             unit.cached_again = true;
             if !std::mem::replace(&mut unit.cached, true) {
@@ -214,7 +215,7 @@ impl Core {
         }
     }
 
-    /// Gives the transfer under way to the device, or to whoever is there if the file is memory.
+    /// Submits the transfer to the device, or runs it as a job if the file is memory.
     fn issue(&mut self, id: PartId, work: &mut Work) {
         let part = &mut self.parts[id];
         if part.lies_beyond() {
@@ -229,13 +230,13 @@ impl Core {
         self.queue.push(request);
     }
 
-    /// A job was run.
+    /// A job has run.
     pub(crate) fn job_done(&mut self, outcome: Outcome, work: &mut Work) {
         self.note_outcome(outcome, work);
         self.start_ready(work);
     }
 
-    /// The device is done with a request.
+    /// The device has completed a request.
     pub(crate) fn request_done(&mut self, completion: Completion, work: &mut Work) {
         self.transferred(completion, work);
         self.start_ready(work);
@@ -274,7 +275,8 @@ impl Core {
         let part = &mut self.parts[id];
         *part.io_buffer() = completion.request.command.into_buffer();
         match completion.result {
-            // The ring says so when the thread that had submitted ends, or no worker is to be had: nothing is wrong.
+            // io_uring returns these when the submitting thread exits or no io-wq worker is available: not an error of
+            // the file.
             Err(Errno::AGAIN | Errno::INTR | Errno::CANCELED | Errno::FAULT) if part.may_retry() => {
                 self.issue(id, work);
             }
@@ -291,11 +293,11 @@ impl Core {
                     return self.step_done(id, work);
                 }
                 if io.direct {
-                    // Goes on at a page, so the end of what was moved may be moved again.
+                    // Direct I/O resumes at a page boundary, so the last partial page is moved again.
                     io.done -= io.done % PAGE_BYTES as usize;
                 }
                 let (is_stuck, needed_end) = (io.done == before, io.at + io.needed as u64);
-                // Less than a page is no progress: at the end of the file there never will be any.
+                // Less than a page is no progress: past the end of the file there will be none.
                 if is_stuck && !(part.region.ways.reach(needed_end) && part.may_retry()) {
                     return self.too_short(id, work);
                 }
@@ -338,7 +340,7 @@ impl Core {
         self.finish(id, Err(error), work);
     }
 
-    /// All that was needed was moved.
+    /// The transfer has moved all needed bytes.
     fn step_done(&mut self, id: PartId, work: &mut Work) {
         let part = &mut self.parts[id];
         if part.step != Step::Fetching {
@@ -368,7 +370,7 @@ impl Core {
         self.issue(id, work);
     }
 
-    /// A part has ended: tells its access, and what waited for it.
+    /// Ends a part: completes its access, if it was the last, and grants its pages to waiting parts.
     fn finish(&mut self, id: PartId, result: Result<(), AccessError>, work: &mut Work) {
         let mut part = self.parts.remove(id);
         let region = part.region.clone();
@@ -402,7 +404,7 @@ impl Core {
         work.ended.push(part);
     }
 
-    /// A flush was carried out: ends those that it was carried out for as well, and starts what waited for it.
+    /// Ends the flushes that the completed flush covered, and starts those that waited for it.
     fn sync_done(&mut self, region: RegionId, result: Result<(), AccessError>, work: &mut Work) {
         let state = &mut self.regions[region];
         state.is_syncing = false;
@@ -412,7 +414,7 @@ impl Core {
         self.start_flushes(region, work);
     }
 
-    /// Starts the flushes that no longer wait for a write, as one.
+    /// Starts all flushes whose writes have ended, as one flush.
     fn start_flushes(&mut self, region: RegionId, work: &mut Work) {
         let state = &mut self.regions[region];
         if state.flushes.is_empty() || state.is_syncing {
@@ -428,7 +430,7 @@ impl Core {
         let Some(id) = ready.pop() else { return };
         let part = &mut self.parts[id];
         if let (Task::Flush { len, .. }, false) = (&mut part.task, ready.is_empty()) {
-            // All of the file.
+            // The whole file.
             *len = u64::MAX;
         }
         (state.is_syncing, state.synced_along) = (true, ready);

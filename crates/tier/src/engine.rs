@@ -1,4 +1,4 @@
-//! Progress: whoever has time takes requests to the device and brings what is done back.
+//! Progress: submits requests to the device and reaps completions, in the thread that calls [`Engine::advance`].
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,31 +18,31 @@ use crate::pool::Pool;
 use crate::residency::Departure;
 use crate::workers::Workers;
 
-/// Requests that are submitted at a time.
+/// Requests submitted at a time.
 const DEVICE_DEPTH: u32 = 512;
-/// How long whoever waits for accesses to end sleeps before it makes progress itself again.
+/// How long [`Engine::when`] waits for a signal before it polls the device again.
 const PATIENCE: Duration = Duration::from_micros(200);
 
-/// What the threads that make progress share.
+/// The state that all threads of a tier share.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) pool: Arc<Pool>,
     pub(crate) core: Mutex<Core>,
-    /// Units that other processes keep from leaving. Locked after `core`.
+    /// Units whose demotion waits for readers in other processes. Locked after `core`.
     pub(crate) set_aside: Mutex<Vec<Departure>>,
     /// Signalled when parts have ended.
     ended: Condvar,
     device: Mutex<Box<dyn Device>>,
-    /// For what may wait for the disk.
+    /// Threads for jobs that may wait for the disk.
     pub(crate) workers: Workers,
-    /// The device's.
+    /// The device's descriptor.
     pub(crate) descriptor: OwnedFd,
-    /// Of the core: looked at without its lock.
+    /// The core's count, read without its lock.
     pub(crate) in_flight: Arc<AtomicUsize>,
     pub(crate) dram_bytes: u64,
-    /// Takes whatever is written to it.
+    /// `/dev/null`: the target of `sendfile` in promotions.
     pub(crate) null: File,
-    /// A plan that troubles storage.
+    /// The fault plan, if it covers storage.
     faults: Option<Arc<Faults>>,
 }
 
@@ -75,10 +75,11 @@ impl Engine {
         })
     }
 
-    /// Suffers what the fault plan has for an operation that no device carries out: waits, and may fail.
+    /// Applies the fault plan to an operation that bypasses the device: sleeps for the plan's delay, then returns its
+    /// error.
     ///
     /// # Errors
-    /// The plan's.
+    /// The error that the plan gives.
     pub(crate) fn suffer(&self, operation: StorageOperation) -> std::io::Result<()> {
         let Some(faults) = &self.faults else { return Ok(()) };
         let fate = faults.storage(operation);
@@ -86,13 +87,13 @@ impl Engine {
         fate.error.map_or(Ok(()), |error| Err(std::io::Error::from_raw_os_error(error)))
     }
 
-    /// Takes requests to the device, and ends what is done. Returns whether anything was.
+    /// Submits queued requests and handles completions. Returns whether any request completed.
     pub(crate) fn advance(&self) -> bool {
         let mut progress = false;
-        // Whoever queues requests advances afterwards: it sees its own.
+        // Relaxed: each thread that queues requests calls this afterwards, and reads its own count.
         while self.in_flight.load(Ordering::Relaxed) > 0 {
-            // Another thread is here. It looks at the queue once more after it has left the device, so that what was
-            // queued before we found it here is taken along.
+            // Another thread is submitting. It reads the queue again after it has released the device, and so submits
+            // what this thread queued before.
             let Some(mut device) = self.device.try_lock() else { break };
             let mut requests = std::mem::take(&mut self.core.lock().queue);
             let mut done = Vec::new();
@@ -116,7 +117,7 @@ impl Engine {
         progress
     }
 
-    /// Does what was found to do under the core's lock. Returns whether that made requests.
+    /// Carries out what the core returned. Returns whether that queued requests.
     pub(crate) fn settle(&self, mut work: Work) -> bool {
         let mut more = false;
         loop {
@@ -141,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// Runs `change` under the core's lock when `condition` holds. Makes progress meanwhile.
+    /// Runs `change` under the core's lock once `condition` holds, and polls the device until then.
     pub(crate) fn when<R>(
         &self,
         mut condition: impl FnMut(&mut Core) -> bool,
@@ -153,7 +154,7 @@ impl Engine {
             if condition(&mut core) {
                 return change(&mut core);
             }
-            // What ends meanwhile signals; what another thread has submitted may be ours to reap.
+            // Completions signal. The timeout is for requests that another thread submitted and this one has to reap.
             self.ended.wait_for(&mut core, PATIENCE);
         }
     }

@@ -1,52 +1,54 @@
-//! Write-backs that have failed.
+//! Failed write-backs.
 //!
-//! The kernel tells of such a failure once for each open file description, of the whole file and not of a page, and takes the pages for
-//! clean from then on: it would drop them, and would say the next time that all is well. So a region remembers it. As long as it does,
-//! none of its pages is dropped, no unit leaves, and each FLUSH fails. What is in memory is written again ([`crate::engine::Engine::repair`])
-//! until that goes well.
+//! The kernel reports a write-back failure once per open file description, for the whole file, and marks the pages
+//! clean: it may drop them, and the next sync succeeds. So the region records the failure. Until it is repaired, no
+//! page of the region is dropped, no unit is demoted, and each FLUSH fails. [`crate::engine::Engine::repair`] writes
+//! all cached pages again until that succeeds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use terrace_sync::{Mutex, MutexGuard};
 
-/// When it was last tried to write everything again.
+/// When all pages were last written again, successfully or not.
 pub(crate) type Tried = Option<Instant>;
 
-/// The failures of a region's file.
+/// The write-back failures of a region's file.
 #[derive(Debug, Default)]
 pub(crate) struct Losses {
-    /// So far.
+    /// Failures so far.
     noticed: AtomicU64,
-    /// As many of them as there were when everything began to be written again, successfully.
+    /// The value of `noticed` when the last successful repair began.
     repaired: AtomicU64,
-    /// Held from asking for failures, which are told of once, until they are noted and no page is dropped that they may be about.
+    /// Held from a call that may consume a failure report until the failure is recorded and no page that it may concern
+    /// is dropped.
     dropping: Mutex<Tried>,
 }
 
 impl Losses {
-    /// Something may be in memory only, and taken for clean. Returns whether that is news.
+    /// Records a failure: pages that the kernel holds as clean may not be in the file. Returns whether it is the first
+    /// since the last repair.
     pub(crate) fn note(&self) -> bool {
         let before = self.noticed.fetch_add(1, Ordering::AcqRel);
         before == self.repaired.load(Ordering::Acquire)
     }
 
-    /// Whether there are any that were not repaired.
+    /// Whether failures are not repaired yet.
     pub(crate) fn are_there(&self) -> bool {
         self.noticed.load(Ordering::Acquire) != self.repaired.load(Ordering::Acquire)
     }
 
-    /// How many there were so far, for [`Losses::end`].
+    /// The number of failures so far, for [`Losses::end`].
     pub(crate) fn noticed(&self) -> u64 {
         self.noticed.load(Ordering::Acquire)
     }
 
-    /// Everything was written again since there were so many.
+    /// A repair that began at `noticed` failures has succeeded.
     pub(crate) fn end(&self, noticed: u64) {
         self.repaired.store(noticed, Ordering::Release);
     }
 
-    /// For whoever asks the description that pages are written back by for failures.
+    /// Excludes other threads that may consume failure reports of the write-back description.
     pub(crate) fn alone(&self) -> MutexGuard<'_, Tried> {
         self.dropping.lock()
     }

@@ -1,4 +1,4 @@
-//! Units come and go. Whoever does this waits for the disk: never a thread that serves peers.
+//! Promotes and demotes units. These calls wait for the disk: threads that serve peers never make them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,18 +19,18 @@ use crate::region::Region;
 use crate::sys;
 use crate::unit::Residency;
 
-/// How long whoever takes units out waits for other processes that are in the middle of accesses. Most take microseconds.
+/// How long a demotion waits for readers in other processes. Most accesses take microseconds.
 const READERS_PATIENCE: Duration = Duration::from_millis(1);
-/// How many units are read at a time.
+/// How many units are read ahead at a time.
 pub(crate) const AHEAD_MAX: usize = 4;
-/// How often in a row it is tried to drop pages that somebody uses.
+/// How often in a row a unit's pages are dropped in vain before [`Engine::clean`] gives up.
 const CLEANINGS_MAX: u8 = 3;
-/// How many units are checked for readahead in a period; that takes less than a millisecond.
+/// How many units are checked for readahead per period: less than a millisecond of work.
 const CHECKS_MAX: usize = 64;
-/// How much of a file is asked for at a time: the kernel cuts longer wishes to its read-ahead limit.
+/// Bytes per readahead request: the kernel cuts longer ones to its readahead limit.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
 
-/// A unit that is about to leave, and to which other processes have yet to end accesses.
+/// A unit whose demotion waits until other processes have ended their accesses to it.
 #[derive(Debug)]
 pub(crate) struct Departure {
     region: Arc<Region>,
@@ -39,10 +39,10 @@ pub(crate) struct Departure {
 }
 
 impl Engine {
-    /// Brings a unit into memory. False if it is not absent, or if the budget has no room for it.
+    /// Makes a unit resident. False if it is not absent, or if the budget has no room for it.
     ///
     /// # Errors
-    /// When it cannot be read or locked; it is absent then.
+    /// When it cannot be read or locked; it is then absent.
     pub(crate) fn promote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
         if !self.begin_promotion(region, unit) {
             return Ok(false);
@@ -50,20 +50,20 @@ impl Engine {
         self.finish_promotion(region, unit).map(|()| true)
     }
 
-    /// Asks the kernel to read a unit, so that several can be on their way. False as for [`Engine::promote`]; otherwise
+    /// Starts readahead of a unit, so that several are read at a time. False as for [`Engine::promote`]; otherwise
     /// [`Engine::finish_promotion`] must follow.
     pub(crate) fn begin_promotion(&self, region: &Arc<Region>, unit: usize) -> bool {
         let range = region.presence.unit_range(unit);
         if !self.begin_arrival(region, unit, range.len) {
             return false;
         }
-        // Those that went past the page cache before it begins to count.
+        // Direct writes must end before the unit is read through the page cache.
         self.when(|core| core.unit(region.id, unit).direct_writes == 0, |_| ());
         read_ahead(region, range);
         true
     }
 
-    /// Locks a unit, and tells the presence of it when no write is under way.
+    /// Locks a unit, and maps it in the page table when no write is under way.
     ///
     /// # Errors
     /// As for [`Engine::promote`].
@@ -77,7 +77,7 @@ impl Engine {
             return Err(error);
         }
         self.core.lock().unit(region.id, unit).residency = Residency::Locked;
-        // Found and admitted under one lock, so that no write can be asked for in between.
+        // One lock for the check and the mapping: no write can start in between.
         self.when(
             |core| core.unit(region.id, unit).writes == 0,
             |core| {
@@ -92,14 +92,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for a unit to be in the page cache. Locking would do so, too, but with the address space locked meanwhile: then
-    /// whichever thread allocates memory waits for the disk.
+    /// Waits until a unit is in the page cache. `mlock` would wait, too, but with the address space locked: then each
+    /// thread that allocates memory waits for the disk.
     fn await_pages(&self, region: &Region, range: HostRange) {
         let mut offset = region.offset_in_file(range);
         let end = offset + range.len;
         while offset < end {
             let wanted = (end - offset) as usize;
-            // Nothing is copied: the pages are only looked at. What cannot be read, locking finds out.
+            // `sendfile` to `/dev/null` reads the pages without copying. Read errors show up when the unit is locked.
             let moved = rustix::fs::sendfile(&self.null, &region.ways.buffered, Some(&mut offset), wanted);
             if !matches!(moved, Ok(1..)) {
                 return;
@@ -122,25 +122,26 @@ impl Engine {
         true
     }
 
-    /// Takes a unit out of memory, in the order that DESIGN gives; or sets it aside, if another process is in the middle of an access to
-    /// it and does not come to its end: then [`Engine::finish_departures`] takes it out. False if it is not resident, or pinned.
+    /// Demotes a unit, in the order that [`Residency`] shows. If another process is in the middle of an access for
+    /// longer than [`READERS_PATIENCE`], [`Engine::finish_departures`] completes the demotion later. False if the unit
+    /// is not resident, or pinned.
     ///
     /// # Errors
-    /// When it cannot be written back: it stays.
+    /// When it cannot be written back: it stays resident.
     pub(crate) fn demote(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
         if !self.begin_departure(region, unit) {
             return Ok(false);
         }
-        // As long as nothing has changed: what cannot be written back must not leave.
+        // Before any change of state: a unit that cannot be written back stays resident.
         if let Err(error) = self.write_back(region, region.presence.unit_range(unit)) {
             self.cancel_departure(region, unit);
             return Err(error);
         }
-        // First: as long as the NIC copies without asking, an access that comes here must not wait for anything.
+        // Unmapped first: while the NIC accesses the unit by itself, an access through the tier must not wait.
         let mut readers = region.presence.expel(unit);
         if readers.wait(READERS_PATIENCE).is_err() {
             let core = self.core.lock();
-            // Otherwise somebody takes the region away: nobody comes to look after units that are set aside.
+            // A region that is being removed gets no more `finish_departures`: its units leave now.
             if core.serves(region.id) {
                 self.set_aside.lock().push(Departure { region: region.clone(), unit, readers });
                 return Ok(true);
@@ -150,12 +151,12 @@ impl Engine {
         Ok(true)
     }
 
-    /// Takes out of memory what was set aside, and is not accessed any more.
+    /// Completes the demotions whose readers have ended their accesses.
     pub(crate) fn finish_departures(&self) {
         self.depart_all(|departure| departure.readers.is_over());
     }
 
-    /// The same for all of a region that takes no more accesses.
+    /// Completes all demotions of a region that takes no more accesses.
     pub(crate) fn abandon_departures(&self, region: &Arc<Region>) {
         self.depart_all(|departure| Arc::ptr_eq(&departure.region, region));
     }
@@ -166,16 +167,16 @@ impl Engine {
             set_aside.extract_if(.., &mut which).collect()
         };
         for Departure { region, unit, .. } in departing {
-            // What cannot be written back was logged.
+            // Write-back errors were logged.
             let _ = self.depart(&region, unit);
         }
     }
 
-    /// The second half of taking a unit out: only accesses that come here reach it.
+    /// The second half of a demotion: the unit is unmapped, and only accesses through the tier reach it.
     fn depart(&self, region: &Arc<Region>, unit: usize) -> io::Result<()> {
         let range = region.presence.unit_range(unit);
         self.core.lock().unit(region.id, unit).residency = Residency::Locked;
-        // Reading, changing and writing in the file must not fall into an atomic operation on memory.
+        // A read-modify-write in the file must not interleave with an atomic operation on memory.
         self.when(
             |core| core.unit(region.id, unit).copies == 0,
             |core| {
@@ -187,7 +188,8 @@ impl Engine {
         let dropped = self.forget(region, range);
         if let Err(error) = dropped {
             region.counters.moves_failed.fetch_add(1, Ordering::Relaxed);
-            // What was stored since it was written back first. It is locked again before the kernel takes it.
+            // Stores since the first write-back could not be written. The unit is locked again before the kernel evicts
+            // them.
             {
                 let mut core = self.core.lock();
                 let state = core.unit(region.id, unit);
@@ -200,9 +202,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Unlocks a unit, writes it back and drops it from the page cache. Says whether all of it is gone.
+    /// Unlocks a unit, writes it back and drops it from the page cache. Returns whether no page is left there.
     fn forget(&self, region: &Region, range: HostRange) -> io::Result<bool> {
-        // The mapping may be gone; then there is nothing to unlock.
+        // Fails if the mapping is gone; then nothing is locked.
         let _ = sys::unlock(range);
         let _ = sys::unmap_pages(range);
         self.drop_pages(region, range)
@@ -240,11 +242,11 @@ impl Engine {
         }
     }
 
-    /// Writes back and drops what buffered access has left of an absent unit in the page cache. False if that was tried in vain for the
-    /// last time: somebody uses its pages.
+    /// Writes back and drops the page-cache pages of an absent unit. False if pages in use were kept [`CLEANINGS_MAX`]
+    /// times in a row, and cleaning gives up.
     ///
     /// # Errors
-    /// When it cannot be written back.
+    /// When the unit cannot be written back.
     pub(crate) fn clean(&self, region: &Arc<Region>, unit: usize) -> io::Result<bool> {
         let touched = {
             let mut core = self.core.lock();
@@ -255,8 +257,8 @@ impl Engine {
             if state.residency != Residency::Absent || !state.cached {
                 return Ok(true);
             }
-            // Still cached while the pages go: past the page cache is what was there before, if they cannot be written. What is
-            // written meanwhile says so.
+            // `cached` stays set while the pages are dropped: if write-back fails, the file has old bytes. Writes
+            // meanwhile set `cached_again`.
             state.cached_again = state.writes > 0;
             let touched = std::mem::take(&mut state.touched);
             core.regions[region.id].moves += 1;
@@ -264,14 +266,14 @@ impl Engine {
         };
         let range = region.presence.unit_range(unit);
         if touched {
-            // The mapping may be gone; then its pages are, too.
+            // Fails if the mapping is gone; then its pages are unmapped, too.
             let _ = sys::unmap_pages(range);
         }
         let dropped = self.drop_pages(region, range);
         let mut core = self.core.lock();
         core.regions[region.id].moves -= 1;
         let state = core.unit(region.id, unit);
-        // Somebody uses what was not dropped, the program perhaps, or the kernel was busy with it for a moment.
+        // Kept pages are in use by the program, or the kernel held them for a short time.
         let again = matches!(dropped, Ok(false)) && state.cleanings < CLEANINGS_MAX;
         state.cleanings = if again { state.cleanings + 1 } else { 0 };
         state.cached = again || dropped.is_err() || state.cached_again;
@@ -281,24 +283,24 @@ impl Engine {
         dropped.map(|is_dropped| is_dropped || again)
     }
 
-    /// Frees a unit whose pages cannot be dropped because a folio has pages of a resident unit, too: the resident one leaves memory, and
-    /// the next attempt drops both. Readahead makes folios of up to 2 MiB.
+    /// For a unit whose pages cannot be dropped because they share a folio with a resident unit: demotes the resident
+    /// unit, and the next cleaning drops both. Readahead makes folios of up to 2 MiB.
     pub(crate) fn part_from_residents(&self, region: &Arc<Region>, unit: usize) {
         let range = region.presence.unit_range(unit);
         let is_whole = sys::cached_pages(range).is_some_and(|count| count as u64 == range.len / PAGE_BYTES);
-        // What this process has mapped is in use by the program.
+        // The program uses pages that this process maps.
         if !is_whole || sys::is_mapped(range) {
             return;
         }
         let folio = region.folio_around(range);
         let presence = &region.presence;
         for other in presence.units_of(folio).filter(|&other| presence.is_present(other)) {
-            // What cannot be written back was logged, and stays.
+            // A unit that cannot be written back was logged, and stays resident.
             let _ = self.demote(region, other);
         }
     }
 
-    /// The units that have something in the page cache.
+    /// Takes the list of units that may have pages in the page cache.
     pub(crate) fn take_to_clean(&self, region: &Region) -> Vec<usize> {
         let mut core = self.core.lock();
         let Some(state) = core.regions.get_mut(region.id) else { return Vec::new() };
@@ -308,9 +310,9 @@ impl Engine {
         std::mem::take(&mut state.to_clean)
     }
 
-    /// Finds absent units that the kernel has read ahead into, some of a region in each period. `PG_readahead` and `PG_reclaim` are one
-    /// bit of a page: advice to drop a page that is being written sets it, and the next read of that page starts a readahead of up
-    /// to twice the device's `read_ahead_kb`, even of a file that is read at random.
+    /// Finds absent units that the kernel has read ahead into, some units per period. `PG_readahead` and `PG_reclaim`
+    /// are one page flag: advice to drop a page under write-back sets it, and the next read of that page starts a
+    /// readahead of up to twice the device's `read_ahead_kb`, even if the file is advised as random.
     pub(crate) fn check_for_readahead(&self, region: &Region) {
         for _ in 0..CHECKS_MAX {
             let Some(unit) = self.next_check(region) else { return };
@@ -324,7 +326,7 @@ impl Engine {
         }
     }
 
-    /// The next unit that may be absent and cached without the tier's knowledge.
+    /// The next unit whose readahead the tier would not notice.
     fn next_check(&self, region: &Region) -> Option<usize> {
         let mut core = self.core.lock();
         let state = core.regions.get_mut(region.id)?;
@@ -332,7 +334,7 @@ impl Engine {
         (0..units.len()).map_while(|_| checks.next(units.len())).find(|&unit| units[unit].may_be_read_ahead())
     }
 
-    /// Locks a whole region into memory, for good.
+    /// Locks a whole region into memory, permanently.
     ///
     /// # Errors
     /// `NoRoom`; `System` when it cannot be read or locked.
@@ -349,7 +351,7 @@ impl Engine {
         for unit in 0..presence.unit_count() {
             let is_there = core.serves(region.id) && core.unit(region.id, unit).stays();
             if !is_there {
-                // Another unit was faster.
+                // Another unit took the budget meanwhile.
                 return Err(TierError::NoRoom { region: missing, room: self.dram_bytes - core.locked_bytes });
             }
             core.unit(region.id, unit).pinned = true;
@@ -357,7 +359,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Promotes what there is room for, several units at a time.
+    /// Promotes as many units as fit, several at a time.
     fn promote_all(&self, region: &Arc<Region>) -> io::Result<()> {
         let (mut on_their_way, mut result) = (VecDeque::new(), Ok(()));
         for unit in 0..region.presence.unit_count() {
@@ -375,8 +377,8 @@ impl Engine {
         result
     }
 
-    /// Unlocks everything of a region that takes no more accesses, has none under way, and whose units do not move. Other processes have
-    /// been kept from it before.
+    /// Unlocks a region that takes no more accesses and has neither accesses nor moves under way. Other processes have
+    /// lost access to it before.
     pub(crate) fn unlock_region(&self, region: &Region) {
         let mut locked_bytes = 0;
         for unit in 0..region.presence.unit_count() {
@@ -385,19 +387,19 @@ impl Engine {
                 locked_bytes += region.presence.unit_range(unit).len;
             }
         }
-        // The program may have unmapped it, which is as good.
+        // Fails if the program has unmapped it: nothing is locked then.
         let _ = sys::unlock(region.presence.range());
         let _ = sys::expect_nothing(region.presence.range());
         self.core.lock().locked_bytes -= locked_bytes;
     }
 }
 
-/// Has a unit read into the page cache.
+/// Starts readahead of a unit into the page cache.
 fn read_ahead(region: &Region, range: HostRange) {
     let first = region.offset_in_file(range);
     for offset in (0..range.len).step_by(READ_AHEAD_BYTES as usize) {
         let len = std::num::NonZero::new(READ_AHEAD_BYTES.min(range.len - offset));
-        // Only advice; locking reads what it has not brought.
+        // Advisory: locking reads the rest.
         let _ = rustix::fs::fadvise(region.ways.buffered.as_fd(), first + offset, len, Advice::WillNeed);
     }
 }

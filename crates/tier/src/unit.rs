@@ -1,10 +1,10 @@
-//! Where the truth about a unit is, and how an access reaches it.
+//! The states of a unit, and how an access to it is carried out in each.
 
 use terrace_memory::PAGE_BYTES;
 
 use crate::config::IoMethod;
 
-/// What a unit is doing.
+/// The state of a unit.
 ///
 /// ```text
 ///             promote              direct writes drained,      no write under way or waiting:
@@ -24,84 +24,83 @@ use crate::config::IoMethod;
 ///   Resident           by copying, at once, as the NIC does by itself
 /// ```
 ///
-/// A direct write beside pages that are being populated would leave the old bytes in the mapping: hence the first
-/// drain. A write that was asked for before the NIC makes a copy by itself must not take effect after it, even if it
-/// still waits for its turn: hence the second condition. It holds soon, because copies do not wait for anything. An atomic
-/// operation on memory must not fall between reading and writing one in the file: hence the third.
+/// A direct write next to pages that are being populated would leave old bytes in the mapping: hence the first drain. A
+/// write that was requested before one of the NIC's own copies must not take effect after it, even if the write still
+/// waits for its pages: hence the second condition. It holds soon, because copies do not wait. An atomic operation on
+/// memory must not interleave with a read-modify-write in the file: hence the third.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Residency {
-    /// In the file.
+    /// Only in the file.
     #[default]
     Absent,
     /// Being read and locked.
     Arriving,
-    /// Locked into memory, but not known to the presence.
+    /// Locked into memory, but not mapped in the page table.
     Locked,
-    /// Locked into memory and known to the presence.
+    /// Locked into memory and mapped in the page table.
     Resident,
-    /// Being written back and forgotten.
+    /// Being written back and dropped.
     Leaving,
 }
 
-/// What the tier knows of a unit.
+/// The tier's state of a unit.
 #[derive(Debug, Default)]
 pub(crate) struct Unit {
-    /// What it is doing.
     pub(crate) residency: Residency,
-    /// Somebody is about to take it out.
+    /// A demotion has begun.
     pub(crate) leaving: bool,
     /// Never demoted.
     pub(crate) pinned: bool,
-    /// Buffered access may have left pages in the page cache.
+    /// May have pages in the page cache.
     pub(crate) cached: bool,
-    /// It may have left more since those began to be dropped.
+    /// May have got more pages since the current cleaning began.
     pub(crate) cached_again: bool,
-    /// How often in a row it was tried in vain to drop its pages.
+    /// How many cleanings in a row have left pages.
     pub(crate) cleanings: u8,
-    /// The mapping was touched while the unit was absent.
+    /// The mapping was accessed while the unit was absent.
     pub(crate) touched: bool,
-    /// Writes and atomics under way, those that wait for their turn included.
+    /// Writes and atomics under way, including those that wait for pages.
     pub(crate) writes: u16,
-    /// Direct writes that have begun, their reading before writing included.
+    /// Direct writes under way, including the read of a read-modify-write.
     pub(crate) direct_writes: u16,
-    /// Copies to or from the mapping that have begun.
+    /// Copies to or from the mapping under way.
     pub(crate) copies: u16,
 }
 
 impl Unit {
-    /// Whether it is resident, and not about to leave.
+    /// Whether the unit is resident, and no demotion has begun.
     pub(crate) fn stays(&self) -> bool {
         self.residency == Residency::Resident && !self.leaving
     }
 
-    /// Whether nobody would notice that the kernel has read ahead into it.
+    /// Whether the kernel may have read ahead into the unit unnoticed.
     pub(crate) fn may_be_read_ahead(&self) -> bool {
         self.residency == Residency::Absent && !self.cached
     }
 }
 
-/// What an access wants of the bytes that it names.
+/// What an access does with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Read them.
+    /// Reads them.
     Read,
-    /// Overwrite them; whole pages or not.
+    /// Overwrites them.
     Write {
-        /// They are whole pages.
+        /// The access covers whole pages.
         whole_pages: bool,
     },
-    /// Change 8 of them depending on what they are.
+    /// Reads and modifies 8 bytes.
     Atomic,
 }
 
-/// What a region allows.
+/// What the region and the access allow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Means {
-    /// How misses are to be carried out.
+    /// How misses are carried out.
     pub(crate) method: IoMethod,
-    /// Nobody else writes the file.
+    /// No other writer of the file.
     pub(crate) exclusive: bool,
-    /// Direct access is to be had and reaches the same bytes, and the pages concerned lie wholly within the file.
+    /// Direct access works, sees the latest bytes, and for a write the pages lie wholly within the file.
     pub(crate) direct: bool,
 }
 
@@ -110,28 +109,28 @@ pub(crate) struct Means {
 pub(crate) enum Plan {
     /// Copy to or from the mapping.
     Copy,
-    /// Read what is in the page cache; if it is not, read directly.
+    /// Read from the page cache; if the bytes are not there, read directly.
     Peek,
     /// Read from the file.
     Read {
-        /// Past the page cache.
+        /// Bypass the page cache.
         direct: bool,
     },
     /// Write to the file.
     Write {
-        /// Past the page cache.
+        /// Bypass the page cache.
         direct: bool,
     },
-    /// Read whole pages, change the bytes concerned, write.
+    /// Read-modify-write of whole pages.
     Modify {
-        /// Past the page cache.
+        /// Bypass the page cache.
         direct: bool,
     },
-    /// Have the page in the page cache, then act on the mapping.
+    /// Read the page into the page cache, then act on the mapping.
     BringAndCopy,
 }
 
-/// Decides.
+/// Chooses how to carry out an access.
 pub(crate) fn plan(need: Need, unit: &Unit, means: Means) -> Plan {
     if matches!(unit.residency, Residency::Locked | Residency::Resident) || means.method == IoMethod::Mapping
     {
@@ -147,7 +146,7 @@ pub(crate) fn plan(need: Need, unit: &Unit, means: Means) -> Plan {
     match need {
         Need::Write { whole_pages } if direct && !whole_pages => Plan::Modify { direct },
         Need::Write { .. } => Plan::Write { direct },
-        // The program's own atomic instructions must not fall between reading and writing.
+        // The program's own atomic instructions must not interleave with a read-modify-write.
         _ if !means.exclusive => Plan::BringAndCopy,
         _ => Plan::Modify { direct },
     }
@@ -167,7 +166,7 @@ fn plan_read(unit: &Unit, means: Means) -> Plan {
     }
 }
 
-/// The pages that bytes touch, by number.
+/// The numbers of the pages that a byte range touches.
 pub(crate) fn pages_of(offset: u64, len: usize) -> std::ops::Range<u64> {
     offset / PAGE_BYTES..(offset + len as u64).div_ceil(PAGE_BYTES)
 }

@@ -1,4 +1,4 @@
-//! Writing pages back, and dropping them. What cannot be written back stays where it is, and is written again.
+//! Writing pages back, and dropping them. Pages that cannot be written back stay in memory, and are written again.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,23 +13,23 @@ use crate::engine::Engine;
 use crate::region::Region;
 use crate::sys;
 
-/// How long after it could not be written again it is tried once more: a disk that has failed is not to be kept busy with that.
+/// The interval between repair attempts, which would keep a failed disk busy.
 const RETRY_AFTER: Duration = Duration::from_millis(250);
 
-/// The largest folio in the page cache of x86-64: a huge page.
+/// The largest folio in the page cache on x86-64: a huge page.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
 
 impl Engine {
     /// Writes a part of a region's file back. Not durable by itself: the device may cache it.
     ///
     /// # Errors
-    /// What the device says; the same for as long as something of the region that could not be written was not written again.
+    /// The device's error; `EIO` until an earlier failed write-back of the region is repaired.
     pub(crate) fn write_back(&self, region: &Region, range: HostRange) -> io::Result<()> {
         let _alone = region.losses.alone();
         self.write_back_alone(region, range)
     }
 
-    /// The same for whoever has asked to be alone.
+    /// [`Engine::write_back`] for a caller that holds [`crate::losses::Losses::alone`].
     fn write_back_alone(&self, region: &Region, range: HostRange) -> io::Result<()> {
         let offset = region.offset_in_file(range);
         let written = self
@@ -45,18 +45,18 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes pages back and takes those that nobody uses out of the page cache. Says whether that was all of them.
+    /// Writes pages back and drops unused ones from the page cache. Returns whether all were dropped.
     ///
     /// # Errors
-    /// As for [`Engine::write_back`]; all of them stay then.
+    /// As for [`Engine::write_back`]; then no page is dropped.
     pub(crate) fn drop_pages(&self, region: &Region, range: HostRange) -> io::Result<bool> {
-        // Until they are dropped: nobody else may be told meanwhile of a failure that they are about.
+        // Held until the pages are dropped: another thread must not consume a failure report that concerns them.
         let _alone = region.losses.alone();
         self.write_back_alone(region, range)?;
         if region.ways.is_memory {
             return Ok(true);
         }
-        // Only advice: pages that somebody uses stay. The kernel does not drop a part of a folio.
+        // Advisory: pages in use stay. The kernel does not drop a part of a folio.
         for dropped in [range, region.folio_around(range)] {
             let offset = region.offset_in_file(dropped);
             let len = std::num::NonZero::new(dropped.len.next_multiple_of(PAGE_BYTES));
@@ -68,16 +68,16 @@ impl Engine {
         Ok(false)
     }
 
-    /// Takes some pages out of the page table and, once written back, out of the page cache.
+    /// Removes pages from the process's page table and, once written back, from the page cache.
     pub(crate) fn drop_from_memory(&self, region: &Region, range: HostRange) {
-        // The mapping may be gone; then its pages are, too.
+        // Fails if the mapping is gone; then its pages are unmapped, too.
         let _ = sys::unmap_pages(range);
-        // What cannot be written back was noted, and stays in the page cache.
+        // Pages that cannot be written back were recorded, and stay in the page cache.
         let _ = self.drop_pages(region, range);
     }
 
-    /// Writes all that is in memory of a region again, if something of it could not be written: nobody knows which part. Nothing
-    /// else happens to regions that do not serve any more.
+    /// After a failed write-back, writes all cached pages of the region again, because the kernel does not report which
+    /// page failed. Skips regions that are being removed.
     pub(crate) fn repair(&self, region: &Arc<Region>) {
         let is_soon = |tried: Instant| tried.elapsed() < RETRY_AFTER;
         if region.losses.alone().is_some_and(is_soon) {
@@ -88,28 +88,28 @@ impl Engine {
             if !region.losses.are_there() || !core.serves(region.id) {
                 return;
             }
-            // So that the mapping stays.
+            // Keeps the mapping until the repair ends.
             core.regions[region.id].moves += 1;
         }
-        // It was said when it failed first.
+        // The first failure was logged.
         let _ = self.write_again(region);
         self.core.lock().regions[region.id].moves -= 1;
     }
 
-    /// The same for whoever knows that the mapping stays.
+    /// [`Engine::repair`] for a caller that keeps the mapping alive.
     ///
     /// # Errors
-    /// When it could not be written once more.
+    /// When the pages cannot be written.
     pub(crate) fn write_again(&self, region: &Region) -> io::Result<()> {
         let mut tried = region.losses.alone();
         *tried = Some(Instant::now());
         let noticed = region.losses.noticed();
-        // What may not be written holds nothing that a client was told is stored.
+        // A read-only region has no data that a client was told is stored.
         if region.writable {
             make_dirty(region.presence.range())?;
         }
         self.suffer(StorageOperation::WriteBack)?;
-        // Both, because each of the descriptions is told of failures by itself.
+        // Both: the kernel reports failures for each description separately.
         rustix::fs::fdatasync(&region.ways.buffered)?;
         rustix::fs::fdatasync(&region.ways.durable)?;
         region.losses.end(noticed);
@@ -119,14 +119,14 @@ impl Engine {
 }
 
 impl Region {
-    /// Remembers that something could not be written.
+    /// Records that a part of the region could not be written.
     pub(crate) fn note_loss(&self, error: &dyn std::fmt::Display) {
         if self.losses.note() {
             tracing::error!(%error, "a part of a region's file cannot be written: it stays in memory, and no FLUSH succeeds until it is written");
         }
     }
 
-    /// The range, extended to multiples of the largest folio of the file, as far as the region goes.
+    /// The range, extended to multiples of the largest folio of the file, within the region.
     pub(crate) fn folio_around(&self, range: HostRange) -> HostRange {
         let whole = self.presence.range();
         let start = self.offset_in_file(range);
@@ -135,7 +135,7 @@ impl Region {
         HostRange { addr: whole.addr + (start - self.file_offset), len: end - start }
     }
 
-    /// Where in the file a part of the region begins.
+    /// The file offset of a part of the region.
     pub(crate) fn offset_in_file(&self, range: HostRange) -> u64 {
         self.file_offset + (range.addr - self.presence.range().addr)
     }
