@@ -1,4 +1,4 @@
-//! Files of regions, and how they are reached.
+//! The files of regions, and the descriptors through which the tier accesses them.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,50 +15,51 @@ use terrace_memory::{HostRange, PAGE_BYTES};
 use crate::error::TierError;
 use crate::sys::{self, Mapping};
 
-/// Memory file systems: what they call a file is memory, and there is nothing to be gained by asking a ring.
+/// Memory file systems: their files are memory, and io_uring would gain nothing.
 const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994 /* tmpfs */, 0x8584_58f6 /* ramfs */];
 
-/// A region's bytes: a part of a file, and where the process has it mapped.
+/// The memory of a region: a part of a file, and its mapping in the process.
 #[derive(Debug)]
 pub struct Source {
-    /// The file; also open for writing if the region is writable.
+    /// The file; open for reading, and for writing if the region is writable.
     pub file: OwnedFd,
-    /// Where in the file the region begins: a multiple of the page size.
+    /// The file offset at which the region begins: a multiple of the page size.
     pub file_offset: u64,
-    /// The shared mapping of that part of the file, beginning at a page. It stays mapped until the region was removed.
+    /// The page-aligned shared mapping of that part of the file. It stays mapped until the region is removed.
     pub map: HostRange,
-    /// Nobody else maps or writes this part of the file: not the program, and no other process.
+    /// No other program code and no other process maps or writes this part of the file.
     pub exclusive: bool,
-    /// Whether it may be written.
+    /// Whether the region may be written.
     pub writable: bool,
 }
 
-/// The ways to a file.
+/// The descriptors of a region's file.
 #[derive(Debug)]
 pub(crate) struct Ways {
-    /// Through the page cache.
+    /// Goes through the page cache.
     pub(crate) buffered: Arc<OwnedFd>,
-    /// The same for FLUSH alone: whoever writes back must not be told in its stead of what has failed.
+    /// For FLUSH only: the kernel reports a write-back failure once per description, and write-back must not consume
+    /// FLUSH's report.
     pub(crate) durable: Arc<OwnedFd>,
-    /// Past it; `None` where the file system does not offer that.
+    /// Bypasses the page cache; `None` where the file system does not support that.
     pub(crate) direct: Option<Arc<OwnedFd>>,
-    /// The file is memory: reading and writing do not wait for anything.
+    /// The file is memory: reads and writes do not wait.
     pub(crate) is_memory: bool,
     /// The file's length when it was opened.
     pub(crate) file_len: u64,
-    /// It is a file, and no device: it can become shorter, and writing makes it longer.
+    /// A regular file, no device: it can become shorter, and writes can extend it.
     is_file: bool,
 }
 
 impl Ways {
-    /// Opens the file once more for FLUSH, and for direct access, if that is possible.
+    /// Opens the file again for FLUSH, and for direct access where that is possible.
     ///
     /// # Errors
-    /// When the descriptor is not a file's, or when it cannot be opened again.
+    /// When the descriptor is not a file's, or when the file cannot be opened again.
     pub(crate) fn open(file: OwnedFd, writable: bool) -> io::Result<Ways> {
         let file_len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode).is_file();
-        // The names of devices are on a memory file system; what they name is not.
+        // Device nodes are on a memory file system; the devices are not.
         let is_memory = is_file && MEMORY_FILE_SYSTEMS.contains(&(rustix::fs::fstatfs(&file)?.f_type as u64));
         let direct = if is_memory { None } else { open_direct(&file, writable) };
         let durable = Arc::new(open_again(&file, OFlags::RDONLY)?);
@@ -69,25 +70,27 @@ impl Ways {
     /// Locks a part of the file for direct requests, which do not hold the description that [`BackingFile`] has locked.
     ///
     /// # Errors
-    /// `EAGAIN` when another server, or requests of one that has ended, have the lock.
+    /// `EAGAIN` when another server holds the lock, or requests of a server that has ended.
     pub(crate) fn lock(&self, offset: u64, len: u64) -> io::Result<()> {
         let Some(direct) = &self.direct else { return Ok(()) };
         wait_for_lock(|| sys::lock_description(direct.as_fd(), offset, len))
     }
 
-    /// Whether the file still goes as far. In memory, what lies beyond is a fault; writing there would make the file longer.
+    /// Whether the file still has `end` bytes. Beyond the end, an access to the mapping faults, but a write to the file
+    /// would extend it.
     pub(crate) fn reach(&self, end: u64) -> bool {
         !self.is_file || rustix::fs::fstat(&self.buffered).is_ok_and(|status| status.st_size as u64 >= end)
     }
 }
 
-/// The same file by a description of its own. Through `/proc`, because the path may be gone or name another file by now.
+/// Opens the file again, with a description of its own. Through `/proc`, because the path may be gone or name another
+/// file by now.
 fn open_again(file: impl AsFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The same file, past the page cache.
+/// Opens the file again for direct access.
 fn open_direct(file: &OwnedFd, writable: bool) -> Option<OwnedFd> {
     let mode = if writable { OFlags::RDWR } else { OFlags::RDONLY };
     match open_again(file, mode | OFlags::DIRECT) {
@@ -99,7 +102,7 @@ fn open_direct(file: &OwnedFd, writable: bool) -> Option<OwnedFd> {
     }
 }
 
-/// A file or block device that holds a region from its first byte on, mapped into memory.
+/// A file or block device that contains a region from its first byte on, mapped into memory.
 #[derive(Debug)]
 pub struct BackingFile {
     path: PathBuf,
@@ -109,9 +112,9 @@ pub struct BackingFile {
 }
 
 impl BackingFile {
-    /// Opens a file, or creates a sparse one of the given size. A shorter file grows; of a longer one, or of a block
-    /// device, the first `size` bytes are used. Without a size it is the file's own. An exclusive file is locked against
-    /// other servers for as long as this lives.
+    /// Opens a file, or creates a sparse one of the given size. A shorter file is extended; of a longer file or a block
+    /// device, the first `size` bytes are used. Without `size` the region is the whole file. An exclusive file is
+    /// locked against other servers until this is dropped.
     ///
     /// # Errors
     /// `Missing`, `Open`, `Kind`, `InUse`, `Size`, or `System` when it cannot be mapped.
@@ -125,28 +128,28 @@ impl BackingFile {
         Ok(BackingFile { path: path.to_owned(), file, mapping, exclusive })
     }
 
-    /// Where it was opened.
+    /// The path under which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where it is mapped: all of the region. The mapping lives as long as this.
+    /// The mapping of the whole region. It lives as long as this.
     pub fn map(&self) -> HostRange {
         self.mapping.range()
     }
 
-    /// The file by a description of its own, for somebody else: it does not hold the lock.
+    /// A new description of the file, which does not hold the lock.
     ///
     /// # Errors
     /// When there are no descriptors left.
     pub fn open_again(&self) -> io::Result<OwnedFd> {
         let file = open_again(&self.file, OFlags::RDWR)?;
-        // It is for units that are in memory: nothing is to be read ahead of them.
+        // For units that are in memory: the kernel must not read ahead.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
         Ok(file)
     }
 
-    /// What [`crate::Tier::add`] takes.
+    /// The argument for [`crate::Tier::add`].
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -160,7 +163,7 @@ impl BackingFile {
 fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     let error = |source| TierError::Open { path: path.to_owned(), source };
     let mut options = OpenOptions::new();
-    // Not to hang on a pipe that somebody named. A new file is its owner's alone, as memory is.
+    // `O_NONBLOCK`: opening a named pipe must not hang. Mode 0600: only the owner may read a new file, as with memory.
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK).mode(0o600);
     let file = match options.open(path) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
@@ -173,7 +176,7 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     };
     let kind = file.metadata().map_err(error)?.file_type();
     if kind.is_file() || kind.is_block_device() {
-        // io_uring fails requests to such descriptors instead of waiting, where the file system cannot tell whether it
+        // With `O_NONBLOCK`, io_uring fails requests instead of waiting where the file system cannot tell whether it
         // would have to wait.
         rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| error(errno.into()))?;
         Ok(file)
@@ -182,11 +185,11 @@ fn open_file(path: &Path, may_create: bool) -> Result<File, TierError> {
     }
 }
 
-/// How long a lock is waited for. When a server is killed, its requests outlive it by a few milliseconds, and with them
-/// its locks: so they keep the next server from writing what a late one would overwrite.
+/// For how long to wait for a lock. Requests of a killed server, and their locks, outlive it by a few milliseconds. The
+/// lock keeps the next server from writing bytes that such a request would overwrite.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Tries until the lock is free, for a while.
+/// Retries until the lock is free, for [`LOCK_PATIENCE`].
 fn wait_for_lock(mut lock: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
@@ -207,9 +210,9 @@ fn lock_file(file: &File, path: &Path) -> Result<(), TierError> {
     })
 }
 
-/// Makes the file long enough, and says how long the region is.
+/// Extends the file if needed, and returns the length of the region.
 fn fit(file: &File, path: &Path, size: Option<u64>) -> Result<u64, TierError> {
-    // Also tells the size of a block device, whose metadata say 0.
+    // Works for block devices, too, whose metadata say 0.
     let there =
         rustix::fs::seek(file, SeekFrom::End(0)).map_err(|_| TierError::Kind { path: path.to_owned() })?;
     let len = size.unwrap_or(there);

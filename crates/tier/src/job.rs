@@ -1,4 +1,5 @@
-//! What is done at once by whoever is there, without locks: copies, looks into the page cache, files that are memory.
+//! Work that the calling thread does itself, without locks: copies, reads from the page cache without waiting,
+//! transfers of memory files.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -13,56 +14,56 @@ use crate::pool::Buffer;
 use crate::region::Region;
 use crate::sys;
 
-/// What is to be done.
+/// A job.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Copies from memory.
+    /// Copies from the mapping.
     CopyOut(Span),
-    /// Copies to memory.
+    /// Copies to the mapping.
     CopyIn(Span),
-    /// Acts on 8 bytes of memory.
+    /// An atomic operation on 8 bytes of the mapping.
     Atomic { id: PartId, addr: u64, op: AtomicOp },
-    /// Reads if it is in the page cache.
+    /// Reads the bytes if they are in the page cache.
     Peek(Span),
-    /// Reads or writes a file that is memory.
+    /// Reads or writes a file in memory.
     Transfer(Request),
 }
 
-/// Bytes of a region, and their place in a buffer.
+/// Bytes of a region, and their range in a buffer.
 #[derive(Debug)]
 pub(crate) struct Span {
     pub(crate) id: PartId,
     pub(crate) region: Arc<Region>,
-    /// Where in the region.
+    /// The offset in the region.
     pub(crate) offset: u64,
     pub(crate) buffer: Buffer,
     pub(crate) bytes: std::ops::Range<usize>,
 }
 
-/// What came of it.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// A copy; of an atomic, the value before.
+    /// Of a copy; for an atomic, `result` has the value before.
     Copied { id: PartId, buffer: Option<Buffer>, result: Result<u64, Fault> },
-    /// A look into the page cache.
+    /// Of a read without waiting.
     Peeked { id: PartId, buffer: Buffer, seen: Seen },
-    /// As if the device had done it.
+    /// Of a transfer, as if the device had completed it.
     Transferred(Completion),
 }
 
-/// What a look into the page cache found.
+/// What a read without waiting found in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// All of it: the bytes are in the buffer.
+    /// All bytes: they are in the buffer.
     All,
-    /// Not all of it.
+    /// Not all bytes.
     Less,
-    /// All of it, but then it went. The kernel has begun to read it again.
+    /// All bytes, but the kernel reclaimed some before the read, and has begun to read them again.
     Gone,
 }
 
 impl Job {
-    /// Whether a copy would wait for the disk, as far as can be seen now.
+    /// Whether a copy would wait for the disk, by the current state of the page cache.
     pub(crate) fn would_wait(&self) -> bool {
         let (addr, len) = match self {
             Job::CopyOut(span) | Job::CopyIn(span) => (span.addr(), span.bytes.len() as u64),
@@ -72,7 +73,6 @@ impl Job {
         !are_cached(addr, len)
     }
 
-    /// Does it.
     pub(crate) fn run(self) -> Outcome {
         match self {
             Job::CopyOut(mut span) => {
@@ -103,7 +103,7 @@ impl Span {
         self.region.presence.range().addr + self.offset
     }
 
-    /// Asks first: a read without waiting starts to read what it does not find, and so would fill the page cache.
+    /// Checks with `mincore` first: `RWF_NOWAIT` starts readahead of missing pages, and so would fill the page cache.
     fn peek(&mut self) -> Seen {
         if !are_cached(self.addr(), self.bytes.len() as u64) {
             return Seen::Less;
@@ -116,7 +116,7 @@ impl Span {
     }
 }
 
-/// Whether all pages that some bytes of a mapping touch are in the page cache.
+/// Whether the page cache contains all pages of a byte range of a mapping.
 fn are_cached(addr: u64, len: u64) -> bool {
     let skip = addr % 4096;
     sys::is_cached(HostRange { addr: addr - skip, len: skip + len })

@@ -1,15 +1,15 @@
-//! Who may touch a page of a file, in the order of asking: readers together, writers alone.
+//! Page locks in request order: shared for readers, exclusive for writers.
 //!
-//! An access asks for all of its pages at once, so two accesses stand in the same order in the queues of all pages that
-//! they share, and nobody waits for each other in a circle.
+//! An access requests all of its pages at once. Two accesses are therefore in the same order in the queues of all pages
+//! that they share, which rules deadlock out.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
-/// Names an access.
+/// Identifies a part of an access.
 pub(crate) type PartId = usize;
 
-/// The queues of the pages that somebody uses.
+/// The queues of the pages in use.
 #[derive(Debug, Default)]
 pub(crate) struct PageQueues {
     pages: HashMap<u64, Page>,
@@ -19,7 +19,7 @@ pub(crate) struct PageQueues {
 struct Page {
     readers: u32,
     writing: bool,
-    /// Who waits, and whether to write.
+    /// Waiting parts, and whether each will write.
     waiting: VecDeque<(PartId, bool)>,
 }
 
@@ -38,7 +38,7 @@ impl Page {
 }
 
 impl PageQueues {
-    /// Asks for pages. Returns how many have to be waited for: each will be granted by somebody's `leave`.
+    /// Requests pages. Returns how many are not available yet: later calls of [`PageQueues::leave`] grant them.
     pub(crate) fn enter(&mut self, id: PartId, pages: Range<u64>, write: bool) -> u32 {
         let mut missing = 0;
         for page in pages {
@@ -53,7 +53,7 @@ impl PageQueues {
         missing
     }
 
-    /// Gives pages back. `granted` names those that have got one more page, once for each.
+    /// Releases pages. Calls `granted` once for each page that a waiting part gets.
     pub(crate) fn leave(&mut self, pages: Range<u64>, write: bool, mut granted: impl FnMut(PartId)) {
         for number in pages {
             let Some(page) = self.pages.get_mut(&number) else { continue };
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(queues.enter(1, 0..2, false), 0);
         assert_eq!(queues.enter(2, 1..3, false), 0);
         assert_eq!(queues.enter(3, 1..2, true), 1);
-        // A reader does not overtake the writer that waits.
+        // A reader does not overtake the waiting writer.
         assert_eq!(queues.enter(4, 0..2, false), 1);
         assert_eq!(leave(&mut queues, 0..2, false), []);
         assert_eq!(leave(&mut queues, 1..3, false), [3]);

@@ -1,4 +1,4 @@
-//! A part of an access: what of it lies in one unit.
+//! A part of an access: the bytes that lie in one unit.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use crate::stats::Kind;
 use crate::transfer::Access;
 use crate::unit::{Means, Need, pages_of};
 
-/// How long a device may go on to give a request back before its access fails. A ring does so within microseconds while it
-/// cannot get a thread to wait for the disk in, so how often it has done so says nothing.
+/// For how long a request is submitted again before its access fails. A ring returns requests within microseconds while
+/// it has no thread that could wait for the disk, so a limit on the number of attempts would be meaningless.
 const RETRY_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is to be done.
+/// The operation of a part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Task {
-    /// Bring the bytes.
+    /// Reads the bytes.
     Read,
-    /// Overwrite them.
+    /// Overwrites them.
     Write,
-    /// Change them depending on what they are.
+    /// Reads and modifies them.
     Atomic(AtomicOp),
-    /// Make writes durable: those numbered below this, and all copies.
+    /// Makes writes durable: those with numbers below `before`, and all copies.
     Flush {
-        /// The first write that need not be waited for.
+        /// The first write that the flush does not wait for.
         before: u64,
-        /// How many bytes of the region it is about.
+        /// Length in bytes of the flushed range.
         len: u64,
     },
 }
 
 impl Task {
-    /// Whether nobody else may touch the pages meanwhile.
+    /// Whether the operation needs exclusive access to its pages.
     pub(crate) fn is_write(self) -> bool {
         matches!(self, Task::Write | Task::Atomic(_))
     }
 }
 
-/// How far it has come.
+/// The progress of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Waits for pages or (a flush) for writes.
+    /// Waits for pages; a flush waits for writes.
     Waiting,
-    /// A job copies, or looks into the page cache.
+    /// A job copies, or reads from the page cache without waiting.
     Working,
     /// The bytes are being read into `data`.
     Reading,
@@ -62,7 +62,7 @@ pub(crate) enum Step {
     Syncing,
 }
 
-/// Which of its unit's counts a part is in.
+/// Which of its unit's counts includes a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// None.
@@ -76,81 +76,80 @@ pub(crate) enum Lane {
 /// The transfer to or from the file that is under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Io {
-    /// Past the page cache.
+    /// Bypasses the page cache.
     pub(crate) direct: bool,
-    /// Where in the file it begins.
+    /// The file offset at which it begins.
     pub(crate) at: u64,
-    /// Which part of the buffer it fills or writes.
+    /// The range of the buffer that it fills or writes.
     pub(crate) part: Range<usize>,
-    /// How much of that has to be moved: a direct read at the file's end may bring less than whole pages.
+    /// How many of these bytes must be moved: a direct read at the end of the file may return less than whole pages.
     pub(crate) needed: usize,
-    /// How much was moved.
+    /// Bytes moved so far.
     pub(crate) done: usize,
 }
 
-/// A part of an access.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) region: Arc<Region>,
     pub(crate) access: Arc<Access>,
-    /// Which part of the access it is.
+    /// The index of the part in the access.
     pub(crate) index: usize,
-    /// Which of the access's bytes it begins with.
+    /// The offset in the access of the part's first byte.
     pub(crate) base: usize,
-    /// The unit that all of it lies in; of a flush 0.
+    /// The unit that contains the part; 0 for a flush.
     pub(crate) unit: usize,
-    /// Where in the region it begins.
+    /// The offset in the region of the part's first byte.
     pub(crate) offset: u64,
-    /// Length in bytes; of a flush 0.
+    /// Length in bytes; 0 for a flush.
     pub(crate) len: usize,
     pub(crate) task: Task,
-    /// It is in the queues of its pages.
+    /// Whether the part is in the queues of its pages.
     pub(crate) in_order: bool,
-    /// Pages that others use.
+    /// How many of its pages other parts hold.
     pub(crate) pages_missing: u32,
     pub(crate) step: Step,
     pub(crate) lane: Lane,
-    /// How it was carried out in the end.
+    /// How the part was carried out.
     pub(crate) kind: Kind,
-    /// What was read, or is to be written: at the same place within a page as in the region. Elsewhere while the device
-    /// or a job has it.
+    /// The bytes read or to be written, at the same offset within a page as in the region. `None` while the device or a
+    /// job has the buffer.
     pub(crate) data: Option<Buffer>,
-    /// Whole pages that are read, changed and written.
+    /// Whole pages for a read-modify-write.
     pub(crate) scratch: Option<Buffer>,
     pub(crate) io: Option<Io>,
-    /// When the device has given it back first.
+    /// When the device first returned the request unfinished.
     pub(crate) given_back_at: Option<Instant>,
-    /// Names this write among the region's.
+    /// The number of this write in the region.
     pub(crate) write_number: u64,
 }
 
 impl Part {
-    /// Where in a buffer of whole pages the bytes begin.
+    /// The offset of the bytes in a buffer of whole pages.
     pub(crate) fn skip(&self) -> usize {
         (self.offset % PAGE_BYTES) as usize
     }
 
-    /// The bytes in such a buffer.
+    /// The range of the bytes in such a buffer.
     pub(crate) fn bytes(&self) -> Range<usize> {
         self.skip()..self.skip() + self.len
     }
 
-    /// Length of the whole pages that the bytes touch.
+    /// Length of the whole pages that contain the bytes.
     pub(crate) fn span(&self) -> usize {
         self.bytes().end.next_multiple_of(PAGE_BYTES as usize)
     }
 
-    /// Pages of the region.
+    /// The region's pages that contain the bytes.
     pub(crate) fn pages(&self) -> Range<u64> {
         if self.len == 0 { 0..0 } else { pages_of(self.offset, self.len) }
     }
 
-    /// Where in memory it begins.
+    /// The address of the first byte in the mapping.
     pub(crate) fn addr(&self) -> u64 {
         self.region.presence.range().addr + self.offset
     }
 
-    /// Where in the file it begins.
+    /// The file offset of the first byte.
     pub(crate) fn file_offset(&self) -> u64 {
         self.region.file_offset + self.offset
     }
@@ -165,27 +164,27 @@ impl Part {
 
     pub(crate) fn means(&self) -> Means {
         let pages_end = self.file_offset() - self.skip() as u64 + self.span() as u64;
-        // The end of a file that does not fill its last page can be read directly, but not written.
+        // If the file ends within its last page, that page can be read directly, but not written.
         let within = !self.task.is_write() || pages_end <= self.region.ways.file_len;
         Means {
             method: self.region.method,
             exclusive: self.region.exclusive,
-            // Past the page cache is what was there before that which could not be written back.
+            // After a failed write-back, direct reads would return the bytes before the lost write.
             direct: within && self.region.direct_works() && !self.region.losses.are_there(),
         }
     }
 
-    /// A transfer of just the bytes.
+    /// A transfer of exactly the bytes.
     pub(crate) fn io_of_bytes(&self, direct: bool) -> Io {
         Io { direct, at: self.file_offset(), part: self.bytes(), needed: self.len, done: 0 }
     }
 
-    /// A transfer of the whole pages that the bytes touch, of which so many bytes are needed.
+    /// A transfer of the whole pages that contain the bytes; `needed` of the bytes must be moved.
     pub(crate) fn io_of_pages(&self, direct: bool, needed: usize) -> Io {
         Io { direct, at: self.file_offset() - self.skip() as u64, part: 0..self.span(), needed, done: 0 }
     }
 
-    /// The buffer that the present step's transfer uses.
+    /// The buffer of the current step's transfer.
     pub(crate) fn io_buffer(&mut self) -> &mut Option<Buffer> {
         match self.step {
             Step::Fetching | Step::WritingBack => &mut self.scratch,
@@ -193,19 +192,19 @@ impl Part {
         }
     }
 
-    /// Whether a request that the device has given back is worth another one.
+    /// Whether a request that the device returned unfinished is submitted again.
     pub(crate) fn may_retry(&mut self) -> bool {
         self.given_back_at.get_or_insert_with(Instant::now).elapsed() < RETRY_PATIENCE
     }
 
-    /// Whether the file has become too short for what is about to be written.
+    /// Whether the file has become too short for the write that is about to begin.
     pub(crate) fn lies_beyond(&self) -> bool {
         let write = matches!(self.step, Step::Writing | Step::WritingBack);
         let end = self.io.as_ref().map(|io| io.at + io.part.len() as u64);
         write && end.is_some_and(|end| !self.region.ways.reach(end))
     }
 
-    /// What remains of the transfer under way, as a request.
+    /// The rest of the transfer under way, as a request.
     pub(crate) fn request(&mut self, id: PartId) -> Request {
         if self.step == Step::Syncing {
             return self.sync_request(id);
@@ -223,7 +222,7 @@ impl Part {
 
     fn sync_request(&self, id: PartId) -> Request {
         let Task::Flush { len, .. } = self.task else { unreachable!("only a flush makes durable") };
-        // A range that a request cannot name becomes the whole file.
+        // A length that the request cannot hold: the whole file.
         let (offset, len) = u32::try_from(len).map_or((0, 0), |len| (self.file_offset(), len));
         Request { id, file: self.region.ways.durable.clone(), offset, command: Command::Sync { len } }
     }

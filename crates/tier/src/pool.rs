@@ -1,4 +1,4 @@
-//! Bounce buffers: a fixed number of them, so that no peer decides how much memory is used.
+//! Bounce buffers: a fixed number, so that no peer determines how much memory they take.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,16 +12,16 @@ use terrace_sync::Mutex;
 
 use crate::sys::Mapping;
 
-/// The most that one transfer moves.
+/// The longest transfer, in bytes.
 pub const TRANSFER_BYTES_MAX: u64 = 64 << 10;
-/// The pages that such a transfer touches when it does not begin at a page.
+/// The pages that such a transfer spans when it does not begin at a page.
 const SPAN_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 4096;
-/// The sizes that buffers come in, and how many shares of the pool each size gets.
+/// The sizes of buffers, and the shares of the pool for each size.
 const CLASSES: [(usize, usize); 3] = [(4096, 3), (16 << 10, 2), (SPAN_BYTES_MAX, 3)];
-/// The class of which a few who read much could have all.
+/// The class that a few requesters with many reads could exhaust.
 const LARGEST: usize = CLASSES.len() - 1;
 
-/// Who has been told of room, and has not come while so many buffers came back, wants none any more.
+/// A requester that was woken, and has not come back while this many buffers were freed, is forgotten.
 const MISSED_MAX: u32 = 64;
 
 /// A fixed set of page-aligned buffers.
@@ -32,18 +32,17 @@ pub(crate) struct Pool {
 
 #[derive(Default)]
 struct Free {
-    /// Where the free buffers of each class begin. The one used last is used next, so that memory that was never needed
-    /// is never touched.
+    /// Offsets of the free buffers of each class. Last in, first out: memory that was never needed is never touched.
     offsets: [Vec<u32>; CLASSES.len()],
-    /// Those who were turned away.
+    /// Requesters that got no buffer.
     waiting: Vec<Waker>,
-    /// Those of them who have been told that there is room, and have not come yet; and how many buffers came back since.
+    /// Requesters that were woken and have not come back, with the number of buffers freed since.
     told: Vec<(Waker, u32)>,
-    /// How many of the largest buffers each has that has any.
+    /// How many of the largest buffers each requester holds; without entries of zero.
     held: HashMap<usize, u32>,
 }
 
-/// Tells takers from each other.
+/// Identifies a requester by its waker.
 fn identity(waker: &Waker) -> usize {
     Arc::as_ptr(waker).cast::<()>() as usize
 }
@@ -53,7 +52,8 @@ impl Free {
         !self.held.contains_key(&identity(waker))
     }
 
-    /// Whether all of the largest buffers are for those who were turned away and have none, which the taker has.
+    /// Whether the requester must wait: it holds a largest buffer, and all free ones are reserved for waiting
+    /// requesters that hold none.
     fn is_to_wait(&self, waker: &Waker) -> bool {
         if (self.waiting.is_empty() && self.told.is_empty()) || self.holds_none(waker) {
             return false;
@@ -77,7 +77,7 @@ impl Debug for Pool {
 }
 
 impl Pool {
-    /// About `bytes` of buffers, at least four of each size.
+    /// A pool of about `bytes` bytes, with at least four buffers of each size.
     ///
     /// # Errors
     /// When there is no address space.
@@ -94,18 +94,18 @@ impl Pool {
         Ok(Arc::new(Pool { memory: Mapping::of_zeros(total)?, free: Mutex::new(free) }))
     }
 
-    /// A buffer of at least `len` bytes, whose content is arbitrary; `None` when there is none, and then the waker is
-    /// called when a buffer comes back.
+    /// Allocates a buffer of at least `len` bytes with arbitrary content. `None` when there is none; the waker is then
+    /// called when a buffer is freed.
     pub(crate) fn take(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
         self.take_from(&mut self.free.lock(), len, waker)
     }
 
-    /// The same for those who take buffers ahead of their need: whoever has one of the largest leaves one for each of those who
-    /// were turned away and have none. So all go on, in turn.
+    /// [`Pool::take`] for allocations ahead of need: a requester that holds a largest buffer leaves one for each waiting
+    /// requester that holds none. So no requester starves.
     pub(crate) fn take_in_turn(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
         let mut free = self.free.lock();
         if len > CLASSES[LARGEST - 1].0 && free.is_to_wait(waker) {
-            // Its own buffer comes back some time, and then it is told.
+            // The waker is called when the requester's own buffer is freed, at the latest.
             free.turn_away(waker);
             return None;
         }
@@ -162,19 +162,19 @@ impl Pool {
     }
 }
 
-/// A page-aligned buffer; goes back to its pool when dropped.
+/// A page-aligned buffer; returns to its pool when dropped.
 pub struct Buffer {
     pool: Arc<Pool>,
     addr: u64,
     len: usize,
     class: u8,
-    /// Who took it.
+    /// The requester that took the buffer.
     holder: usize,
     quietly: bool,
 }
 
 impl Buffer {
-    /// Goes back to its pool without anybody being told.
+    /// Frees the buffer without calling wakers.
     pub(crate) fn give_back_quietly(mut self) {
         self.quietly = true;
     }
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// A waker, and how often it was called.
+    /// A waker, and a count of its calls.
     fn counting() -> (Waker, Arc<AtomicUsize>) {
         let called = Arc::new(AtomicUsize::new(0));
         let count = called.clone();
@@ -267,7 +267,7 @@ mod tests {
         let another = pool.take_in_turn(SPAN_BYTES_MAX, &greedy);
         assert!(another.is_some(), "nobody has none that wants one");
         taken.extend(another);
-        // Somebody waits who never comes.
+        // A waiting requester that never comes back.
         assert!(pool.take_in_turn(SPAN_BYTES_MAX, &gone).is_none());
         taken.pop();
         assert!(pool.take_in_turn(SPAN_BYTES_MAX, &greedy).is_none());

@@ -1,5 +1,5 @@
-//! The thread that brings hot units into memory, and writes back what buffered access left in the page cache. It is the
-//! only one that waits for the disk.
+//! The thread that moves hot units into memory, and writes back pages that buffered access left in the page cache. It
+//! waits for the disk, so that threads that serve peers need not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::region::Region;
 use crate::residency::AHEAD_MAX;
 use crate::unit::Residency;
 
-/// The most units that are moved in a period; more than a disk can do.
+/// The most moves per period; more than a disk can do.
 const MOVES_MAX: usize = 2048;
 
-/// What the thread shares with the tier.
+/// The state that the thread and the tier share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
@@ -34,7 +34,7 @@ impl Shared {
         Shared { engine, regions: Mutex::default(), stopped: Mutex::new(false), stop: Condvar::new() }
     }
 
-    /// Asks the thread to end.
+    /// Stops the thread.
     pub(crate) fn stop(&self) {
         *self.stopped.lock() = true;
         self.stop.notify_all();
@@ -44,7 +44,7 @@ impl Shared {
         *self.stopped.lock()
     }
 
-    /// Sleeps until a point in time. False when the thread should end.
+    /// Sleeps until the deadline. False if the thread must stop.
     fn sleep_until(&self, deadline: Instant) -> bool {
         let mut stopped = self.stopped.lock();
         while !*stopped {
@@ -56,16 +56,16 @@ impl Shared {
     }
 }
 
-/// A region and how hot its units are.
+/// A region and the hotness estimates of its units.
 struct Watched {
     region: Arc<Region>,
     heat: Vec<Heat>,
 }
 
-/// A unit of one of the watched regions.
+/// Region index and unit index.
 type Key = (usize, usize);
 
-/// The thread's life.
+/// The thread's main loop.
 pub(crate) fn run(shared: &Shared, config: &TierConfig) {
     let mut watched: Vec<Watched> = Vec::new();
     let mut start = Instant::now();
@@ -85,7 +85,7 @@ pub(crate) fn run(shared: &Shared, config: &TierConfig) {
     }
 }
 
-/// Watches the regions that there are.
+/// Adds new regions to the list, and removes regions that are gone.
 fn follow(shared: &Shared, watched: &mut Vec<Watched>) {
     let regions = shared.regions.lock();
     watched.retain(|one| regions.iter().any(|region| Arc::ptr_eq(region, &one.region)));
@@ -112,7 +112,7 @@ fn take_counts(watched: &mut [Watched]) {
     }
 }
 
-/// Writes back what buffered access has left in the page cache of absent units, and again what could not be written.
+/// Cleans absent units with pages in the page cache, and writes pages again after a failed write-back.
 fn clean(shared: &Shared, watched: &[Watched]) {
     for Watched { region, .. } in watched {
         shared.engine.repair(region);
@@ -121,7 +121,7 @@ fn clean(shared: &Shared, watched: &[Watched]) {
             if shared.is_stopped() {
                 return;
             }
-            // What cannot be written back was logged, and comes up again.
+            // A unit that cannot be written back was logged, and is cleaned again later.
             if matches!(shared.engine.clean(region, unit), Ok(false)) {
                 shared.engine.part_from_residents(region, unit);
             }
@@ -137,7 +137,7 @@ fn move_units(shared: &Shared, watched: &[Watched], deadline: Instant) {
             break;
         }
         if let Some((region, unit)) = step.demote {
-            // What cannot be written back was logged, and stays.
+            // A unit that cannot be written back was logged, and stays resident.
             if shared.engine.demote(&watched[region].region, unit).is_err() {
                 continue;
             }
@@ -155,14 +155,14 @@ fn move_units(shared: &Shared, watched: &[Watched], deadline: Instant) {
     }
 }
 
-/// Waits for the unit that has been on its way longest. False if it cannot be had: others could not either.
+/// Finishes the oldest promotion. False if it fails: further ones would fail, too.
 fn finish_first(shared: &Shared, watched: &[Watched], on_their_way: &mut VecDeque<Key>) -> bool {
     let Some((region, unit)) = on_their_way.pop_front() else { return true };
     let finished = shared.engine.finish_promotion(&watched[region].region, unit);
     finished.inspect_err(|error| tracing::warn!(%error, unit, "a unit cannot be brought into memory")).is_ok()
 }
 
-/// The units that may come and go, and how many more fit.
+/// The absent and resident units that may move, and how many more units fit.
 fn survey(shared: &Shared, watched: &[Watched]) -> (Vec<Candidate<Key>>, Vec<Candidate<Key>>, usize) {
     let (mut absent, mut resident) = (Vec::new(), Vec::new());
     let core = shared.engine.core.lock();

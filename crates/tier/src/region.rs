@@ -1,4 +1,4 @@
-//! What the tier knows of a region beside the state of its units.
+//! The tier's knowledge of a region, except for the state of its units.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -11,10 +11,9 @@ use crate::part::{Part, Task};
 use crate::regions::RegionId;
 use crate::stats::{Kind, RegionCounters};
 
-/// What of a region does not change, or is counted.
+/// The constants and counters of a region.
 #[derive(Debug)]
 pub(crate) struct Region {
-    /// Its name in [`crate::core::Core::regions`].
     pub(crate) id: RegionId,
     pub(crate) presence: Presence,
     pub(crate) ways: Ways,
@@ -24,7 +23,7 @@ pub(crate) struct Region {
     pub(crate) method: IoMethod,
     /// Direct access was tried and refused.
     direct_refused: AtomicBool,
-    /// Accesses that clients have counted, per unit, since they were last taken.
+    /// Accesses per unit that clients have counted since the counts were last taken.
     pub(crate) client_counts: Box<[AtomicU32]>,
     pub(crate) counters: RegionCounters,
     pub(crate) losses: Losses,
@@ -64,13 +63,13 @@ impl Region {
         self.direct_refused.store(true, Ordering::Relaxed);
     }
 
-    /// Whether another failed access is worth a line in the log: the first, the second, the fourth and so on, because a
-    /// peer decides how many there are.
+    /// Whether to log another failed access: the first, the second, the fourth and so on, because a peer determines how
+    /// many there are.
     pub(crate) fn may_complain(&self) -> bool {
         (self.counters.errors.load(Ordering::Relaxed) + 1).is_power_of_two()
     }
 
-    /// Counts a part that has ended.
+    /// Counts an ended part.
     pub(crate) fn count(&self, part: &Part, result: Result<(), AccessError>) {
         let add = |counter: &std::sync::atomic::AtomicU64, count: usize| {
             counter.fetch_add(count as u64, Ordering::Relaxed);

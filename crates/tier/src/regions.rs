@@ -1,21 +1,21 @@
-//! The regions that there are, by names that are never given twice.
+//! The regions that exist, by identifiers that are never reused.
 //!
-//! Whoever holds a region does so for longer than it is served: the thread that moves units, a client's access, a caller. A mere
-//! index would name another region by then.
+//! The promoter, clients' accesses and callers hold a region for longer than it is served. A mere index could then name
+//! another region.
 
 use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-/// Names a region.
+/// Identifies a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionId {
     index: usize,
-    /// Counts the regions that were added.
+    /// Counts the added regions.
     number: u64,
 }
 
-/// Regions, or what there is to know of each.
+/// Regions, or the state of each.
 #[derive(Debug)]
 pub(crate) struct Regions<T> {
     slots: Slab<(u64, T)>,
@@ -29,7 +29,7 @@ impl<T> Default for Regions<T> {
 }
 
 impl<T> Regions<T> {
-    /// Adds a region, of which `make` makes what there is to know and what the caller wants.
+    /// Adds a region. `make` returns its state and a value for the caller.
     pub(crate) fn add<R>(&mut self, make: impl FnOnce(RegionId) -> (T, R)) -> R {
         self.added_so_far += 1;
         let slot = self.slots.vacant_entry();
@@ -38,17 +38,17 @@ impl<T> Regions<T> {
         made
     }
 
-    /// `None` once it was removed.
+    /// `None` once the region is removed.
     pub(crate) fn get(&self, id: RegionId) -> Option<&T> {
         self.slots.get(id.index).filter(|(number, _)| *number == id.number).map(|(_, state)| state)
     }
 
-    /// `None` once it was removed.
+    /// `None` once the region is removed.
     pub(crate) fn get_mut(&mut self, id: RegionId) -> Option<&mut T> {
         self.slots.get_mut(id.index).filter(|(number, _)| *number == id.number).map(|(_, state)| state)
     }
 
-    /// Removes a region that is there.
+    /// Removes a region, if it exists.
     pub(crate) fn remove(&mut self, id: RegionId) {
         if self.get(id).is_some() {
             self.slots.remove(id.index);
@@ -56,7 +56,7 @@ impl<T> Regions<T> {
     }
 }
 
-/// For whoever knows that the region is there: part of an access to it is under way, or one of its units moves.
+/// For callers that know that the region exists: a part of an access or a move of a unit is under way.
 impl<T> Index<RegionId> for Regions<T> {
     type Output = T;
 

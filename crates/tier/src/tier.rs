@@ -1,4 +1,4 @@
-//! The tier as others see it.
+//! The tier's public interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,9 +22,10 @@ use crate::sys;
 use crate::tier_region::TierRegion;
 use crate::workers;
 
-/// Regions that share a budget of memory, a device, and a thread that moves units.
+/// Regions that share a memory budget, a device, and a thread that moves units.
 ///
-/// Accesses make progress in [`Tier::advance`], which whoever serves peers calls; there is no thread to hand them to.
+/// Accesses make progress in [`Tier::advance`], which the threads that serve peers call; no thread does it in the
+/// background.
 #[derive(Debug)]
 pub struct Tier {
     shared: Arc<Shared>,
@@ -33,7 +34,7 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// Checks the budget against what the process may have, sets up the device and starts the thread.
+    /// Checks the budget against the limits of the process, sets up the device and starts the threads.
     ///
     /// # Errors
     /// `MemlockLimit`, `CgroupLimit`, `MachineMemory`; `System` when the kernel refuses a ring, memory or a thread.
@@ -41,7 +42,7 @@ impl Tier {
         budget::check(&config)?;
         fault::install().map_err(TierError::system("install signal handlers"))?;
         let shared = Arc::new(Shared::new(Arc::new(Engine::open(&config)?)));
-        // Dropped, and with it the threads that there are, when one of them cannot be had.
+        // If a thread cannot be started, dropping this stops the others.
         let tier =
             Arc::new(Tier { shared: shared.clone(), config: config.clone(), threads: Mutex::default() });
         let promoter = shared.clone();
@@ -62,10 +63,10 @@ impl Tier {
         Ok(())
     }
 
-    /// Begins to serve a region. Nothing of it is resident.
+    /// Adds a region and begins to serve it. No unit is resident.
     ///
     /// # Errors
-    /// `Source` when it is not what [`Source`] says; `System` when the kernel refuses something.
+    /// `Source` when the source breaks the rules of [`Source`]; `System` when a system call fails.
     pub fn add(&self, source: Source) -> Result<Arc<TierRegion>, TierError> {
         let map = source.map;
         if map.len == 0 || map.addr.checked_add(map.len).is_none() {
@@ -90,12 +91,13 @@ impl Tier {
             let region = Arc::new(Region::new(id, map, ways, properties, self.config.io));
             (RegionState::new(region.presence.unit_count()), region)
         });
-        // Reading by the page cache alone is a baseline, and the cache is as the kernel keeps it.
+        // Buffered access is a baseline: the kernel alone manages the page cache.
         if self.config.io != IoMethod::Buffered {
             keep_to_what_is_asked(&region.ways);
-            // What the program and earlier users have left, which no budget counts. The kernel may have it in pieces larger than a
-            // unit, of which it keeps all as long as some is locked. What cannot be dropped is found and used.
-            // (The model of a NIC that takes page faults begins with what is in memory.)
+            // Drops pages that the program and earlier users have left, which no budget counts. The kernel may hold
+            // them in folios larger than a unit, and keeps a whole folio while a part is locked. Pages that cannot be
+            // dropped are found and used later. (The fault pager, a model of a NIC that takes page faults, begins with
+            // the cached pages.)
             if source.exclusive || self.config.io != IoMethod::Mapping {
                 engine.drop_from_memory(&region, map);
             }
@@ -104,8 +106,9 @@ impl Tier {
         Ok(Arc::new(TierRegion { engine: engine.clone(), region }))
     }
 
-    /// Ends a region, which other processes can reach no more: waits for its accesses, and unlocks its memory. Accesses that are asked
-    /// for later fail. What was acknowledged is in the file or in the page cache; of what could not be written back until now, the log tells.
+    /// Removes a region that other processes can no longer reach: waits for its accesses, and unlocks its memory. Later
+    /// accesses fail. Acknowledged writes are in the file or in the page cache; writes that could not be written back
+    /// until now are logged as lost.
     pub fn remove(&self, region: &Arc<TierRegion>) {
         let (engine, region) = (&self.shared.engine, &region.region);
         {
@@ -128,18 +131,18 @@ impl Tier {
         engine.core.lock().regions.remove(region.id);
     }
 
-    /// Takes what was asked for to the device, with one system call, and ends what is done. Returns whether something
-    /// was. Costs one load when nothing is under way.
+    /// Submits queued requests with one system call, and handles completions. Returns whether any request completed.
+    /// Costs one load when nothing is under way.
     pub fn advance(&self) -> bool {
         self.shared.engine.advance()
     }
 
-    /// Readable when [`Tier::advance`] would end something.
+    /// Readable when [`Tier::advance`] would handle a completion.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.shared.engine.descriptor.as_fd()
     }
 
-    /// What happened so far.
+    /// Statistics so far.
     pub fn stats(&self) -> TierStats {
         let engine = &self.shared.engine;
         let regions = self.shared.regions.lock().clone();
@@ -155,7 +158,7 @@ impl Tier {
         }
     }
 
-    /// Brings a unit into memory now, and waits for that. False if it is there already, or if there is no room.
+    /// Makes a unit resident, and waits for that. False if it is not absent, or if there is no room.
     ///
     /// # Errors
     /// When it cannot be read or locked.
@@ -163,16 +166,16 @@ impl Tier {
         self.shared.engine.promote(&region.region, unit)
     }
 
-    /// Takes a unit out of memory now, and waits for that; or has that done later, if another process of the host is in the middle of an
-    /// access to it. False if it is not there, or pinned.
+    /// Demotes a unit, and waits for that; if another process of the host is in the middle of an access to the unit,
+    /// the demotion completes later. False if the unit is not resident, or pinned.
     ///
     /// # Errors
-    /// When it cannot be written back: it stays.
+    /// When it cannot be written back: it stays resident.
     pub fn demote(&self, region: &TierRegion, unit: usize) -> std::io::Result<bool> {
         self.shared.engine.demote(&region.region, unit)
     }
 
-    /// Locks a whole region into memory, for good.
+    /// Locks a whole region into memory, permanently.
     ///
     /// # Errors
     /// `NoRoom` when the budget does not allow it; `System` when it cannot be read or locked.
@@ -181,9 +184,9 @@ impl Tier {
     }
 }
 
-/// Has the kernel read nothing ahead: that belongs to units that are absent, and are to leave nothing in the page cache.
+/// Turns readahead off: it would read absent units, which should leave nothing in the page cache.
 fn keep_to_what_is_asked(ways: &Ways) {
-    // Only advice, and only about descriptors that were opened for the region.
+    // Advisory, and only for descriptors that were opened for the region.
     let _ = rustix::fs::fadvise(&*ways.buffered, 0, None, Advice::Random);
 }
 
@@ -192,7 +195,7 @@ impl Drop for Tier {
         self.shared.stop();
         self.shared.engine.workers.close();
         for thread in self.threads.lock().drain(..) {
-            // A waker that a thread calls may hold the last reference.
+            // If a waker that the thread called held the last reference, the thread drops the tier itself.
             if thread.thread().id() != std::thread::current().id()
                 && let Err(panic) = thread.join()
                 && !std::thread::panicking()

@@ -1,4 +1,4 @@
-//! The pager that the NIC calls: checks an access, takes its buffers and cuts it at unit boundaries.
+//! The pager that the NIC calls: checks an access, takes its buffers and splits it at unit boundaries.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::region::Region;
 use crate::stats::{Kind, RegionStats};
 use crate::transfer::Access;
 
-/// A region of a tier: knows where its bytes are, and carries accesses out.
+/// A region of a tier. Carries out accesses to it.
 ///
 /// Transfers make progress in [`crate::Tier::advance`].
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct TierRegion {
     pub(crate) region: Arc<Region>,
 }
 
-/// What of an access lies in one unit.
+/// The bytes of an access that lie in one unit.
 struct Slice {
     offset: u64,
     base: usize,
@@ -32,16 +32,16 @@ struct Slice {
 }
 
 impl TierRegion {
-    /// Adds the accesses that a client counted, from unit `first` on; units beyond the region's end are ignored.
+    /// Adds access counts of a client, from unit `first` on; units beyond the region's end are ignored.
     pub fn add_counts(&self, first: usize, counts: &[u32]) {
         for (counter, count) in self.region.client_counts.iter().skip(first).zip(counts) {
-            // Another client's counts may be added meanwhile.
+            // Atomic: several clients may add their counts at the same time.
             let add = |before: u32| Some(before.saturating_add(*count));
             let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         }
     }
 
-    /// What happened so far.
+    /// Statistics so far.
     pub fn stats(&self) -> RegionStats {
         let range = self.region.presence.range();
         let words = self.region.presence.bitmap().iter();
@@ -49,12 +49,12 @@ impl TierRegion {
         RegionStats { addr: range.addr, len: range.len, units_resident, ..self.region.counters.read() }
     }
 
-    /// Whether nobody else maps or writes the file.
+    /// Whether the tier is the only user of the file.
     pub fn is_exclusive(&self) -> bool {
         self.region.exclusive
     }
 
-    /// What lies in each of the (at most two) units.
+    /// Splits a range at unit boundaries, into at most two slices.
     fn slices(&self, range: HostRange) -> impl Iterator<Item = Slice> + use<> {
         let start = range.addr - self.region.presence.range().addr;
         let end = start + range.len;
@@ -101,7 +101,7 @@ impl TierRegion {
         }
     }
 
-    /// Begins an access, all of whose buffers have been taken.
+    /// Begins an access whose buffers have all been taken.
     fn begin(&self, access: Arc<Access>, parts: Vec<Part>) -> Result<Arc<dyn Transfer>, AccessError> {
         let mut work = Work::default();
         {
@@ -129,7 +129,7 @@ impl TierRegion {
         let part_count = self.slices(range).count();
         let access = Arc::new(Access::new(range.len as usize, is_atomic, part_count.max(1), waker));
         if part_count == 0 {
-            // Nothing is done at once.
+            // An access of zero bytes completes at once.
             self.engine
                 .settle(Work { wakers: access.part_done(Ok(())).into_iter().collect(), ..Work::default() });
             return Ok(access);
@@ -146,12 +146,12 @@ impl TierRegion {
         self.begin(access, parts)
     }
 
-    /// Gives a part the buffers that it may need, whatever its unit will be doing when its turn comes.
+    /// Takes all buffers that the part may need in any state of its unit.
     fn equip(&self, part: &mut Part, data: &[u8], waker: &Waker) -> Result<(), AccessError> {
         let span = part.span();
         let take = || self.engine.pool.take(span, waker).ok_or(AccessError::NotReady);
         match part.task {
-            // The second part must not be refused for the first one's sake.
+            // Only for the first part: its own buffer must not make the second part wait.
             Task::Read if part.index == 0 => {
                 let buffer = self.engine.pool.take_in_turn(span, waker);
                 part.data = Some(buffer.ok_or(AccessError::NotReady)?);
@@ -171,8 +171,8 @@ impl TierRegion {
     }
 }
 
-/// Gives the buffers of an access back that did not get all that it needs. Nobody is told: whoever waits for buffers has been turned
-/// away while these were free, and telling the caller of this access that there is room would have it try again at once.
+/// Frees the buffers of an access that did not get all of them, without calling wakers. Other waiting requesters were
+/// refused while these buffers were free, and this access's requester would retry at once.
 fn give_back(parts: Vec<Part>) {
     for part in parts {
         part.data.into_iter().chain(part.scratch).for_each(Buffer::give_back_quietly);
@@ -184,12 +184,12 @@ impl Pager for TierRegion {
         &self.region.presence
     }
 
-    /// At most 64 KiB at a time; longer: `OutOfRange`.
+    /// `OutOfRange` for more than 64 KiB.
     fn read(&self, range: HostRange, waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         self.transfer(range, Task::Read, &[], waker)
     }
 
-    /// At most 64 KiB at a time; longer: `OutOfRange`.
+    /// `OutOfRange` for more than 64 KiB.
     fn write(&self, addr: u64, data: &[u8], waker: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
         self.transfer(HostRange { addr, len: data.len() as u64 }, Task::Write, data, waker)
     }
@@ -210,7 +210,7 @@ impl Pager for TierRegion {
         let slice = Slice { offset, base: 0, len: 0 };
         let mut part = self.part(&access, 0, &slice, Task::Flush { before: 0, len: range.len });
         part.unit = 0;
-        // Not for data: it bounds how many flushes there can be.
+        // Not for data: the buffer bounds the number of flushes under way.
         part.data = Some(self.engine.pool.take(PAGE_BYTES as usize, waker).ok_or(AccessError::NotReady)?);
         self.begin(access, vec![part])
     }

@@ -1,4 +1,4 @@
-//! An access as its caller sees it.
+//! An access from its caller's point of view.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,23 +9,22 @@ use terrace_sync::Mutex;
 
 use crate::pool::Buffer;
 
-/// As many units as one access touches, because it is shorter than a unit.
+/// The most units that an access can span, because it is shorter than a unit.
 pub(crate) const PARTS_MAX: usize = 2;
 
-/// Part of what a read brought.
+/// The bytes that one part of a read returned.
 #[derive(Debug)]
 pub(crate) struct Brought {
-    /// Holds it.
     pub(crate) buffer: Buffer,
-    /// Where in the buffer it begins.
+    /// The offset of the first byte in the buffer.
     pub(crate) skip: usize,
-    /// Which bytes of the access these are.
+    /// The range of these bytes in the access.
     pub(crate) bytes: std::ops::Range<usize>,
 }
 
 /// An access that the tier carries out.
 pub(crate) struct Access {
-    /// Length in bytes; of an atomic 8.
+    /// Length in bytes; 8 for an atomic.
     len: usize,
     is_atomic: bool,
     parts: [OnceLock<Brought>; PARTS_MAX],
@@ -33,11 +32,11 @@ pub(crate) struct Access {
     outcome: OnceLock<Result<(), AccessError>>,
     waker: Waker,
     progress: Mutex<Progress>,
-    /// When it was asked for.
+    /// When the access began.
     pub(crate) since: Instant,
 }
 
-/// What of an access is still to be done.
+/// The rest of an access.
 #[derive(Debug)]
 struct Progress {
     parts_left: usize,
@@ -51,7 +50,7 @@ impl std::fmt::Debug for Access {
 }
 
 impl Access {
-    /// Under way, in so many parts.
+    /// An access under way, in `part_count` parts.
     pub(crate) fn new(len: usize, is_atomic: bool, part_count: usize, waker: &Waker) -> Access {
         Access {
             len,
@@ -65,18 +64,18 @@ impl Access {
         }
     }
 
-    /// Keeps what a part of a read brought.
+    /// Stores the bytes that a part of a read returned.
     pub(crate) fn bring(&self, part: usize, brought: Brought) {
         let kept = self.parts[part].set(brought);
         debug_assert!(kept.is_ok(), "a part is read once");
     }
 
-    /// Keeps what an atomic found.
+    /// Stores the value that an atomic operation found.
     pub(crate) fn found(&self, before: u64) {
         self.before.store(before, Ordering::Release);
     }
 
-    /// A part is done. Returns whom to tell when it was the last.
+    /// Records the end of a part. Returns the waker after the last one.
     pub(crate) fn part_done(&self, result: Result<(), AccessError>) -> Option<Waker> {
         let mut progress = self.progress.lock();
         progress.parts_left -= 1;
@@ -115,7 +114,7 @@ impl Transfer for Access {
                 copied += to - from;
             }
         }
-        // Writes and flushes bring nothing.
+        // Writes and flushes return no bytes.
         if copied == out.len() { Ok(()) } else { Err(AccessError::OutOfRange) }
     }
 }
