@@ -1,4 +1,4 @@
-//! Whether the machine, the control group and the process's limits allow a budget.
+//! Checks a memory budget against the machine, the control group and the limits of the process.
 
 use std::path::{Path, PathBuf};
 
@@ -7,18 +7,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::config::TierConfig;
 use crate::error::TierError;
 
-/// `CAP_IPC_LOCK`'s bit: may lock any amount.
+/// The bit of `CAP_IPC_LOCK`, which permits locking any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
-/// A control group's limit that means none is about `i64::MAX`.
+/// A control group without a limit reports about `i64::MAX`.
 const CGROUP_LIMIT_MAX: u64 = 1 << 60;
 
-/// What the kernel needs for knowing the pages of so many bytes in memory, in bytes; it counts against a control group's limit,
-/// too. On ext4 104 for the buffer head of each page that was written, some 20 for its places in the page table and the page cache.
+/// Kernel memory, in bytes, for the metadata of `resident_bytes` of page cache; a control group's limit includes it.
+/// Per page on ext4: 104 bytes for the buffer head once the page was written, some 20 for its entries in the page table
+/// and the page cache.
 pub fn kernel_bytes(resident_bytes: u64) -> u64 {
     resident_bytes / 32
 }
 
-/// Checks a budget, and raises the soft memlock limit as far as that is needed and allowed.
+/// Checks a budget, and raises the soft memlock limit as far as needed and permitted.
 ///
 /// # Errors
 /// `MachineMemory`, `CgroupLimit`, `MemlockLimit`.
@@ -32,7 +33,7 @@ pub fn check(config: &TierConfig) -> Result<(), TierError> {
     check_memlock(proc, config.dram_bytes)
 }
 
-/// The number that follows a name in a file like `/proc/meminfo`, in kB.
+/// The number after a name in a file like `/proc/meminfo`, which is in kB, in bytes.
 fn field_bytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
@@ -65,7 +66,7 @@ fn check_memlock(proc: &Path, budget: u64) -> Result<(), TierError> {
     Err(TierError::MemlockLimit { budget, limit: maximum.unwrap_or(0), used })
 }
 
-/// Whether `/proc/self/status` shows `CAP_IPC_LOCK`, and that in the initial user namespace, where it counts.
+/// Whether `/proc/self/status` shows `CAP_IPC_LOCK`, and in the initial user namespace, where it applies.
 fn may_lock_anything(status: &str, uid_map: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -83,14 +84,14 @@ fn check_cgroup(proc: &Path, budget: u64, overhead: u64) -> Result<(), TierError
     Ok(())
 }
 
-/// The lowest limit that one of the files states.
+/// The lowest limit in the files.
 fn lowest_limit(files: &[PathBuf]) -> Option<(u64, PathBuf)> {
     let limit_of = |file: &PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let limits = files.iter().filter_map(|file| Some((limit_of(file)?, file.clone())));
     limits.filter(|(limit, _)| *limit < CGROUP_LIMIT_MAX).min_by_key(|(limit, _)| *limit)
 }
 
-/// The files that may limit the memory of a process, from its own group up to the root, for version 1 and version 2.
+/// The files with memory limits of the process, from its own control group up to the root, for versions 1 and 2.
 fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -1,12 +1,12 @@
-//! Which units of a region are checked for pages that the kernel has read ahead.
+//! The order in which the units of a region are checked for pages that the kernel has read ahead.
 
 use std::time::{Duration, Instant};
 
-/// How long a device may take to read ahead.
+/// The longest time that a device takes for a readahead.
 const READAHEAD_MAX: Duration = Duration::from_secs(1);
 
-/// Which unit of a region is checked for readahead next. Checks end when each unit was checked once, [`READAHEAD_MAX`] after the last
-/// access through the page cache.
+/// The next unit of a region to check for readahead. Checks end when each unit was checked once, [`READAHEAD_MAX`]
+/// after the last access through the page cache.
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
     next: usize,
@@ -15,13 +15,13 @@ pub(crate) struct Checks {
 }
 
 impl Checks {
-    /// All units are checked, from now on.
+    /// Starts a new pass over all units.
     pub(crate) fn restart(&mut self, unit_count: usize) {
         self.left = unit_count;
         self.count_from = Some(Instant::now() + READAHEAD_MAX);
     }
 
-    /// The unit to check, if any is left.
+    /// The next unit to check, or `None` at the end of the pass.
     pub(crate) fn next(&mut self, unit_count: usize) -> Option<usize> {
         if self.left == 0 {
             return None;

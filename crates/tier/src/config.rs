@@ -1,4 +1,4 @@
-//! How a tier behaves.
+//! The configuration of a tier.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,38 +11,39 @@ use crate::device::{Best, DeviceFactory};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoMethod {
-    /// By copying to and from the mapping, page faults and all. A baseline: the caller waits for the disk.
+    /// By copies to and from the mapping, including page faults. A baseline: the caller waits for the disk.
     Mapping,
     /// Through the page cache. A baseline.
     Buffered,
-    /// Past the page cache. A baseline.
+    /// Bypassing the page cache. A baseline.
     Direct,
-    /// From the page cache what is there, past it what is not.
+    /// From the page cache if it has the bytes, else bypassing it.
     Tiering,
 }
 
-/// How a tier behaves.
+/// The configuration of a tier.
 #[derive(Clone, Debug)]
 pub struct TierConfig {
-    /// How much memory may be locked, over all regions, in bytes.
+    /// The limit on locked memory over all regions, in bytes.
     pub dram_bytes: u64,
     /// How misses are carried out.
     pub io: IoMethod,
-    /// Threads for the copies of [`IoMethod::Mapping`], which wait for the disk in page faults. With one, whoever asks for an
-    /// access makes its copies; with more, that many threads do, and it goes on. All other ways to the file do not wait.
+    /// Threads for the copies of [`IoMethod::Mapping`], which wait for the disk in page faults. With 1, the thread that
+    /// requests an access makes its copies. With more, this many threads do, and the requesting thread does not wait.
+    /// All other methods do not wait.
     pub threads: usize,
-    /// How often the hottest units are looked for.
+    /// The interval at which the hottest units are determined.
     pub period: Duration,
-    /// Whether hot units are brought into memory.
+    /// Whether hot units are promoted.
     pub promote: bool,
-    /// What reads and writes the files.
+    /// Opens the device that reads and writes the files.
     pub device: Arc<dyn DeviceFactory>,
-    /// A plan by which reading and writing the files is slow, or fails.
+    /// A fault plan that delays reads and writes of the files, or fails them.
     pub faults: Option<Arc<Faults>>,
 }
 
 impl TierConfig {
-    /// Everything as TeRM has it, within a budget.
+    /// TeRM's settings, with the given budget.
     pub fn new(dram_bytes: u64) -> TierConfig {
         TierConfig {
             dram_bytes,
@@ -55,7 +56,7 @@ impl TierConfig {
         }
     }
 
-    /// How much memory bounce buffers may take: little beside the budget.
+    /// The size of the buffer pool in bytes: small beside the budget.
     pub(crate) fn pool_bytes(&self) -> u64 {
         (self.dram_bytes / 64).clamp(2 << 20, 32 << 20)
     }

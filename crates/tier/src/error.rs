@@ -1,9 +1,9 @@
-//! What can be wrong with what a user asks for. Each message says what to do about it.
+//! The errors that users see. Each message says how to correct the error.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a tier, a region or a file could not be had.
+/// Why a tier, a region or a file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
     /// The file cannot be opened for reading and writing.
@@ -11,16 +11,16 @@ pub enum TierError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The file does not exist, and nobody said how large it should be.
+    /// The file does not exist, and no size was given.
     #[error("{path} does not exist; give a size to have it created")]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// Neither a file nor a block device.
+    /// The path is neither a file nor a block device.
     #[error("{path} is neither a regular file nor a block device")]
     Kind {
         /// The file.
@@ -32,72 +32,72 @@ pub enum TierError {
         /// The file.
         path: PathBuf,
     },
-    /// The size makes no sense, or cannot be.
+    /// The size is invalid or not possible.
     #[error("{path} cannot have {bytes} bytes: {reason}")]
     Size {
         /// The file.
         path: PathBuf,
         /// The size.
         bytes: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// More than the process may lock.
+    /// The budget exceeds the memory that the process may lock.
     #[error(
         "a budget of {budget} bytes is more than this process may lock into memory ({limit} bytes, of which {used} are \
          used): raise the limit (`ulimit -l`, LimitMEMLOCK= of a service, --ulimit memlock= of a container), give it \
          CAP_IPC_LOCK, or make the budget smaller"
     )]
     MemlockLimit {
-        /// What was asked for.
+        /// The requested budget.
         budget: u64,
         /// The limit.
         limit: u64,
-        /// What is locked already.
+        /// Memory that is locked already.
         used: u64,
     },
-    /// More than the control group may have.
+    /// The budget exceeds the limit of the control group.
     #[error(
         "a budget of {budget} bytes and {overhead} for buffers and what the kernel knows of pages are more than the memory \
          limit of {limit} bytes of the control group (in {file}): raise that limit, or make the budget smaller"
     )]
     CgroupLimit {
-        /// What was asked for.
+        /// The requested budget.
         budget: u64,
-        /// What else is needed.
+        /// Memory for buffers and the kernel's metadata.
         overhead: u64,
         /// The limit.
         limit: u64,
-        /// Where it is set.
+        /// The file that sets the limit.
         file: PathBuf,
     },
-    /// More than the machine has.
+    /// The budget exceeds the memory of the machine.
     #[error("a budget of {budget} bytes is more than the {memory} bytes of memory that this machine has")]
     MachineMemory {
-        /// What was asked for.
+        /// The requested budget.
         budget: u64,
-        /// What there is.
+        /// The memory of the machine.
         memory: u64,
     },
-    /// A region to be locked as a whole that does not fit.
+    /// A region to be pinned does not fit into the budget.
     #[error(
         "a region of {region} bytes does not fit: {room} bytes of the budget are free; make the budget larger"
     )]
     NoRoom {
-        /// What the region needs.
+        /// The bytes of the region that are not resident.
         region: u64,
-        /// What is left of the budget.
+        /// The free part of the budget.
         room: u64,
     },
-    /// A source that is not what it has to be.
+    /// A source breaks the rules of [`crate::Source`].
     #[error("not a possible region: {0}")]
     Source(&'static str),
-    /// The kernel refused something else.
+    /// Another system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
 }

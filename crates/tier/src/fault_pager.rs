@@ -1,10 +1,10 @@
-//! On-demand paging as a hardware NIC does it: a baseline to compare with, never a default.
+//! On-demand paging as a hardware NIC does it: a baseline for comparison, never a default.
 //!
-//! Such a NIC has page tables of its own. On a page that is not in them it stalls the queue pair, interrupts a
-//! processor, has the page brought into memory by an ordinary page fault, has its page table changed, and resumes; when
-//! memory gets scarce, the kernel takes pages out of both again. [`FaultPager`] does the same with 4 KiB pages of a
-//! region's mapping, within a budget, oldest page out first. How long a fault takes at least is [`FaultModel`]; reading
-//! the page happens within that time, as it does there.
+//! Such a NIC has page tables of its own. On an access to a page that they lack, it stalls the queue pair and
+//! interrupts a processor; an ordinary page fault reads the page, the driver updates the NIC's page table, and the
+//! queue pair resumes. When memory is scarce, the kernel removes pages from both tables again. [`FaultPager`] does the
+//! same with 4 KiB pages of a region's mapping, within a budget, and evicts the oldest page first. [`FaultModel`] sets
+//! the least time of a fault; it includes reading the page, as in hardware.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -23,33 +23,34 @@ use crate::tier_region::TierRegion;
 use crate::transfer::{Access, Brought};
 use crate::unit::pages_of;
 
-/// How long faults take.
+/// The duration of faults.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultModel {
-    /// From the interrupt until the queue pair goes on, at least. Faults are handled one after the other.
+    /// The least time from the interrupt until the queue pair resumes. Faults are handled one after the other.
     pub fault: Duration,
 }
 
 impl Default for FaultModel {
-    /// What the TeRM paper (FAST'24) is quoted with for an access that takes a page fault of the NIC: 570 µs, where one
-    /// to pinned memory takes 3.66 µs. See `bench/term/README.md`.
+    /// The latency that the TeRM paper (FAST'24) is quoted with for an access that takes a page fault of the NIC: 570
+    /// µs, against 3.66 µs for one to pinned memory. See `bench/term/README.md`.
     fn default() -> FaultModel {
         FaultModel { fault: Duration::from_micros(570) }
     }
 }
 
-/// A region behind a NIC that takes page faults. Nothing of it is ever present to the NIC's own copies. An access whose
-/// pages are all mapped is done when the call returns; of any other, the missing pages are brought, the answer is
-/// `NotReady`, and the waker is called when that was done.
+/// A region behind a NIC that takes page faults. No page is present for the NIC's own copies. An access to mapped pages
+/// completes before the call returns. Any other access queues faults for its missing pages and returns `NotReady`; the
+/// waker is called when pages have been mapped.
 ///
-/// What is in the page cache when the first fault comes is mapped with it, as if it had been asked for in advance
-/// (`ibv_advise_mr`): at a few thousand faults a second it takes minutes to fill memory.
+/// The first fault also maps all pages that are in the page cache, as `ibv_advise_mr` would in advance: at a few
+/// thousand faults a second, filling memory takes minutes.
 ///
-/// The region below takes no other accesses, and nobody promotes its units. Its statistics count faults as reads from the mapping.
+/// The inner region takes no other accesses, and its units are not promoted. Its statistics count faults as reads from
+/// the mapping.
 #[derive(Debug)]
 pub struct FaultPager {
     region: Arc<TierRegion>,
-    /// Everything absent.
+    /// All units absent.
     presence: Presence,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -59,7 +60,7 @@ pub struct FaultPager {
 struct Shared {
     region: Arc<TierRegion>,
     pages: Mutex<Pages>,
-    /// There is a fault to handle, or the end has come.
+    /// Signals a fault to handle, or the stop.
     more: Condvar,
     capacity: usize,
     model: FaultModel,
@@ -71,7 +72,7 @@ struct Pages {
     /// Oldest first.
     order: VecDeque<u64>,
     faults: VecDeque<u64>,
-    /// Those in `faults`, and the one being handled.
+    /// Pages in `faults`, and the one being handled.
     faulting: HashSet<u64>,
     waiting: Vec<Waker>,
     stopped: bool,
@@ -87,10 +88,10 @@ impl std::fmt::Debug for Pages {
 }
 
 impl FaultPager {
-    /// A region whose pages come by faults, of which `dram_bytes` may be in memory.
+    /// A pager for a region, with at most `dram_bytes` mapped.
     ///
     /// # Errors
-    /// `System` when there is no thread to be had.
+    /// `System` when no thread can be started.
     pub fn new(region: Arc<TierRegion>, model: FaultModel, dram_bytes: u64) -> Result<FaultPager, TierError> {
         let capacity = ((dram_bytes / PAGE_BYTES) as usize).max(1);
         let shared =
@@ -104,13 +105,13 @@ impl FaultPager {
         Ok(FaultPager { region, presence, shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// The region below.
+    /// The inner region.
     pub fn region(&self) -> &Arc<TierRegion> {
         &self.region
     }
 
-    /// Ends the handling of faults, and tells whoever waits for one. When this returns, the mapping is not touched any more
-    /// but by accesses to pages that are there.
+    /// Stops fault handling, and calls the wakers that wait for a fault. When this returns, only accesses to mapped
+    /// pages still use the mapping.
     pub fn stop(&self) {
         let waiting = {
             let mut pages = self.shared.pages.lock();
@@ -120,7 +121,7 @@ impl FaultPager {
         self.shared.more.notify_all();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread
-            // A waker that the thread calls may hold the last reference.
+            // If a waker that the thread called held the last reference, the thread itself is here.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
@@ -128,10 +129,10 @@ impl FaultPager {
         waiting.iter().for_each(|wake| wake());
     }
 
-    /// Has pages brought that are not mapped.
+    /// Queues faults for the pages of a range that are not mapped.
     ///
     /// # Errors
-    /// `OutOfRange`; `NotReady` when there were any.
+    /// `OutOfRange`; `NotReady` when a page is not mapped.
     fn demand(&self, range: HostRange, waker: &Waker) -> Result<(), AccessError> {
         if range.len > TRANSFER_BYTES_MAX || !self.presence.covers(range) {
             return Err(AccessError::OutOfRange);
@@ -165,7 +166,7 @@ impl FaultPager {
     }
 }
 
-/// An access that is over.
+/// Completes an access.
 fn ended(access: Access, result: Result<(), AccessError>) -> Arc<dyn Transfer> {
     if let Some(waker) = access.part_done(result) {
         waker();
@@ -213,7 +214,7 @@ impl Pager for FaultPager {
 }
 
 impl Shared {
-    /// The thread's life: one fault after the other.
+    /// The thread's main loop: handles one fault after the other.
     fn handle_faults(&self) {
         let mut is_first = true;
         while let Some(page) = self.next() {
@@ -222,7 +223,7 @@ impl Shared {
                 self.map_what_is_cached();
             }
             let deadline = begun + self.model.fault;
-            // What is not there any more is found out by the access.
+            // If the page is gone, the access itself reports that.
             let _ = sys::copy_out(self.page_range(page).addr, &mut [0]);
             self.make_room();
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
@@ -270,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// Unmaps the oldest page if there are as many as there may be.
+    /// Unmaps the oldest page if the budget is used up.
     fn make_room(&self) {
         let oldest = {
             let mut pages = self.pages.lock();

@@ -1,54 +1,54 @@
-//! Which units are hot, from how often they are accessed. Knows nothing of regions, files or time.
+//! Hotness estimates from access counts, and the choice of units to move. Independent of regions, files and time.
 //!
-//! Two decaying sums of the accesses per period are kept: a fast one that notices within a few periods that interest
-//! has moved, and a slow one that tells units apart whose rates differ little. Counts scatter: of many equally hot units
-//! some always look hotter than others. So a unit replaces another only if it leads by more than chance would explain.
+//! Each unit has two decaying sums of accesses per period: a fast one that follows a shift of the working set within a
+//! few periods, and a slow one that separates units with similar rates. Counts are noisy: among many equally hot units
+//! some always seem hotter than others. So a unit replaces another only if it leads by more than chance explains.
 
-/// What is left of the fast sum a period later.
+/// The part of the fast sum that is left after a period.
 const FAST_DECAY: f32 = 0.5;
-/// What is left of the slow sum a period later.
+/// The part of the slow sum that is left after a period.
 const SLOW_DECAY: f32 = 15.0 / 16.0;
-/// How many standard deviations of the difference a lead must have. With thousands of units on both sides, the best of
-/// the one and the worst of the other differ by more than four by chance, and the share on top takes care of that.
+/// The least lead, in standard deviations of the difference. With thousands of units on both sides, the best of one and
+/// the worst of the other differ by more than four by chance; [`LEAD_SHARE`] covers that.
 const LEAD_DEVIATIONS: f32 = 4.0;
-/// The share of the other's sum that a lead must have besides.
+/// The least lead as a share of the other sum, in addition.
 const LEAD_SHARE: f32 = 0.25;
-/// The accesses that a lead must have besides: moving two units has a price.
+/// The least lead in accesses, in addition: moving two units has a cost.
 const LEAD_COUNT: f32 = 4.0;
-/// Of the last eight periods, in how many a unit must have been accessed before it replaces another. A scan is with a
-/// unit for two at most, unless it is so slow that its counts are small.
+/// In how many of the last eight periods a unit must have been accessed before it replaces another. A scan accesses a
+/// unit in at most two, unless it is so slow that its counts are small.
 const PERIODS_MIN: u32 = 3;
-/// How many pairs in a row may be found not worth moving before the search ends: the two sums need not agree on an order.
+/// How many pairs in a row may fail the test before the search ends: the two sums may order units differently.
 const MISSES_MAX: usize = 16;
 
-/// How hot a unit is.
+/// The hotness estimate of a unit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Heat {
     fast: f32,
     slow: f32,
-    /// Whether it was accessed in each of the last eight periods; the last one is bit 0.
+    /// Whether the unit was accessed in each of the last eight periods; bit 0 is the latest.
     periods: u8,
 }
 
 impl Heat {
-    /// A period has ended.
+    /// Adds the count of the period that has ended.
     pub(crate) fn tick(&mut self, count: u32) {
         self.fast = self.fast * FAST_DECAY + count as f32;
         self.slow = self.slow * SLOW_DECAY + count as f32;
         self.periods = self.periods << 1 | u8::from(count > 0);
     }
 
-    /// By what units are put in order: the accesses per period, as both sums see it.
+    /// The sort key: accesses per period, by both sums.
     fn rate(&self) -> f32 {
         self.fast * (1.0 - FAST_DECAY) + self.slow * (1.0 - SLOW_DECAY)
     }
 
-    /// Whether it was accessed lately.
+    /// Whether the unit was accessed in the last two periods.
     pub(crate) fn is_warm(&self) -> bool {
         self.periods & 0b11 != 0
     }
 
-    /// Whether it should have the other's place.
+    /// Whether this unit should replace the other.
     fn beats(&self, other: &Heat) -> bool {
         self.periods.count_ones() >= PERIODS_MIN
             && (leads(self.fast, other.fast, FAST_DECAY)
@@ -56,29 +56,29 @@ impl Heat {
     }
 }
 
-/// Whether one decaying sum is ahead of another by more than chance and the price of moving.
+/// Whether one decaying sum leads another by more than chance and the cost of moving.
 fn leads(sum: f32, other: f32, decay: f32) -> bool {
-    // A sum of Poisson counts with decay d has a variance of its mean divided by 1 + d.
+    // A sum of Poisson counts with decay d has the variance of its mean divided by 1 + d.
     let deviation = ((sum + other) / (1.0 + decay)).sqrt();
     sum - other > LEAD_SHARE * other + LEAD_DEVIATIONS * deviation + LEAD_COUNT
 }
 
-/// A unit that may be moved; `K` names it.
+/// A unit that may be moved, with its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate<K> {
     pub(crate) key: K,
     pub(crate) heat: Heat,
 }
 
-/// A unit that should be brought in, and the one to be taken out for it.
+/// A unit to promote, and the one to demote for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move<K> {
     pub(crate) promote: K,
     pub(crate) demote: Option<K>,
 }
 
-/// What to move, most urgent first, at most `moves_max` units: into the room for `room` units first, then in the place of
-/// colder ones.
+/// Chooses at most `moves_max` moves, most urgent first: into free space for `room` units first, then in place of
+/// colder units.
 pub(crate) fn choose<K: Copy>(
     mut absent: Vec<Candidate<K>>,
     mut resident: Vec<Candidate<K>>,
@@ -108,7 +108,7 @@ pub(crate) fn choose<K: Copy>(
     moves
 }
 
-/// Keeps the `count` units with the lowest rank, in order.
+/// Keeps the `count` units with the lowest rank, sorted.
 fn keep_first<K>(units: &mut Vec<Candidate<K>>, count: usize, rank: impl Fn(&Candidate<K>) -> f32) {
     let order = |a: &Candidate<K>, b: &Candidate<K>| rank(a).total_cmp(&rank(b));
     if units.len() > count && count > 0 {
@@ -129,7 +129,7 @@ mod tests {
 
     const UNITS: usize = 1000;
 
-    /// Units, half of which fit.
+    /// A model in which half of the units fit.
     struct Model {
         heat: Vec<Heat>,
         resident: HashSet<usize>,
@@ -141,7 +141,7 @@ mod tests {
             Model { heat: vec![Heat::default(); UNITS], resident: HashSet::new(), demotions: 0 }
         }
 
-        /// A period in which each unit is accessed so often; returns the share of hits.
+        /// Simulates a period with the given accesses per unit; returns the hit rate.
         fn period(&mut self, counts: &[u32]) -> f64 {
             let hits: u32 = self.resident.iter().map(|&unit| counts[unit]).sum();
             for (heat, &count) in self.heat.iter_mut().zip(counts) {
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// So many accesses at random, each to the unit that `pick` says.
+    /// Draws random accesses, each to the unit that `pick` returns.
     fn counts(random: &mut StdRng, accesses: usize, pick: impl Fn(&mut StdRng) -> usize) -> Vec<u32> {
         let mut counts = vec![0; UNITS];
         for _ in 0..accesses {
@@ -193,7 +193,7 @@ mod tests {
         let mut hits = 0.0;
         for phase in 0..3 {
             for _ in 0..16 {
-                // Nine in ten go to 300 units.
+                // Nine in ten accesses go to 300 units.
                 let counts = counts(&mut random, 20 * UNITS, |random| {
                     let hot = random.random_range(0..10) > 0;
                     (phase * 300 + random.random_range(0..if hot { 300 } else { UNITS })) % UNITS
@@ -217,7 +217,7 @@ mod tests {
             let before = model.demotions;
             for period in 0..100 {
                 let mut counts = hot(&mut random);
-                // 256 reads of a page each to every unit in turn; units straddle periods.
+                // 256 reads of a page each for every unit in order; units straddle periods.
                 for place in 0..units_per_period * 256 {
                     let page = period * units_per_period * 256 + place + 100;
                     counts[UNITS / 2 + page / 256 % (UNITS / 2)] += 1;

@@ -1,8 +1,8 @@
 //! Memory regions larger than memory, extended with an SSD.
 //!
 //! A region is a shared mapping of a file. Its hot units (1 MiB) are locked into memory within a budget, and only those
-//! are present to the NIC, which copies to and from them by itself. Everything else is reached by reading and writing
-//! the file: from the page cache what is there, past it what is not, never by a page fault of whoever serves peers.
+//! are present to the NIC, which accesses them by itself. Accesses to all other units read and write the file: through
+//! the page cache for bytes that it contains, else bypassing it. Threads that serve peers take no page faults for them.
 //!
 //! ```text
 //!   TierRegion (Pager)      Tier::advance             thread "terrace-tier"
@@ -16,27 +16,27 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | `tier` | opening, regions coming and going |
-//! | `tier_region` | the pager: checks, buffers, cutting at units |
-//! | `region` | what is known of a region beside its units |
-//! | `regions` | which region a name means |
-//! | `core` | what each access waits for and does next |
-//! | `order` | who may touch a page |
-//! | `unit` | the states of a unit, and how an access reaches it |
-//! | `part`, `transfer`, `job` | an access: a part of it, as its caller sees it, what is done at once |
-//! | `engine` | progress: from the core to the device and back |
+//! | `tier` | opening a tier, adding and removing regions |
+//! | `tier_region` | the pager: checks, buffers, splitting at units |
+//! | `region` | the constants and counters of a region |
+//! | `regions` | regions by identifier |
+//! | `core` | the state machine of accesses |
+//! | `order` | page locks in request order |
+//! | `unit` | the states of a unit, and how an access is carried out in each |
+//! | `part`, `transfer`, `job` | an access: its parts, its caller's side, work that the calling thread does |
+//! | `engine` | progress: between the core and the device |
 //! | `workers` | threads for copies that take page faults |
 //! | `residency` | promoting, demoting, cleaning a unit |
 //! | `checks` | which unit is checked for readahead next |
-//! | `write_back`, `losses` | what cannot be written back is remembered, and written again |
-//! | `promoter`, `heat` | the thread; which units are hot |
-//! | `fault_pager` | a baseline: on-demand paging as hardware does it |
-//! | `device` | io_uring, threads, one that fails on purpose, one that a fault plan troubles |
+//! | `write_back`, `losses` | failed write-backs are recorded, and the pages written again |
+//! | `promoter`, `heat` | the thread that moves units; which units are hot |
+//! | `fault_pager` | a baseline: on-demand paging as in hardware |
+//! | `device` | io_uring, threads, a faulty one for tests, one for fault plans |
 //! | `pool` | bounce buffers |
-//! | `file`, `budget`, `size` | files of regions; limits; sizes as people write them |
+//! | `file`, `budget`, `size` | files of regions; limits; sizes as text |
 //! | `sys` | system calls on mappings |
 //!
-//! This crate knows nothing of packets.
+//! This crate does not know packets.
 
 mod budget;
 mod checks;

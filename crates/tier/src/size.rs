@@ -1,14 +1,14 @@
-//! Sizes as people write them.
+//! Sizes as text.
 
-/// Why a text is not a size.
+/// The text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a size: give bytes, or a number with K, M, G or T (powers of 1024), such as 512M")]
 pub struct NotASize(String);
 
-/// Reads a number of bytes: `536870912`, `512M`, `512MiB`, `2g`.
+/// Parses a number of bytes: `536870912`, `512M`, `512MiB`, `2g`.
 ///
 /// # Errors
-/// For anything else, nothing at all and more than fits.
+/// For zero, for sizes that exceed 64 bits, and for any other text.
 pub fn parse(text: &str) -> Result<u64, NotASize> {
     let error = || NotASize(text.to_owned());
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();

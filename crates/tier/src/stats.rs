@@ -1,84 +1,84 @@
-//! What happened so far, for others to look at.
+//! Statistics of a tier and its regions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How a miss was carried out.
+/// How an access through the pager was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By copying to or from the mapping of a unit that had become resident meanwhile.
+    /// A copy to or from the mapping of a unit that had become resident meanwhile.
     Late,
-    /// By copying to or from the mapping, because that is the method.
+    /// A copy to or from the mapping, because the method is [`crate::IoMethod::Mapping`].
     Mapping,
     /// From the page cache, without waiting.
     Cached,
     /// Through the page cache.
     Buffered,
-    /// Past the page cache.
+    /// Bypassing the page cache.
     Direct,
 }
 
-/// Accesses by how they were carried out. One that touches two units counts for each.
+/// Accesses by how they were carried out. An access to two units counts for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindCounts {
-    /// The unit had become resident when the access had its turn.
+    /// The unit had become resident when the access started.
     pub late_hits: u64,
-    /// By copying to or from the mapping, page faults and all. Of modelled faults: pages that were brought.
+    /// By copies to or from the mapping, including page faults. With the fault pager: pages that faults have mapped.
     pub mapping: u64,
     /// From the page cache, without waiting.
     pub cached: u64,
     /// Through the page cache.
     pub buffered: u64,
-    /// Past the page cache.
+    /// Bypassing the page cache.
     pub direct: u64,
 }
 
 impl KindCounts {
-    /// Those that were no hits.
+    /// The accesses that were no hits.
     pub fn misses(&self) -> u64 {
         self.mapping + self.cached + self.buffered + self.direct
     }
 }
 
-/// How long misses took, from the call to the outcome, in microseconds. Percentiles are exact to a quarter.
+/// Latencies of misses, from the call to the outcome, in microseconds. Percentiles are exact to a quarter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyStats {
-    /// How many there were.
+    /// The number of misses.
     pub count: u64,
-    /// Half were faster.
+    /// The median.
     pub p50_us: f64,
-    /// Nine in ten were faster.
+    /// The 90th percentile.
     pub p90_us: f64,
-    /// 99 % were faster.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// 99.9 % were faster.
+    /// The 99.9th percentile.
     pub p999_us: f64,
-    /// The slowest, rounded up to its bucket.
+    /// The longest, rounded up to its bucket.
     pub latency_us_max: f64,
 }
 
-/// What happened to a region so far.
+/// Statistics of a region so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RegionStats {
-    /// As whoever serves it calls it; empty when nobody has said.
+    /// The name that the server gives; empty without one.
     #[serde(default)]
     pub name: String,
-    /// Where the region is mapped.
+    /// The address of the region's mapping.
     pub addr: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub len: u64,
-    /// How many of its units are resident.
+    /// The number of resident units.
     pub units_resident: u64,
-    /// Accesses that found all of their memory resident. One that touches two units counts for each, here and below; both are
+    /// Accesses whose memory was all resident. An access to two units counts for each, here and in `misses`; both are
     /// as of the last period.
     pub hits: u64,
-    /// Accesses that did not. A long one may take many IOs, which `reads` and `writes` count.
+    /// All other accesses. A long access may take several I/Os, which `reads` and `writes` count.
     pub misses: u64,
-    /// Reads that came to the pager.
+    /// Reads through the pager.
     pub reads: KindCounts,
-    /// Writes and atomics that came to the pager.
+    /// Writes and atomics through the pager.
     pub writes: KindCounts,
     /// Flushes.
     pub flushes: u64,
@@ -88,32 +88,32 @@ pub struct RegionStats {
     pub bytes_read: u64,
     /// Bytes that misses wrote.
     pub bytes_written: u64,
-    /// Units that were brought into memory.
+    /// Units promoted.
     pub promotions: u64,
-    /// Units that were taken out of it.
+    /// Units demoted.
     pub demotions: u64,
-    /// Units that could not be brought in, or written back.
+    /// Units that could not be promoted, or written back.
     pub moves_failed: u64,
-    /// How long misses took.
+    /// Latencies of misses.
     pub latency: LatencyStats,
 }
 
-/// What happened so far.
+/// Statistics of a tier so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TierStats {
-    /// How much may be locked.
+    /// The limit on locked memory, in bytes.
     pub dram_bytes: u64,
-    /// How much is.
+    /// Locked memory, in bytes.
     pub locked_bytes: u64,
-    /// Memory for bounce buffers, at most.
+    /// The size of the buffer pool, in bytes.
     pub buffer_bytes: u64,
-    /// Requests that the device has.
+    /// Requests queued or submitted to the device.
     pub io_in_flight: u64,
     /// In the order in which they were added.
     pub regions: Vec<RegionStats>,
 }
 
-/// Counts of [`KindCounts`] that several threads add to.
+/// Atomic counters for [`KindCounts`].
 #[derive(Debug, Default)]
 pub(crate) struct KindCounters([AtomicU64; 5]);
 
@@ -134,7 +134,7 @@ impl KindCounters {
     }
 }
 
-/// What is counted of a region.
+/// The counters of a region.
 #[derive(Debug, Default)]
 pub(crate) struct RegionCounters {
     pub(crate) hits: AtomicU64,
@@ -152,7 +152,7 @@ pub(crate) struct RegionCounters {
 }
 
 impl RegionCounters {
-    /// As others see it, but for what only the region knows.
+    /// The counters as statistics. The fields that only the region knows have defaults.
     pub(crate) fn read(&self) -> RegionStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RegionStats {
@@ -173,12 +173,12 @@ impl RegionCounters {
     }
 }
 
-/// Buckets for each power of two.
+/// Buckets per power of two.
 const SUB_BUCKETS: usize = 4;
-/// From 2^6 ns to 2^38 ns, which is more than four minutes.
+/// 2^6 ns to 2^38 ns, more than four minutes.
 const POWERS: std::ops::Range<u32> = 6..38;
 
-/// Times, in buckets of a quarter of a power of two.
+/// A histogram of times, with buckets of a quarter of a power of two.
 #[derive(Debug)]
 pub struct Histogram(Box<[AtomicU64]>);
 
@@ -189,7 +189,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds a time; by several threads at once, if need be.
+    /// Adds a time. Several threads may call this at once.
     pub fn add(&self, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1 << POWERS.start);
         let power = ns.ilog2();
@@ -198,7 +198,7 @@ impl Histogram {
         self.0[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What there is so far.
+    /// The statistics so far.
     pub fn read(&self) -> LatencyStats {
         let counts: Vec<u64> = self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         let count: u64 = counts.iter().sum();

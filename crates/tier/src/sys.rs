@@ -1,4 +1,4 @@
-//! What the kernel is asked to do with a mapping: the only place where addresses of a region become system calls.
+//! System calls on mappings: the only place in this crate that passes addresses of a region to the kernel.
 
 use std::fs::File;
 use std::io;
@@ -9,10 +9,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use terrace_memory::fault::{self, Fault};
 use terrace_memory::{AtomicOp, HostRange, PAGE_BYTES};
 
-/// As many pages as a call to `mincore` here asks for.
+/// The most pages per call of `mincore`.
 pub(crate) const MINCORE_PAGES: usize = 256;
 
-/// Locks a range of a shared file mapping into memory, reading what is not there.
+/// Locks a range of a shared file mapping into memory, and reads missing pages.
 ///
 /// # Errors
 /// `ENOMEM` beyond a limit, or when part of the range is not mapped; `EAGAIN` when a page cannot be read.
@@ -30,17 +30,17 @@ pub(crate) fn unlock(range: HostRange) -> io::Result<()> {
     Ok(unsafe { rustix::mm::munlock(range.addr as *mut _, range.len as usize) }?)
 }
 
-/// Tells the kernel not to read around what is touched.
+/// Turns readahead around page faults off for a range.
 pub(crate) fn expect_random(range: HostRange) -> io::Result<()> {
     advise(range, Advice::Random)
 }
 
-/// Takes [`expect_random`] back.
+/// Undoes [`expect_random`].
 pub(crate) fn expect_nothing(range: HostRange) -> io::Result<()> {
     advise(range, Advice::Normal)
 }
 
-/// Takes the pages of a shared file mapping out of the page table. They stay in the page cache, what was stored included.
+/// Removes the pages of a shared file mapping from the page table. They stay in the page cache, including stored bytes.
 pub(crate) fn unmap_pages(range: HostRange) -> io::Result<()> {
     advise(range, Advice::LinuxDontNeed)
 }
@@ -51,18 +51,19 @@ fn advise(range: HostRange, advice: Advice) -> io::Result<()> {
     Ok(unsafe { rustix::mm::madvise(range.addr as *mut _, range.len as usize, advice) }?)
 }
 
-/// Whether all pages of a range of a file mapping are in the page cache at this moment. The range starts at a page and is
-/// not longer than a unit.
+/// Whether the page cache contains all pages of a range of a file mapping, at this time. The range starts at a page and
+/// is not longer than a unit.
 pub(crate) fn is_cached(range: HostRange) -> bool {
     cached_pages(range) == Some((range.len as usize).div_ceil(4096))
 }
 
-/// How many pages of such a range are in the page cache; `None` when that is not to be found out.
+/// How many pages of such a range the page cache contains; `None` when the kernel does not report it.
 pub(crate) fn cached_pages(range: HostRange) -> Option<usize> {
     cached(range).map(|pages| pages.into_iter().filter(|&page| page).count())
 }
 
-/// Which pages of such a range are in the page cache; `None` when that is not to be found out. Beyond the range: none.
+/// Which pages of such a range the page cache contains; `None` when the kernel does not report it. False beyond the
+/// range.
 pub(crate) fn cached(range: HostRange) -> Option<[bool; MINCORE_PAGES]> {
     let page_count = (range.len as usize).div_ceil(4096);
     let mut present = [0u8; MINCORE_PAGES];
@@ -75,7 +76,7 @@ pub(crate) fn cached(range: HostRange) -> Option<[bool; MINCORE_PAGES]> {
     (result == 0).then(|| present.map(|page| page & 1 != 0))
 }
 
-/// Whether this process has any page of a range in its page table. False when the kernel does not say.
+/// Whether the page table of this process has any page of a range. False when the kernel does not report it.
 pub(crate) fn is_mapped(range: HostRange) -> bool {
     const PRESENT: u64 = 1 << 63;
     let mut entries = vec![0; (range.len / PAGE_BYTES) as usize * 8];
@@ -85,11 +86,11 @@ pub(crate) fn is_mapped(range: HostRange) -> bool {
     read.is_ok() && entries.chunks_exact(8).any(is_present)
 }
 
-/// Writes the dirty pages of a part of a file to the device and waits for that. Not durable by itself: the device may
+/// Writes the dirty pages of a part of a file to the device, and waits for that. Not durable by itself: the device may
 /// cache it.
 ///
 /// # Errors
-/// What the device says.
+/// The error of the device.
 pub(crate) fn write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -98,11 +99,11 @@ pub(crate) fn write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Res
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Locks a part of a file for an open file description (`fcntl`, independent of `flock`). The lock lasts as long as anything
-/// holds the description, requests under way included.
+/// Locks a part of a file for an open file description (`fcntl`, independent of `flock`). The lock lasts as long as any
+/// reference to the description, including those of requests under way.
 ///
 /// # Errors
-/// `EAGAIN` or `EACCES` while another description has it.
+/// `EAGAIN` or `EACCES` while another description holds the lock.
 pub(crate) fn lock_description(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     // SAFETY: all-zero is a valid value: no process, as the kernel demands.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -124,7 +125,7 @@ impl Mapping {
     /// Maps the first `len` bytes of a file.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// The error of `mmap`.
     pub(crate) fn of_file(file: impl AsFd, len: u64) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address that the kernel chooses aliases nothing.
         let addr = unsafe {
@@ -140,10 +141,10 @@ impl Mapping {
         Ok(Mapping { range: HostRange { addr: addr as u64, len } })
     }
 
-    /// Maps zeros, which take memory when they are touched.
+    /// Maps zero pages, which take memory only when touched.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// The error of `mmap`.
     pub(crate) fn of_zeros(len: usize) -> io::Result<Mapping> {
         // SAFETY: as for `of_file`.
         let addr = unsafe {
@@ -157,7 +158,6 @@ impl Mapping {
         Ok(Mapping { range: HostRange { addr: addr as u64, len: len as u64 } })
     }
 
-    /// Where it is.
     pub(crate) fn range(&self) -> HostRange {
         self.range
     }
@@ -165,31 +165,31 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: unmaps what the constructor mapped. Whoever hands its addresses out makes sure that nobody uses them
-        // afterwards, and accesses of peers survive it if somebody does.
+        // SAFETY: unmaps the range that the constructor mapped. Owners of a mapping that hand out its addresses ensure
+        // that the addresses are not used afterwards; accesses of peers survive such a use.
         let _ = unsafe { rustix::mm::munmap(self.range.addr as *mut _, self.range.len as usize) };
     }
 }
 
-/// Copies from a region's memory; whoever is there: the mapping may be gone or the file behind it too short.
+/// Copies from a region's memory. Returns an error if the mapping is gone or the file behind it too short.
 ///
 /// # Errors
 /// [`Fault`].
 pub(crate) fn copy_out(addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-    // SAFETY: `addr` lies in a region's mapping: shared memory that nobody holds a Rust reference to, or none any more.
+    // SAFETY: `addr` lies in a region's mapping, shared memory without Rust references to it, or the mapping is gone.
     unsafe { fault::copy_from(addr, out) }
 }
 
 /// Copies to a region's memory.
 ///
 /// # Errors
-/// [`Fault`]; bytes before the fault are then written.
+/// [`Fault`]; the bytes before the fault are then written.
 pub(crate) fn copy_in(addr: u64, data: &[u8]) -> Result<(), Fault> {
     // SAFETY: as for `copy_out`.
     unsafe { fault::copy_to(addr, data) }
 }
 
-/// Performs an atomic operation on a region's memory, at a multiple of 8, and returns the value before it.
+/// Performs an atomic operation on a region's memory, at a multiple of 8, and returns the prior value.
 ///
 /// # Errors
 /// [`Fault`].

@@ -1,4 +1,5 @@
-//! Threads for copies that take page faults: whoever asks for one goes on, and several wait for the disk side by side.
+//! Threads for copies that take page faults: the requesting thread does not wait, and several copies wait for the disk
+//! at the same time.
 
 use std::collections::VecDeque;
 
@@ -8,7 +9,7 @@ use crate::core::Work;
 use crate::engine::Engine;
 use crate::job::Job;
 
-/// What the threads share with those who have work for them. Without threads, work is given back.
+/// The job queue of the threads. Without threads, jobs are returned to the caller.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     queue: Mutex<Queue>,
@@ -18,23 +19,24 @@ pub(crate) struct Workers {
 #[derive(Debug, Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// There are threads, and they have not been told to end.
+    /// Threads are running, and have not been told to stop.
     is_open: bool,
 }
 
 impl Workers {
-    /// From now on there are threads.
+    /// Opens the queue. The caller starts the threads.
     pub(crate) fn open(&self) {
         self.queue.lock().is_open = true;
     }
 
-    /// Has the threads end once nothing is left to do.
+    /// Stops the threads once the queue is empty.
     pub(crate) fn close(&self) {
         self.queue.lock().is_open = false;
         self.more.notify_all();
     }
 
-    /// Has a thread do it. Without threads, or when nothing is to be waited for, it is given back: the caller does it.
+    /// Queues a job for a thread. Returns the job, for the caller to run, if there are no threads or the job would not
+    /// wait.
     pub(crate) fn hand_over(&self, job: Job) -> Option<Job> {
         if !self.queue.lock().is_open || !job.would_wait() {
             return Some(job);
@@ -63,7 +65,7 @@ impl Workers {
     }
 }
 
-/// A thread's life.
+/// A thread's main loop.
 pub(crate) fn run(engine: &Engine) {
     while let Some(job) = engine.workers.next() {
         let outcome = job.run();

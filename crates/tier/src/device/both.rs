@@ -1,4 +1,4 @@
-//! A ring for reads, and threads for what changes the file: through a ring, direct writes stall (decision 25).
+//! A ring for reads, and threads for writes and syncs: direct writes through a ring stall (decision 25).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,24 +9,24 @@ use super::request::{Command, Completion, Device, Request};
 use super::threads::Threads;
 use super::uring::Uring;
 
-/// See the module.
+/// A ring and threads, as one device.
 #[derive(Debug)]
 pub struct Both {
     ring: Uring,
     threads: Threads,
-    /// Readable when either of them is.
+    /// Readable when the ring's or the threads' descriptor is.
     either: OwnedFd,
-    /// What goes to the threads.
+    /// Writes and syncs for the threads.
     changes: Vec<Request>,
-    /// How many they have: looking at them takes a system call.
+    /// Writes and syncs under way: reaping the threads takes a system call, which zero saves.
     change_count: usize,
 }
 
 impl Both {
-    /// Makes a ring with room for `depth` requests to be submitted at a time, and starts the threads.
+    /// Creates a ring for submissions of up to `depth` requests, and starts the threads.
     ///
     /// # Errors
-    /// `EPERM` or `ENOSYS` where io_uring is forbidden or unknown; when there are no descriptors or no threads to be had.
+    /// `EPERM` or `ENOSYS` where io_uring is forbidden or missing; when no descriptor or thread is available.
     pub fn open(depth: u32) -> io::Result<Both> {
         let (ring, threads) = (Uring::open(depth)?, Threads::open()?);
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;

@@ -1,4 +1,4 @@
-//! A device that fails, for tests: on purpose, and from a seed.
+//! A device for tests that injects faults, from a seed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,24 +11,24 @@ use rustix::io::Errno;
 
 use super::request::{Command, Completion, Device, DeviceFactory, Request};
 
-/// What goes wrong, and how often: in a thousand requests.
+/// The faults, each with its frequency per thousand requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Decides which requests.
+    /// Seed of the random choice of requests.
     pub seed: u64,
-    /// Fail with `EIO`.
+    /// Requests that fail with `EIO`.
     pub io_errors_permille: u32,
     /// Writes that fail with `ENOSPC`.
     pub disk_full_permille: u32,
-    /// Are given back as a ring does whose submitting thread ends.
+    /// Requests that are returned with `ECANCELED`, as a ring does when the submitting thread exits.
     pub canceled_permille: u32,
-    /// Move fewer bytes than asked for.
+    /// Requests that move fewer bytes than requested.
     pub short_permille: u32,
-    /// Are reported late: after up to so many looks.
+    /// Completions are delayed by a random number of calls of [`Device::reap`], up to this.
     pub delay_looks_max: u32,
 }
 
-/// Makes devices that fail.
+/// Opens devices that inject faults.
 #[derive(Clone, Debug)]
 pub struct Faulty {
     inner: Arc<dyn DeviceFactory>,
@@ -37,12 +37,12 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Another kind of device, with faults.
+    /// Injects faults into the devices of `inner`.
     pub fn new(inner: Arc<dyn DeviceFactory>, faults: Faults) -> Faulty {
         Faulty { inner, faults, healed: Arc::default() }
     }
 
-    /// From now on nothing fails (delays go on), or, with `false`, things fail again.
+    /// With `true`, stops all faults but delays; with `false`, resumes them.
     pub fn heal(&self, healed: bool) {
         self.healed.store(healed, Ordering::Relaxed);
     }
@@ -69,17 +69,17 @@ impl DeviceFactory for Faulty {
     }
 }
 
-/// See [`Faulty`].
+/// The device of a [`Faulty`].
 #[derive(Debug)]
 struct FaultyDevice {
     inner: Box<dyn Device>,
     faults: Faults,
     healed: Arc<AtomicBool>,
-    /// Of the random numbers.
+    /// State of the random number generator.
     state: u64,
-    /// What is done and will be reported after so many looks.
+    /// Completions to be reported after this many calls of `reap`.
     held: Vec<(u32, Completion)>,
-    /// Readable while something is held.
+    /// Readable while `held` is not empty.
     event: OwnedFd,
     /// Readable when the inner device or `event` is.
     both: OwnedFd,
@@ -98,7 +98,7 @@ impl FaultyDevice {
         self.random() % 1000 < u64::from(permille) && !self.healed.load(Ordering::Relaxed)
     }
 
-    /// The error that a request gets instead of being carried out.
+    /// The error with which a request fails, if any, in place of being carried out.
     fn refusal(&mut self, request: &Request) -> Option<Errno> {
         let is_write = matches!(request.command, Command::Write { .. });
         if self.happens(self.faults.io_errors_permille) {
@@ -115,7 +115,7 @@ impl FaultyDevice {
     fn hold(&mut self, completion: Completion) {
         let looks = (self.random() % (u64::from(self.faults.delay_looks_max) + 1)) as u32;
         self.held.push((looks, completion));
-        // Only an overflow of the counter could fail, and then it is readable.
+        // Fails only if the counter overflows, and then it is readable.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
@@ -136,7 +136,7 @@ impl Device for FaultyDevice {
         let mut new = Vec::new();
         self.inner.reap(&mut new);
         for mut completion in new {
-            // Moved, but not said so: to whoever asked it is the same as if the rest had not been.
+            // All bytes were moved, but fewer are reported: for the requester that equals a short transfer.
             if let Ok(count @ 2..) = completion.result
                 && self.happens(self.faults.short_permille)
             {

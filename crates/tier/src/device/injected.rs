@@ -1,4 +1,4 @@
-//! A device that a fault plan makes slow, or has fail.
+//! A device with the delays and errors of a fault plan.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,23 +16,23 @@ use terrace_faults::{Faults, StorageOperation};
 
 use super::request::{Command, Completion, Device, Request};
 
-/// Another device, whose requests suffer the plan's faults: they are carried out late, or not at all.
+/// Wraps a device: requests are delayed or failed as the plan says.
 #[derive(Debug)]
 pub(crate) struct Injected {
     inner: Box<dyn Device>,
     faults: Arc<Faults>,
-    /// Requests whose time has not come.
+    /// Delayed requests.
     held: BinaryHeap<Reverse<Held>>,
     held_so_far: u64,
-    /// Requests that fail, to be reported.
+    /// Failed requests, to be reported.
     failed: Vec<Completion>,
-    /// Readable when the next of the held ones is due.
+    /// Readable when the next delayed request is due.
     timer: OwnedFd,
     /// Readable when the inner device or the timer is.
     both: OwnedFd,
 }
 
-/// A request that waits. Ordered by when it is due; among equals, by who came first.
+/// A delayed request. Ordered by due time, then by arrival.
 #[derive(Debug)]
 struct Held {
     due: Instant,
@@ -60,7 +60,7 @@ impl Ord for Held {
 
 impl Injected {
     /// # Errors
-    /// The system has no descriptors left.
+    /// When no descriptor is available.
     pub(crate) fn new(inner: Box<dyn Device>, faults: Arc<Faults>) -> io::Result<Injected> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
@@ -72,8 +72,8 @@ impl Injected {
         Ok(Injected { inner, faults, held, held_so_far: 0, failed, timer, both })
     }
 
-    /// Takes what is due out of the heap: what fails to be reported, the rest for the inner device. Sets the timer for
-    /// what is due next.
+    /// Removes due requests from the heap: queues failed ones for `reap`, and returns the others for the inner device.
+    /// Sets the timer for the next due request.
     fn release(&mut self, now: Instant) -> Vec<Request> {
         let mut due = Vec::new();
         while self.held.peek().is_some_and(|Reverse(held)| held.due <= now) {
@@ -83,7 +83,7 @@ impl Injected {
                 None => due.push(held.request),
             }
         }
-        // A wait of zero would switch the timer off. Setting it ends its being readable.
+        // Zero would disarm the timer. Setting it also clears its readable state.
         let next = self.held.peek().map(|Reverse(held)| held.due.saturating_duration_since(now));
         let wait = next.map_or(Duration::ZERO, |wait| wait.max(Duration::from_nanos(1)));
         let value = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };

@@ -1,8 +1,8 @@
-//! What carries requests to files: io_uring, or threads where there is none; a faulty one for tests, and one
-//! that a user's fault plan troubles.
+//! Devices carry out requests on files: io_uring, or threads where io_uring is missing. One device injects faults for
+//! tests, another one the faults of a user's fault plan.
 //!
-//! A device takes requests with their buffers and gives both back when they are done; in between the buffer is the
-//! kernel's. It has no thread that the caller would have to wait for: whoever makes progress submits and reaps.
+//! A device owns requests and their buffers until it returns both with the completion; in between the kernel uses the
+//! buffer. No background thread submits or reaps: the threads that poll the tier do.
 
 mod both;
 mod faulty;
@@ -22,7 +22,7 @@ pub use uring::Uring;
 
 pub use crate::pool::Buffer;
 
-/// io_uring with threads for what changes the file if there is one, threads only otherwise (containers often forbid io_uring).
+/// io_uring for reads and threads for writes; only threads where io_uring is forbidden, as in many containers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Best;
 
@@ -39,7 +39,7 @@ impl DeviceFactory for Best {
     }
 }
 
-/// Threads, even where there is io_uring.
+/// Threads, even where io_uring is available.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnlyThreads;
 

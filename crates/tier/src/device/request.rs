@@ -1,4 +1,4 @@
-//! Requests to a file, their completions, and the traits of what carries them out.
+//! Requests to a file, their completions, and the traits of devices.
 
 use std::fmt::Debug;
 use std::io;
@@ -9,32 +9,32 @@ use rustix::io::Errno;
 
 use crate::pool::Buffer;
 
-/// What to do.
+/// The operation of a request.
 #[derive(Debug)]
 pub enum Command {
-    /// Fills a part of the buffer from the file.
+    /// Reads from the file into a range of the buffer.
     Read {
-        /// What to fill.
+        /// The buffer to fill.
         buffer: Buffer,
-        /// Which part of it.
+        /// The range of the buffer.
         part: std::ops::Range<usize>,
     },
-    /// Writes a part of the buffer to the file.
+    /// Writes a range of the buffer to the file.
     Write {
-        /// What to write from.
+        /// The buffer to write from.
         buffer: Buffer,
-        /// Which part of it.
+        /// The range of the buffer.
         part: std::ops::Range<usize>,
     },
-    /// Makes `len` bytes of the file durable (`fdatasync`); of 0 bytes at 0: all of it.
+    /// Makes `len` bytes of the file durable (`fdatasync`); with length 0 at offset 0: the whole file.
     Sync {
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
 }
 
 impl Command {
-    /// The buffer, if there is one.
+    /// The buffer, if the command has one.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             Command::Read { buffer, .. } | Command::Write { buffer, .. } => Some(buffer),
@@ -43,45 +43,45 @@ impl Command {
     }
 }
 
-/// A request.
+/// A request to a device.
 #[derive(Debug)]
 pub struct Request {
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub id: usize,
-    /// The file; kept open until the request is done.
+    /// The file; kept open until the request has completed.
     pub file: Arc<OwnedFd>,
-    /// Where in the file.
+    /// The offset in the file.
     pub offset: u64,
-    /// What to do there.
+    /// The operation.
     pub command: Command,
 }
 
-/// A request that is done.
+/// A completed request.
 #[derive(Debug)]
 pub struct Completion {
     /// The request.
     pub request: Request,
-    /// How many bytes were moved: possibly fewer than were asked for.
+    /// The number of bytes moved, possibly fewer than requested.
     pub result: Result<usize, Errno>,
 }
 
-/// Carries requests out. Requests may be carried out and completed in any order.
+/// Carries out requests, in any order.
 pub trait Device: Send + Debug {
-    /// Takes all of the requests. Those that there is no room for yet wait here for the next call.
+    /// Takes all requests. Those that do not fit are queued, and submitted with the next call.
     fn submit(&mut self, requests: &mut Vec<Request>);
 
-    /// Appends what is done.
+    /// Appends new completions.
     fn reap(&mut self, done: &mut Vec<Completion>);
 
-    /// Readable when something is done that was not reaped.
+    /// Readable when there are completions to reap.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// Makes a device.
+/// Opens devices.
 pub trait DeviceFactory: Send + Sync + Debug {
-    /// Opens it for about `depth` requests at a time.
+    /// Opens a device for about `depth` requests at a time.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The error of the kernel.
     fn open(&self, depth: u32) -> io::Result<Box<dyn Device>>;
 }

@@ -1,4 +1,4 @@
-//! A few threads that read and write, where io_uring is not to be had.
+//! A pool of threads that read and write, for where io_uring is not available.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,10 +12,10 @@ use terrace_sync::{Condvar, Mutex};
 
 use super::request::{Command, Completion, Device, Request};
 
-/// How many requests can be under way at a time.
+/// The number of requests that run at the same time.
 const THREADS: usize = 8;
 
-/// A pool of threads.
+/// A device with a pool of threads.
 #[derive(Debug)]
 pub struct Threads {
     shared: Arc<Shared>,
@@ -27,7 +27,7 @@ struct Shared {
     queue: Mutex<Queue>,
     more: Condvar,
     done: Mutex<Vec<Completion>>,
-    /// Not zero while `done` holds something.
+    /// An event counter, not zero while `done` is not empty.
     event: OwnedFd,
 }
 
@@ -41,7 +41,7 @@ impl Threads {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When there are no descriptors or no threads to be had.
+    /// When no descriptor or thread is available.
     pub fn open() -> io::Result<Threads> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -60,12 +60,12 @@ impl Threads {
 }
 
 impl Shared {
-    /// What each thread does until the device is closed and nothing is left.
+    /// The main loop of a thread, until the device is closed and the queue is empty.
     fn work(&self) {
         while let Some(mut request) = self.next() {
             let result = carry_out(&mut request);
             self.done.lock().push(Completion { request, result });
-            // Only an overflow of the counter could fail, and then it is readable.
+            // Fails only if the counter overflows, and then it is readable.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
@@ -84,7 +84,7 @@ impl Shared {
     }
 }
 
-/// Blocks until the request is done.
+/// Carries out a request, and blocks until it is done.
 fn carry_out(request: &mut Request) -> Result<usize, Errno> {
     let (file, offset) = (request.file.as_fd(), request.offset);
     match &mut request.command {
@@ -104,7 +104,7 @@ impl Device for Threads {
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        // Before looking: what is done afterwards makes it readable again.
+        // Before the take: a later completion sets the event again.
         let _ = rustix::io::read(&self.shared.event, &mut [0u8; 8]);
         done.append(&mut self.shared.done.lock());
     }

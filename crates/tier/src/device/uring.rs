@@ -12,12 +12,13 @@ use slab::Slab;
 
 use super::request::{Command, Completion, Device, Request};
 
-/// A ring.
+/// A device with an io_uring.
 pub struct Uring {
     ring: IoUring,
-    /// What the kernel has: index is the request's `user_data`. Buffers and files stay here until the kernel is done.
+    /// Submitted requests; the index is the entry's `user_data`. Buffers and files stay here until the kernel has
+    /// completed the request.
     in_flight: Slab<Request>,
-    /// What the submission queue had no room for.
+    /// Requests that the submission queue had no space for.
     backlog: VecDeque<Request>,
 }
 
@@ -28,16 +29,16 @@ impl Debug for Uring {
 }
 
 impl Uring {
-    /// Makes a ring with room for `depth` requests to be submitted at a time.
+    /// Creates a ring for submissions of up to `depth` requests.
     ///
     /// # Errors
-    /// `EPERM` or `ENOSYS` where io_uring is forbidden or unknown.
+    /// `EPERM` or `ENOSYS` where io_uring is forbidden or missing.
     pub fn open(depth: u32) -> io::Result<Uring> {
         let ring = IoUring::builder().setup_clamp().setup_cqsize(depth.saturating_mul(4)).build(depth)?;
         Ok(Uring { ring, in_flight: Slab::new(), backlog: VecDeque::new() })
     }
 
-    /// Writes a request into the submission queue, or gives it back when that is full.
+    /// Writes a request into the submission queue, or returns it when the queue is full.
     fn push(&mut self, request: Request) -> Result<(), Request> {
         let key = self.in_flight.insert(request);
         let entry = entry_of(&self.in_flight[key]).user_data(key as u64);
@@ -47,7 +48,7 @@ impl Uring {
         pushed.map_err(|_| self.in_flight.remove(key))
     }
 
-    /// Tells the kernel of what is in the queue. What it has no means for stays there.
+    /// Submits the queue to the kernel. Entries that the kernel has no resources for stay queued.
     fn enter(&mut self) {
         if self.ring.submission().is_empty() {
             return;
@@ -57,7 +58,7 @@ impl Uring {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN | libc::EBUSY) => return,
                 _ => {
-                    // Nothing that we pass can be wrong; trying again later is all that is left.
+                    // No entry of ours is invalid; the only remedy is to try again later.
                     tracing::error!(%error, "io_uring takes no requests");
                     return;
                 }
@@ -66,7 +67,7 @@ impl Uring {
     }
 }
 
-/// The request in the kernel's terms. Commands of transfers are far shorter than 4 GiB.
+/// The request as a submission queue entry. Transfers are far shorter than 4 GiB.
 fn entry_of(request: &Request) -> squeue::Entry {
     let file = Fd(request.file.as_raw_fd());
     match &request.command {
