@@ -1,4 +1,4 @@
-//! What makes no sense is refused with the errno of the man page, in every verb, and nothing is disturbed by it.
+//! Every verb refuses invalid input with the errno of its man page, and refusals disturb nothing.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::*;
 use libc::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP};
 use terrace_ibverbs::abi::*;
 
-/// The errno of a verb that answers null.
+/// The errno of a verb that returned null.
 fn refused<T>(object: *mut T) -> c_int {
     assert!(object.is_null());
     errno()
@@ -42,7 +42,7 @@ impl Bench {
     }
 
     fn close(self) {
-        // SAFETY: everything else is gone.
+        // SAFETY: all other objects are destroyed.
         unsafe {
             assert_eq!(ibv_destroy_cq(self.cq), 0);
             assert_eq!(ibv_dealloc_pd(self.pd), 0);
@@ -53,7 +53,7 @@ impl Bench {
 
 #[test]
 fn null_is_no_object() {
-    // SAFETY: null is what is tried.
+    // SAFETY: null is the tested input.
     unsafe {
         assert_eq!(refused(ibv_open_device(null_mut())), EINVAL);
         assert_eq!((ibv_close_device(null_mut()), errno()), (-1, EINVAL));
@@ -91,7 +91,7 @@ fn null_is_no_attribute() {
     let bench = Bench::new();
     let qp = bench.qp(IBV_QPT_RC);
     let (ops, verbs) = (ops(bench.context), verbs(bench.context));
-    // SAFETY: objects of this device, and null for all else.
+    // SAFETY: objects of this device; null for all else.
     unsafe {
         assert_eq!(ibv_query_device(bench.context, null_mut()), EINVAL);
         assert_eq!(refused(ibv_create_srq(bench.pd, null_mut())), EINVAL);
@@ -187,7 +187,7 @@ fn kinds_of_queue_pair_that_are_not_there() {
     let bench = Bench::new();
     let kinds = [
         (IBV_QPT_RAW_PACKET, EOPNOTSUPP),
-        // A target is made in an XRC domain, which this verb cannot name.
+        // An XRC target is created in an XRC domain, for which this verb has no argument.
         (IBV_QPT_XRC_RECV, EINVAL),
         (0, EINVAL),
         (99, EINVAL),
@@ -307,14 +307,14 @@ fn work_requests_that_make_no_sense() {
         |wr| wr.opcode = IBV_WR_BIND_MW,
         |wr| wr.send_flags = IBV_SEND_IP_CSUM,
     ];
-    // SAFETY: objects of this device, and work requests that are refused before their memory is looked at.
+    // SAFETY: objects of this device, and work requests that are refused before their memory is accessed.
     unsafe {
         let mut bad = null_mut();
         let mut wr = good(&mut sge);
         assert_eq!(post_send(qp, &raw mut wr, &raw mut bad), EINVAL, "in RESET");
         connect(qp, (*qp).qp_num);
         for (index, change) in changes.iter().enumerate() {
-            // The sixth asks for more inline data than the queue pair takes.
+            // The sixth exceeds the queue pair's inline data.
             sge.length = if index == 5 { 17 } else { 0 };
             let mut wr = good(&mut sge);
             change(&mut wr);
@@ -350,7 +350,7 @@ fn the_builder_reports_at_the_end() {
         (plain.send_cq, plain.recv_cq, plain.cap, plain.qp_type);
     init.pd = bench.pd;
     init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    // SAFETY: objects of this device; steps that are refused look at nothing.
+    // SAFETY: objects of this device; refused steps access nothing.
     unsafe {
         init.send_ops_flags = u64::from(IBV_QP_EX_WITH_TSO);
         assert_eq!(refused(create(bench.context, &raw mut init)), EOPNOTSUPP);
@@ -394,7 +394,7 @@ fn the_builder_reports_at_the_end() {
 fn objects_left_behind_outlive_the_device() {
     let bench = Bench::new();
     let qp = bench.qp(IBV_QPT_UD);
-    // SAFETY: the wrong order, which is what is tried.
+    // SAFETY: the wrong order is the tested input.
     unsafe {
         assert_eq!(ibv_close_device(bench.context), 0);
         assert_eq!(ibv_destroy_qp(qp), 0);

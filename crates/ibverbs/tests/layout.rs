@@ -1,5 +1,5 @@
-//! The types that bindgen wrote, and the constants, against the header that is installed: a C program prints sizes and
-//! offsets, and they must be ours. Needs gcc and libibverbs-dev, which `make setup` installs.
+//! Compares bindgen's types and the constants with the installed header: a C program prints sizes and offsets, which
+//! must equal ours. Needs gcc and libibverbs-dev, which `make setup` installs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,12 +8,12 @@ use std::process::Command;
 
 use terrace_ibverbs::abi::*;
 
-/// C's name of a field, where Rust has a keyword in the way.
+/// The C name of a field whose Rust name avoids a keyword.
 fn c_field(field: &str) -> &str {
     field.strip_suffix('_').unwrap_or(field)
 }
 
-/// Ours, by the same names as the C program prints.
+/// Sizes, offsets and constants, under the names that the C program prints.
 type Layout = BTreeMap<String, usize>;
 
 macro_rules! layouts {
@@ -87,7 +87,7 @@ layouts! {
     ibv_values_ex { comp_mask raw_clock }
 }
 
-/// Structures that newer headers have made longer, at the end that older programs do not look at.
+/// Structures that newer headers extend at the end, which older programs do not access.
 const GROWING: [&str; 3] = ["ibv_port_attr", "ibv_qp_ex", "verbs_context"];
 
 /// Constants that the code relies on, from several enumerations.
@@ -121,7 +121,7 @@ const CONSTANTS: [(&str, u64); 27] = [
     ("IBV_QP_INIT_ATTR_SEND_OPS_FLAGS", IBV_QP_INIT_ATTR_SEND_OPS_FLAGS as u64),
 ];
 
-/// The program: one line for each entry of ours.
+/// The C program: it prints one line for each entry of `layout`.
 fn program(layout: &Layout) -> String {
     let mut text = String::from(
         "#include <stddef.h>\n#include <stdio.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n\
@@ -161,7 +161,7 @@ fn run(source: &str) -> BTreeMap<String, u64> {
 fn layouts_and_constants_are_those_of_the_installed_header() {
     let mut ours = ours();
     let mut theirs = run(&program(&ours));
-    // This one grows at its beginning, so what counts is the distance to its end.
+    // This structure grows at its beginning, so distances to its end are compared.
     let lengths = (ours["verbs_context"], theirs["verbs_context"]);
     ours.iter_mut()
         .filter(|(name, _)| name.starts_with("verbs_context."))

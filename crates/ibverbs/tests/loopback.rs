@@ -1,4 +1,4 @@
-//! Work that goes through: one queue pair of the device connected to itself, as a C program would use it.
+//! Successful work: one queue pair of the device connected to itself, as a C program would use it.
 
 mod common;
 
@@ -98,9 +98,9 @@ fn extended_and_plain_polls_share_a_queue() {
         assert_eq!((*cq).read_opcode.unwrap()(cq), IBV_WC_RDMA_WRITE);
         assert!((*cq).read_completion_ts.unwrap()(cq) > 0);
         (*cq).end_poll.unwrap()(cq);
-        // What the extended poll took ahead is not lost.
+        // The completion that the extended poll has fetched ahead is not lost.
         assert_eq!(completion(context, cq.cast()).wr_id, 1);
-        // And goes away with its queue pair.
+        // It is discarded with its queue pair.
         assert_eq!(ibv_destroy_qp(qp), 0);
         assert_eq!((*cq).start_poll.unwrap()(cq, null_mut()), libc::ENOENT);
         assert_eq!(ibv_destroy_cq(cq.cast()), 0);
@@ -176,7 +176,7 @@ fn a_forked_child_has_a_device_of_its_own() {
             own.close();
             libc::_exit(if works { 0 } else { 1 });
         }
-        // The parent goes on meanwhile.
+        // The parent works meanwhile.
         assert!(parents.writes());
         let mut status = -1;
         assert_eq!(libc::waitpid(child, &raw mut status, 0), child);

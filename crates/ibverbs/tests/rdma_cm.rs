@@ -1,5 +1,5 @@
-//! The connection manager's device, as librdmacm and as a careless program use it. The test binary is linked with the functions
-//! of the C library that the library stands in front of.
+//! The connection manager's device, as librdmacm and a careless program use it. The test binary is linked with the
+//! library's interposed C functions.
 
 mod common;
 
@@ -32,17 +32,17 @@ const DISCONNECTED: u32 = 10;
 /// An open channel.
 struct Channel(c_int);
 
-/// An event: whose, which identifier, what, its status.
+/// An event: user id, identifier, type, status.
 type Event = (u64, u32, u32, i32);
 
 impl Channel {
     fn open(flags: c_int) -> Channel {
-        // The device's address is the loopback's.
+        // Sets the device's address to the loopback's.
         open();
         Channel::one_more(flags)
     }
 
-    /// When there is one already.
+    /// Opens a further channel.
     fn one_more(flags: c_int) -> Channel {
         // SAFETY: a C string.
         let fd = unsafe {
@@ -52,14 +52,14 @@ impl Channel {
         Channel(fd)
     }
 
-    /// Writes bytes: 0 or the errno.
+    /// Writes bytes. Returns 0 or the errno.
     fn write(&self, bytes: &[u8]) -> i32 {
         // SAFETY: bytes of that length.
         let written = unsafe { libc::write(self.0, bytes.as_ptr().cast(), bytes.len()) };
         if written == bytes.len() as isize { 0 } else { errno() }
     }
 
-    /// A command with its fields, and room for an answer of so many bytes.
+    /// Writes a command with its fields, and space for a response of `room` bytes.
     fn command(&self, command: u32, fields: &[u8], room: usize) -> i32 {
         let mut bytes = command.to_ne_bytes().to_vec();
         bytes.extend((fields.len() as u16).to_ne_bytes());
@@ -138,7 +138,7 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// `sockaddr_in6`-sized room with the loopback's address.
+/// The loopback's address, padded to the size of a `sockaddr_in6`.
 fn address(port: u16) -> Vec<u8> {
     let mut raw = vec![0; 28];
     raw[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
@@ -147,7 +147,7 @@ fn address(port: u16) -> Vec<u8> {
     raw
 }
 
-/// `struct rdma_ucm_conn_param` for a queue pair of that number.
+/// `struct rdma_ucm_conn_param` for a queue pair with this number.
 fn conn_param(qpn: u32) -> Vec<u8> {
     let mut raw = vec![0; 272];
     raw[..4].copy_from_slice(&qpn.to_ne_bytes());
@@ -168,7 +168,7 @@ fn connect(channel: &Channel, id: u32, qpn: u32) -> i32 {
 #[test]
 fn it_looks_like_a_device() {
     let channel = Channel::open(0);
-    // SAFETY: room for the answer.
+    // SAFETY: space for the result.
     let status = unsafe {
         let mut status: libc::stat = std::mem::zeroed();
         assert_eq!(libc::fstat(channel.0, &raw mut status), 0);
@@ -188,14 +188,14 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(channel.command(13, &[], 0), libc::ENOSYS);
     // Fewer bytes than the header says.
     assert_eq!(channel.write(&[0, 0, 0, 0, 40, 0, 4, 0]), libc::EINVAL);
-    // Too few for the command, no room for the answer, an answer to nowhere.
+    // Too few bytes for the command, no space for the response, an invalid response address.
     assert_eq!(channel.command(CREATE_ID, &[0; 8], 4), libc::EINVAL);
     assert_eq!(channel.command(GET_EVENT, &[0; 8], 8), libc::ENOSPC);
     assert_eq!(
         channel.command(QUERY_ROUTE, &[&[0; 8][..], &id.to_ne_bytes(), &[0; 4]].concat(), 208),
         libc::EFAULT
     );
-    // SAFETY: the point is that there is nothing at that address.
+    // SAFETY: the tested address is not mapped.
     assert_eq!(unsafe { libc::write(channel.0, 8 as *const _, 16) }, -1);
     assert_eq!(errno(), libc::EFAULT);
     assert_eq!(channel.get_event(), Err(libc::EAGAIN));
@@ -203,7 +203,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(channel.listen(77), libc::ENOENT);
     assert_eq!(connect(&channel, id, 1), libc::EINVAL, "there is no route");
     assert_eq!(accept(&channel, 1, &conn_param(1), id), libc::EINVAL, "there is no request");
-    // Another channel's identifiers are not this one's.
+    // A channel cannot use another channel's identifiers.
     let other = Channel::open(0);
     assert_eq!(other.destroy(id).0, libc::EINVAL);
     assert_eq!(channel.destroy(id), (0, 0));
@@ -234,19 +234,19 @@ fn a_port_is_taken_until_its_channel_is_closed() {
 fn a_number_that_means_something_else_now_is_left_alone() {
     let channel = Channel::open(0);
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors; the second takes the channel's number.
+    // SAFETY: space for two descriptors; the second gets the channel's number.
     unsafe {
         assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
         assert_eq!(libc::dup2(ends[1], channel.0), channel.0);
     }
     assert_eq!(channel.command(99, &[], 0), 0, "a pipe takes anything");
     let mut got = [0u8; 16];
-    // SAFETY: room for that many bytes.
+    // SAFETY: space for that many bytes.
     assert_eq!(unsafe { libc::read(ends[0], got.as_mut_ptr().cast(), 16) }, 8);
     assert_eq!(got[0], 99);
 }
 
-/// The kernel keeps the file of a call that has begun; one that begins too late finds another.
+/// The kernel keeps the file for a call that has begun; a call that begins too late finds another file.
 #[test]
 fn a_call_to_a_channel_that_is_closed_just_then_sleeps() {
     let (told, results) = std::sync::mpsc::channel();
@@ -254,9 +254,9 @@ fn a_call_to_a_channel_that_is_closed_just_then_sleeps() {
     for _ in 0..400 {
         let fd = std::mem::ManuallyDrop::new(Channel::one_more(0)).0;
         let told = told.clone();
-        // Those that sleep do so until the process ends.
+        // Calls that sleep do so until the process ends.
         std::thread::spawn(move || told.send(std::mem::ManuallyDrop::new(Channel(fd)).get_event()));
-        // Closes the channel, and keeps others from getting its number: nothing can be written to this.
+        // Closes the channel, and keeps other threads from getting its number: /dev/null is open for reading only.
         // SAFETY: a C string, and descriptors of ours.
         unsafe {
             let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
@@ -275,13 +275,13 @@ fn a_forked_child_has_a_connection_manager_of_its_own() {
     let channel = Channel::open(0);
     let id = channel.create(1);
     assert_eq!((channel.bind(id, PORT), channel.listen(id)), (0, 0));
-    // SAFETY: the child calls what threads of its parent cannot have locked, and ends.
+    // SAFETY: the child calls nothing whose locks the parent's threads may hold, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let right = channel.destroy(id).0 == libc::ENODEV && {
             let own = Channel::open(0);
             let id = own.create(2);
-            // The port is the parent's.
+            // The parent holds the port.
             own.bind(id, PORT) == libc::EADDRINUSE && channel.destroy(id).0 == libc::ENODEV
         };
         // SAFETY: ends at once.
@@ -318,7 +318,7 @@ fn both_ends_in_one_process() {
     assert_eq!(server.event(), (8, passive, DISCONNECTED, 0));
     assert_eq!(server.destroy(passive), (0, 2));
     assert_eq!(client.event(), (9, active, DISCONNECTED, 0));
-    // What was reported, so that the program can wait until it has dealt with all of it.
+    // The counts of reported events, so that the program can wait until it has acknowledged all of them.
     assert_eq!(client.destroy(active), (0, 4));
     assert_eq!(server.destroy(listener), (0, 1));
     assert!(!server.readable() && !client.readable());

@@ -1,5 +1,5 @@
-//! The functions of the C library that the library stands in front of. The test binary is linked with them as a
-//! preloaded program is: calls of the `libc` crate go there.
+//! The library's interposed C functions. The test binary is linked with them as a preloaded program is: calls of the
+//! `libc` crate reach them.
 
 mod common;
 
@@ -9,10 +9,10 @@ use std::sync::Mutex;
 
 use common::*;
 
-/// Handlers and masks belong to the process and the thread; tests take turns.
+/// Signal handlers belong to the process, and masks to the thread: tests run one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a file begins with.
+/// The beginning of a file.
 fn read(path: &CStr) -> Option<String> {
     // SAFETY: C strings, and a buffer of the size that is given.
     unsafe {
@@ -29,7 +29,7 @@ fn read(path: &CStr) -> Option<String> {
 
 fn names(path: &CStr) -> Vec<String> {
     let mut names = Vec::new();
-    // SAFETY: a C string; entries are read before the next one is asked for.
+    // SAFETY: a C string; each entry is read before the next call.
     unsafe {
         let directory = libc::opendir(path.as_ptr());
         if directory.is_null() {
@@ -53,7 +53,7 @@ fn sysfs_shows_the_device() {
     assert_eq!(names(c"/sys/class/infiniband_verbs"), ["abi_version", "uverbs0"]);
     assert_eq!(names(c"/dev/infiniband"), ["rdma_cm", "uverbs0"]);
     assert_eq!(read(c"/sys/class/misc/rdma_cm/abi_version").as_deref(), Some("4\n"));
-    // Where programs look for the interface whose addresses the device has.
+    // Programs look here for the interface that has the device's addresses.
     assert_eq!(names(c"/sys/class/infiniband/terrace0/device/net"), ["lo"]);
     assert_eq!(
         read(c"/sys/class/infiniband/terrace0/ports/1/gid_attrs/types/0").as_deref(),
@@ -65,7 +65,7 @@ fn sysfs_shows_the_device() {
     );
     assert_eq!(read(c"/sys/class/infiniband/mlx5_0/node_type"), None);
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENOENT));
-    // Other paths are as they were.
+    // Other paths are unchanged.
     assert!(read(c"/proc/self/stat").is_some());
     assert_eq!(read(c"/sys/class/infiniband_no"), None);
 }
@@ -73,7 +73,7 @@ fn sysfs_shows_the_device() {
 #[test]
 fn the_device_file_is_a_character_device() {
     let mut stat: libc::stat = zero();
-    // SAFETY: C strings and room for the answer.
+    // SAFETY: C strings and space for the answer.
     unsafe {
         for path in [c"/dev/infiniband/uverbs0", c"/dev/infiniband/terrace0", c"/dev/infiniband/rdma_cm"] {
             assert_eq!(libc::stat(path.as_ptr(), &raw mut stat), 0);
@@ -96,7 +96,7 @@ fn real_paths_look_like_sysfs() {
         let found = libc::realpath(c"/sys/class/infiniband/terrace0".as_ptr(), null_mut());
         assert!(!found.is_null());
         assert_eq!(CStr::from_ptr(found), c"/sys/devices/virtual/infiniband/terrace0");
-        // And such a path leads there as well.
+        // The resolved path can be opened as well.
         let file = [CStr::from_ptr(found).to_bytes(), b"/node_type"].concat();
         libc::free(found.cast());
         assert_eq!(read(&CString::new(file).unwrap()).as_deref(), Some("1: CA\n"));
@@ -111,7 +111,7 @@ fn programs_hear_of_their_own_handlers_only() {
     let _turn = TURN.lock().unwrap();
     open();
     let address = handler as *const () as usize;
-    // SAFETY: a handler that does nothing; what was there before comes back.
+    // SAFETY: a handler that does nothing; the previous one is restored.
     unsafe {
         let mut before: libc::sigaction = zero();
         assert_eq!(libc::sigaction(libc::SIGSEGV, null(), &raw mut before), 0);
@@ -121,7 +121,7 @@ fn programs_hear_of_their_own_handlers_only() {
         assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const before, &raw mut now), 0);
         assert_eq!(now.sa_sigaction, address);
         assert_eq!((libc::signal(libc::SIGBUS, libc::SIG_ERR), errno()), (libc::SIG_ERR, libc::EINVAL));
-        // Other signals are the kernel's.
+        // Other signals go to the kernel.
         let other = libc::signal(libc::SIGUSR1, address);
         assert_eq!(libc::signal(libc::SIGUSR1, other), address);
     }
@@ -132,7 +132,7 @@ fn faults_cannot_be_blocked() {
     let _turn = TURN.lock().unwrap();
     let mut all: libc::sigset_t = zero();
     let (mut before, mut now) = (all, all);
-    // SAFETY: signal sets of ours; the mask comes back.
+    // SAFETY: signal sets of ours; the mask is restored.
     unsafe {
         libc::sigfillset(&raw mut all);
         assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before), 0);

@@ -1,7 +1,7 @@
-//! Terrace without the C ABI as a peer of `make bench-peers`: the functions that `bench/peers/peer.h` asks for, over this crate.
-//! It is linked with `bench/peers/peer.c`, so that it is measured by the very code that measures the others.
+//! Terrace without the C ABI as a peer of `make bench-peers`: the functions of `bench/peers/peer.h`, over this crate.
+//! It is linked with `bench/peers/peer.c`, so that the same code measures it and the other peers.
 //!
-//! `bench/peers/peer_verbs.c` is the same by way of the C ABI.
+//! `bench/peers/peer_verbs.c` does the same over the C ABI.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,10 +23,10 @@ const OP_PUT: c_uint = 1;
 const OP_MESSAGE: c_uint = 2;
 const OP_ATOMIC: c_uint = 3;
 const SEND_ID: u64 = 1 << 16;
-/// What a peer may do with the target's region, as `IBV_ACCESS_*` has it.
+/// A peer's access rights to the target's region, as `IBV_ACCESS_*`.
 const REMOTE_ALL: u32 = 1 | 2 | 4 | 8;
 
-/// `enum memory`, from C: whatever number it is.
+/// `enum memory`, from C: may hold any number.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Memory(c_uint);
@@ -79,7 +79,7 @@ unsafe extern "C" {
     fn fill_region(region: *mut c_char);
 }
 
-/// What either end tells the other for each lane.
+/// Sent by each end to the other for each lane.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Card {
@@ -94,20 +94,21 @@ struct Link {
     buffer: u64,
     lkey: u32,
     other: Card,
-    /// Of messages: the slots whose answers are waited for, in order.
+    /// Slots of the messages without an answer yet, in order.
     asked: [c_uint; DEPTH_MAX],
     first: usize,
     count: usize,
-    /// Where answers came to: their receives are posted again behind the next messages, so that those do not wait for that.
+    /// Inbox slots of received answers: their receives are posted again after the next messages, which need not wait
+    /// for it.
     owed: SmallVec<[u64; INBOX_COUNT]>,
-    /// Whether one-sided operations are done by calls, where that is possible.
+    /// Whether one-sided operations are done by calls where possible.
     calls: bool,
-    /// Those that calls have done since the last look.
+    /// Slots of the operations that calls have done since the last `peer_reap`.
     done: SmallVec<[c_uint; DEPTH_MAX]>,
     _mr: Arc<Mr>,
 }
 
-/// The target's region, when it is shared memory.
+/// The target's region, as a file in memory.
 struct RegionFile {
     file: OwnedFd,
     range: HostRange,
@@ -123,7 +124,7 @@ impl Backings for RegionFile {
 }
 
 fn settings() -> &'static Options {
-    // SAFETY: written by main() before any of this is called, and never again.
+    // SAFETY: written by main() before any of these functions is called, and never again.
     unsafe { &options }
 }
 
@@ -230,14 +231,14 @@ fn open_end(control: c_int, region_len: Option<u64>) {
     let pd = device.alloc_pd().expect("a protection domain");
     let region = region_len.map(|len| open_region(&device, &pd, len));
     for index in 0..settings().lanes as usize {
-        // SAFETY: main() has opened so many lanes, and is the only thread.
+        // SAFETY: main() has opened this many lanes, and is the only thread.
         let lane = unsafe { &mut *(&raw mut lanes).cast::<Lane>().add(index) };
         open_link(&device, &pd, lane);
         let link = link_of(lane);
         let (rkey, base) = region.as_ref().map_or((0, 0), |mr| (mr.rkey(), mr.addr()));
         let own = Card { qpn: link.qp.qpn(), rkey, base };
         let (own, other) = ((&raw const own).cast(), (&raw mut link.other).cast());
-        // SAFETY: blocks of this length; both ends speak before they listen, and the socket keeps blocks apart.
+        // SAFETY: blocks of this length; both ends send before they receive, and the socket keeps blocks apart.
         unsafe {
             say(control, own, size_of::<Card>());
             assert_eq!(hear(control, other, size_of::<Card>()), size_of::<Card>());
@@ -245,19 +246,19 @@ fn open_end(control: c_int, region_len: Option<u64>) {
         connect(&link.qp, &device, link.other.qpn);
         (0..INBOX_COUNT).for_each(|index| link.post_receive(index));
     }
-    // They live as long as the process.
+    // Kept until the process ends.
     std::mem::forget((device, pd, region));
 }
 
 fn open_region(device: &Arc<Device>, pd: &Arc<Pd>, len: u64) -> Arc<Mr> {
     assert!(len.is_multiple_of(MIB));
     let mut fd = -1;
-    // SAFETY: a new mapping of this length, which stays as long as the process.
+    // SAFETY: a new mapping of this length, which stays until the process ends.
     let memory = unsafe { map_memory(len, settings().memory, &raw mut fd) };
     // SAFETY: it is as long as `options.region`.
     unsafe { fill_region(memory) };
     if settings().memory != Memory::PRIVATE {
-        // SAFETY: map_memory() has just made it, and nobody closes it.
+        // SAFETY: map_memory() has just made the descriptor, and no code closes it.
         let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().expect("a descriptor");
         device.set_backings(Arc::new(RegionFile { file, range: HostRange { addr: memory as u64, len } }));
     }
@@ -277,9 +278,9 @@ pub extern "C" fn peer_open_client(control: c_int) {
 /// A work request that has completed.
 struct Done {
     id: u64,
-    /// Of what came.
+    /// Length of a received message.
     byte_len: u32,
-    /// Whether it is something that came.
+    /// Whether it is a received message.
     is_receive: bool,
 }
 
@@ -289,7 +290,7 @@ fn link_of(lane: &Lane) -> &'static mut Link {
 }
 
 impl Link {
-    /// Where the data of an operation is: as `outbox()` in peer.h.
+    /// The address of an operation's data: as `outbox()` in peer.h.
     fn outbox(&self, slot: c_uint, size: usize) -> u64 {
         self.buffer + u64::from(slot) * size.max(64) as u64
     }
@@ -312,7 +313,7 @@ impl Link {
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.
     fn call(&mut self, op: c_uint, slot: c_uint, va: u64, size: usize) -> bool {
         let (data, rkey) = (self.outbox(slot, size), self.other.rkey);
-        // SAFETY: a slot of the lane's buffer, which nobody else uses until it is told that the operation is over.
+        // SAFETY: a slot of the lane's buffer, which no other code uses until the operation is reported as done.
         let data = unsafe { std::slice::from_raw_parts_mut(data as *mut u8, size) };
         let is_done = match op {
             OP_GET => self.qp.read_now(rkey, va, data),
@@ -330,7 +331,7 @@ impl Link {
         is_done
     }
 
-    /// Hands each completion to `take`, and says how many there were.
+    /// Calls `take` for each completion and returns their count.
     fn poll(&self, mut take: impl FnMut(&Wc)) -> usize {
         self.cq
             .poll(DEPTH_MAX, &mut |wc| {
@@ -340,7 +341,7 @@ impl Link {
             .expect("no overrun")
     }
 
-    /// Notes what has completed, to be answered.
+    /// Collects completions, for answers.
     #[inline]
     fn poll_messages(&self, done: &mut SmallVec<[Done; DEPTH_MAX]>) {
         self.poll(|wc| {
@@ -357,7 +358,7 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
     let link = link_of(unsafe { &*lane });
     let (va, rkey) = (link.other.base + offset, link.other.rkey);
     let data = link.outbox(slot, size);
-    // What a call does not do, at first because the processes have yet to meet, a work request does.
+    // A call does nothing until the two processes have connected; a work request then does the operation.
     if link.calls && link.call(op, slot, va, size) {
         return;
     }
@@ -377,7 +378,7 @@ pub unsafe extern "C" fn peer_post(lane: *mut Lane, op: c_uint, slot: c_uint, of
 }
 
 /// # Safety
-/// As for [`peer_post`]; there is room for `DEPTH_MAX` numbers at `slots`.
+/// As for [`peer_post`]; `slots` has space for `DEPTH_MAX` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, slots: *mut c_uint) -> c_uint {
     // SAFETY: as promised.
@@ -395,7 +396,7 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
             return count as c_uint;
         }
         link.poll(|wc| {
-            // The last message may be acknowledged when other operations are measured already.
+            // The last message may complete while other operations are measured.
             if wc.wr_id != SEND_ID {
                 slots[count] = wc.wr_id as c_uint;
                 count += 1;
@@ -418,7 +419,8 @@ pub unsafe extern "C" fn peer_reap(lane: *mut Lane, op: c_uint, _size: usize, sl
     count as c_uint
 }
 
-/// Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first.
+/// Sends each message back from where it was received. Answers come first; a receive is posted again when its answer
+/// has left.
 #[unsafe(no_mangle)]
 pub extern "C" fn peer_turn(_op: c_uint, _size: usize, lane_count: c_uint) -> bool {
     let mut worked = false;

@@ -1,9 +1,10 @@
 //! Two processes on this machine: round trips and message rates of the NIC without the C ABI.
 //!
-//! `cargo run --release -p terrace-nic --example speed [PART]`, with `TERRACE_PATH=udp` by UDP loopback instead of memory. Parts are
-//! `read-4096-1` (length and depth), `write-...`, `pingpong` and `sendrecv`, or what these begin with; and `alone`, messages between two
-//! devices of one thread: what they cost where nothing waits for another processor; `SPEED_MS` is how long a READ or
-//! WRITE is measured, `SPEED_ROUNDS` how many round trips are. Their target is a file in memory, which its neighbour can map, or ordinary memory with `SPEED_TARGET=ordinary`.
+//! `cargo run --release -p terrace-nic --example speed [PART]`; with `TERRACE_PATH=udp` over UDP loopback instead of
+//! shared memory. PART is `read-4096-1` (length and depth), `write-...`, `pingpong` or `sendrecv`, or a prefix of
+//! these; or `alone`: messages between two devices of one thread, whose cost includes no wait for another processor.
+//! `SPEED_MS` is the time for which a READ or WRITE is measured, `SPEED_ROUNDS` the number of round trips. Their target
+//! is a file in memory, which a same-host peer can map, or ordinary memory with `SPEED_TARGET=ordinary`.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -22,12 +23,12 @@ use terrace_nic::*;
 
 const LEN: usize = 1 << 24;
 
-/// What the other side has to know.
+/// Sent by each process to the other.
 struct Peer {
     qpn: u32,
     addr: u64,
     rkey: u32,
-    /// Where it looks for what is written to it.
+    /// The word that the process polls for WRITEs.
     flag_addr: u64,
     flag_rkey: u32,
 }
@@ -189,7 +190,7 @@ fn send_recv(node: &Node, qp: &Arc<QueuePair>, leads: bool) -> Vec<u64> {
     let mut times = Vec::new();
     let mut last = Instant::now();
     qp.post_recv((0..64).map(|id| node.recv(id, 8192, 64))).expect("posted");
-    // The first receive may not be there yet; the retry is not measured.
+    // The first message may arrive before its receive is posted; the retry is not measured.
     for round in 0..rounds() {
         if leads || round > 0 {
             qp.post_short(&short_send(node, 8)).expect("posted");
@@ -214,7 +215,7 @@ fn short_send(node: &Node, length: u32) -> ShortWr {
     ShortWr { wr_id: 1000, op: SendOp::Send, local, flags: SendFlags::SIGNALED }
 }
 
-/// Messages to and fro between two devices of this process.
+/// Messages back and forth between two devices of this process.
 fn alone() {
     const LEN: u32 = 64;
     let ends = [node(), node()];
@@ -236,7 +237,7 @@ fn alone() {
         }
         receiving.post_recv([receiver.recv(1, 8192, LEN)]).expect("posted");
     };
-    // They have to find each other.
+    // Until the devices have connected.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(100) {
         pass(0);

@@ -1,5 +1,5 @@
-//! A network that takes no packets for a while: receiving goes on, nothing is lost, nothing is sent out of order, and
-//! nobody spins.
+//! A network that accepts no packets for a while: receiving goes on, nothing is lost, nothing is sent out of order, and
+//! no thread spins.
 
 mod common;
 
@@ -13,7 +13,7 @@ use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
 use terrace_fabric::{PortCounters, RxBatch, TxBatch};
 use terrace_nic::*;
 
-/// A port whose way out can be shut.
+/// A port whose sending can be blocked.
 struct GatedPort {
     inner: SimPort,
     shut: Arc<AtomicBool>,
@@ -54,7 +54,7 @@ struct World {
     clock: Arc<ManualClock>,
     a: Node,
     b: Node,
-    /// Shuts the way out of `a`.
+    /// Blocks sending at `a`.
     shut: Arc<AtomicBool>,
 }
 
@@ -70,7 +70,7 @@ fn world() -> World {
 }
 
 impl World {
-    /// Lets a millisecond go by, far less than an ACK timeout.
+    /// Advances the time by a millisecond, far less than an ACK timeout.
     fn run(&self) {
         for _ in 0..1000 {
             let now = self.net.now() + 1000;

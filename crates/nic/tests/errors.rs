@@ -1,4 +1,4 @@
-//! What happens when something is wrong: statuses of completions, errno of verbs, and that nothing else suffers.
+//! Errors: statuses of completions, errno of verbs, and that nothing else is affected.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Fault plans as a device follows them: receives that are withheld, and what it says of all that was injected.
+//! Fault plans on a device: withheld receives, and the counts of all injected faults.
 
 mod common;
 
@@ -94,7 +94,7 @@ fn unreliable_connections_have_no_way_to_say_it() {
 #[test]
 fn an_outage_shorter_than_the_patience_is_survived_and_a_longer_one_is_told() {
     let path = std::env::temp_dir().join(format!("terrace-nic-{}-outage.toml", std::process::id()));
-    // 6 packets in a row go nowhere: a WRITE and its first five repetitions. From the 41st on, none goes anywhere.
+    // Drops 6 packets in a row, a WRITE and its first five retransmissions; and every packet from the 41st on.
     let short = "[[fault]]\nkind = \"blackhole\"\nafter_packets = 4\nfor_packets = 6\n";
     let long = "[[fault]]\nkind = \"blackhole\"\nafter_packets = 40\n";
     std::fs::write(&path, [short, long].concat()).expect("a file");

@@ -1,4 +1,4 @@
-//! A queue pair that has more to send than one batch holds goes on when the batch has left, though nothing comes in.
+//! A queue pair with more to send than one batch holds continues after the batch, though nothing arrives.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn a_long_unreliable_message_leaves_whole() {
     qa.post_send([Ok(a.wr(1, write, 0, LEN as u32))]).expect("posted");
     let mut now = Time(net.now());
     a.device.step(now);
-    // The pace of unreliable services lets it go in more than one burst.
+    // The rate limit of unreliable services spreads it over more than one burst.
     while let Some(later) = a.device.next_deadline().filter(|later| *later > now) {
         now = later;
         clock.set(now);

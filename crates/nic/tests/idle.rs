@@ -43,7 +43,7 @@ fn connected_and_idle_uses_no_processor() {
         assert_eq!(nodes[0].completion().status, WcStatus::Success);
     }
     qb.post_recv([nodes[1].recv(1, 0, 8)]).expect("posted");
-    // The last ACK timer runs out once more, and finds nothing to do.
+    // The last ACK timer expires once more, without effect.
     std::thread::sleep(Duration::from_millis(300));
     let (ticks, sleeps) = (engine_ticks(), engine_sleeps());
     std::thread::sleep(Duration::from_secs(1));

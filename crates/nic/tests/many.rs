@@ -1,5 +1,5 @@
-//! More queue pairs than a device may have in flight at once: they take turns, all of them finish, and those that go away
-//! while they wait hold up nobody.
+//! More queue pairs than a device may have in flight at once: each gets a grant in turn, all of them finish, and queue
+//! pairs that are reset or destroyed while they wait block none of the others.
 
 mod common;
 
@@ -11,10 +11,11 @@ use terrace_fabric::sim::{SimConfig, SimNet};
 use terrace_nic::*;
 
 const PAIRS: usize = 400;
-/// Of each.
+/// WRITEs of each queue pair.
 const WRITES: u64 = 8;
 const LEN: u32 = 1024;
-/// With the receive buffer of a simulated port: two windows of half a MiB, in packets that count with 512 bytes more each.
+/// Budget for the receive buffer of a simulated port: two windows of half a MiB, where each packet counts 512 bytes
+/// extra.
 const PACKETS_IN_FLIGHT_MAX: u64 = (1 << 20) / (LEN as u64 + 512);
 
 struct Many {
@@ -50,7 +51,7 @@ impl Many {
         self.nodes[0].device.snapshot().port["tx_packets"]
     }
 
-    /// Lets time pass until there are so many completions, all of them successes.
+    /// Advances the time until there are `count` completions, all of them successes.
     fn finish(&self, count: usize) {
         let [a, b] = &self.nodes;
         let mut done = 0;
@@ -79,7 +80,7 @@ fn a_device_has_no_more_in_flight_than_its_peer_can_soon_answer() {
     many.nodes[0].device.step(Time(many.net.now()));
     let sent = many.packets_sent();
     assert!(sent >= PACKETS_IN_FLIGHT_MAX, "{sent}");
-    // Whoever begins below the bound may end a packet above it.
+    // A packet that begins below the bound may end above it.
     assert!(sent <= PACKETS_IN_FLIGHT_MAX + 1, "{sent}");
     many.finish(PAIRS * WRITES as usize);
     let expected = pattern(LEN as usize, 3);
@@ -104,13 +105,13 @@ fn turns_are_taken_over_a_bad_link_too() {
 fn those_that_end_make_room_and_those_that_wait_may_end() {
     let many = posted(SimConfig::default());
     many.nodes[0].device.step(Time(many.net.now()));
-    // What is in flight goes with the first half, who were first to send; the others have to notice.
+    // The RESET discards the in-flight packets: the first half sent first. The others must take over the budget.
     let error = QpAttr { state: QpState::Reset, ..QpAttr::default() };
     let (first, second) = many.pairs.split_at(PAIRS / 2);
     for (qp, _) in first {
         qp.modify(&error, QpAttrMask::STATE).expect("RESET");
     }
-    // And some of those that still wait.
+    // Some queue pairs that still wait are destroyed.
     let (gone, staying) = second.split_at(PAIRS / 8);
     for (qp, _) in gone {
         qp.destroy().expect("destroyed");

@@ -1,5 +1,5 @@
-//! Who makes progress: programs that look at memory instead of polling, many threads, many queue pairs, destruction under
-//! traffic, and the counters for people.
+//! Progress: of programs that read memory instead of polling, of many threads and many queue pairs, and under
+//! destruction; also the counters for people.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn ping_pong_over_memory_needs_no_polls_of_the_one_who_waits() {
     });
 }
 
-/// As `ib_write_lat` does it: wait for the peer's byte in memory, answer, wait for the completion of the answer.
+/// Like `ib_write_lat`: wait for the peer's byte in memory, answer, wait for the completion of the answer.
 fn ping_pong(own: &Node, other: &Node, qp: &Arc<QueuePair>, leads: bool, rounds: u32) {
     let (va, rkey) = (other.memory.addr() + 64, other.mr.rkey());
     for round in 1..=rounds {

@@ -1,4 +1,5 @@
-//! The socket that `terrace stat` asks, and anybody on the host can connect to. A process of its own: the name is the process's.
+//! The status socket of `terrace stat`, which any process on the host can connect to. A process of its own: the name
+//! contains the process id.
 
 mod common;
 
@@ -9,7 +10,7 @@ use common::*;
 use terrace_nic::*;
 
 const CONNECTIONS: usize = 200;
-/// So many that what is said of them is more than a socket holds: whoever writes it has to wait for a reader.
+/// With this many, the status exceeds a socket's buffer: its writer must wait for a reader.
 const QUEUE_PAIRS: usize = 1_000;
 const SOCKET_BYTES: usize = 256 << 10;
 
@@ -27,7 +28,7 @@ fn connections_that_nobody_reads_do_not_keep_the_engine_from_its_work() {
     });
     let mut rounds = 0;
     while rounds < 200 || !connecting.is_finished() {
-        // The engine of the first node answers.
+        // The first node's engine answers.
         let op = SendOp::Read { va: a.memory.addr(), rkey: a.mr.rkey() };
         qb.post_send([Ok(b.wr(1, op, 0, 4096))]).expect("posted");
         assert_eq!(b.completion().status, WcStatus::Success, "round {rounds}");

@@ -1,4 +1,4 @@
-//! Completions that go elsewhere first.
+//! Completion hooks.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use common::*;
 use terrace_nic::*;
 
-/// Passes completions on with their ids doubled, and posts a further request for each, up to a number.
+/// Forwards completions with their ids doubled, and posts a further request for each, up to a number.
 struct Relay {
     qp: Weak<QueuePair>,
     kept: Mutex<Vec<Wc>>,
@@ -48,7 +48,7 @@ fn a_tap_gets_completions_of_sends_and_decides_what_the_program_sees() {
     let ids = a.completions(3).iter().map(|wc| wc.wr_id).collect::<Vec<_>>();
     assert_eq!(ids, [20, 40, 60]);
 
-    // Receives are not tapped.
+    // The hook gets no receive completions.
     qa.post_recv([a.recv(5, 0, 8)]).expect("posted");
     qb.post_send([Ok(b.wr(6, SendOp::Send, 0, 8))]).expect("posted");
     assert_eq!(a.completion().wr_id, 5);
@@ -68,7 +68,7 @@ fn taking_makes_no_progress() {
     assert_eq!(a.cq.take(4, &mut |wc| taken.push(wc.wr_id)), Ok(1));
     assert_eq!(a.cq.take(4, &mut |wc| taken.push(wc.wr_id)), Ok(0));
     assert_eq!(taken, [3]);
-    // What carries the queue pair's number is forgotten with it.
+    // A completion with the queue pair's number is discarded with the queue pair.
     qa.complete(Wc { wr_id: 4, qpn: qa.qpn(), ..Wc::default() });
     qa.destroy().expect("no events");
     assert_eq!(a.cq.take(4, &mut |_| {}), Ok(0));

@@ -89,7 +89,7 @@ pub fn errno() -> c_int {
 /// An open device.
 pub fn open() -> *mut ibv_context {
     static ADDRESS: std::sync::Once = std::sync::Once::new();
-    // SAFETY: every test comes here first, so nobody reads the environment at the same time.
+    // SAFETY: every test calls this first, so no thread reads the environment at the same time.
     ADDRESS.call_once(|| unsafe { std::env::set_var("TERRACE_ADDR", "127.0.0.1") });
     // SAFETY: as the man pages say.
     unsafe {
@@ -130,7 +130,7 @@ pub fn qp_init(cq: *mut ibv_cq, qp_type: ibv_qp_type) -> ibv_qp_init_attr {
 /// Brings a queue pair to RTS, connected to the number given (itself, for loopback).
 ///
 /// # Safety
-/// A queue pair of RC.
+/// `qp` is an RC queue pair.
 pub unsafe fn connect(qp: *mut ibv_qp, peer: u32) {
     let mut attr: ibv_qp_attr = zero();
     attr.qp_state = IBV_QPS_INIT;
