@@ -1,4 +1,4 @@
-//! Results of a plan on the disk: CSV, timeline, JSON and plots.
+//! A plan's results on disk: CSV, timeline, JSON and plots.
 
 use std::path::Path;
 
@@ -74,7 +74,7 @@ fn a_sweep_becomes_csv_and_lines() {
     assert_eq!((&last[column("mode")], &last[column("x")]), ("term", "4K"));
     assert!(last[column("ops_per_s")].parse::<f64>().unwrap() > 0.0);
     assert_eq!((&last[column("paper_p99_us")], &last[column("paper_source")]), ("12.5", "page 3"));
-    // What the paper does not state stays empty.
+    // Values that the paper does not state stay empty.
     assert_eq!((&last[column("paper_p50_us")], &rows[0][column("paper_p99_us")]), ("", ""));
     Figure::new(&results).write(dir.path(), "figure-8").unwrap();
     assert_plot(dir.path(), "figure-8", &["READ sizes", "Read size", "term", "4K"]);

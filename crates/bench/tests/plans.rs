@@ -1,4 +1,4 @@
-//! The plans in the repository: each can be read, and a short run of all fits in its time.
+//! The plans in the repository: each can be parsed, and a short run of all fits in its time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn every_plan_is_right_and_named_like_its_file() {
             Input::Figure(plan) => {
                 figures += 1;
                 assert_eq!(plan.figure, path.file_stem().unwrap().to_str().unwrap());
-                // A value without its source is no value.
+                // Each value needs its source.
                 assert!(plan.paper.iter().all(|stated| !stated.source.is_empty()));
             }
             Input::Ratios(plan) => assert!(plan.ratios.len() >= 8 && plan.switches.len() == 1),
@@ -34,7 +34,7 @@ fn every_plan_is_right_and_named_like_its_file() {
     assert!(figures >= 17, "{figures} figures");
 }
 
-/// How long a run of all plans takes, as far as that is known beforehand.
+/// How long a run of all plans takes, as far as it can be estimated.
 fn estimate(length: Length) -> Duration {
     let mut total = Duration::ZERO;
     for path in plans() {
@@ -47,7 +47,7 @@ fn estimate(length: Length) -> Duration {
     total
 }
 
-// What is not known beforehand, such as servers that end slowly, gets a tenth.
+// A tenth is reserved for time that cannot be estimated, such as servers that end slowly.
 
 #[test]
 fn a_short_run_of_all_takes_a_quarter_of_an_hour() {

@@ -1,4 +1,4 @@
-//! Whole measurements on memory in this process.
+//! Whole measurements on memory of this process.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ fn everything_is_counted_and_verified() {
     assert_eq!(measured.timeline.iter().sum::<u64>(), measured.reads + measured.writes);
     assert_eq!(measured.read_latencies.len(), measured.reads);
     assert!(measured.verified.granules >= measured.reads * 64);
-    // The next measurement finds what this one left, and says so of nothing.
+    // The next measurement accepts the content that this one left.
     measure(&Workload { access_bytes: 256, ..workload() }, 2, &region, &mut |_| {}).unwrap();
 }
 
@@ -47,11 +47,11 @@ fn corruption_in_the_region_is_found() {
     region.lock().unwrap_or_else(PoisonError::into_inner)[middle] ^= 1;
     let read_all = Workload { write_percent: 0, distribution: Distribution::Sequential, ..workload() };
     assert!(matches!(measure(&read_all, 1, &region, &mut |_| {}), Err(WorkError::Corrupt(_))));
-    // Unless nobody looks.
+    // Without verification, corruption goes unnoticed.
     measure(&Workload { verify: false, ..read_all }, 1, &region, &mut |_| {}).unwrap();
 }
 
-/// What is wrong with a faulty target.
+/// The defect of a faulty target.
 #[derive(Clone, Copy)]
 enum Fault {
     ForgetsWrites,
@@ -172,7 +172,7 @@ fn content_begins_with_the_first_stamp() {
     assert_eq!(terrace_bench::content::stamp_of(&bytes[640..704], 640), Some(Stamp::FIRST));
 }
 
-/// Completes an access when it has waited for a while.
+/// Completes each access after a delay.
 struct Slow<'a> {
     inner: &'a mut dyn Target,
     waiting: Vec<(Instant, Completion)>,
@@ -231,7 +231,7 @@ fn no_latency_is_shorter_than_what_the_target_takes() {
     let measured = measure(&workload(), 1, &region, &mut |_| {}).unwrap();
     let least = DELAY.as_nanos() as u64;
     for latencies in [&measured.read_latencies, &measured.write_latencies] {
-        // Of three digits.
+        // The histogram keeps three digits.
         assert!(latencies.min() >= least - least / 500, "{} ns", latencies.min());
         assert!(latencies.value_at_quantile(0.5) >= latencies.min());
     }

@@ -1,4 +1,4 @@
-//! `terrace bench` with real servers, briefly, on small regions.
+//! `terrace bench` against real servers, in short runs on small regions.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -38,7 +38,7 @@ fn bench(dir: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Whether this user may limit memory; where not, there is nothing to test.
+/// Whether this user may limit memory; otherwise the tests are skipped.
 fn may_limit() -> bool {
     let group = Group::new(&format!("terrace-bench-may-{}", std::process::id()), 1 << 20, None);
     group.inspect_err(|error| eprintln!("skipped: {error}")).is_ok()

@@ -1,7 +1,7 @@
-//! How much memory a node, `terrace serve`, takes for its region: what it locks stays within the budget at every moment, misses
-//! leave nothing in the page cache, and what it must know of a region is little beside it.
+//! Memory that a node, `terrace serve`, uses for its region: locked memory never exceeds the budget, misses leave
+//! nothing in the page cache, and a region's metadata is small.
 //!
-//! `TERRACE_MEMORY_SECONDS=60` samples longer than the default. The table that it prints is what SPECIFICATION refers to.
+//! `TERRACE_MEMORY_SECONDS=60` samples longer than the default. SPECIFICATION refers to the table that it prints.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ const REGION_BYTES: u64 = 512 * MIB;
 const BUDGET_BYTES: u64 = 128 * MIB;
 const PAGE: u64 = 4096;
 const DEPTH: usize = 32;
-/// Units on their way in or out at a time: what the budget has room for, but is not locked at that moment.
+/// Units in transit at a time: the budget counts them, but they need not be locked at that time.
 const MOVING_BYTES: u64 = 5 * MIB;
 const EVERY: Duration = Duration::from_millis(10);
 
@@ -38,12 +38,12 @@ fn read_proc(pid: u32, name: &str) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/{name}")).expect("the node runs")
 }
 
-/// What a node takes at one moment, as the kernel counts it.
+/// A node's memory at one time, as the kernel counts it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
-    /// Of its address space.
+    /// Locked bytes (VmLck).
     locked: u64,
-    /// Of files that are mapped, in its page table: the region and the program itself.
+    /// Resident bytes of file mappings (RssFile): the region and the program itself.
     mapped: u64,
 }
 
@@ -54,7 +54,7 @@ impl Sample {
     }
 }
 
-/// How much of a file is in the page cache; `None` without the program that tells.
+/// How much of a file is in the page cache; `None` without fincore.
 fn cached(path: &Path) -> Option<u64> {
     let output = Command::new("fincore")
         .args(["--bytes", "--noheadings", "--output", "RES"])
@@ -91,7 +91,7 @@ impl File {
     }
 }
 
-/// Reads and writes pages until told to stop: most of them in a part of the region that moves, if there is one.
+/// Reads and writes pages while `go_on`; most of them in a moving part of the region, if `hot_bytes` is not 0.
 fn load(node: &Node, hot_bytes: u64, go_on: impl Fn() -> bool) -> u64 {
     let client = node.connect();
     let region = client.open(REGION).expect("the region");
@@ -169,14 +169,14 @@ fn what_is_resident_stays_within_the_budget() {
     assert!(resident_max <= BUDGET_BYTES + BUDGET_BYTES / 50, "{resident_max} bytes resident");
     assert!(full < samples.len(), "the budget was never used: {locked_max} bytes");
     assert!(locked_min + MOVING_BYTES >= BUDGET_BYTES, "{locked_min} bytes locked");
-    // What leaves is written back before it is dropped.
+    // Demoted units are written back before they are dropped.
     assert!(cached_max <= BUDGET_BYTES + MOVING_BYTES, "{cached_max} bytes in the page cache");
 }
 
 #[test]
 fn misses_leave_nothing_in_the_page_cache_and_in_the_page_table() {
     let file = File::new(REGION_BYTES);
-    // No unit comes within the first minute.
+    // No unit is promoted within the first minute.
     let node = file.serve(BUDGET_BYTES, 60_000);
     let Some(before) = cached(&file.path) else { return eprintln!("no fincore here: not tried") };
     let resident_before = Sample::take(node.pid());
@@ -187,7 +187,7 @@ fn misses_leave_nothing_in_the_page_cache_and_in_the_page_table() {
     assert!(count > 100);
     assert!(after <= before, "{after} bytes in the page cache");
     assert_eq!(resident.locked, 0);
-    // The program's own pages come as it runs.
+    // The program's own pages are faulted in as it runs.
     assert!(resident.mapped <= resident_before.mapped + 4 * MIB, "{resident_before:?}, then {resident:?}");
 }
 
@@ -196,7 +196,7 @@ fn what_is_known_of_a_region_is_little() {
     let own = |bytes: u64| {
         let file = File::new(bytes);
         let node = file.serve(2 * MIB, 20);
-        // So that a client has pulled what there is to be pulled, and heat was looked for in all units.
+        // A client has fetched its metadata by then, and all units were checked for hotness.
         let client = node.connect();
         client.open(REGION).expect("the region");
         std::thread::sleep(Duration::from_millis(200));

@@ -1,6 +1,6 @@
-//! `terrace run` as a user meets it: what reaches the program, and one clear line for each mistake.
+//! `terrace run` from a user's view: the program's environment, and one clear line for each mistake.
 //!
-//! The library is a stand-in: an empty file in the right place, which the loader complains about and skips.
+//! The library is a stand-in: an empty file at the right path, which the loader complains about and skips.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -54,7 +54,7 @@ fn variable<'a>(output: &'a str, name: &str) -> Option<&'a str> {
     output.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// The run failed with `status` and said exactly one line, with `needle` in it.
+/// The run failed with `status` and printed exactly one line, with `needle` in it.
 fn assert_one_line(output: &Output, status: i32, needle: &str) {
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{message}");
@@ -127,7 +127,7 @@ fn the_address_is_checked() {
         125,
         "nonsense: not an IP address",
     );
-    // TEST-NET-1 (RFC 5737): no host of ours has it.
+    // TEST-NET-1 (RFC 5737): no host here has it.
     assert_one_line(
         &installation.run(&["--addr", "192.0.2.77", "--", "env"]),
         125,

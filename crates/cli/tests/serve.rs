@@ -1,4 +1,4 @@
-//! `terrace serve`: its options, and what it says about those that make no sense.
+//! `terrace serve`: its options, and its errors for invalid ones.
 
 use std::process::Command;
 

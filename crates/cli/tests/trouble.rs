@@ -1,5 +1,5 @@
-//! Disks that fail, fill up and shrink under a node, `terrace serve`: each access that meets the trouble ends with a status of its
-//! own, the node says why, and goes on to serve what there is.
+//! Disks that fail, fill up and shrink under a node, `terrace serve`: each affected access completes with a status of
+//! its own, the node reports why, and it continues to serve the rest.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use node::{Node, REGION};
 const MIB: usize = 1 << 20;
 const REGION_BYTES: usize = 16 * MIB;
 
-/// How an access ends, by a client of its own: a failure ends its connection.
+/// The status of one access. Each uses its own client, because a failure ends the connection.
 fn access(node: &Node, begin: impl Fn(&Region<'_>, &terrace_nic::Buffer)) -> WcStatus {
     let client = node.connect();
     let region = client.open(REGION).expect("the region");
@@ -71,7 +71,7 @@ fn a_file_that_shrinks_takes_only_what_it_had() {
     assert!(node.complaints().contains("has become too short"));
 }
 
-/// A loop device whose image ends early: the device fails to read what the image has not.
+/// A loop device whose image ends early: the device fails to read beyond the image's end.
 #[test]
 fn a_device_that_fails_fails_what_it_was_asked_for() {
     let disk = Disk::new(Place::BlockDevice, REGION_BYTES as u64);
@@ -84,7 +84,7 @@ fn a_device_that_fails_fails_what_it_was_asked_for() {
     for (offset, len) in [(8 * MIB, 4096), (10 * MIB + 77, 9), (8 * MIB - 4096, 8192)] {
         assert_eq!(read(&node, offset, len), WcStatus::RemoteOperation, "{len} bytes read at {offset}");
     }
-    // Not whole pages: they are read first.
+    // A write of partial pages reads them first.
     assert_eq!(write(&node, 12 * MIB + 100, 50), WcStatus::RemoteOperation);
     assert_eq!(read(&node, 8 * MIB - 9000, 9000), WcStatus::Success);
     assert_eq!(write(&node, 77, 5000), WcStatus::Success);
@@ -140,7 +140,7 @@ fn a_disk_that_is_full_refuses_what_was_never_written_and_nothing_else() {
     let refused =
         (1..16).map(|unit| write(&node, unit * MIB, MIB)).find(|status| *status != WcStatus::Success);
     assert_eq!(refused, Some(WcStatus::RemoteOperation), "more than the disk has");
-    // The next one to a hole, of whatever length.
+    // So does the next write to a hole, whatever its length.
     assert_eq!(write(&node, REGION_BYTES - 8192, 8192), WcStatus::RemoteOperation);
     assert_eq!(write(&node, 0, 4096), WcStatus::Success);
     assert_eq!(write(&node, 100, 50), WcStatus::Success);
@@ -152,7 +152,7 @@ fn a_disk_that_is_full_refuses_what_was_never_written_and_nothing_else() {
     assert!(said.contains("No space left on device"), "{said}");
 }
 
-/// What a client reads in a mebibyte: all bytes, if they are the same.
+/// Reads a mebibyte and returns its byte value if all bytes are equal.
 fn read_value(client: &Client, offset: usize) -> Option<u8> {
     let region = client.open(REGION).expect("the region");
     let buffer = client.buffer(MIB).expect("a buffer");
@@ -163,12 +163,12 @@ fn read_value(client: &Client, offset: usize) -> Option<u8> {
     bytes.iter().all(|byte| *byte == bytes[0]).then(|| bytes[0])
 }
 
-/// Tries it until it is so.
+/// Tries up to 60 times until the condition is true.
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     assert!((0..60).any(|_| is_so()), "{what}: that does not happen");
 }
 
-/// A device whose disk fills up: what is in the node's memory cannot be written back.
+/// A device whose disk fills up: the node's dirty units cannot be written back.
 #[test]
 fn what_cannot_be_written_back_is_kept_and_not_committed() {
     let Some(small) = Mounted::new(8 * MIB as u64) else { return eprintln!("no right to mount: not tried") };
@@ -181,13 +181,13 @@ fn what_cannot_be_written_back_is_kept_and_not_committed() {
     assert!(std::io::copy(&mut std::io::repeat(1), &mut file).is_err(), "it is full now");
     drop(file);
     let unit = 5 * MIB;
-    // One that has met with no failure: those that have are counted for a while.
+    // A connection without failures: the node counts those with failures for a while.
     let reader = node.connect();
     eventually("a hole that is much read is in memory, and can be written there", || {
         (0..50).for_each(|_| assert_eq!(read_value(&reader, unit), Some(0)));
         write(&node, unit, MIB) == WcStatus::Success
     });
-    // Others are more in demand, and the kernel itself writes.
+    // Other units become hotter, and the kernel itself writes back.
     let written = File::options().write(true).open(&device).and_then(|device| device.sync_data());
     assert!(written.is_err(), "there is no room for it");
     for round in 0..5 {

@@ -1,4 +1,4 @@
-//! Clients that are killed, while another one goes on.
+//! Clients that are killed, while another one continues.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -15,22 +15,22 @@ use super::disk::{Disk, Place};
 use super::node::{Node, REGION, address, connect};
 use super::{REGION_BYTES, seed};
 
-/// Says in the environment that this process is to be killed: the node's address and slot, a seed, and the round.
+/// Environment variable of the process that is to be killed: the node's address and slot, a seed, and the round.
 const CHILD: &str = "TERRACE_CRASH_CLIENT";
-/// Not a divisor of the page size, so that most straddle pages; long enough to be fetched by the node.
+/// Not a divisor of the page size, so that most slots straddle pages; long enough for the node to fetch.
 const SLOT_BYTES: usize = 100_008;
 const SLOTS: usize = 120;
-/// Requests that the client has under way: what it dies in the middle of.
+/// Outstanding requests of the client when it is killed.
 const DEPTH: usize = 16;
-/// How long the client that goes on waits for an answer.
+/// How long the surviving client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A slot full of one number: which slot it is and which version of it.
+/// A slot full of one number: the slot's index and a version.
 fn content(slot: usize, version: u64) -> Vec<u8> {
     ((slot as u64) << 48 | version).to_ne_bytes().repeat(SLOT_BYTES / 8)
 }
 
-/// Writes and reads without end, and says which writes were acknowledged: `slot version`, each in one line.
+/// Writes and reads without end. Prints each acknowledged write as `slot version`, one a line.
 pub fn write_until_killed() {
     let Ok(child) = std::env::var(CHILD) else { return };
     let fields: Vec<&str> = child.split(' ').collect();
@@ -41,7 +41,7 @@ pub fn write_until_killed() {
     let buffers: Vec<Buffer> = (0..DEPTH * 2).map(|_| client.buffer(SLOT_BYTES).expect("a buffer")).collect();
     let mut random = StdRng::seed_from_u64(seed.parse().expect("a seed"));
     let mut version = round.parse::<u64>().expect("a round") << 32;
-    // By tag; even ones write.
+    // By tag; even tags are writes.
     let mut under_way: Vec<Option<(usize, u64)>> = vec![None; DEPTH * 2];
     let mut done = Vec::new();
     loop {
@@ -90,7 +90,7 @@ impl Victim {
         let lines = BufReader::new(process.stdout.take().expect("it is piped")).lines();
         let (sender, acknowledged) = channel();
         std::thread::spawn(move || {
-            // Besides, there is what the test harness says; the last line may be cut short.
+            // The test harness prints other lines; the last line may be cut short.
             let parse = |line: String| {
                 let (slot, version) = line.split_once(' ')?;
                 Some((slot.parse().ok()?, version.parse().ok()?))
@@ -114,7 +114,7 @@ impl Drop for Victim {
     }
 }
 
-/// The client that goes on.
+/// The client that survives.
 struct Survivor<'a> {
     client: &'a Client,
     region: Region<'a>,
@@ -139,7 +139,7 @@ impl Survivor<'_> {
         out
     }
 
-    /// Writes a place that is its own, and reads it.
+    /// Writes a range of its own, and reads it back.
     fn visit(&self, byte: u8) {
         let (offset, len) = (SLOTS * SLOT_BYTES + 77 * usize::from(byte), 50_000);
         self.buffer.write(0, &vec![byte; len]).expect("within");
@@ -149,7 +149,8 @@ impl Survivor<'_> {
     }
 }
 
-/// What is in the slots is what the clients of this round or earlier ones have written, and nothing acknowledged is missing.
+/// Every slot holds a version that a client of this round or an earlier one wrote, and no acknowledged write is
+/// missing.
 fn check_slots(survivor: &Survivor<'_>, acknowledged: &[u64], round: u64) {
     for (slot, version) in acknowledged.iter().enumerate() {
         let found = survivor.read(slot * SLOT_BYTES, SLOT_BYTES);
@@ -166,7 +167,7 @@ fn check_slots(survivor: &Survivor<'_>, acknowledged: &[u64], round: u64) {
     }
 }
 
-/// Kills so many clients.
+/// Kills one client a round.
 pub fn die(rounds: u64) {
     const { assert!(SLOTS * SLOT_BYTES + 256 * 77 + 50_000 < REGION_BYTES) };
     let disk = Disk::new(Place::File, REGION_BYTES as u64);

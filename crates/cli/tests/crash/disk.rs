@@ -1,4 +1,4 @@
-//! Where the region is, and ways to look at it that do not pass through the node.
+//! The region's storage, and reads of it that bypass the node.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use std::fs::File;
@@ -13,22 +13,22 @@ const PAGE_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A sparse file, as most regions are.
+    /// A sparse file, like most regions.
     File,
-    /// A loop device: what has left its page cache is in its image, and nothing else is. Needs the right to make one.
+    /// A loop device: its image holds exactly the data that has left its page cache. Needs the right to create one.
     BlockDevice,
 }
 
-/// The region's file or device. Goes away with this.
+/// The region's file or device. Removed on drop.
 pub struct Disk {
     dir: TempDir,
-    /// A loop device, and what keeps it.
+    /// A loop device, and the open file that keeps it.
     device: Option<(PathBuf, File)>,
     len: u64,
 }
 
 impl Disk {
-    /// A file, if a device cannot be had.
+    /// Falls back to a file where no device can be made.
     pub fn new(place: Place, len: u64) -> Disk {
         let dir = tempfile::tempdir().expect("a directory");
         let mut disk = Disk { dir, device: None, len };
@@ -49,7 +49,7 @@ impl Disk {
         self.dir.path().join("image")
     }
 
-    /// What the node serves.
+    /// The path that the node serves.
     pub fn region(&self) -> PathBuf {
         match &self.device {
             Some((path, _)) => path.clone(),
@@ -57,18 +57,18 @@ impl Disk {
         }
     }
 
-    /// What the device has at this moment, whatever is in its page cache. `None` for a file: looking at it past the page cache
-    /// would have the kernel write back what is there.
+    /// The device's content at this time, without its page cache. `None` for a file: a read past the page cache would
+    /// make the kernel write the cached data back.
     pub fn device_image(&self) -> Option<Vec<u8>> {
         self.device.as_ref().map(|_| std::fs::read(self.image_path()).expect("the image"))
     }
 
-    /// What the file has once nothing of it is in the page cache.
+    /// The file's content once none of it is in the page cache.
     pub fn direct_image(&self) -> Vec<u8> {
         let mut options = File::options();
         let file =
             options.read(true).custom_flags(OFlag::O_DIRECT.bits()).open(self.region()).expect("it is there");
-        // Twice the memory for an aligned part of it.
+        // One page extra, to align the buffer.
         let len = self.len as usize;
         let mut memory = vec![0; len + PAGE_BYTES];
         let skip = memory.as_ptr().align_offset(PAGE_BYTES);
@@ -79,7 +79,8 @@ impl Disk {
         memory
     }
 
-    /// Drops what is clean: the file's own, or everybody's where `TERRACE_CRASH_DROP_CACHES=1` says that this machine is ours.
+    /// Drops clean pages: the file's own, or those of all files with `TERRACE_CRASH_DROP_CACHES=1` (for a machine of
+    /// our own).
     fn drop_caches(&self, file: &File) {
         file.sync_all().expect("the disk works");
         let dropped = std::env::var("TERRACE_CRASH_DROP_CACHES").is_ok_and(|value| value == "1")
@@ -91,7 +92,7 @@ impl Disk {
     }
 }
 
-/// A loop device over an image. It goes away when the file that is returned, and whoever else has it open, is closed.
+/// A loop device over an image. It is detached when its last open file is closed, the returned one included.
 pub fn loop_device(image: &Path) -> Result<(PathBuf, File), String> {
     let losetup = |arguments: &[&str], path: &Path| {
         let output =

@@ -14,18 +14,18 @@ use super::node::REGION;
 use super::{MIB, REGION_BYTES};
 
 const LEN_MAX: usize = 256 << 10;
-/// Accesses that a client has under way.
+/// Outstanding accesses of a client.
 const SLOTS: usize = 12;
-/// Those of them that may be long: not all, or soon they were all that is under way.
+/// Slots that may be long: with long accesses in every slot, soon nothing else would be outstanding.
 const LONG_SLOTS: usize = 3;
-/// Where half of the writes go, so that something becomes resident.
+/// Half of the writes go to this prefix, so that units become resident.
 const HOT_BYTES: usize = 2 * MIB;
-/// How long a node may take for an access. Not how long it does take: whoever else uses the disk counts.
+/// Limit for one access. It is much longer than an access takes, because of other load on the disk.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long answers of a node that was killed are waited for: they may have been on their way.
+/// How long to wait for answers that a killed node had already sent.
 const ECHO: Duration = Duration::from_millis(20);
 
-/// What an access was for.
+/// The purpose of an access.
 enum Purpose {
     Write { number: usize, range: Range<usize> },
     Commit(Commit),
@@ -55,7 +55,7 @@ impl<'a> Load<'a> {
         Load { random: StdRng::seed_from_u64(seed), writers: clients.each_ref().map(writer) }
     }
 
-    /// Makes everything durable.
+    /// Makes the whole region durable.
     pub fn commit_all(&mut self, model: &mut Model) {
         let Writer { client, region, .. } = &self.writers[0];
         region.commit(0, REGION_BYTES as u32, 0).expect("begun");
@@ -63,7 +63,7 @@ impl<'a> Load<'a> {
         model.all_is_durable();
     }
 
-    /// Everything, by READ.
+    /// Reads the whole region.
     pub fn read_all(&mut self) -> Vec<u8> {
         let Writer { client, region, buffers, .. } = &self.writers[0];
         let mut image = vec![0; REGION_BYTES];
@@ -87,7 +87,7 @@ impl<'a> Load<'a> {
         while !is_dead() {
             for writer in 0..self.writers.len() {
                 if let Err(error) = self.fill(writer, model) {
-                    // It may have died between two looks.
+                    // The node may have died since the last check.
                     return assert!(wait_until(&is_dead), "{error}");
                 }
                 match self.collect(writer, model) {
@@ -100,25 +100,25 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Takes the last answers of a node that was killed.
+    /// Takes the last answers of a killed node.
     pub fn abandon(mut self, model: &mut Model) {
         let started = Instant::now();
         while started.elapsed() < ECHO {
             for writer in 0..self.writers.len() {
-                // Failures are what is to be expected now.
+                // Failures are expected now.
                 let _ = self.collect(writer, model);
             }
         }
     }
 
-    /// Begins accesses in all free slots of a writer.
+    /// Starts accesses in all free slots of a writer.
     fn fill(&mut self, writer: usize, model: &mut Model) -> Result<(), ClientError> {
         for slot in 0..SLOTS {
             if self.writers[writer].under_way.contains_key(&slot) {
                 continue;
             }
             let range = self.pick(slot < LONG_SLOTS);
-            // Of two clients nobody knows whose write comes last.
+            // The order of two clients' overlapping writes would be unknown.
             let disputed = |purpose: &Purpose| match purpose {
                 Purpose::Write { range: other, .. } => other.start < range.end && range.start < other.end,
                 Purpose::Commit(_) => false,
@@ -138,7 +138,7 @@ impl<'a> Load<'a> {
             let mut data = vec![0; range.len()];
             self.random.fill_bytes(&mut data);
             buffers[slot].write(0, &data).expect("within");
-            // Whatever comes of it, it may have happened.
+            // Even if the call fails, the write may take effect.
             let number = model.begin(range.clone(), data);
             region.write(range.start as u64, &buffers[slot], 0, range.len() as u32, slot as u64)?;
             under_way.insert(slot, Purpose::Write { number, range });
@@ -146,7 +146,7 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    /// Takes what has ended, and tells the model. Returns how much it was, or what has failed.
+    /// Takes completions and updates the model. Returns their count, or the failure.
     fn collect(&mut self, writer: usize, model: &mut Model) -> Result<usize, String> {
         let Writer { client, under_way, .. } = &mut self.writers[writer];
         let mut done = Vec::new();
@@ -164,7 +164,7 @@ impl<'a> Load<'a> {
         Ok(done.len())
     }
 
-    /// 1 B to 256 KiB; many short ones, some that begin or end at a page.
+    /// 1 B to 256 KiB; many short ranges, some aligned to pages.
     fn pick(&mut self, may_be_long: bool) -> Range<usize> {
         let len_max = [16, 600, 4096, 20_000][self.random.random_range(0..4)];
         let mut len = self.random.random_range(1..=if may_be_long { LEN_MAX } else { len_max });

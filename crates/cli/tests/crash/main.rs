@@ -1,9 +1,10 @@
-//! Memory nodes and their clients are killed at random moments, again and again: nothing that was acknowledged is missing
-//! afterwards, what was committed is on the device, and what was under way is there or not, byte by byte, but nothing else is.
+//! Memory nodes and their clients are killed at random times, again and again: afterwards no acknowledged write is
+//! missing, and committed bytes are on the device. Each byte of an unacknowledged write is there or not, and no other
+//! byte has changed.
 //!
-//! `TERRACE_CRASH_ROUNDS=200` kills more often than the default, `TERRACE_SEED=n` draws other accesses and moments; `make crash`
-//! does what the issue asks for. A failure names the seed, which draws the same accesses again; what is under way when the node
-//! dies is up to the machine.
+//! `TERRACE_CRASH_ROUNDS=200` kills more often than the default, `TERRACE_SEED=n` draws other accesses and times; `make
+//! crash` does what the issue asks for. A failure names the seed, which draws the same accesses again; the machine
+//! determines which accesses are outstanding when the node dies.
 
 mod clients;
 mod disk;
@@ -32,7 +33,7 @@ pub fn seed() -> u64 {
     from_env("TERRACE_SEED", 1)
 }
 
-/// What the rounds have been about, so that a test that tries nothing is noticed.
+/// Totals of all rounds, so that a test that tries nothing is noticed.
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u64,
@@ -42,7 +43,7 @@ struct Tally {
     killed_starting: usize,
 }
 
-/// Kills a node and starts it again, so many times.
+/// Kills a node and starts it again, `rounds` times.
 fn survive(place: Place, rounds: u64) {
     let disk = Disk::new(place, REGION_BYTES as u64);
     let mut random = StdRng::seed_from_u64(seed() ^ place as u64);
@@ -77,7 +78,7 @@ fn survive(place: Place, rounds: u64) {
         }
         hold(model.check(&disk.direct_image()), "past the page cache");
         if random.random_range(0..8) == 0 {
-            // Once more, before it can have done anything.
+            // Kills the node once more, while it starts.
             let mut starting = Node::spawn(&disk.region());
             std::thread::sleep(Duration::from_micros(random.random_range(0..20_000)));
             starting.kill();
@@ -89,7 +90,7 @@ fn survive(place: Place, rounds: u64) {
         model.settle(image);
     }
     println!("{place:?}: {tally:?}");
-    // Some rounds end before they have begun; how much happens in the others is up to the disk.
+    // Some rounds end before any access; the disk determines how much happens in the others.
     assert!(tally.acknowledged > rounds as usize && tally.under_way > rounds as usize, "{tally:?}");
     assert!(tally.committed > 0, "{tally:?}");
     const { assert!(DRAM_BYTES < REGION_BYTES as u64) };
@@ -114,7 +115,7 @@ fn clients_die_in_the_middle_of_requests_and_the_node_serves_the_others() {
     clients::die(rounds().div_ceil(2));
 }
 
-/// Not a test of its own: the client that is to be killed.
+/// Not a test of its own: the client process that is killed.
 #[test]
 fn child() {
     clients::write_until_killed();

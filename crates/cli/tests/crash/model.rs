@@ -1,12 +1,12 @@
-//! What a region may hold: after a kill, and on the device.
+//! The possible contents of a region: after a kill, and on the device.
 
 use std::ops::Range;
 
-/// A write that a client has begun.
+/// A write that a client has started.
 struct Write {
     range: Range<usize>,
     data: Vec<u8>,
-    /// When it was acknowledged; `None` while it is under way.
+    /// The time of the acknowledgement; `None` while the write is outstanding.
     acknowledged_at: Option<u32>,
 }
 
@@ -16,29 +16,29 @@ impl Write {
     }
 }
 
-/// A commit that a client has begun.
+/// A commit that a client has started.
 pub struct Commit {
     range: Range<usize>,
     at: u32,
-    /// What had been acknowledged then.
+    /// The acknowledged content at the start.
     bytes: Vec<u8>,
 }
 
-/// What a region may hold. Time is counted in acknowledgements and commits.
+/// The possible contents of a region. Time is counted in acknowledgements and commits.
 pub struct Model {
-    /// What all acknowledged writes have left.
+    /// The content after all acknowledged writes.
     acknowledged: Vec<u8>,
-    /// What the last commit of each byte has made durable, and when that commit was begun.
+    /// Each byte's content at its last commit, and the time at which that commit started.
     durable: Vec<u8>,
     durable_at: Vec<u32>,
-    /// In the order of beginning.
+    /// In the order of their start.
     writes: Vec<Write>,
     commit_count: usize,
     now: u32,
 }
 
 impl Model {
-    /// Zeros that are durable.
+    /// Durable zeros.
     pub fn new(len: usize) -> Model {
         Model {
             acknowledged: vec![0; len],
@@ -50,13 +50,13 @@ impl Model {
         }
     }
 
-    /// A write begins; returns its number.
+    /// Starts a write and returns its number.
     pub fn begin(&mut self, range: Range<usize>, data: Vec<u8>) -> usize {
         self.writes.push(Write { range, data, acknowledged_at: None });
         self.writes.len() - 1
     }
 
-    /// A write was acknowledged. Those that overlap are acknowledged in the order in which they take effect.
+    /// Acknowledges a write. Overlapping writes are acknowledged in the order in which they take effect.
     pub fn acknowledge(&mut self, number: usize) {
         self.now += 1;
         let write = &mut self.writes[number];
@@ -64,13 +64,13 @@ impl Model {
         self.acknowledged[write.range.clone()].copy_from_slice(&write.data);
     }
 
-    /// A commit begins.
+    /// Starts a commit.
     pub fn begin_commit(&mut self, range: Range<usize>) -> Commit {
         self.now += 1;
         Commit { bytes: self.acknowledged[range.clone()].to_vec(), range, at: self.now }
     }
 
-    /// A commit was acknowledged.
+    /// Acknowledges a commit.
     pub fn acknowledge_commit(&mut self, commit: &Commit) {
         self.commit_count += 1;
         for (place, byte) in commit.range.clone().zip(&commit.bytes) {
@@ -92,19 +92,20 @@ impl Model {
         self.writes.len() - self.acknowledged_count()
     }
 
-    /// Checks what is there: each byte is what was acknowledged, or what a write that was under way was to make it.
+    /// Checks a region's content: each byte is the acknowledged one, or from an outstanding write.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Describes the wrong bytes.
     pub fn check(&self, image: &[u8]) -> Result<(), String> {
         let under_way = self.writes.iter().filter(|write| write.acknowledged_at.is_none());
         self.report(&unexplained(image, &self.acknowledged, under_way, |_, _| true))
     }
 
-    /// Checks what is on the device: each byte is what was committed, or of a write that was not acknowledged before.
+    /// Checks a device's content: each byte is the committed one, or from a write that was not acknowledged before the
+    /// commit.
     ///
     /// # Errors
-    /// What is wrong.
+    /// Describes the wrong bytes.
     pub fn check_durable(&self, image: &[u8]) -> Result<(), String> {
         let is_later =
             |write: &Write, place: usize| write.acknowledged_at.is_none_or(|at| at > self.durable_at[place]);
@@ -125,13 +126,13 @@ impl Model {
         Err(format!("{} wrong bytes in {range:x?}; the last writes there: {about:x?}", wrong.len()))
     }
 
-    /// All is as in the image now, nothing is under way.
+    /// Takes over the content after a kill.
     pub fn settle(&mut self, image: Vec<u8>) {
         self.acknowledged = image;
         self.commit_count = 0;
     }
 
-    /// All that was acknowledged is durable now, and nothing is under way.
+    /// Makes all acknowledged writes durable, and forgets all writes.
     pub fn all_is_durable(&mut self) {
         self.durable.copy_from_slice(&self.acknowledged);
         self.durable_at.fill(0);
@@ -140,7 +141,7 @@ impl Model {
     }
 }
 
-/// The bytes that are neither what they ought to be, nor what one of the writes made them that are admitted for their place.
+/// The positions whose bytes are neither the wanted ones nor from a write that `admits` allows there.
 fn unexplained<'a>(
     image: &[u8],
     wanted: &[u8],
@@ -159,7 +160,7 @@ fn unexplained<'a>(
     (0..wrong.len()).filter(|&place| wrong[place]).collect()
 }
 
-/// The model is what everything is judged by: it has to notice what is wrong.
+/// All checks depend on the model, so it must notice wrong bytes itself.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,14 +21,14 @@ pub struct Node {
     pub slot: u8,
 }
 
-/// An address of the loopback that no other test run uses at the same time: a host of its own.
+/// A loopback address that no other test run uses at the same time: a host of its own.
 pub fn address() -> IpAddr {
     let pid = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 64 + (pid >> 8) as u8 % 128, pid as u8, 77))
 }
 
 impl Node {
-    /// Starts it, and does not wait until it serves.
+    /// Starts the node without waiting until it serves.
     pub fn spawn(path: &Path) -> Node {
         let region = format!("{REGION}={}:{REGION_BYTES}", path.display());
         Node::spawn_with(&["--period", "5", "--region", &region, "--dram", &DRAM_BYTES.to_string()])
@@ -46,17 +46,17 @@ impl Node {
         Node { process, slot: 0 }
     }
 
-    /// Starts it, and waits until it serves.
+    /// Starts the node and waits until it serves.
     pub fn start(path: &Path) -> Node {
         Node::spawn(path).serving()
     }
 
-    /// One of other sizes, that serves.
+    /// Starts a node with other arguments and waits until it serves.
     pub fn start_with(arguments: &[&str]) -> Node {
         Node::spawn_with(arguments).serving()
     }
 
-    /// Waits until it serves.
+    /// Waits until the node serves.
     fn serving(self) -> Node {
         let mut node = self;
         let mut line = String::new();
@@ -82,7 +82,7 @@ impl Node {
         self.process.try_wait().expect("it is a child").is_none()
     }
 
-    /// Ends it, and returns what it has had to complain of.
+    /// Kills the node and returns its stderr.
     pub fn complaints(&mut self) -> String {
         self.kill();
         let mut said = String::new();
@@ -91,7 +91,7 @@ impl Node {
         said
     }
 
-    /// SIGKILL; afterwards no thread of it runs.
+    /// Sends SIGKILL; afterwards none of its threads runs.
     pub fn kill(&mut self) {
         self.process.kill().expect("it is a child");
         self.process.wait().expect("it is a child");
