@@ -46,7 +46,7 @@ PERFTEST = [
 
 
 class Progress:
-    """A line that is written over while something works, or, where there is no terminal, a new one now and then."""
+    """A progress line: rewritten in place on a terminal, else printed anew every two seconds at most."""
 
     def __init__(self):
         self.terminal, self.shown = sys.stdout.isatty(), time.monotonic()
@@ -64,11 +64,12 @@ class Progress:
 
 
 class Failure(Exception):
-    """What went wrong, in one line."""
+    """An error message of one line."""
 
 
 def main():
-    # What is shown is what peers on other hosts get; a neighbour would map the file itself, and pay for its memory.
+    # The figures shall be those of a peer on another host; a same-host peer would map the file, and be charged for its
+    # memory.
     os.environ["TERRACE_PATH"] = "udp"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file-mib", type=int, default=1024, help="size of the file (default 1024)")
@@ -129,7 +130,8 @@ def show_file_region(options):
 def make_file(path, mib):
     """Writes pseudo-random bytes and drops them from the page cache; returns their SHA-256.
 
-    Cached pages are charged to whoever read them first: were they left there, the server would use them for nothing.
+    The kernel charges a cached page to the control group that read it first: the server would use those pages
+    uncharged.
     """
     free_mib = shutil.disk_usage(path.parent).free // MIB
     if free_mib < mib + 64:
@@ -193,7 +195,7 @@ def report_memory(group, from_disk, options):
     print(f"    the server read {from_disk // MIB} MiB from disk meanwhile", flush=True)
     if peak is not None and peak > options.limit_mib * MIB:
         raise Failure("the server used more memory than its limit")
-    # A little less is fine: the last look at the counter was a moment before the end.
+    # A little less is fine: the counter was last read shortly before the end.
     if from_disk < 0.9 * options.file_mib * MIB:
         raise Failure("the file was in memory that the server did not pay for, so the limit shows nothing")
 

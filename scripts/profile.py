@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Has Terrace note which of its code runs how often, and leaves that in build/profile for every later release build here.
+"""PGO build: runs an instrumented build, and leaves its profile in build/profile for every later release build in this
+directory.
 
-The compiler then lays out, inlines and orders code by what was seen (profile-guided optimization). Three steps: a build that counts, the
-work below with it, and a build by the profile. Takes about eight minutes on two cores.
+The compiler then lays out, inlines and orders code by the profile (profile-guided optimization). Three steps: an
+instrumented build, the workload below, and a build with the profile. Takes about eight minutes on two cores.
 
-What no work here does is taken for rare and kept small, so each of what programs do must be done here by something: both paths, one-sided
-operations and messages, every transport service, waiting and polling, regions larger than memory.
+The compiler takes code that the workload never runs for rare and optimizes it for size. So the workload must cover all
+that programs do: both paths, one-sided operations and messages, every transport service, waiting and polling, regions
+larger than memory.
 """
 
 import hashlib
@@ -22,10 +24,10 @@ from harness import procs  # noqa: E402
 OUT = procs.ROOT / "build/profile"
 WORK = OUT / "work"
 RAW = WORK / "raw"
-# While this is there, what is in BUILT counts, and is not what users want (scripts/release.sh looks).
+# While this file exists, BUILT holds an instrumented build, which is not for users (scripts/release.sh checks).
 MARK = OUT / "counting"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or procs.ROOT / "target") / "profile"
-# Programs with Terrace in them, as `make` names them. None that counts may be left behind.
+# Programs with Terrace linked in, as `make` names them. No instrumented one may be left behind.
 NATIVE = "build/bench/peers/native"
 BUILT = ("build/bin", "build/lib", NATIVE)
 STEP_LIMIT_S = 1800
@@ -39,7 +41,7 @@ PERFTEST = [
 
 
 class Failure(Exception):
-    """What went wrong, in one line."""
+    """An error message of one line."""
 
 
 def main():
@@ -65,7 +67,7 @@ def main():
 
 
 def find_profdata():
-    """The tool that reads what this very compiler's programs write."""
+    """The llvm-profdata of this compiler's toolchain, which reads its profile format."""
     sysroot = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True).stdout.strip()
     found = sorted(pathlib.Path(sysroot).glob("lib/rustlib/*/bin/llvm-profdata"))
     if not found:
@@ -75,14 +77,14 @@ def find_profdata():
 
 def build_counting():
     env = {"TERRACE_PROFILE_INTO": str(RAW), "CARGO_TARGET_DIR": str(TARGET),
-           # The C compiler links this one, and nothing in it asks for what writes the counts down.
+           # The C compiler links this program, in which nothing references the profile runtime that writes the counts.
            "NATIVE_LIBRARIES": "-Wl,--undefined=__llvm_profile_runtime"}
     remove_counting()
     MARK.touch()
     run("building what counts", ["make", "--no-print-directory", "build"], env)
     run("building a native program that counts", ["scripts/release.sh", "--package", "terrace-nic", "--example", "peer_native"], env)
     run("linking what works", ["make", "--no-print-directory", "build/bench/peers/verbs", NATIVE], env)
-    # What the compiler's own helpers have counted: they were built with it.
+    # Profiles of build scripts and procedural macros, which were instrumented, too.
     for left in RAW.iterdir():
         left.unlink()
 
@@ -110,7 +112,7 @@ def work():
 
 
 def do(what, argv):
-    """Work that has counted most of what it does even if a part of it fails, as a busy machine may make it."""
+    """Runs a workload. If a part of it fails, as on a busy machine, the counts so far are kept."""
     try:
         run(what, argv)
     except Failure as failure:
@@ -145,7 +147,8 @@ def keep(profdata):
 def run(what, argv, env=None):
     """One step, its output shown only when it fails."""
     started = time.monotonic()
-    # What was given to the make that called this is in the environment as well; in these two it would count for more than `env`.
+    # The calling make puts its variables into the environment; those in MAKEFLAGS and MAKEOVERRIDES would override
+    # `env`.
     for name in ("MAKEFLAGS", "MAKEOVERRIDES", "TERRACE"):
         os.environ.pop(name, None)
     program = procs.Program(argv, WORK, "step", env)

@@ -1,1 +1,2 @@
-"""What the demo, the conformance run and the benchmarks share: two programs on two ends of a NIC, and what they print."""
+"""Shared by the demo, the conformance run and the benchmarks: runs two programs on two ends of a NIC, and parses their
+output."""

@@ -36,7 +36,7 @@ class MemoryGroup:
         return self
 
     def __exit__(self, *_):
-        # The kernel may need a moment to let go of a process that has just ended.
+        # The kernel may release an ended process a little later.
         for _ in range(50):
             with contextlib.suppress(OSError):
                 self.path.rmdir()

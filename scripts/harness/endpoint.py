@@ -1,7 +1,8 @@
-"""The program `endpoint` (tests/badinput/programs/endpoint.c): one end of RDMA connections, told by lines of text what to do.
+"""The program `endpoint` (tests/badinput/programs/endpoint.c): one end of RDMA connections, controlled by lines of
+text.
 
-Tests play such ends against each other, or against a peer of their own making: processes of this machine under `terrace run`,
-and whatever else understands the same lines.
+Tests connect such ends with each other, or with a peer of their own. An end is a process of this machine under `terrace
+run`, or another program that takes the same commands.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ ALL = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC
 
 
 def stat(pid):
-    """What `terrace stat` shows of the first device of a process."""
+    """The output of `terrace stat` for the first device of a process."""
     output = subprocess.run([TERRACE, "stat", str(pid), "--json"], capture_output=True, text=True, timeout=10)
     if output.returncode != 0:
         raise AssertionError(output.stderr)
@@ -47,7 +48,7 @@ class Commands:
         self.qpns, self.services = {}, {}
 
     def __call__(self, *words, patience=ANSWER_TIMEOUT_S):
-        """Gives a command and returns its answer: the values by name, or the words when they have none."""
+        """Sends a command and returns its answer: the values by name, or the words when they have no names."""
         self.send(*words)
         return self.receive(patience)
 
@@ -85,7 +86,7 @@ class Commands:
         return self.qpns[name]
 
     def path_words(self, _peer_address):
-        """What `connect` must be told about the way to a peer."""
+        """Further words that `connect` needs to reach a peer."""
         return []
 
     def poll(self, name, count=1, patience=10.0):
@@ -93,7 +94,7 @@ class Commands:
         return [completion[:2] for completion in self.completions(name, count, patience)]
 
     def completions(self, name, count=1, patience=10.0):
-        """The same with all that is said of each: id, status, opcode, bytes, flags, immediate or key, source."""
+        """The same with all fields: id, status, opcode, bytes, flags, immediate or key, source."""
         answer = self("poll", name, count, patience, patience=patience * count + ANSWER_TIMEOUT_S)
         return [tuple(int(field) for field in word.split(":")) for word in answer]
 
@@ -102,19 +103,19 @@ class Commands:
         (completion,) = self.poll(name, 1, patience)
         return completion[1]
 
-    # ---- how it is ----
+    # ---- state ----
 
     def fate(self):
-        """Whether it runs, or how it has ended."""
+        """The state of the process: running, or its exit status."""
         return "somewhere else"
 
     def complaints(self):
-        """What it has said besides."""
+        """The standard error of the process."""
         return "nothing else is known"
 
 
 class Endpoint(Commands):
-    """A running `endpoint` program under `terrace run`, or another that understands lines and answers in its way."""
+    """A running `endpoint` program under `terrace run`, or another program with such commands and answers."""
 
     def __init__(self, address, *options, wrapper=(), inner_wrapper=(), program=(PROGRAM,)):
         self._errors = tempfile.TemporaryFile()
@@ -127,7 +128,7 @@ class Endpoint(Commands):
         super().__init__(address, self.process.stdout.fileno(), self.process.stdin.fileno())
 
     def stat(self):
-        """What `terrace stat` shows of the first device."""
+        """The output of `terrace stat` for the first device."""
         return stat(self.pid)
 
     def counts(self, name):
@@ -146,13 +147,13 @@ class Endpoint(Commands):
     # ---- the end ----
 
     def kill(self):
-        """As if the power went: nothing is said to anybody."""
+        """SIGKILL: the process sends nothing more, as after a power failure."""
         self._is_killed = True
         self.process.kill()
         self.process.wait()
 
     def stop(self):
-        """Ends it by the end of its input, if it was not stopped before. It must end well, unless it was killed."""
+        """Closes its input, unless it was stopped before. It must end with status 0, unless it was killed."""
         if self._errors.closed:
             return
         with contextlib.suppress(OSError):
@@ -171,7 +172,7 @@ class Endpoint(Commands):
 
 
 def connect(left, left_name, right, right_name, **attributes):
-    """Makes a queue pair at each end, unless there are such, and brings both to RTS."""
+    """Makes a queue pair at each end, unless one of that name exists, and brings both to RTS."""
     for end, name in ((left, left_name), (right, right_name)):
         if name not in end.qpns:
             end.qp(name)

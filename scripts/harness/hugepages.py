@@ -9,13 +9,14 @@ DIRECTORY = pathlib.Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 @contextlib.contextmanager
 def set_aside(count):
-    """Has so many to spare for a while, if that can be had: not everybody may do that, and memory may be in pieces. Says whether they are."""
+    """Reserves `count` huge pages while the context is open; yields whether they are there. That takes a privilege, and
+    may fail for fragmented memory."""
     if _spare() >= count:
         yield True
         return
     with contextlib.ExitStack() as on_leaving:
         with contextlib.suppress(OSError):
-            # Who changes how many there are has that locked until they are as they were.
+            # The lock is held from the change of the number until it is restored.
             number = on_leaving.enter_context(open(DIRECTORY / "nr_hugepages"))
             fcntl.flock(number, fcntl.LOCK_EX)
             before, missing = _number("nr_hugepages"), count - _spare()
@@ -25,7 +26,7 @@ def set_aside(count):
 
 
 def _set(count):
-    # Who may not do that has not done it before either.
+    # Without the privilege the number was never changed.
     with contextlib.suppress(OSError):
         (DIRECTORY / "nr_hugepages").write_text(str(count))
 
@@ -35,7 +36,7 @@ def _number(name):
 
 
 def _spare():
-    """How many are neither used nor promised to somebody."""
+    """How many huge pages are free and not reserved."""
     with contextlib.suppress(OSError):
         return _number("free_hugepages") - _number("resv_hugepages")
     return 0

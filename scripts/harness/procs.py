@@ -17,7 +17,7 @@ STOP_GRACE_S = 3.0
 
 
 def new_run_dir(kind):
-    """A folder for the output of this run, results/KIND/TIME-PID, that results/KIND/latest leads to."""
+    """A folder for the output of this run, results/KIND/TIME-PID; the symbolic link results/KIND/latest names it."""
     run_dir = ROOT / f"results/{kind}/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     run_dir.mkdir(parents=True)
     latest = run_dir.parent / "latest"
@@ -37,7 +37,7 @@ def under_terrace(argv, *options, addr=HOST):
 
 
 def free_port():
-    """A TCP port that nobody listens on. Somebody else may take it before its user does; nobody here does."""
+    """A TCP port without a listener. Another program may take it first; no program of these tests does."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]
@@ -52,7 +52,7 @@ def is_listening(port):
                 columns = line.split()
                 if columns[3] == "0A" and int(columns[1].rsplit(":", 1)[1], 16) == port:
                     return True
-    # Where processes on one host look for each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
+    # The sockets by which processes on one host find each other's listeners (crates/ibverbs/src/rdma_cm/rendezvous.rs).
     with contextlib.suppress(OSError), open("/proc/net/unix") as lines:
         names = (line.rsplit(" ", 1)[-1] for line in lines)
         return any(name.startswith("@terrace-cm/") and f"/{port}/" in name and "/slot/" in name for name in names)
@@ -60,7 +60,7 @@ def is_listening(port):
 
 
 def wait_until(condition, what, patience_s=20):
-    """Returns when it is so."""
+    """Returns when the condition holds; fails after `patience_s`."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
@@ -77,7 +77,7 @@ class Outcome:
     seconds: float = 0.0
     out: str = ""
     err: str = ""
-    # Whether the kernel has dropped packets that came for it, because a receive buffer was full.
+    # Whether the kernel has dropped packets to it because a receive buffer was full.
     has_overflowed: bool = False
 
     @property
@@ -93,13 +93,13 @@ class Outcome:
         return f"exit status {self.status}"
 
 
-# What the log says at level info when packets have been dropped (crates/fabric/src/udp/socket.rs).
+# Logged at level info when packets have been dropped (crates/fabric/src/udp/socket.rs).
 OVERFLOW_LOG = "the receive buffer was full (rx_overflows)"
 
 
 def packets_dropped(pid):
-    """Packets that the kernel has dropped at the UDP sockets of a process that runs. `rx_overflows` is the same number as of the
-    last packet that was received; this one is right also when none came afterwards."""
+    """Packets that the kernel has dropped at the UDP sockets of a running process. `rx_overflows` is this number as of
+    the last received packet, so it lags when no packet follows the drop."""
     inodes, dropped = set(), 0
     with contextlib.suppress(OSError):
         for descriptor in pathlib.Path(f"/proc/{pid}/fd").iterdir():
@@ -119,32 +119,32 @@ _running = set()
 
 @atexit.register
 def _stop_all():
-    """No program outlives the harness, however that ends."""
+    """Stops all programs when the harness ends."""
     for program in list(_running):
-        # Nobody is left to fail because of it.
+        # No test is left to report it.
         with contextlib.suppress(UnexpectedEnd):
             program.stop()
 
 
 def end_cleanly_when_asked():
-    """Makes SIGTERM, and the end of the terminal, end this process as an exit does, so that what it started is stopped."""
+    """Makes SIGTERM and SIGHUP end this process by `sys.exit`, so that the programs that it started are stopped."""
 
     def end(number, _frame):
-        # Asked twice (a whole process group is, when timeout(1) ends it), it must not leave off stopping the others.
+        # A second signal (timeout(1) signals the whole process group) must not interrupt the stopping of programs.
         signal.signal(number, signal.SIG_IGN)
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    # nohup(1) has it ignored.
+    # nohup(1) sets it to be ignored.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, end)
 
 
 class UnexpectedEnd(AssertionError):
-    """A program that was stopped has not ended as it was told to."""
+    """A stopped program has ended in an unexpected way."""
 
 
-# How a program may end that is asked to by SIGTERM: it returns, the signal ends it, or it says so as a shell does.
+# Exit statuses after SIGTERM: it returns 0, the signal ends it, or it exits with 128 + the signal, as a shell does.
 ENDS_WHEN_ASKED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -164,11 +164,11 @@ class Program:
                 stdout=stdout or out,
                 stderr=err,
                 env={**os.environ, **(env or {})},
-                # A session would have its own share of the processors (autogroup), whatever its priority.
+                # A new session would have a processor share of its own (autogroup), independent of its priority.
                 process_group=0,
             )
         self._has_overflowed = False  # as seen before it was stopped
-        self._is_judged = False  # whether its caller has got its exit status in an outcome
+        self._is_judged = False  # whether an outcome has given the caller its exit status
         _running.add(self)
 
     def wait(self, seconds):
@@ -180,9 +180,9 @@ class Program:
         return None
 
     def stop(self, is_late=False):
-        """Ends the program and what it started, asking first. Raises `UnexpectedEnd` if it ends, or has ended, otherwise than a
-        program does that is asked to, unless its caller has the outcome already. Of one that is late, and has failed by that, only a
-        crash is news."""
+        """Ends the program and its children: SIGTERM, then SIGKILL. Raises `UnexpectedEnd` if its exit status is none
+        of `ENDS_WHEN_ASKED`, unless the caller has the outcome already. A late program has failed already; it raises
+        only after a crash."""
         if self.process.poll() is None:
             self._has_overflowed = packets_dropped(self.process.pid) > 0
             self._keep_counters()
@@ -200,7 +200,8 @@ class Program:
             raise UnexpectedEnd(f"{self.paths[0].stem}, at its end: {outcome.verdict}: {outcome.text.strip()[-500:]}")
 
     def _keep_counters(self):
-        """What `terrace stat` shows of it, if it has a device, beside its output: for who wants to know why it had to be stopped."""
+        """Writes the program's `terrace stat`, if it has a device, beside its output, to show why it had to be
+        stopped."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             shown = subprocess.run([terrace_binary(), "stat", str(self.process.pid), "--json"], capture_output=True, timeout=5)
             if shown.returncode == 0:
@@ -215,7 +216,7 @@ class Program:
 
 
 def stop_all(programs, are_late=False):
-    """Stops each of them, whatever becomes of the others."""
+    """Stops each program, also when stopping another one raises."""
     with contextlib.ExitStack() as stack:
         for program in programs:
             stack.callback(program.stop, are_late)
@@ -236,15 +237,15 @@ class PairOutcome:
 
     server: Outcome
     client: Outcome
-    note: str = ""  # what the harness itself saw going wrong
+    note: str = ""  # an error that the harness itself saw
     seconds: float = field(default=0.0)
 
 
 def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays=False):
     """Starts `server`, waits until it listens on TCP `port`, runs `client` against it.
 
-    With `server_stays` the server is one that serves for ever: it is stopped when the client has ended, and its exit status
-    counts as 0.
+    With `server_stays` the server serves for ever: it is stopped when the client has ended, and its exit status counts
+    as 0.
     """
     started = time.monotonic()
     ends = Program(server, log_dir, "server", env)
@@ -258,7 +259,7 @@ def run_pair(server, client, port, log_dir, timeout_s=60, env=None, server_stays
     other = Program(client, log_dir, "client", env)
     deadline = started + timeout_s
     client_ended = other.wait(deadline - time.monotonic()) is not None
-    # A client that failed leaves the server waiting: give it a moment, not the rest of the limit.
+    # A failed client leaves the server waiting: it gets STOP_GRACE_S, not the rest of the limit.
     patience = deadline - time.monotonic() if other.process.returncode == 0 else STOP_GRACE_S
     server_ended = not server_stays and ends.wait(patience) is not None
     is_late = not client_ended or not server_ended and not server_stays

@@ -34,15 +34,15 @@ MTU_1024, MTU_4096 = 3, 5  # ibv_mtu
 LINKS_WANTED = 6  # of each worker
 TICK_S, SAMPLE_S, KILL_S = 0.25, 2.0, 6.0
 OLDEST_MS_MAX = 30_000
-# How much more memory may be in use late than early: what allocators keep varies.
+# Allowed growth of memory between early and late samples: allocators keep varying amounts.
 GROWTH_RATIO, GROWTH_KIB = 1.05, 2048
-# A node keeps what it has for clients that were killed until there are 512 of them (decision 23): so much for each.
+# A node keeps the state of killed clients until there are 512 of them (decision 23): so much for each.
 DEAD_CLIENT_KIB = 1 << 10
-# With more runnable threads for each processor than this, a process may be without one for longer than its peers have retries.
+# With more runnable threads per processor than this, a process may wait for one longer than its peers' retries last.
 STARVED_LOAD = 3.0
-# How many connections may be lost like that: one, and one more in each of these times. A process is without a processor for all
-# its peers' retries, which take seconds, only where others come and go; a machine on which it happens again and again is either too
-# busy to tell anything about Terrace, or Terrace loses the connections.
+# Connections that may be lost like that: one, and one more per period of this length. The peers' retries take seconds.
+# If processes wait that long again and again, the machine is too busy for the run to show anything about Terrace, or
+# Terrace loses the connections.
 STARVED_EVERY_S = 300
 WORKERS = ("verbs-0", "verbs-paged", "verbs-2", "verbs-3", "verbs-4")
 CLIENTS = ("client-0", "client-1")
@@ -51,7 +51,7 @@ MORTAL = ("client-1", "verbs-2", "verbs-3", "verbs-4")
 
 
 class Run:
-    """One run: its processes, and what has been seen of them."""
+    """One run: its processes, and their samples."""
 
     def __init__(self, directory, address, seconds, seed, pause_us):
         self.directory, self.address, self.seconds = pathlib.Path(directory), address, seconds
@@ -59,14 +59,14 @@ class Run:
         self.random = random.Random(seed)
         self.started = time.monotonic()
         self.counts = collections.Counter()
-        self.ended = collections.Counter()  # what processes had done that are gone
+        self.ended = collections.Counter()  # the work of processes that are gone
         self.failures = []
         self.samples = collections.defaultdict(list)  # by name: (seconds, figures without the device)
         self.pairs = {}  # by process and queue pair: its counters, as last seen
         self.ports = {}  # by process: the port's counters, as last seen
         self.slowest_ms = 0
         self.client_deaths = []  # when
-        self.reports = {}  # by name: what each has done, as last heard
+        self.reports = {}  # by name: the work of each, as last reported
         self.processes = {}
 
     # ---- processes ----
@@ -88,7 +88,7 @@ class Run:
         return [self.processes[name] for name in WORKERS]
 
     def kill(self, name):
-        """SIGKILL, whatever it is at; its peers notice, and another one takes its place."""
+        """Kills a process in the middle of its work; its peers must notice. A new process replaces it."""
         victim = self.processes[name]
         self.note_report(victim)
         self.counts["kills"] += 1
@@ -107,7 +107,7 @@ class Run:
         self.processes[name] = self.make(name)
 
     def was_starved(self, process):
-        """Whether a client has lost its connection on a machine whose processors others use."""
+        """Whether a client has lost its connection on an overloaded machine."""
         return "RetryExceeded" in process.complaints() and os.getloadavg()[0] > STARVED_LOAD * os.cpu_count()
 
     def replace_starved(self, name):
@@ -121,12 +121,12 @@ class Run:
     # ---- links ----
 
     def link(self):
-        """Makes a link between two workers that have few, at times both the same."""
+        """Makes a link between two workers with few links; both may be the same worker."""
         fewest = sorted(self.workers, key=lambda worker: (len(worker.links), self.random.random()))
         self.join(fewest[0], self.random.choice(fewest[:3]))
 
     def join(self, left, right):
-        """Makes a link between these two, if they have room for one."""
+        """Makes a link between these two, if both have a free number."""
         free = [[number for number in range(LINKS_MAX) if number not in worker.links] for worker in (left, right)]
         if not free[0] or len(free[1]) < 2:
             return
@@ -141,7 +141,7 @@ class Run:
         self.counts["queue pairs"] += 2
 
     def unlink(self):
-        """Ends a link, by agreement or by cutting it."""
+        """Ends a link: at rest, or by cutting it."""
         ends = [(worker, link) for worker in self.workers for link in worker.links]
         if not ends:
             return
@@ -162,7 +162,7 @@ class Run:
         if done["ops"] == 0 and done["status"] == SUCCESS:
             self.counts["links without an operation"] += 1
 
-    # ---- looking ----
+    # ---- samples ----
 
     def note_report(self, process):
         if process.name == "node":
@@ -199,7 +199,8 @@ class Run:
     def run(self):
         for name in ("node", *CLIENTS, *WORKERS):
             self.processes[name] = self.make(name)
-        # The only one without a fault plan meets itself without packets, which takes descriptors that stay: better at once than by chance.
+        # Only this worker has no fault plan. Its first link to itself uses the same-host path, which keeps descriptors:
+        # made now, not by chance.
         self.join(self.workers[0], self.workers[0])
         deadline = self.started + self.seconds
         sample_at = kill_at = time.monotonic()
@@ -219,7 +220,7 @@ class Run:
         self.sample()
 
     def wind_down(self):
-        """Ends everything in order; nothing may be left behind."""
+        """Ends all links and processes in order; no object and no port may be left."""
         while any(worker.links for worker in self.workers):
             self.unlink()
         for worker in self.workers:
@@ -247,14 +248,14 @@ class Run:
         for process in self.processes.values():
             process.process.kill()
 
-    # ---- what came of it ----
+    # ---- results ----
 
     def window(self, name, figure, begin, end):
         values = [seen[figure] for at, seen in self.samples[name] if begin <= at / self.seconds <= end]
         return statistics.median(values) if values else None
 
     def growth(self):
-        """Of what stays: each figure early and late."""
+        """Each early and late figure of the processes that stay."""
         rows = []
         for name, names in [*((name, ("anonymous_kib", "descriptors", "threads")) for name in STAYING), ("slots", ("slots",))]:
             for figure in names:
@@ -292,7 +293,7 @@ class Run:
             **{name.replace(" ", "_"): count for name, count in self.counts.items()},
             "slowest_operation_ms": self.slowest_ms,
             "largest_resident_mib": resident // 1024,
-            # As seen at the samples: what happens to a queue pair after the last look at it does not show.
+            # As of the samples: counts of a queue pair after its last sample are missing.
             "packets_sent": over_ports("tx_packets"),
             "bad_icrc": over_ports("bad_icrc"),
             **{name: over_pairs(name) for name in ("retransmits", "timeouts", "duplicates", "sequence_naks_sent", "rnr_naks_sent")},

@@ -1,4 +1,5 @@
-"""The processes of the endurance test: how each kind is started, asked, and ended; and what can be seen of any of them."""
+"""The processes of the endurance test: how each kind is started, controlled and ended, and how their figures are
+read."""
 
 import contextlib
 import json
@@ -17,7 +18,7 @@ CLIENT = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or procs.ROOT / "target
 FIRST_PORT = 4791
 START_TIMEOUT_S = 30
 END_TIMEOUT_S = 90
-# A link's load may take so long to end: requests whose peer was killed are repeated for seconds.
+# Limit for the end of a link's load: requests to a killed peer are retried for seconds.
 SETTLE_TIMEOUT_S = 80
 
 PLAN = """# Seed {seed} of an endurance run.
@@ -31,7 +32,7 @@ delay_us_max = 50
 
 
 class Stuck(Exception):
-    """Something did not end in time."""
+    """A process or a link is stuck or has failed."""
 
 
 def fault_plan(directory, seed):
@@ -42,7 +43,7 @@ def fault_plan(directory, seed):
 
 
 def figures(pid):
-    """What the kernel and `terrace stat` show of a process; None if it has ended."""
+    """The figures of a process from the kernel and `terrace stat`; None if it has ended."""
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, LookupError):
         lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
         status = dict(line.split(":", 1) for line in lines)
@@ -60,10 +61,10 @@ def figures(pid):
 
 
 def own_threads(pid):
-    """Its threads, but for the workers that the kernel makes for its io_uring, and ends, as there is IO to wait for."""
+    """The threads of a process, without the io_uring workers that the kernel starts and ends by itself."""
     names = []
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        # One that has ended meanwhile is none.
+        # A thread that has ended meanwhile does not count.
         with contextlib.suppress(OSError):
             names.append((task / "comm").read_text())
     return sum(not name.startswith("iou-wrk-") for name in names)
@@ -78,7 +79,7 @@ def ports_in_use(address):
 
 
 class Worker(Endpoint):
-    """A verbs program with links to others like it."""
+    """A verbs program with links to other workers."""
 
     def __init__(self, name, address, seed, plan, pause_us, dram_file=None, events=False):
         self.name, self.links = name, {}
@@ -138,7 +139,7 @@ class Client:
         self.heard = time.monotonic()
 
     def report(self):
-        """The newest of its reports, without waiting for one."""
+        """The newest report of the client, without waiting for one."""
         while select.select([self.process.stdout], [], [], 0)[0]:
             chunk = self.process.stdout.read(65536)
             if not chunk:
@@ -163,7 +164,7 @@ class Client:
         self.process.stdout.close()
 
     def stop(self):
-        """Has it finish what is under way."""
+        """Closes the client's input: it finishes its outstanding requests and ends."""
         self.process.stdin.close()
         if self.process.wait(END_TIMEOUT_S) != 0:
             raise Stuck(f"{self.name} ended with {self.process.returncode}: {self.complaints()}")

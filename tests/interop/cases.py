@@ -1,4 +1,4 @@
-"""What a conformance case is, and how the different kinds of cases are run and judged."""
+"""Conformance cases: their definition, and how each kind is run and judged."""
 
 import dataclasses
 import json
@@ -10,14 +10,14 @@ from typing import Callable, Optional
 from harness import perftest, procs
 
 ZERO = "a result of zero"
-# How often to try what something outside of Terrace keeps from succeeding at times.
+# Tries of a case that at times fails for a cause outside of Terrace.
 TRIES = 3
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 def repeated(run, cause_of):
-    """Repeats `run`, which gets the number of the try, while `cause_of` names something outside of Terrace that has spoilt its
-    outcome, and tries are left. Returns the last outcome, and the causes of the repetitions."""
+    """Repeats `run`, which gets the number of the try, while `cause_of` names a cause outside of Terrace for its
+    failure, and tries are left. Returns the last outcome, and the causes of the repetitions."""
     causes = []
     for attempt in range(TRIES):
         outcome = run(attempt)
@@ -45,10 +45,10 @@ class Result:
 class Case:
     """A server and a client, or one program, and what must be true afterwards.
 
-    In `server`, `client` and `single`, {port} stands for a free TCP port, {host} for where the two ends meet over TCP, and {addr}
-    for the address that the NICs use, `addr`; `client_addr` is that of the client if it has another one. Programs that cannot be told
-    a port have a `fixed_port`.
-    `check` gets the outcomes and answers with a complaint or None.
+    In `server`, `client` and `single`, {port} stands for a free TCP port, {host} for the address of the TCP connection
+    between the ends, and {addr} for the address that the NICs use, `addr`; `client_addr` is that of the client if it
+    has another one. Programs that cannot be told a port have a `fixed_port`.
+    `check` gets the outcomes and returns a complaint or None.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Case:
     run_options: tuple = ()
     env: dict = dataclasses.field(default_factory=dict)
     server_stays: bool = False
-    # An unreliable service loses what comes while a busy machine keeps the receiver off its processor, and perftest waits for lost
-    # messages for ever, on any NIC, or computes a rate of zero from what it did not see. Such a case is repeated when the kernel
-    # has dropped a packet.
+    # An unreliable service loses packets while a busy machine does not schedule the receiver. On any NIC perftest then
+    # waits for the lost messages for ever, or computes a rate of zero. Such a case is repeated when the kernel has
+    # dropped a packet.
     is_unreliable: bool = False
-    # The feature that this needs and Terrace does not have (yet): the program must then say so and end, nothing else.
+    # A feature that the case needs and Terrace does not have (yet): the program must then print an error and end.
     unsupported: str = ""
 
     def run(self, log_dir):
@@ -91,7 +91,7 @@ class Case:
         return [" ".join(argv) for argv in (self.server, self.client, self.single) if argv]
 
     def _judge(self, log_dir):
-        """Status, reason, and the cause for which it may be repeated, or None."""
+        """Status, reason, and the cause to repeat the case, or None."""
         programs = [argv[0] for argv in (self.server, self.client, self.single) if argv]
         missing = [program for program in programs if shutil.which(program) is None]
         if missing:
@@ -118,7 +118,7 @@ class Case:
         return (FAILED, complaint) if complaint else (PASSED, "")
 
     def _judge_unsupported(self, outcomes):
-        """A clear refusal is what the user must see: no crash, no hang, and a message."""
+        """The user must see a clear refusal: no crash, no hang, and a message."""
         first = next(iter(outcomes.values()))
         if all(outcome.status == 0 for outcome in outcomes.values()):
             return FAILED, f"works, although listed as unsupported ({self.unsupported}): take it off that list"
@@ -145,7 +145,7 @@ class Case:
 
 
 def last_words(outcome):
-    """What most likely says why: the last lines on standard error, or else the last one on standard output."""
+    """The most likely reason: the last lines on standard error, or else the last one on standard output."""
     for text, count in ((outcome.err, 3), (outcome.out, 1)):
         lines = [line.strip() for line in text.splitlines() if line.strip(" -\t\r")]
         if lines:

@@ -1,4 +1,4 @@
-"""What the tests of connections by address share: a program on this side and one in the guest, of which one listens."""
+"""Shared by the tests of connections by address: a program on this side and one in the guest, one of which listens."""
 
 import contextlib
 import itertools
@@ -9,7 +9,7 @@ from peers import KernelPeer
 
 LIMIT_S = 30
 TERRACE, RXE = "Terrace", "rxe"
-# Whether a program is alone at its address, or came second, behind a process that has the address's port 4791.
+# A program is alone at its address, or second, behind a process that has the address's port 4791.
 ALONE, BEHIND = "alone", "behind another process"
 PLACES = (ALONE, BEHIND)
 
@@ -22,11 +22,11 @@ def fresh_port():
 
 
 class Connecting(KernelPeer):
-    """A test case whose programs connect by address, and end with it."""
+    """A test case whose programs connect by address; it stops them at its end."""
 
     @contextlib.contextmanager
     def address(self, place, family=4):
-        """An address of this side: nobody's, or one whose port 4791 a process has already that has nothing to do with it."""
+        """An address of this side: an unused one, or one whose port 4791 an unrelated process has."""
         if place == ALONE:
             yield peers.fresh_address(family)
             return

@@ -16,7 +16,7 @@ import image
 from harness import procs
 
 TAP, MTU = "tap0", 9000
-# Enough for all that a test has on its way at a time: unreliable services do not repeat what a full queue drops.
+# Enough for all packets that a test has in flight: unreliable services do not repeat packets that a full queue drops.
 TAP_QUEUE_PACKETS = 10_000
 IPV4_NET, IPV6_NET = "192.0.2", "fd00:7e"
 IPV4, IPV6 = f"{IPV4_NET}.2", f"{IPV6_NET}::2"
@@ -32,7 +32,7 @@ EXIT_STATUS = re.compile(rb"session: exit status (\d+)\n$")
 
 
 class GuestError(Exception):
-    """The guest does not do what it is there for."""
+    """The guest has failed."""
 
 
 def host_ipv4(number):
@@ -48,8 +48,8 @@ def _run(*argv):
 
 
 def lay_network():
-    """The tap device and this side's addresses. The namespace is our own: nobody else is disturbed, nothing is left."""
-    # What /sys shows of interfaces is that of the namespace in which it was mounted.
+    """Makes the tap device and this side's addresses, in this network namespace only."""
+    # /sys shows the interfaces of the namespace in which it was mounted.
     _run("mount", "-t", "sysfs", "sysfs", "/sys")
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "tuntap", "add", TAP, "mode", "tap")
@@ -83,7 +83,7 @@ class Session:
         return self._out
 
     def end(self, limit_s=COMMAND_LIMIT_S):
-        """Waits for its end. Returns the exit status and the output."""
+        """Waits for the end of the command. Returns the exit status and the output."""
         out = self.read_until(EXIT_STATUS.search, limit_s)
         ending = EXIT_STATUS.search(out)
         if ending is None:
@@ -94,9 +94,9 @@ class Session:
         self.socket.close()
 
 
-# A guest that answers nothing for so long has died, however busy this machine is.
+# A guest without an answer for so long is taken for dead, also on a busy machine.
 SILENCE_S = 60.0
-# So long may it take a guest to write where it is.
+# Time for a guest to print its stack after an NMI.
 TRACE_S = 10.0
 LAST_LINES = 40
 
@@ -113,7 +113,7 @@ class Guest:
         # In a folder of its own: the path of a socket must be short.
         self._qmp_folder = tempfile.TemporaryDirectory(prefix="terrace-interop-")
         self._qmp_path = pathlib.Path(self._qmp_folder.name) / "qmp"
-        self.capture = None  # where what goes over the wire is written just now
+        self.capture = None  # the file of the current capture
         kernel, initramfs = image.kernel(), image.initramfs()
         self.qemu = procs.Program(self._argv(kernel, initramfs), log_dir, f"qemu-{boot}")
         self._wait_for_boot()
@@ -122,11 +122,11 @@ class Guest:
         self._introduce_neighbours()
 
     def _argv(self, kernel, initramfs):
-        # An oops is the end: what it leaves locked would stop later tests. So is an NMI, by which a silent guest is made to say where
-        # it is.
+        # An oops ends the guest: locks that it leaves held would block later tests. So does an NMI, which makes a
+        # silent guest print its stack.
         words = f"console=ttyS0 panic=-1 oops=panic unknown_nmi_panic terrace.ipv4={IPV4}/24 terrace.ipv6={IPV6}/64 terrace.mtu={MTU}"
         device = f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:12:34:56,host_mtu={MTU}"
-        # /dev/kvm is left alone: where it is emulated itself, a stock kernel hangs in it.
+        # No KVM: a stock kernel hangs under an emulated /dev/kvm.
         return ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "384", "-nodefaults",
                 "-no-user-config", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs, "-append", words,
                 "-serial", f"file:{self.console_path}", "-qmp", f"unix:{self._qmp_path},server=on,wait=off",
@@ -169,12 +169,12 @@ class Guest:
         return out
 
     def modprobe(self, *names):
-        """Loads modules that were put at hand."""
+        """Loads modules of `MODULES_AT_HAND`."""
         for name in names:
             self.run(f"for m in $(cat /lib/modules/{name}.list); do "
                      "grep -q \"^$m \" /proc/modules || insmod /lib/modules/$m.ko; done")
 
-    # ---- what it knows ----
+    # ---- state ----
 
     def console(self):
         with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ class Guest:
                     session.end(SILENCE_S)
                 return None
         except (GuestError, OSError) as error:
-            # It may just be about to end.
+            # QEMU may be about to end.
             if self.qemu.wait(1) is None:
                 with contextlib.suppress(GuestError, OSError):
                     self._ask_qemu("inject-nmi")
@@ -204,14 +204,15 @@ class Guest:
         return "\n".join(self.console().splitlines()[-LAST_LINES:])
 
     def _gid_indexes(self):
-        """The index of the GID of each of its addresses."""
+        """The GID index of each of the guest's addresses."""
         table = self.run("cd /sys/class/infiniband/rxe0/ports/1/gids && grep . *").splitlines()
         gids = {line.split(":", 1)[1].replace(":", ""): int(line.split(":", 1)[0]) for line in table}
         mapped = (bytes(10) + b"\xff\xff" + socket.inet_aton(IPV4)).hex()
         return {IPV4: gids[mapped], IPV6: gids[socket.inet_pton(socket.AF_INET6, IPV6).hex()]}
 
     def _introduce_neighbours(self):
-        """Tells the guest where this side's addresses are. Where rxe must ask first, it waits a whole second for the answer."""
+        """Adds this side's addresses to the guest's neighbour table. Without an entry rxe waits a whole second for the
+        answer."""
         own_mac = pathlib.Path(f"/sys/class/net/{TAP}/address").read_text().strip()
         addresses = [address(number) for number in (1, *HOST_NUMBERS) for address in (host_ipv4, host_ipv6)]
         # A command is one line: the line breaks are for the guest's printf to make.
@@ -219,7 +220,7 @@ class Guest:
         self.run(f"printf '{lines}' | /bin/ip -batch -")
 
     def counters(self):
-        """What rxe has counted since it was made."""
+        """The counters of the rxe device."""
         (shown,) = json.loads(self.run("rdma -j statistic show link rxe0/1"))
         return {name: value for name, value in shown.items() if isinstance(value, int)}
 
@@ -248,7 +249,7 @@ class Guest:
                 return
 
     def begin_capture(self, path):
-        """Has every packet on the wire written to a file from now on."""
+        """Starts the capture of every packet on the wire to a file."""
         self._ask_qemu("object-add", **{"qom-type": "filter-dump", "id": "dump", "netdev": "net", "file": str(path)})
         self.capture = path
 
@@ -256,6 +257,6 @@ class Guest:
         self._ask_qemu("object-del", id="dump")
 
     def close(self):
-        """Ends the machine, if it has not ended."""
+        """Ends QEMU, if it still runs."""
         self.qemu.stop()
         self._qmp_folder.cleanup()

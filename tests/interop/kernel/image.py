@@ -22,25 +22,25 @@ GUEST = BUILD / "guest"
 # Loaded in this order, each with what it depends on. rxe of 6.1 asks for "crc32" by the name of an algorithm, not of a
 # module, so its module must be there before.
 MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad"]
-# Loaded by who needs them (`Guest.modprobe`).
+# Loaded by the tests that need them (`Guest.modprobe`).
 MODULES_AT_HAND = ["sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb"]
 
 # Debian's, by name; their libraries come along.
 PROGRAMS = ["ip", "rdma", "tc", "ib_read_bw", "ib_read_lat", "ib_write_bw", "ib_write_lat", "ib_send_bw", "ib_send_lat",
             "ib_atomic_bw", "ib_atomic_lat", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_devinfo",
             "rping", "ucmatose", "udaddy", "rdma_server", "rdma_client"]
-# Our own: what plays an end of a connection, what sends a management datagram, and what connects by address.
+# Our own: `endpoint` is an end of a connection, `mad` sends a management datagram, `cm_talk` connects by address.
 OWN_PROGRAMS = [procs.ROOT / "build/badinput/programs/endpoint", BUILD / "programs/mad", BUILD / "programs/cm_talk"]
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rxe's half of libibverbs is loaded by name, so no list of libraries has it.
 PROVIDER_PATTERN = "usr/lib/*/libibverbs/librxe-*.so"
-# What the C library loads when a thread is cancelled, which rping does.
+# The C library loads it when a thread is cancelled, as rping does.
 UNWINDER_PATTERN = "lib/*/libgcc_s.so.1"
 PROVIDER_CONFIGURATION = pathlib.Path("/etc/libibverbs.d/rxe.driver")
 
 
 class Incomplete(Exception):
-    """Something that goes into the guest is not there."""
+    """A file for the guest is missing."""
 
 
 def kernel():
@@ -52,7 +52,7 @@ def kernel():
 
 
 def initramfs():
-    """The initramfs's file, made if need be."""
+    """The initramfs's file, which is made unless it is up to date."""
     content = _content()
     digest = hashlib.sha256()
     for name, (mode, data) in sorted(content.items()):
@@ -107,7 +107,7 @@ def _read(path):
 
 
 def _libraries(binary):
-    """What the dynamic linker loads for it, by the paths that it looks under."""
+    """The libraries that the dynamic linker loads for a binary, by their paths."""
     listing = subprocess.run(["ldd", binary], capture_output=True, text=True, timeout=20, check=True).stdout
     words = [word for line in listing.splitlines() for word in line.split() if word.startswith("/")]
     return [pathlib.Path(word) for word in words]
@@ -119,7 +119,7 @@ def _modules():
     needs = {}
     for line in (tree / "modules.dep").read_text().splitlines():
         path, _, rest = line.partition(":")
-        # What a module needs is listed with the first to be loaded last.
+        # A module's dependencies are listed in reverse order of loading.
         needs[_module_name(path)] = [*reversed(rest.split()), path]
     files = {}
     for name, group in [*((name, "boot") for name in MODULES), *((name, name) for name in MODULES_AT_HAND)]:

@@ -1,4 +1,4 @@
-"""What the tests of this directory share: an end on this side, which is Terrace, and one in the guest, which is rxe."""
+"""Shared by the tests of this directory: an end on this side, on Terrace, and an end in the guest, on rxe."""
 
 import collections
 import itertools
@@ -50,12 +50,12 @@ class GuestEndpoint(Commands):
 
 
 class KernelPeer(unittest.TestCase):
-    """A test case whose ends stop with it, and in which every packet had the right checksum."""
+    """A test case that stops its ends, and in which every packet must have the right ICRC."""
 
     maxDiff = None
 
     def setUp(self):
-        # Cleanups are called last in, first out: this one when both ends have stopped.
+        # Cleanups run last in, first out: this one runs when both ends have stopped.
         self.addCleanup(self._check_icrcs)
 
     def _check_icrcs(self):
@@ -63,7 +63,7 @@ class KernelPeer(unittest.TestCase):
         self.assertEqual(wrong, [], "packets whose ICRC is wrong")
 
     def host(self, family=4, *options):
-        """An end on this side with its device open."""
+        """Starts an end on this side with its device open."""
         end = Endpoint(fresh_address(family), *options)
         self.addCleanup(self._stop_host, end)
         end("open")
@@ -77,7 +77,7 @@ class KernelPeer(unittest.TestCase):
             end.stop()
 
     def peer(self, family=4):
-        """An end in the guest with its device open."""
+        """Starts an end in the guest with its device open."""
         end = GuestEndpoint(family)
         self.addCleanup(end.stop)
         end("open")
@@ -91,7 +91,7 @@ class KernelPeer(unittest.TestCase):
         return host, peer, *regions
 
     def join(self, left, right, name, service="rc", **attributes):
-        """A queue pair of that name at each end, connected with each other."""
+        """Makes a queue pair of that name at each end, and connects the two."""
         for end in (left, right):
             end.qp(name, service)
         connect(left, name, right, name, **attributes)
@@ -119,6 +119,6 @@ class KernelPeer(unittest.TestCase):
             time.sleep(0.02)
 
     def same(self, end, offset, size, seed, **options):
-        """Memory of region "m" is what that seed gives."""
+        """The memory of region "m" holds the bytes of this seed."""
         words = [f"{name}={value}" for name, value in options.items()]
         self.assertEqual(end("check", "m", offset, size, seed, *words), {"differ": 0}, f"{size} bytes at {offset}")

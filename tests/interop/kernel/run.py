@@ -4,10 +4,10 @@
     run.py                 everything
     run.py atomics Faults  tests whose name has one of the words in it
 
-All of it happens in a network namespace of its own. Output, the guest's console and captures of what failed are kept in
-results/interop/RUN/. A guest that dies is started again, and the test that it died in is repeated: DEATHS_MAX times in all, and
-once for each test. Exit status 0 when nothing failed, and when this machine cannot do it, which a line says; with TERRACE_MUST_RUN
-in the environment that is a failure.
+All of it runs in a network namespace of its own. Output, the guest's console and the captures of failed tests are kept
+in results/interop/RUN/. A dead guest is started again, and the test in which it died is repeated: DEATHS_MAX times in
+all, and once for each test. Exit status 0 when nothing failed, and, with a printed reason, when this machine cannot run
+the tests; with TERRACE_MUST_RUN in the environment that is a failure.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ import peers  # noqa: E402
 from harness import procs  # noqa: E402
 
 TUN = pathlib.Path("/dev/net/tun")
-# Says that this process is the one within the namespace.
+# Set in the process within the namespace.
 INSIDE = "TERRACE_INTEROP_INSIDE"
-# Says that a run of which nothing runs is a failure.
+# If set, a run that skips all tests is a failure.
 MUST_RUN = "TERRACE_MUST_RUN"
 # How often the guest may die in a run: rxe of 6.1 has faults of its own, and a guest that dies more often shows nothing about Terrace.
 DEATHS_MAX = 3
@@ -48,12 +48,12 @@ def main():
 
 
 def unshare():
-    """The start of a command in namespaces of its own: no interface of this machine is touched."""
+    """The argv prefix that runs a command in namespaces of its own: no interface of this machine is touched."""
     return ["unshare", "--net", "--mount", *(["--map-root-user"] if os.geteuid() != 0 else [])]
 
 
 def why_not():
-    """Why this machine cannot do it, or None."""
+    """The reason why this machine cannot run the tests, or None."""
     if not TUN.exists():
         return f"{TUN} is missing, so a guest cannot have a network (modprobe tun; in a container: --device {TUN})"
     setup = subprocess.run([procs.ROOT / "scripts/setup.sh", "interop"], stdout=sys.stdout, stderr=subprocess.PIPE, text=True)
@@ -72,7 +72,7 @@ def prepare():
 
 
 def skipped_all():
-    """The exit status of a run of which nothing ran."""
+    """The exit status of a run that skipped all tests."""
     return 1 if os.environ.get(MUST_RUN) else 0
 
 
@@ -102,7 +102,7 @@ def start_guest(run_dir):
 
 
 def account(result, deaths):
-    """Says what came of it; the exit status."""
+    """Prints the summary; returns the exit status."""
     failed = len({id(getattr(test, "test_case", test)) for test, _ in result.failures + result.errors})  # a test may fail in parts
     skipped = len(result.skipped)
     for cause, count in peers.repetitions.items():
@@ -114,7 +114,7 @@ def account(result, deaths):
 
 
 class Tests:
-    """All tests, as a test runner calls them. A test that fails and leaves a dead guest behind is repeated with a new one."""
+    """All tests, as a test runner calls them. A failed test that leaves a dead guest is repeated with a new guest."""
 
     def __init__(self, suite, start_guest):
         self.tests, self.start_guest, self.deaths = list(each_test(suite)), start_guest, 0
@@ -141,7 +141,7 @@ class Tests:
             self.start_guest()
 
     def is_guest_dead(self, test):
-        """Whether the guest has died, which is counted, and printed with its last words."""
+        """Whether the guest has died. A death is counted, and printed with the last lines of the console."""
         how = peers.guest.death()
         if how is None:
             return False
@@ -156,7 +156,7 @@ def each_test(suite):
 
 
 class Result(unittest.TextTestResult):
-    """Captures what goes over the wire during each test, and keeps the capture if it fails."""
+    """Captures the packets of each test, and keeps the capture of a failed one."""
 
     def startTest(self, test):
         self._capture = peers.guest.log_dir / f"{test.id()}.pcap"
@@ -182,7 +182,7 @@ class Result(unittest.TextTestResult):
         return len(self.failures), len(self.errors)
 
     def go_back(self, state):
-        """Forgets the last test."""
+        """Drops the failures and errors of the last test."""
         del self.failures[state[0]:], self.errors[state[1]:]
         self.testsRun -= 1
 

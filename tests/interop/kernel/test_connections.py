@@ -1,7 +1,7 @@
 """Connections by address (rdma_cm) between librdmacm on Terrace and librdmacm on the guest's kernel, in both directions.
 
-The kernel knows nothing of slots: it sends all that it has to say to an address's port 4791. So there are programs that are alone
-at their address and have that port, and programs that came second, behind a process that has it and passes on what is for them.
+The kernel knows nothing of slots: it sends every packet to port 4791 of an address. So a tested program is either alone
+at its address and has that port, or is second, behind a process that has the port and forwards packets to it.
 """
 
 import itertools
@@ -19,7 +19,7 @@ PERFTEST = [
     ("ib_write_bw", "-n", "50", "-R", "-F"),
     ("ib_send_lat", "-n", "100", "-R", "-F"),
 ]
-# A port that a program does not let itself be told.
+# A port that is fixed in the program.
 UDADDY_PORT = 7174
 
 TALK = procs.ROOT / "build/interop/programs/cm_talk"
@@ -56,7 +56,8 @@ class Programs(Connecting):
             self.one(PERFTEST[0], (), (), table_rows(1), server, BEHIND)
 
     def one(self, both, server_words, client_words, check, server, place, family=4, port=None):
-        """Runs a program with itself, one end in the guest. Port and address of the server are added to the words."""
+        """Runs a program against itself, one end in the guest. Port and address of the server are added to the
+        words."""
         with self.subTest(program=" ".join(both), family=family, server=server, place=place):
             def run(_attempt):
                 with self.address(place, family) as address:
@@ -69,8 +70,8 @@ class Programs(Connecting):
 
     @staticmethod
     def tripped_at_its_end(outcomes):
-        """Whether rping has closed what its own second thread was about to ask, which ends it with a failure after all has gone well:
-        github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have."""
+        """Whether rping has closed the channel that its second thread reads, and so failed after all messages were
+        exchanged: github.com/linux-rdma/rdma-core/pull/1622, which Debian 12 does not have."""
         tripped = any("rdma_get_cm_event: Bad file descriptor" in outcome.text for outcome in outcomes.values())
         return "rping closed its channel before it had stopped reading there (rdma-core pull request 1622)" if tripped else None
 
@@ -89,7 +90,7 @@ class Programs(Connecting):
 
 
 class Events(Connecting):
-    """What programs are told: event by event, with status and private data."""
+    """The events that programs get, with status and private data."""
 
     def test_a_client_ends_it(self):
         self.each("accept", "leave",
@@ -133,7 +134,7 @@ class Events(Connecting):
 
 
 class Succession(Connecting):
-    """What becomes of programs when the process ends that has their address's port 4791."""
+    """Programs go on when the process ends that has port 4791 of their address."""
 
     def test_the_next_one_takes_the_port(self):
         first, port = self.host(), fresh_port()
@@ -143,7 +144,7 @@ class Succession(Connecting):
         first.kill()
         self.eventually(lambda: self.has_port(first.address), "the server has the port")
         self.ping(first.address, port)
-        # Even a program that comes now, and listens too.
+        # So does a program that starts and listens now.
         second_port = fresh_port()
         second = self.host_program([*RPING, "-s", "-P", "-p", second_port], first.address, f"{second_port}-server")
         self.wait_for_host(second, second_port)
@@ -157,7 +158,7 @@ class Succession(Connecting):
 
     @staticmethod
     def has_port(address):
-        """Whether somebody has port 4791 of an address."""
+        """Whether a process has port 4791 of an address."""
         number = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
         with open("/proc/net/udp") as lines:
             return any(line.split()[1] == f"{number}:{4791:04X}" for line in list(lines)[1:])

@@ -1,4 +1,4 @@
-"""What one side does wrong, the other refuses in the standard's words: NAKs, waits, and the statuses that come of them."""
+"""Each side answers the other's mistakes as the standard says: NAKs, RNR waits, and the resulting statuses."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from peers import FAMILIES, KernelPeer
 SIZE = 1 << 16
 RIGHTS = {"write": REMOTE_WRITE, "read": REMOTE_READ, "add": REMOTE_ATOMIC, "cas": REMOTE_ATOMIC}
 FOR_EVER = 7  # of RNR retries
-# How often, and for 4.096 us * 2 to the power of what, a requester asks somebody who is not there.
+# Retry count and timeout exponent (4.096 us * 2^exponent) of requests to an absent peer.
 SHORT = {"retry": 1, "timeout": 10}
 
 
@@ -27,7 +27,7 @@ class Faults(KernelPeer):
 
     @contextlib.contextmanager
     def connection(self, requester, responder, service="rc", **attributes):
-        """A connection for one mistake: after it there is no use for it."""
+        """A connection for one mistake, which ends it."""
         self.join(requester, responder, "q", service, **attributes)
         try:
             yield
@@ -37,7 +37,8 @@ class Faults(KernelPeer):
                 del end.qpns["q"]
 
     def refused(self, requester, responder, status, op, length, va, rkey):
-        """The request ends with that status, nothing behind it is done, and the responder's memory is as it was."""
+        """The request ends with that status, later requests are not executed, and the responder's memory is
+        unchanged."""
         responder("fill", "m", 0, SIZE, 5)
         with self.connection(requester, responder):
             requester("post", "q", op, 1, "m", 0, length, va, rkey)
@@ -47,7 +48,7 @@ class Faults(KernelPeer):
         self.same(responder, 0, SIZE, 5)
 
     def test_access(self):
-        """Keys that there are not, ranges beyond the region, and rights that were not given."""
+        """Unknown keys, ranges beyond the region, and missing access rights."""
         def body(requester, responder, region):
             va, rkey = region["addr"], region["rkey"]
             for op, right in RIGHTS.items():
@@ -74,7 +75,7 @@ class Faults(KernelPeer):
         self.each_way(body)
 
     def test_rights_of_the_queue_pair(self):
-        """A region that may be written, over a queue pair that may not."""
+        """A WRITE to a writable region over a queue pair without remote write access."""
         def body(requester, responder, region):
             for op, right in RIGHTS.items():
                 with self.connection(requester, responder, access=ALL & ~right):
@@ -87,7 +88,7 @@ class Faults(KernelPeer):
         def body(requester, responder, _region):
             own, peers = LOC_LEN_ERR, REM_INV_REQ_ERR
             if not isinstance(responder, Endpoint):
-                # rxe finds out as it copies, and does not know by then that it is the length which is wrong.
+                # rxe finds the error as it copies, and then no longer knows that the length is wrong.
                 own, peers = LOC_QP_OP_ERR, REM_OP_ERR
             for length, room in ((100, 99), (5000, 4999), (5000, 100), (1, 0)):
                 with self.connection(requester, responder):
@@ -114,7 +115,7 @@ class Faults(KernelPeer):
         self.each_way(body)
 
     def test_memory_that_is_unmapped(self):
-        """What the process of Terrace's end has given back to the kernel is refused, and the process goes on."""
+        """Access to memory that the process on Terrace has unmapped is refused, and the process goes on."""
         host, peer = self.host(), self.peer()
         region, _ = (end.mr("m", "anon", SIZE) for end in (host, peer))
         host("unmap", "m", 0, 8192)
@@ -124,7 +125,7 @@ class Faults(KernelPeer):
                 self.expect(peer, "q", status, op)
 
     def test_receiver_not_ready(self):
-        """A message waits until there is a receive; all that is behind it, too."""
+        """A message, and all requests behind it, wait until a receive is posted."""
         def body(requester, responder, region):
             before = peers.guest.counters()
             with self.connection(requester, responder, rnr=FOR_EVER):

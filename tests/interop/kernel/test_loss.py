@@ -1,4 +1,4 @@
-"""A network that loses one packet in fifty each way, by `tc netem`: nothing is lost, done twice or out of order."""
+"""One packet in fifty is lost each way, by `tc netem`: no message is lost, executed twice or out of order."""
 
 import itertools
 import json
@@ -10,13 +10,13 @@ from harness.endpoint import SUCCESS
 from peers import FAMILIES, KernelPeer
 
 LOSS_PERCENT = 2
-# What keeps the command channel free of loss: only UDP goes through netem.
+# Keeps the command channel free of loss: only UDP goes through netem.
 UDP_FILTERS = ("protocol ip prio 1 u32 match ip protocol 17 0xff", "protocol ipv6 prio 2 u32 match ip6 protocol 17 0xff")
 MODULES = ("sch_netem", "sch_prio", "sch_ingress", "cls_u32", "act_mirred", "ifb")
 
 BATCHES, DEPTH = 20, 16
 LENGTH_MAX = 20_000
-HALF = 512 << 10  # of a region: what goes out, and what comes in
+HALF = 512 << 10  # of a region: one half for data that goes out, one for data that comes in
 
 
 class Loss(KernelPeer):
@@ -64,7 +64,7 @@ class Loss(KernelPeer):
                     self.assertGreater(counts["sequence_naks_sent"] + counts["duplicates"], 0)
 
     def test_messages(self):
-        """Of every kind, several under way at once."""
+        """Messages of every kind, several outstanding at once."""
         def body(requester, responder, region):
             for batch in range(BATCHES):
                 self.batch(requester, responder, region, batch + 1)
@@ -94,7 +94,7 @@ class Loss(KernelPeer):
             self.same(taker, HALF + at + length, LENGTH_MAX - length, 0)
 
     def test_atomics(self):
-        """Each is done once, whatever had to be sent again."""
+        """Each atomic is executed once, also when its packets are retransmitted."""
         def body(requester, responder, region):
             count = 300
             responder("word", "m", 0, 0)

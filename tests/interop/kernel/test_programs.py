@@ -12,7 +12,7 @@ from harness import procs
 from peers import FAMILIES, KernelPeer
 
 LIMIT_S = 20
-# The exit status of a program that timeout(1) had to end.
+# The exit status of a program ended by timeout(1).
 TERMINATED = 143
 
 # Where bandwidth is measured, the messages are few: the guest's processor is emulated.
@@ -70,15 +70,15 @@ class Programs(KernelPeer):
 
     @staticmethod
     def of_guest(program):
-        """perftest at the guest's end polls: it counts on one event for each completion, and rxe, whose timer makes it send again
-        what was acknowledged, at times has two by then, and tells of one."""
+        """perftest at the guest's end polls: with -e it expects one event for each completion, but rxe retransmits
+        acknowledged requests by its timer, and then at times raises one event for two completions."""
         return [word for word in program if word != "-e" or program[0].startswith("ibv_")]
 
     def left_alone(self, server, outcomes):
-        """Whether a client on this side has got all that it wanted and ended, while rxe waits for an ACK that it has been sent.
+        """Whether a client on this side has completed and ended, while rxe waits for an ACK that was sent to it.
 
-        rxe's timer also goes off where nothing is lost, and rxe drops an ACK that comes just then; it sends again, for ever, to a
-        queue pair that ended with its program. No other NIC at the client's end could answer either.
+        rxe's timer also expires without a loss, and rxe drops an ACK that arrives just then. It then retransmits for
+        ever to a queue pair that ended with its program. No other NIC at the client's end could answer either.
         """
         if server != "rxe" or outcomes["client"].status != 0 or outcomes["server"].status != TERMINATED:
             return None
@@ -89,8 +89,8 @@ class Programs(KernelPeer):
 
     @staticmethod
     def without_clock(outcomes):
-        """Whether perftest did not find out how fast the processor's counter counts, which happens where that is emulated, and says so;
-        all of its results are zero then."""
+        """Whether perftest could not calibrate the processor's cycle counter, as on an emulated processor: it prints
+        that, and all of its results are zero."""
         found_none = any("Correlation coefficient" in outcome.text for outcome in outcomes.values())
         return "perftest could not calibrate the guest's clock" if found_none else None
 

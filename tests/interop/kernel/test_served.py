@@ -1,7 +1,8 @@
-"""A region of `terrace serve`, larger than the node's memory, used by a peer that has never heard of Terrace.
+"""A region of `terrace serve`, larger than the node's memory, used by a peer that knows nothing of Terrace.
 
-Such a peer gets the policy Wait: what is absent is fetched, then answered. Number and key of the region are learnt by the node's
-own protocol, which is spoken here on rxe's behalf: a management datagram, then messages.
+Such a peer gets the fault policy Wait: the node fetches absent pages, then answers. The test learns the queue pair
+number and the key of the region by the node's protocol, which it speaks on rxe's behalf: a management datagram, then
+messages.
 """
 
 import os
@@ -20,8 +21,8 @@ READ_BYTES, READS_AT_ONCE = 256 << 10, 4
 SEED, NEW_SEED = 3, 4
 MTU_BYTES, MTU = 4096, 5
 PSN = 0xABCDE
-MISSES = ("cached", "buffered", "direct")  # where what is not in the node's memory comes from or goes to
-# Where in the guest's memory messages are.
+MISSES = ("cached", "buffered", "direct")  # how the node accesses pages outside of its memory
+# Offsets of messages in the guest's memory.
 OUT, IN, MESSAGE_BYTES = READ_BYTES * READS_AT_ONCE, READ_BYTES * READS_AT_ONCE + 8192, 4096
 
 
@@ -51,7 +52,7 @@ class Client:
         self.end("connect", name, self.node_address, qpn, *words)
 
     def request(self, kind, body):
-        """Sends a message and returns kind, status and body of what it is answered with."""
+        """Sends a message and returns kind, status and body of the answer."""
         message = control.message(kind, body)
         self.end("recv", "control", 2, "m", IN, MESSAGE_BYTES)
         self.end("bytes", "m", OUT, message.hex())
@@ -77,7 +78,7 @@ class Served(KernelPeer):
         self.forget_pages()
 
     def forget_pages(self):
-        """From now on the file is on the disk and nowhere else, but for what is mapped."""
+        """Writes the file back and drops it from the page cache, except for mapped pages."""
         file = os.open(self.path, os.O_RDONLY)
         os.fsync(file)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -85,8 +86,8 @@ class Served(KernelPeer):
 
     def serve(self, *options):
         """A node, and the guest as its client."""
-        # Over IPv6: the guest's kernel looks for the answer to a management datagram by GIDs, and takes for one what is an IPv4
-        # header.
+        # Over IPv6: the guest's kernel matches the answer to a management datagram by GIDs, and would take an IPv4
+        # header for one.
         address = peers.fresh_address(6)
         argv = [TERRACE, "serve", "--region", f"table={self.path}", "--dram", DRAM_BYTES, "--listen", address, *options]
         node = procs.Program(argv, peers.guest.log_dir, f"serve-{address}")
@@ -95,19 +96,19 @@ class Served(KernelPeer):
             self.eventually(lambda: "serving at" in node.paths[0].read_text(), "the node serves")
             return node, Client(self.peer(6), address, "table")
         except BaseException:
-            # It has the file locked, which the next one needs.
+            # It has the file locked, which the next node needs.
             node.stop()
             raise
 
     def memory(self, node):
-        """The node's account of its memory and of the region."""
+        """The node's statistics of the region; checks its locked memory, too."""
         memory = stat(node.process.pid)["memory"]
         (region,) = memory["regions"]
         self.assertLessEqual(memory["locked_bytes"], DRAM_BYTES)
         return region
 
     def read_everything(self, client, seed_of):
-        """All of the region in some order, several READs under way at once; every byte is checked."""
+        """READs all of the region in some order, several READs outstanding at once, and checks every byte."""
         offsets = list(range(0, REGION_BYTES, READ_BYTES))
         random.Random(1).shuffle(offsets)
         for first in range(0, len(offsets), READS_AT_ONCE):
@@ -132,7 +133,7 @@ class Served(KernelPeer):
                     node.stop()
 
     def test_writes_and_atomics(self):
-        """They take effect in the file, wherever its pages are."""
+        """WRITEs and atomics take effect in the file, for resident and absent pages."""
         node, client = self.serve()
         rewritten = set(random.Random(2).sample(range(0, REGION_BYTES, READ_BYTES), 24))
         for offset in rewritten:
@@ -152,5 +153,5 @@ class Served(KernelPeer):
         self.assertGreater(sum(region["writes"][way] for way in MISSES), 0, region)
         node.stop()
         for offset in rewritten:
-            # Behind the words that were added to.
+            # Behind the words that the atomics changed.
             self.same(self.writer, offset + 16, READ_BYTES - 16, NEW_SEED)

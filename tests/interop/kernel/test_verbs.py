@@ -1,4 +1,4 @@
-"""Verb by verb, with Terrace as requester and as responder: what one side does, the other finds, every byte of it."""
+"""Verb by verb, with Terrace as requester and as responder; every byte is checked at the other side."""
 
 import itertools
 import socket
@@ -16,7 +16,7 @@ IMMEDIATE = 0x12345678
 # ibv_wc_flags and ibv_wc_opcode.
 WITH_GRH, WITH_IMM, WITH_INV = 1, 2, 8
 RECV, RECV_WITH_IMM = 128, 129
-# rxe sets the kernel's own flag of that meaning, which is another number.
+# rxe sets the kernel's flag of that meaning, which has another value.
 WITH_INV_OF_RXE = 4
 GRH_BYTES = 40
 MASK_64 = (1 << 64) - 1
@@ -25,12 +25,12 @@ _seeds = itertools.count(1)
 
 
 def lengths(mtu_bytes):
-    """Messages of no packet's worth of data, of one packet, of two, and of many."""
+    """Lengths of messages: empty, one packet, two, and many."""
     return [0, 1, mtu_bytes - 1, mtu_bytes, mtu_bytes + 1, 3 * mtu_bytes + 5, 200_000]
 
 
 class Verbs(KernelPeer):
-    """What the services have in common."""
+    """Helpers for the tests of all services."""
 
     def each_way(self, service, body):
         """Calls `body` with a connection for each address family and MTU, and each side as the requester."""
@@ -41,7 +41,7 @@ class Verbs(KernelPeer):
                     body(requester, responder, region, mtu_bytes)
 
     def move(self, requester, responder, region, op, length):
-        """One message from the one memory to the other. Returns the completion of the receive, if there is one."""
+        """Moves one message from one memory to the other. Returns the completion of the receive, if there is one."""
         seed = next(_seeds)
         giver, taker = (responder, requester) if op == "read" else (requester, responder)
         giver("fill", "m", SOURCE, length, seed, "from=0")
@@ -87,7 +87,7 @@ class Reliable(Verbs):
         self.moves("rc", ["read"])
 
     def test_many_at_once(self):
-        """More than a window of every kind, in flight together."""
+        """More requests of every kind outstanding at once than the window holds."""
         def body(requester, responder, region, _mtu_bytes):
             count, length, seed = 32, 9000, next(_seeds)
             for end in (requester, responder):
@@ -125,7 +125,7 @@ class Reliable(Verbs):
         self.each_way("rc", body)
 
     def test_many_atomics(self):
-        """All take effect once, in their order."""
+        """All atomics take effect once, in order."""
         def body(requester, responder, region, _mtu_bytes):
             responder("word", "m", 0, 0)
             for index in range(100):
@@ -138,7 +138,7 @@ class Reliable(Verbs):
         self.each_way("rc", body)
 
     def test_send_with_invalidate(self):
-        """It takes a window's key away before the receiver is told."""
+        """The window's key is invalid before the receive completes."""
         def body(requester, responder, region, _mtu_bytes):
             responder("mw", "w")
             key = responder("bind", "q", 5, "w", "m", TARGET, 4096, ALL & ~1)["rkey"]
@@ -155,7 +155,7 @@ class Reliable(Verbs):
             self.assertTrue(received[4] & (WITH_INV_OF_RXE if isinstance(responder, peers.GuestEndpoint) else WITH_INV))
             requester("post", "q", "write", 1, "m", SOURCE, 4096, region["addr"] + TARGET, key)
             self.expect(requester, "q", REM_ACCESS_ERR, "write by a key that was taken away")
-            # That was the end of this connection; the other way needs one of its own.
+            # The refused access ended this connection; the other direction needs a new one.
             for end in (requester, responder):
                 end("destroy", "q")
                 end.qp("q")
@@ -202,10 +202,10 @@ class Datagrams(Verbs):
 
 
 class Checksums(KernelPeer):
-    """rxe drops packets with a wrong checksum in silence. So what it has counted is compared with what went over the wire."""
+    """rxe silently drops packets with a wrong ICRC. So its counters are compared with the packets on the wire."""
 
     def setUp(self):
-        """Nothing that the others check: here some checksums are wrong."""
+        """Skips the ICRC check of the other tests: here some ICRCs are wrong."""
 
     def to_and_from_guest(self, peer):
         """How many packets went each way."""
