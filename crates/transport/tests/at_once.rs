@@ -1,5 +1,5 @@
-//! The fast path of ordinary messages does what the long one does: two connections are driven alike, one of them in such a way that it
-//! can take the short one, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed;
+//! The fast path of ordinary messages equals the general path. Two connections take the same steps, only one of them
+//! may use the fast path, and nothing in or around their queue pairs may differ. Cases are drawn from a fixed seed;
 //! `TERRACE_CASES=100000` runs more of them.
 
 mod support;
@@ -20,7 +20,7 @@ const KEY: u32 = 0x101;
 const MTU: u32 = 1024;
 const CASES: u32 = 1000;
 
-/// What happens to one side of both connections.
+/// A step of one side of both connections.
 #[derive(Clone, Debug)]
 enum Step {
     Send {
@@ -33,18 +33,18 @@ enum Step {
         len: u32,
         key: u32,
     },
-    /// Packets under way to this side arrive, but for those whose bit is set.
+    /// Packets in flight to this side arrive, except those whose bit is set.
     Arrive {
         lost: u8,
         again: bool,
         congested: bool,
     },
-    /// What is under way to it arrives, for a receive if it has none, and it sends a message.
+    /// The side posts a receive, takes the packets in flight, and sends a message.
     Answer {
         len: u32,
         flags: u32,
     },
-    /// It sends what it has held back.
+    /// The side sends what it has deferred.
     Look {
         acks: AckPolicy,
         room: Option<usize>,
@@ -53,11 +53,11 @@ enum Step {
         ns: u64,
     },
     Drain,
-    /// A packet arrives that its peer never sent, with the next PSN.
+    /// A forged packet arrives, with the next PSN.
     Forged {
         len: u32,
     },
-    /// What its peer reaches for is absent from now on, or there.
+    /// The memory that the peer accesses becomes absent, or present.
     Absent {
         is: bool,
     },
@@ -107,7 +107,7 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
 struct Side {
     qp: Qp,
     host: Memory,
-    /// Packets under way to it, with what they carry.
+    /// Packets in flight to this side, with the acknowledgements that they carry.
     mail: Vec<(Vec<u8>, Option<Psn>)>,
     events: Vec<QpEvent>,
 }
@@ -149,7 +149,7 @@ impl Side {
         self.events.extend(std::iter::from_fn(|| self.qp.poll_event()));
     }
 
-    /// Posts a work request, by the fast path if it may be.
+    /// Posts a work request, by the fast path if `may` is set and the request qualifies.
     fn post(&mut self, now: Time, wr: SendWr, may: bool, sink: &mut Collector) -> Posted {
         let left = may
             && match ShortWr::of(&wr).filter(|wr| wr.wr_id % 2 == 0) {
@@ -166,7 +166,7 @@ impl Side {
         }
     }
 
-    /// Sends what there is to send, behind what the sink has already.
+    /// Sends all pending packets, after those already in the sink.
     fn send(&mut self, now: Time, acks: AckPolicy, mut sink: Collector) -> Vec<(Vec<u8>, Option<Psn>)> {
         self.qp.poll_transmit(now, &self.host, &mut sink, acks);
         self.take_events();
@@ -175,7 +175,7 @@ impl Side {
         sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, ack_of(at))).collect()
     }
 
-    /// Everything about it that could differ, but for its memory.
+    /// The side's state, except its memory.
     fn picture(&self) -> String {
         format!("{:?} {:?} {:?}", self.qp, self.mail, self.events)
     }
@@ -183,13 +183,13 @@ impl Side {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Posted {
-    /// It has left.
+    /// Sent on the fast path.
     AtOnce,
     Queued,
     Refused,
 }
 
-/// Room for packets that can carry acknowledgements.
+/// A sink whose packets can carry acknowledgements.
 fn sink(room: Option<usize>) -> Collector {
     Collector { room, acks: Some(Vec::new()), ..Collector::default() }
 }
@@ -198,7 +198,7 @@ fn address(number: u8) -> IpAddr {
     [10, 0, 0, number].into()
 }
 
-/// The header of a SEND of one packet from nowhere.
+/// The header of a forged one-packet SEND.
 fn forged(qpn: u32, psn: Psn) -> Bth {
     Bth {
         opcode: Opcode::RcSendOnly,
@@ -220,7 +220,7 @@ struct Connection {
     sides: [Side; 2],
     now: u64,
     wr_id: u64,
-    /// Messages that have left at once, messages that were taken so, and of these those that brought completions.
+    /// Messages sent on the fast path, messages received on it, and of the latter those that carried completions.
     sent_count: usize,
     taken_count: usize,
     told_count: usize,
@@ -249,7 +249,7 @@ impl Connection {
             Step::Receive { len, key } => {
                 self.wr_id += 1;
                 let sges = SgeList::from_slice(&[Sge { addr: 4096, length: len, lkey: key }]);
-                // A full queue takes none, in both.
+                // A full queue refuses it, in both.
                 let _ = side.qp.post_recv(RecvWr { wr_id: self.wr_id, sges });
             }
             Step::Arrive { lost, again, congested } => {
@@ -301,7 +301,7 @@ impl Connection {
                     _ => return,
                 };
                 let attr = QpAttr { state, ..QpAttr::default() };
-                // RTS is not to be had while it drains, in both.
+                // RTS is refused while the queue drains, in both.
                 let _ = side.qp.modify(&attr, QpAttrMask::STATE);
                 self.send(at, AckPolicy::Now, None);
             }
@@ -321,7 +321,7 @@ impl Connection {
         let (own, peer) = (at as u8 + 1, 2 - at as u8);
         let mut meta = meta_between(address(peer), address(own), if congested { 3 } else { 0 });
         if self.may {
-            // From any other port it is as good, but not the ordinary case.
+            // Any other source port is valid, but off the fast path.
             meta.source = SocketAddr::new(meta.source.ip(), ROCE_PORT);
         }
         let packet = Packet::parse(bytes).expect("a packet");

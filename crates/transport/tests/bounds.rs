@@ -1,4 +1,4 @@
-//! What a peer sends takes a bounded amount of memory, even while nothing can leave.
+//! A peer's packets take a bounded amount of memory, even while the TX sink is full.
 
 mod support;
 
@@ -53,7 +53,7 @@ fn request(opcode: Opcode, psn: u32, reth: Option<Reth>) -> Packet<'static> {
     Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] }
 }
 
-/// Lets a peer send `packets` while nothing can leave; returns how many answers then leave.
+/// Lets a peer send `packets` while the TX sink is full; returns how many responses leave once it is not.
 fn answers_to(packets: impl Iterator<Item = Packet<'static>>) -> usize {
     let (mut qp, host) = (queue_pair(), Memory::new(1 << 16));
     host.add_region(1, 0, 1 << 16, "lrw");
@@ -89,7 +89,7 @@ fn repeated_reads_do_not_pile_up() {
     assert!(answers_to((0..100_000).map(move |step| read(step % 4))) < 200);
 }
 
-/// Everything absent, and nothing ever ends: what a peer can have under way is bounded, and it is told to come back.
+/// All memory is absent and no access ends: a peer's accesses in progress are bounded.
 #[test]
 fn requests_to_absent_memory_do_not_pile_up() {
     let (mut qp, host) = (queue_pair(), Memory::new(1 << 16));

@@ -1,5 +1,5 @@
-//! Acknowledgements and what leaves beside them. Where nothing is lost or late, packets carry them: what they do to the queue pair
-//! comes first.
+//! Acknowledgements and the packets beside them. Where nothing is lost or late, packets carry acknowledgements, and the
+//! queue pair handles the acknowledgement before the packet.
 
 mod support;
 
@@ -51,7 +51,7 @@ fn receive(wr_id: u64) -> RecvWr {
     RecvWr { wr_id, sges: SgeList::from_slice(&[Sge { addr: 2048, length: 64, lkey: KEY }]) }
 }
 
-/// What a queue pair sends, with what each packet carries.
+/// A queue pair's packets, with the acknowledgement that each carries.
 fn sent(qp: &mut Qp, host: &Memory) -> Vec<(Vec<u8>, Option<Psn>)> {
     let mut sink = Collector { acks: Some(Vec::new()), ..Collector::default() };
     qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
@@ -72,8 +72,8 @@ fn events(qp: &mut Qp) -> Vec<QpEvent> {
     std::iter::from_fn(|| qp.poll_event()).collect()
 }
 
-/// The acknowledgement of what came before it completes a work request that cannot be sent: the queue pair is in error by then, and
-/// takes nothing any more.
+/// The carried acknowledgement completes earlier requests, and a request that cannot be sent then fails. The queue pair
+/// is in error by then, and drops the packet itself.
 #[test]
 fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, true), node(2, false));
@@ -98,7 +98,7 @@ fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
     assert_eq!((a.state(), ours.shared_receives.borrow().len()), (QpState::Err, 1));
 }
 
-/// A packet that is taken back because its memory is not there takes no acknowledgement with it.
+/// A packet that is cancelled because its lkey is invalid takes no acknowledgement with it.
 #[test]
 fn what_is_taken_back_carries_nothing() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
@@ -113,7 +113,8 @@ fn what_is_taken_back_carries_nothing() {
     assert!(matches!(events(&mut a).as_slice(), [QpEvent::SendComplete(wc)] if wc.wr_id == 1));
 }
 
-/// An acknowledgement that is to leave first does so, unless it stands behind what a READ is owed, which requests do not wait for.
+/// With [`AckPolicy::First`] an acknowledgement leaves ahead of requests, unless READ responses are pending ahead of
+/// it: requests do not wait for those.
 #[test]
 fn acknowledgements_leave_ahead_of_requests_if_asked() {
     for (acks, has_read, expected) in [

@@ -1,5 +1,5 @@
-//! Two reliable connections' ends over a link that loses, repeats, delays and reorders packets: every work request
-//! completes once and in order, and memory ends up as after a plain execution.
+//! Both ends of a reliable connection over a link that loses, duplicates, delays and reorders packets: every work
+//! request completes once and in order, and memory ends up as after in-order execution.
 //!
 //! Cases are drawn from a fixed seed, so that a run repeats. `TERRACE_CASES=100000` runs more of them, `TERRACE_SEED=n`
 //! others. A failure is shrunk and printed as the plan that replays it.

@@ -1,13 +1,13 @@
-//! Plays the packet scripts in `tests/packets/*.pkt` at the root of the repository: one short text for each rule of the
-//! protocol, named after the rule. Each script is a test of its own; whatever else lies in that folder fails.
+//! Plays the packet scripts in `tests/packets/*.pkt` at the root of the repository: one short script for each rule of
+//! the protocol, named after the rule. Each script is a test of its own; any other file in that folder fails.
 //!
-//! A script drives one queue pair. Its peer, its memory and the clock are the script's. It is read line by line; `#`
-//! begins a comment. Everything that comes out must be expected, in order, before the script acts again: what a script
-//! does not expect fails it, so silence is tested everywhere.
+//! A script drives one queue pair, and plays its peer, its memory and the clock. It is read line by line; `#` begins a
+//! comment. The script must expect all output, in order, before its next action. Unexpected output fails the script,
+//! so silence is tested everywhere.
 //!
 //! ```text
 //! for mtu 256 4096                play the script once for each value; numbers may then say `mtu`
-//! qp rc mtu=256 ...               rc, uc, ud, xrc-send or xrc-recv; attributes that are left out have the defaults below
+//! qp rc mtu=256 ...               rc, uc, ud, xrc-send or xrc-recv; attributes not given have the defaults below
 //!
 //! region 1 0x1000:0x4000 lrwagp   memory with this lkey and rkey: address, length, rights (tests/support/host.rs)
 //! region 2 0x1000:64 r srqn=0x33  ... that only requests for this shared receive queue of XRC can reach
@@ -15,27 +15,28 @@
 //! srq 0x33                        a shared receive queue of XRC, by its number;  `srq 0x33 gone`
 //! put 0x1000 u64:5                the program writes to its memory
 //! absent 0x1000:0x400             this part of the memory is absent;  `present 0x1000:0x400`: all of it is there again
-//! faulting                        peers shall come back for absent memory
-//! slots 2                         two more accesses to absent memory may be under way, or have brought what has not left;
-//!                                 `slots any`;  `slots stolen`: the next one that comes back is somebody else's
-//! complete                        the oldest of them ends;  `complete last`: the latest;  `complete access`,
+//! faulting                        requests for absent memory get an RNR NAK
+//! slots 2                         two more accesses to absent memory may be in progress or hold unsent data;
+//!                                 `slots any`;  `slots stolen`: another queue pair takes the next slot that is freed
+//! complete                        the oldest access ends;  `complete last`: the latest;  `complete access`,
 //!                                 `complete operation`: the oldest, with an error
 //!
-//! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv, or
-//!                                 shared (a receive of the shared queue), xrc-shared (of that of srqn=); mem= lists addresses and lengths, key=
-//!                                 is their lkey (1); inline=DATA; va= rkey= imm= inv= swap= compare= add= len=;
-//!                                 fence, solicited, unsignaled; refused=REASON; to_qpn= qkey= for ud; srqn= for xrc;
-//!                                 batched: what is posted leaves with the next line that acts
+//! post send id=1 mem=0x1000:300   send, write, read, cas, faa, atomic-write, flush, invalidate, bind, recv,
+//!                                 shared (a receive of the shared queue) or xrc-shared (a receive of the queue
+//!                                 srqn=); mem= lists addresses and lengths, key= is their lkey (1); inline=DATA;
+//!                                 va= rkey= imm= inv= swap= compare= add= len=; fence, solicited, unsignaled;
+//!                                 refused=REASON; to_qpn= qkey= for ud; srqn= for xrc;
+//!                                 batched: the request leaves with the next line that acts
 //! modify sqd notify               required attributes are added; `refused` when it must fail
 //!
-//! > ACK psn=100 msn=1             the peer sends; from=ADDRESS and ecn=3 say what the network says
+//! > ACK psn=100 msn=1             the peer sends; from=ADDRESS and ecn=3 set the IP source and ECN
 //! >> ACK psn=100 msn=1            ... and the queue pair handles it, but sends nothing yet
-//! < SEND_ONLY psn=100 ack         the queue pair has sent this. Name, flags (ack, se, becn) and payload must agree,
-//!                                 of the fields those that are given. psn=1..9 stands for nine packets
+//! < SEND_ONLY psn=100 ack         the queue pair has sent this. Name, flags (ack, se, becn), payload and the given
+//!                                 fields must agree. psn=1..9 stands for nine packets
 //! wait 67ms                       time passes, and timers go off; `wait timer`: until the next one
 //! acks hold                       acknowledgements are held from now on;  `acks now`
-//! rest 10us                       an unreliable service rests that long after each packet;  `rest 0ns`
-//! room 2                          the way out has room for two more packets;  `room any`
+//! rest 10us                       an unreliable service pauses that long after each packet;  `rest 0ns`
+//! room 2                          the TX sink takes two more packets;  `room any`
 //!
 //! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive
 //! event SqDrained                 an asynchronous event
@@ -44,13 +45,13 @@
 //! memory 0x1000 @0x9000:300       content;  `memory 0x1000:300 untouched`
 //! timer 640us                     when the next timer goes off;  `timer none`
 //! state err;  query sq_psn=1 rq_psn=2 in_flight=3 queued=4 draining;  counter retransmits=1
-//! silence                         nothing has come out: for the reader, since every line that acts checks it too
+//! silence                         there was no output: for the reader, since every line that acts checks it too
 //! ```
 //!
 //! Packets have the names of the opcode table without the service, and `ACK`, `RNR timer=`, and `NAK sequence`,
 //! `invalid`, `access` or `operation`. Payload is `data=DATA`, or `payload=LENGTH` when its bytes do not matter.
-//! DATA is `@ADDRESS:LENGTH` (what that memory held at first; every byte differs from its neighbours), `u64:5`,
-//! `x:0102ff`, `LENGTH*BYTE` or `empty`. Numbers are decimal or 0x, with `+`, `-` and `*`.
+//! DATA is `@ADDRESS:LENGTH` (that memory's initial content; adjacent bytes differ), `u64:5`, `x:0102ff`,
+//! `LENGTH*BYTE` or `empty`. Numbers are decimal or 0x, with `+`, `-` and `*`.
 //!
 //! Defaults: mtu=256 sq_psn=0 rq_psn=0 rd=4 dest_rd=4 timeout=14 retry=7 rnr_retry=7 rnr_timer=12 access=rwagp
 //! window=1048576 state=rts; signal_all, srq and ipv6 are off. The peer is 10.0.0.2, queue pair 0x22.
@@ -73,7 +74,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use machine::Machine;
 use syntax::{Line, Variables};
 
-/// Lines of a script that are shown before the one that failed.
+/// Lines of a script that a failure shows before the failed line.
 const CONTEXT_LINES: usize = 8;
 
 fn main() {
@@ -94,7 +95,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// Scripts that are wrong, and what the runner must say of them: a runner that lets everything pass proves nothing.
+/// Wrong scripts, and the error that the runner must report: a runner that passes everything proves nothing.
 const MUST_FAIL: &[(&str, &str, &str)] = &[
     ("is_empty", "# nothing", "empty"),
     ("has_no_queue_pair", "silence", "begins with its qp"),
@@ -140,7 +141,7 @@ fn must_fail(script: &str, complaint: &str) -> Result<(), Failed> {
     }
 }
 
-/// The tests that a file stands for: one for each set of variables.
+/// The tests of a file: one for each set of variables.
 fn trials_of(file: &Path) -> Vec<Trial> {
     let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let script = match file.extension().is_some_and(|extension| extension == "pkt") {
@@ -162,7 +163,7 @@ fn trials_of(file: &Path) -> Vec<Trial> {
     }
 }
 
-/// The lines of a script that say something, with their numbers.
+/// A script's lines without comments and blank lines, with their numbers.
 fn statements(script: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = script.lines().enumerate();
     lines

@@ -1,5 +1,5 @@
-//! Several queue pairs whose peers READ absent memory share less room than any of them would use: in whichever order accesses end and
-//! wakes arrive, each READ is answered in full.
+//! Several queue pairs whose peers READ absent memory share fewer access slots than any of them would use. In any order
+//! of completions and wake-ups, each READ is answered in full.
 
 #[path = "link/random.rs"]
 mod random;
@@ -24,9 +24,9 @@ const SEEDS: u64 = 400;
 const READS: usize = 10;
 const KEY: u32 = 1;
 const MTU: u32 = 4096;
-/// Of the memory that is read.
+/// Length of the memory that is read.
 const LEN: u64 = 1 << 20;
-/// Of the longest READ.
+/// Length of the longest READ.
 const READ_LEN_MAX: u64 = 300 << 10;
 
 fn address(side: u8) -> IpAddr {
@@ -58,7 +58,7 @@ fn queue_pair(side: u8, reads_max: u8) -> Qp {
         path: Some(path_to(address(3 - side))),
         max_rd_atomic: reads_max,
         max_dest_rd_atomic: reads_max,
-        // For ever: who is not woken is found out by that.
+        // No timeout: a retransmission would hide a missing wake-up.
         timeout: 0,
         retry_cnt: 7,
         rnr_retry: 7,
@@ -70,13 +70,13 @@ fn queue_pair(side: u8, reads_max: u8) -> Qp {
     qp
 }
 
-/// A queue pair that asks, and its peer.
+/// A requester and its responder.
 struct Pair {
     asks: Qp,
     ours: Memory,
     answers: Qp,
     theirs: Memory,
-    /// Where each READ begins there, and how long it is.
+    /// Remote address and length of each READ.
     reads: Vec<(u64, u32)>,
     done: usize,
 }
@@ -111,7 +111,7 @@ impl Pair {
         }
     }
 
-    /// Lets both sides do all that they want to do now.
+    /// Runs both sides until they are idle.
     fn run(&mut self, random: &mut Random) {
         loop {
             let requests = transmit(&mut self.asks, &self.ours, random);
@@ -132,7 +132,7 @@ impl Pair {
     }
 }
 
-/// Everything that a queue pair wants to send, a few packets at a time.
+/// Sends until the queue pair is idle, a few packets at a time.
 fn transmit(qp: &mut Qp, host: &Memory, random: &mut Random) -> Vec<Vec<u8>> {
     let mut sent = Vec::new();
     loop {
@@ -146,7 +146,7 @@ fn transmit(qp: &mut Qp, host: &Memory, random: &mut Random) -> Vec<Vec<u8>> {
     }
 }
 
-/// Returns whether there was anything.
+/// Returns whether there were packets.
 fn hand_over(packets: Vec<Vec<u8>>, from: u8, to: &mut Qp, host: &Memory) -> bool {
     let meta = meta_between(address(from), address(3 - from), 0);
     for bytes in &packets {

@@ -1,5 +1,5 @@
-//! The state machine of queue pairs, every pair of states for every kind of queue pair, against a second table: the
-//! kernel's (`ib_modify_qp_is_ok`), which hardware and rxe obey alike.
+//! The queue pair state machine: every pair of states for every type of queue pair, against a second table: the
+//! kernel's (`ib_modify_qp_is_ok`), which hardware drivers and rxe both use.
 
 mod support;
 
@@ -26,7 +26,7 @@ const UC: &[T] = &[T::Uc];
 const UD: &[T] = &[T::Ud];
 const ALL: &[T] = &TYPES;
 
-/// Kinds of queue pair, from, to, attributes needed, attributes allowed besides. What is not here is refused.
+/// Queue pair types, from, to, required attributes, optional attributes. Other transitions are refused.
 const TABLE: &[(&[T], S, S, &str, &str)] = &[
     (ALL, S::Reset, S::Reset, "", ""),
     (CONNECTED, S::Reset, S::Init, "pkey port access", ""),
@@ -150,7 +150,7 @@ fn queue_pair_in(qp_type: QpType, state: QpState) -> Option<Qp> {
     }
     bring_up(&mut qp, &good_attributes(), S::Rts);
     if qp_type == T::XrcRecv {
-        // It sends nothing that could fail.
+        // An XRC target sends no requests, so none can fail.
         return None;
     }
     fail_a_send(&mut qp);
@@ -179,7 +179,7 @@ fn attributes_of(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> 
     Some((mask(row.3), mask(row.4)))
 }
 
-/// Every kind of queue pair in every state that it has, and every state to go to.
+/// Every type of queue pair in each of its states, with every target state.
 fn each_pair() -> impl Iterator<Item = (QpType, QpState, QpState)> {
     let pairs = TYPES.into_iter().flat_map(|qp_type| STATES.map(|from| (qp_type, from)));
     pairs
@@ -187,7 +187,7 @@ fn each_pair() -> impl Iterator<Item = (QpType, QpState, QpState)> {
         .flat_map(|(qp_type, from)| STATES.map(|to| (qp_type, from, to)))
 }
 
-/// Tries a change on a fresh queue pair. When it fails, nothing has changed.
+/// Tries a transition on a fresh queue pair. A refused transition changes nothing.
 fn try_modify(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<QpState, ModifyError> {
     let mut qp = queue_pair_in(qp_type, from).expect("each_pair names states that exist");
     let before = qp.query();
@@ -280,7 +280,7 @@ fn a_wrong_current_state_is_refused() {
     assert_eq!(qp.modify(&attr, M::STATE | M::CUR_STATE), Err(error));
 }
 
-/// Tries one value on the way to a state.
+/// Tries one value in the transition to a state.
 fn try_value(to: QpState, change: impl Fn(&mut QpAttr)) -> Result<(), ModifyError> {
     let from = match to {
         S::Init => S::Reset,

@@ -1,5 +1,5 @@
-//! Unreliable connections and datagrams over a bad link: what arrives is whole, and what is lost does no harm to what
-//! comes after it. Loss alone changes no order either.
+//! Unreliable connections and datagrams over a bad link: messages that arrive are whole, and a lost message does not
+//! damage later ones. Loss alone does not change the order either.
 
 #[path = "link/random.rs"]
 mod random;
@@ -21,7 +21,7 @@ use terrace_wire::{GRH_LEN, Packet};
 
 const MTU: u32 = 256;
 const MESSAGES: u32 = 120;
-/// Room for each message, in the memory of either side.
+/// Bytes for each message, in the memory of either side.
 const SLOT_LEN: u64 = 2048;
 const KEY: u32 = 1;
 const QKEY: u32 = 0x1234;

@@ -1,6 +1,6 @@
-//! What the ICRC costs beside the raw speed of the CRC underneath: `cargo bench -p terrace-wire`.
+//! The cost of the ICRC beside that of the raw CRC: `cargo bench -p terrace-wire`.
 //!
-//! Prints nanoseconds per packet, the best of several rounds, since noise on a shared machine only ever adds.
+//! Prints nanoseconds per packet, the best of several rounds, since noise on a shared machine only adds time.
 
 use std::hint::black_box;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Datagrams of communication management: written and read again they are the same, and no bytes make a parse panic.
+//! CM datagrams: emitted ones parse to the same message, and no input makes a parse panic.
 
 use std::net::IpAddr;
 
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// The places of a REQ's fields, from table 106 of the standard, by hand.
+/// The offsets of a REQ's fields, by hand from table 106 of the specification.
 #[test]
 fn a_req_lies_as_the_standard_says() {
     let primary = ReqPath {

@@ -1,4 +1,4 @@
-//! The 40 bytes in front of a received datagram.
+//! The 40-byte GRH area in front of a received datagram.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ fn ipv4_header_in_the_last_twenty_bytes() {
     // 20 of IP, 8 of UDP, 28 of packet, 4 of ICRC.
     assert_eq!(area[20..30], [0x45, 0x69, 0, 60, 0, 0, 0x40, 0, 64, 17]);
     assert_eq!(area[32..], [10, 0, 0, 1, 10, 0, 0, 2]);
-    // RFC 1071: the sum over a sound header, checksum included, is all ones.
+    // RFC 1071: the sum over a valid header, checksum included, is all ones.
     let sum: u32 = area[20..].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
     assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
     assert_eq!(grh::for_packet(&meta, 28), area);

@@ -1,4 +1,4 @@
-//! The invariant CRC against other implementations, and what its check lets through.
+//! The invariant CRC against other implementations, and which errors its check misses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +22,7 @@ fn bitwise_crc(bytes: &[u8]) -> u32 {
     !register
 }
 
-/// What routers and hosts may write into the fields that the ICRC does not cover.
+/// Values that routers and hosts may write into the fields that the ICRC does not cover.
 #[derive(Clone, Copy, Debug)]
 struct Variable {
     class: u8,
@@ -59,8 +59,8 @@ fn ipv6_header(flow: &Flow, udp_len: u16, v: Variable) -> Vec<u8> {
     bytes
 }
 
-/// The ICRC the long way: the whole IP packet is built, its variable fields are masked at their offsets, and the CRC
-/// is taken bit by bit.
+/// The ICRC by definition: builds the whole IP packet, masks its variable fields at their offsets, and computes the CRC
+/// bit by bit.
 fn reference_icrc(flow: &Flow, packet: &[u8], ip_id: u16, v: Variable) -> u32 {
     let udp_len = packet.len() as u16 + 8 + 4;
     let is_v4 = flow.source.is_ipv4();
@@ -86,7 +86,7 @@ fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// Checks that a datagram, base transport header to ICRC, is what `seal` makes of it.
+/// Checks that `seal` reproduces a datagram's ICRC.
 fn check_vector(flow: &Flow, datagram: &str, ip_id: u16) {
     let expected = hex(datagram);
     let mut sealed = expected.clone();
@@ -125,8 +125,8 @@ fn scapy_write_ipv6() {
     assert_eq!(verify(&flow, &datagram, 9), Verdict::Good { ip_id: 0 }, "IPv6 has no identification");
 }
 
-/// A congestion notification that a ConnectX-4 Lx sent, as scapy's own tests record it: real hardware's ICRC, with
-/// an identification of 0x718c, traffic class 0xc2 and source port 0.
+/// A CNP that a ConnectX-4 Lx sent, from scapy's own tests: real hardware's ICRC, with an identification of 0x718c,
+/// traffic class 0xc2 and source port 0.
 #[test]
 fn connectx_congestion_notification() {
     let flow = flow("10.0.17.1:0", "10.0.18.1:4791");
@@ -216,7 +216,7 @@ proptest! {
     }
 }
 
-/// Flips every bit of a datagram in turn and counts the verdicts that are not `Bad`, the masked byte aside.
+/// Flips each bit of a datagram outside the masked byte, and counts the verdicts that are not `Bad`.
 fn undetected_flips(flow: &Flow, packet: &[u8]) -> usize {
     let sound = with_icrc(packet, compute(flow, packet, 0));
     let flips = (0..sound.len() * 8).filter(|bit| bit / 8 != 4);
@@ -251,8 +251,8 @@ fn a_foreign_address_or_port_is_detected() {
     }
 }
 
-/// Solving for the identification costs 16 bits of the check: of all ICRCs 65,536 in 2^32 pass, which are one per
-/// identification. With IPv6 exactly one passes.
+/// Solving for the identification costs 16 bits of the check: 65,536 of the 2^32 ICRCs pass, one per identification.
+/// With IPv6 exactly one passes.
 #[test]
 fn solving_leaves_sixteen_bits_of_check() {
     let packet = [0x5a; 36];

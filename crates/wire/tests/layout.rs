@@ -1,7 +1,7 @@
 //! The bytes of every header, written out by hand from the figures of IBTA volume 1, chapter 9, and annexes A17 and
-//! A19. tshark 4.0.17's InfiniBand dissector, given these packets, finds the same values in all but FLUSH, which it
-//! does not know; there the order of the headers and the bits of the FETH are those of the Linux kernel's rxe. Of XRC
-//! (annex A14) it knows the opcodes and not the header, whose place is that of the patches that gave rxe XRC.
+//! A19. tshark 4.0.17's InfiniBand dissector finds the same values in these packets, except FLUSH, which it does not
+//! know. There the order of the headers and the bits of the FETH are those of the Linux kernel's rxe. Of XRC (annex
+//! A14) tshark knows the opcodes but not the header; its position is that of the patches that gave rxe XRC.
 
 use terrace_wire::{
     Aeth, AtomicEth, Bth, Deth, Extensions, Feth, MAX_HEADER_LEN, NakCode, Opcode, Packet, ParseError, Psn,
@@ -32,7 +32,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Checks that these headers are these bytes, there and back.
+/// Checks that these headers are emitted as these bytes and parsed back.
 fn check(bth: Bth, ext: Extensions, bytes: &str) {
     let mut buf = [0xee; MAX_HEADER_LEN];
     let len = emit_headers(&bth, &ext, &mut buf).expect("room and headers are there");
@@ -76,7 +76,7 @@ fn rdma_header_and_immediate() {
         ext,
         "0c 00 ffff 00 000011 00 223344 1122334455667788 99aabbcc 01020304",
     );
-    // The program's value is in network order already: its bytes go out as they lie in memory.
+    // The program's value is already in network order: its bytes are sent as they are in memory.
     let imm = Some(u32::from_ne_bytes([0xde, 0xad, 0xbe, 0xef]));
     check(
         bth(Opcode::RcWriteOnlyImm),

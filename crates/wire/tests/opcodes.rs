@@ -1,4 +1,4 @@
-//! The opcode table against the specification's lists, written down here a second time and in another shape.
+//! The opcode table against the specification's lists, written here a second time in another form.
 
 use std::collections::HashSet;
 
@@ -24,7 +24,7 @@ const TRAILERS: [Trailer; 3] = [Trailer::None, Trailer::Immediate, Trailer::Inva
 /// Header length in bytes by opcode byte, as the figures of IBTA chapter 9 and annexes A17 and A19 add up.
 fn specified_header_len(byte: u8) -> Option<usize> {
     let extensions = match byte {
-        // The unreliable connection has the first twelve operations of the reliable one.
+        // UC has the first twelve operations of RC.
         0x00..=0x02 | 0x04 | 0x07 | 0x08 | 0x20..=0x22 | 0x24 | 0x27 | 0x28 => 0,
         0x03 | 0x05 | 0x09 | 0x23 | 0x25 | 0x29 => 4,
         0x06 | 0x0a | 0x26 | 0x2a | 0x0c => 16,
@@ -39,7 +39,7 @@ fn specified_header_len(byte: u8) -> Option<usize> {
         0x64 => 8,
         0x65 => 8 + 4,
         0x81 => 16,
-        // Annex A14: requests have 4 bytes more than those of the reliable connection, answers are alike.
+        // Annex A14: requests have 4 bytes more than those of RC, responses are the same.
         0xad..=0xb2 => return specified_header_len(byte & 0x1f),
         0xa0..=0xb7 => return specified_header_len(byte & 0x1f).map(|len| len + 4),
         _ => return None,
@@ -133,7 +133,7 @@ fn headers_follow_from_the_meaning() {
         assert_eq!(has(Headers::DETH), info.service == Service::Ud, "{}", info.name);
         assert!(info.service == Service::Xrc || !has(Headers::XRCETH), "{}", info.name);
         assert!(info.trailer == Trailer::None || info.position.is_last(), "{}", info.name);
-        // 9.4: the address stands in the first packet of a message and nowhere else.
+        // 9.4: only the first packet of a message has the address.
         let addressed =
             matches!(info.operation, Operation::Write | Operation::ReadRequest | Operation::AtomicWrite)
                 && info.position.is_first()
@@ -141,7 +141,7 @@ fn headers_follow_from_the_meaning() {
         assert_eq!(has(Headers::RETH), addressed, "{}", info.name);
         let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
         assert_eq!(has(Headers::ATOMIC_ETH), atomic, "{}", info.name);
-        // 9.4: the middle of a READ's answer acknowledges nothing.
+        // 9.4: the middle packets of a READ response acknowledge nothing.
         let acknowledges = matches!(info.operation, Operation::Acknowledge | Operation::AtomicAcknowledge)
             || info.operation == Operation::ReadResponse && info.position != Position::Middle;
         assert_eq!(has(Headers::AETH), acknowledges, "{}", info.name);

@@ -1,4 +1,4 @@
-//! Which port a queue pair number names.
+//! The UDP port that a queue pair number encodes.
 
 use terrace_wire::{QPN_SLOT_SHIFT, ROCE_PORT, port_of};
 

@@ -1,4 +1,4 @@
-//! Sequence numbers on their circle of 2^24.
+//! Packet sequence numbers modulo 2^24.
 
 use proptest::prelude::*;
 use terrace_wire::Psn;

@@ -1,4 +1,4 @@
-//! Headers written and read again are the same headers, and no bytes make a parse panic.
+//! Emitted headers parse to the same headers, and no input makes a parse panic.
 
 use proptest::option;
 use proptest::prelude::*;
@@ -41,7 +41,7 @@ fn syndrome() -> impl Strategy<Value = Syndrome> {
 }
 
 prop_compose! {
-    /// Every header there is; which of them reach the wire is for the opcode to say.
+    /// All headers; the opcode decides which of them are emitted.
     fn extensions()(
         reth in any::<(u64, u32, u32)>(),
         aeth in (syndrome(), 0u32..1 << 24),
@@ -66,7 +66,7 @@ prop_compose! {
     }
 }
 
-/// Those of `all` that `headers` names.
+/// The headers of `all` that are in `headers`.
 fn select(all: &Extensions, headers: Headers) -> Extensions {
     Extensions {
         reth: all.reth.filter(|_| headers.contains(Headers::RETH)),
@@ -106,7 +106,7 @@ proptest! {
         let bytes = build(&bth, &ext, payload);
         let expected = Packet { bth, ext: select(&ext, info.headers), payload };
         prop_assert_eq!(Packet::parse(&bytes), Ok(expected));
-        // In a place where another was, nothing of that one stays.
+        // Reading into a used packet keeps nothing of its old content.
         let mut place = Packet { bth: before.0, ext: before.1, payload: &[1] };
         prop_assert_eq!(place.read(&bytes), Ok(()));
         prop_assert_eq!(place, expected);
@@ -122,7 +122,7 @@ proptest! {
     #[test]
     fn any_bytes_parse_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200), known in option::of(opcode())) {
         let mut bytes = bytes;
-        // Random bytes alone would rarely get past the first.
+        // Random bytes alone would rarely get past the opcode.
         if let (Some(opcode), [first, second, ..]) = (known, bytes.as_mut_slice()) {
             *first = opcode as u8;
             *second &= 0xf0;

@@ -1,4 +1,4 @@
-//! What must come of a plan: work requests with memory of their own, and what a plain execution in order leaves behind.
+//! The expected result of a plan: work requests with memory of their own, and the memory after in-order execution.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct Side {
     pub arrivals: Vec<Arrival>,
     /// Keys of windows on this side that the other side invalidates.
     pub windows: Vec<u32>,
-    /// What must have been done to regions on behalf of the peer, in order; and by work requests of this side.
+    /// Expected region operations of the peer's requests, in order; and of this side's work requests.
     pub deeds_of_peer: Vec<String>,
     pub deeds_of_self: Vec<String>,
     counter: Option<u64>,
@@ -71,7 +71,7 @@ impl Model {
         model
     }
 
-    /// Memory of a side that nothing else uses, with random content.
+    /// Allocates fresh memory of a side, with random content.
     fn allocate(&mut self, side: usize, len: u32) -> u64 {
         let misaligned = self.random.below(8);
         self.reserve(side, misaligned);
@@ -123,7 +123,7 @@ impl Model {
         self.sides[side].sends.push_back(SendWr { wr_id, op, payload, flags, target: None });
     }
 
-    /// A receive on the other side, long enough for `data`, which it will hold.
+    /// Adds a receive on the side, long enough for `data`, which it will hold.
     fn expect_receive(&mut self, side: usize, data: Option<&[u8]>, len: u32, opcode: WcOpcode, imm: u32) {
         let slack = self.random.below(40) as u32;
         let room = data.map_or(0, |data| data.len() as u32) + slack;
@@ -196,7 +196,7 @@ impl Model {
         let (data, sges) = (self.get(side, addr, len), self.pieces(addr, len));
         let payload = match (inline, imm) {
             (true, false) => Payload::Inline(data.clone().into()),
-            // A service's own bytes, behind others that do not belong to the message.
+            // Bytes that a service provides, after others that do not belong to the message.
             (true, true) => {
                 let source = Arc::new([b"other".as_slice(), &data].concat());
                 Payload::Provided(Provided { source, offset: 5, len })

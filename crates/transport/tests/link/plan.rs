@@ -1,4 +1,4 @@
-//! What a case consists of: the network's faults, the queue pairs' attributes, and the work of both sides.
+//! A case: the network's faults, the queue pairs' attributes, and the work of both sides.
 
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ pub enum Op {
     AtomicWrite,
     Flush,
     Bind,
-    /// A READ, and a SEND with a fence of what it brought.
+    /// A READ, and a fenced SEND of the data that it fetched.
     ReadThenSend {
         len: Len,
     },
@@ -37,7 +37,7 @@ pub enum Op {
     BindThenInvalidate,
 }
 
-/// A length, as packets of the path MTU and what is added to them.
+/// A length: a number of packets of the path MTU, plus a few bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Len {
     packets: u8,
@@ -77,8 +77,8 @@ pub struct Plan {
     pub seed: u64,
     pub faults: Faults,
     pub attributes: Attributes,
-    /// Whether ACKs are held now and then, whether packets carry them, whether the way out is narrow, and whether receives come
-    /// late; in percent.
+    /// Probabilities in percent that ACKs are deferred, that packets carry them, that the TX sink is small, and that
+    /// receives come late.
     pub hold_acks: u8,
     pub carried_acks: u8,
     pub narrow: u8,
@@ -109,7 +109,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn faults() -> impl Strategy<Value = Faults> {
-    // More loss than this uses up seven retries now and then, as it should.
+    // More loss than this exhausts seven retries at times, as it should.
     let loss = prop_oneof![1 => Just(0u8), 2 => 1u8..4, 1 => 4u8..=6];
     let rate = || prop_oneof![1 => Just(0u8), 2 => 0u8..8, 1 => 8u8..20];
     (loss, rate(), rate(), prop_oneof![3 => Just(0u8), 1 => 0u8..30], 1_000u64..200_000).prop_map(

@@ -1,4 +1,4 @@
-//! Two queue pairs, the link between them that loses, repeats, delays and reorders, and the time.
+//! Two queue pairs, the time, and a link between them that loses, duplicates, delays and reorders packets.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ use crate::support::host::Memory;
 use crate::support::sink::Collector;
 use crate::support::{bring_up, hand, meta_between, path_to};
 
-/// Receives that are posted to a queue pair at a time.
+/// Most receives posted to a queue pair at a time.
 const RECEIVES_MAX: u32 = 6;
-/// How long a held ACK or a full way out waits before it is looked at again.
+/// Delay until a deferred ACK or a full TX sink is polled again.
 const TICK_NS: u64 = 50_000;
-/// More steps than this mean that the two go in circles.
+/// More steps than this mean that the two make no progress.
 const STEPS_MAX: usize = 200_000;
 
 struct Node {
@@ -34,7 +34,7 @@ struct Node {
     look_again_at: Option<u64>,
 }
 
-/// A packet on its way: to whom, what, what it acknowledges beside, and with which mark.
+/// A packet in flight: destination, bytes, the acknowledgement that it carries, and whether it is ECN-marked.
 struct InFlight {
     to: usize,
     bytes: Vec<u8>,
@@ -57,7 +57,7 @@ fn address(side: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, side as u8 + 1])
 }
 
-/// Runs a plan to its end. How many packets carried an acknowledgement; an error says what went wrong.
+/// Runs a plan to its end. Returns how many packets carried an acknowledgement; the error says what failed.
 pub fn run(plan: &Plan) -> Result<u64, String> {
     let [first, second] = Model::new(plan).sides;
     let mut world = World {
@@ -139,7 +139,7 @@ fn node(plan: &Plan, side: usize, work: Side) -> Node {
 }
 
 impl World<'_> {
-    /// Everything that one side wants to do now.
+    /// Runs one side until it is idle.
     fn serve(&mut self, side: usize) -> Result<(), String> {
         self.nodes[side].qp.handle_timeout(Time(self.now));
         loop {
@@ -247,7 +247,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Hands over what has arrived, in bursts. Returns whether anything had.
+    /// Delivers the packets that have arrived, in bursts. Returns whether there were any.
     fn deliver(&mut self) -> Result<bool, String> {
         let mut any = false;
         while let Some(entry) = self.link.first_entry().filter(|entry| entry.key().0 <= self.now) {
@@ -256,7 +256,7 @@ impl World<'_> {
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
             let mut meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             if self.random.percent(50) {
-                // As the ordinary case has it.
+                // The port that header prediction expects.
                 meta.source.set_port(ROCE_PORT);
             }
             let node = &mut self.nodes[to];
@@ -288,7 +288,7 @@ impl World<'_> {
         sides.collect::<Vec<_>>().join("; ")
     }
 
-    /// At the end all is quiet, everything is done once and in order, and memory is as the model has it.
+    /// At the end both sides are idle, every request is done once and in order, and memory equals the model's.
     fn check(&self) -> Result<(), String> {
         for (index, node) in self.nodes.iter().enumerate() {
             let side = &node.side;

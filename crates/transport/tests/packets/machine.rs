@@ -1,4 +1,4 @@
-//! Plays a script: one queue pair, its host, the time, and what has come out and not been expected yet.
+//! Plays a script: one queue pair, its host, the time, and the output not expected yet.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -123,7 +123,7 @@ impl Machine {
         line.finish()
     }
 
-    /// What the program, the peer or the clock does.
+    /// Plays an action of the program, the peer or the clock.
     fn act(&mut self, verb: &str, mut line: Line) -> Result<(), String> {
         match verb {
             ">" | ">>" => return self.inject(line, verb == ">"),
@@ -187,7 +187,7 @@ impl Machine {
         line.finish()
     }
 
-    /// Lets the queue pair do all that it wants to do now.
+    /// Runs the queue pair until it is idle at this time.
     fn run(&mut self) -> Result<(), String> {
         loop {
             let mut sink = Collector { room: self.room, ..Collector::default() };
@@ -313,13 +313,13 @@ impl Machine {
             return Err(format!("modify: {result:?}"));
         }
         if to == QpState::Reset {
-            // Its work is forgotten, so what it would have told is, too.
+            // RESET discards outstanding work, and its events with it.
             self.events.clear();
         }
         self.run()
     }
 
-    /// Lets time pass; timers go off when they are due. `timer` means until the next one.
+    /// Advances the time; timers expire when due. `timer` means until the next one.
     fn wait(&mut self, text: &str) -> Result<(), String> {
         let end = match text {
             "timer" => self.qp.deadline().ok_or("no timer runs")?,
@@ -357,7 +357,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Fails when something has come out that nobody expected.
+    /// Fails if there is output that the script has not expected.
     pub fn nothing_left(&self) -> Result<(), String> {
         let packet = self.packets.front().map(|packet| format!("< {packet}"));
         let event = self.events.front().map(describe_event);

@@ -1,4 +1,4 @@
-//! Packets as a script writes them: building those that are injected, judging those that came out.
+//! Packets in a script's syntax: builds the injected ones and checks the sent ones.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +37,7 @@ pub struct Described {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Payload {
     Bytes(Vec<u8>),
-    /// The script cares for the length only.
+    /// The script gives the length only.
     Len(usize),
 }
 
@@ -164,7 +164,7 @@ impl Described {
             .ok_or_else(|| format!("there is no packet {full_name}"))
     }
 
-    /// What a packet that came out looks like.
+    /// Describes a packet that the queue pair sent.
     pub fn of(packet: &Packet<'_>) -> Described {
         let (bth, ext, info) = (&packet.bth, &packet.ext, packet.bth.opcode.info());
         let flags = [("ack", bth.ack_request), ("se", bth.solicited), ("becn", bth.becn), ("fecn", bth.fecn)];
@@ -213,8 +213,8 @@ impl Described {
         }
     }
 
-    /// Holds a packet that came out against this expectation: name, flags and payload must agree, and of the fields
-    /// those that the script gives. Returns what differs.
+    /// Compares a sent packet with this expectation: name, flags, payload and the fields that the script gives must
+    /// agree. Returns the differences.
     pub fn differences(&self, seen: &Described) -> Vec<String> {
         let mut differences = Vec::new();
         if self.name != seen.name {
@@ -281,7 +281,7 @@ impl fmt::Display for Described {
     }
 }
 
-/// Checks that bytes are a packet as the wire has it, and nothing else: emitting what was read gives the same bytes.
+/// Checks that the bytes are exactly one well-formed packet: emitting the parsed packet gives the same bytes.
 pub fn check_well_formed(bytes: &[u8]) -> Result<Packet<'_>, String> {
     let packet = Packet::parse(bytes).map_err(|error| format!("malformed packet: {error}"))?;
     let info = packet.bth.opcode.info();

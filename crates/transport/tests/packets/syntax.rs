@@ -7,7 +7,7 @@ use crate::support::host::pattern;
 /// Names that numbers may refer to, such as `mtu`.
 pub type Variables = BTreeMap<String, u64>;
 
-/// One line of a script, being taken apart. What nobody has taken by [`Line::finish`] is a mistake of the script's.
+/// One line of a script while it is parsed. Words left over at [`Line::finish`] are an error in the script.
 #[derive(Clone, Debug)]
 pub struct Line {
     words: Vec<String>,
@@ -40,7 +40,7 @@ impl Line {
         if self.words.is_empty() { None } else { Some(self.words.remove(0)) }
     }
 
-    /// Takes this word from wherever it stands.
+    /// Takes this word at any position.
     pub fn flag(&mut self, name: &str) -> bool {
         let found = self.words.iter().position(|word| word == name);
         found.map(|index| self.words.remove(index)).is_some()
@@ -139,7 +139,7 @@ impl Line {
         Ok(vec![self.evaluate(value)? as u8; self.evaluate(len)? as usize])
     }
 
-    /// The same data one step on: addresses move by the length, everything else stays.
+    /// The data of a later packet of a range: addresses move by the length per step, everything else stays.
     pub fn data_at_step(&self, text: &str, step: u64) -> Result<Vec<u8>, String> {
         let Some(span) = text.strip_prefix('@') else { return self.data(text) };
         let (addr, len) = self.span(span)?;

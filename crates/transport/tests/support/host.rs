@@ -1,5 +1,5 @@
-//! Memory with keys: one flat address space from 0, regions in it, a shared receive queue, and a log of what was done
-//! to regions. Parts of it may be absent: peers' accesses to those end when the test says so.
+//! Memory with keys: one flat address space from 0, regions in it, a shared receive queue, and a log of region
+//! operations. Parts of it may be absent: the test ends peers' accesses to those.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,7 +11,7 @@ use terrace_transport::{
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
-/// visibility, flush to `p`ersistence, and `m` for what is a memory window, which the peer may invalidate.
+/// visibility, flush to `p`ersistence, and `m` for a memory window, which the peer may invalidate.
 #[derive(Clone, Debug)]
 pub struct Region {
     pub addr: u64,
@@ -37,30 +37,30 @@ pub struct Memory {
     pub bytes: RefCell<Vec<u8>>,
     pub regions: RefCell<BTreeMap<u32, Region>>,
     pub shared_receives: RefCell<VecDeque<RecvWr>>,
-    /// Flushes, binds and invalidations that were carried out, oldest first.
+    /// Executed flushes, binds and invalidations, and accesses to absent memory that began; oldest first.
     pub log: RefCell<VecDeque<String>>,
     /// Bytes that the queue pair has moved through memory.
     pub moved_bytes: Cell<u64>,
-    /// How long an unreliable service rests after each packet, in nanoseconds.
+    /// How long an unreliable service pauses after each packet, in nanoseconds.
     pub rest_ns: Cell<Option<u64>>,
     /// Addresses whose memory is absent.
     pub absent: RefCell<Vec<Range<u64>>>,
-    /// Whether peers shall come back for absent memory.
+    /// Whether requests for absent memory get an RNR NAK.
     pub faulting: Cell<bool>,
     pub slots: Arc<Slots>,
-    /// Which one this is of those that share the slots.
+    /// Index of this memory among those that share the slots.
     pub number: usize,
     pub under_way: RefCell<VecDeque<UnderWay>>,
     /// Shared receive queues of XRC, by number.
     pub srqs: RefCell<BTreeMap<u32, VecDeque<RecvWr>>>,
     /// Regions that only requests for one of these queues can reach, by key.
     pub behind: RefCell<BTreeMap<u32, u32>>,
-    /// Which of the queues the request is for that is being carried out; 0 for none.
+    /// The queue that the request in execution names; 0 for none.
     pub srqn: Cell<u32>,
 }
 
-/// How many accesses to absent memory there may be; several memories may share them. An access holds its slot until it has ended and
-/// what it brought is dropped.
+/// Slots for accesses to absent memory; several memories may share them. An access holds its slot until it has ended
+/// and its data is dropped.
 #[derive(Debug, Default)]
 pub struct Slots(Mutex<SlotCount>);
 
@@ -68,10 +68,10 @@ pub struct Slots(Mutex<SlotCount>);
 struct SlotCount {
     /// `None` for any number.
     free: Option<usize>,
-    /// The memories that were turned away, and those that have to be told of a slot.
+    /// The memories that found no slot, and those to be told of a freed one.
     waiting: Vec<usize>,
     told: Vec<usize>,
-    /// Whether the next one that comes back is somebody else's.
+    /// Whether another user takes the next freed slot.
     is_stolen: bool,
 }
 
@@ -80,12 +80,12 @@ impl Slots {
         self.0.lock().expect("one thread")
     }
 
-    /// Sets how many more there may be.
+    /// Sets the number of free slots.
     pub fn set(&self, free: Option<usize>) {
         self.lock().free = free;
     }
 
-    /// Gives the next one that comes back to somebody else, who is faster.
+    /// Gives the next freed slot to another user.
     pub fn steal(&self) {
         self.lock().is_stolen = true;
     }
@@ -114,7 +114,7 @@ impl Slots {
         count.told.extend(waiting);
     }
 
-    /// The memories that wait and have not been told yet that a slot came back: their queue pairs are to be woken.
+    /// Takes the memories to be told of a freed slot: the caller wakes their queue pairs.
     pub fn take_told(&self) -> Vec<usize> {
         std::mem::take(&mut self.lock().told)
     }
@@ -135,7 +135,7 @@ enum What {
     Flush,
 }
 
-/// What an access has brought, once it has ended.
+/// An access's result, once it has ended.
 pub struct Transfer(Mutex<Option<Result<Vec<u8>, RemoteError>>>, Arc<Slots>);
 
 impl Drop for Transfer {
@@ -167,7 +167,7 @@ impl Deferred for Handle {
     }
 }
 
-/// What a byte holds before anybody has written it: no two neighbouring pages look alike.
+/// A byte's initial content: adjacent pages differ.
 pub fn pattern(addr: u64) -> u8 {
     (addr ^ (addr >> 8).wrapping_mul(31) ^ (addr >> 16).wrapping_mul(57)).wrapping_mul(167) as u8
 }
@@ -226,7 +226,7 @@ impl Memory {
         pieces
     }
 
-    /// Whether part of a range is absent, and what peers are told then.
+    /// The error for a range that is absent in part.
     fn presence(&self, va: u64, len: u64) -> Result<(), RemoteError> {
         let absent = self.absent.borrow();
         if !absent.iter().any(|range| range.start < va + len && va < range.end) {
@@ -252,7 +252,7 @@ impl Memory {
         Ok(Box::new(Handle(transfer)))
     }
 
-    /// Ends an access to absent memory. False when there is none with this index.
+    /// Ends an access to absent memory. False if there is none with this index.
     pub fn complete(&self, index: usize, outcome: Result<(), RemoteError>) -> bool {
         let Some(UnderWay { what, transfer }) = self.under_way.borrow_mut().remove(index) else {
             return false;

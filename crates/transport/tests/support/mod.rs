@@ -1,4 +1,4 @@
-//! What stands around a queue pair in tests: memory with keys, and a place for its packets. The fuzz target shares it.
+//! A queue pair's surroundings in tests: memory with keys, and a TX sink. The fuzz target shares it.
 
 // Each test uses its own part.
 #![allow(dead_code)]
@@ -11,12 +11,12 @@ use std::net::{IpAddr, SocketAddr};
 use terrace_transport::{Host, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, Time};
 use terrace_wire::{Packet, Path, Psn, ROCE_PORT, RxMeta};
 
-/// The number in a variable of the environment, if it is one.
+/// An environment variable's number, if it is one.
 pub fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// A way to the peer at this address.
+/// A path to the peer at this address.
 pub fn path_to(peer: IpAddr) -> Path {
     Path {
         remote: SocketAddr::new(peer, ROCE_PORT),
@@ -27,13 +27,13 @@ pub fn path_to(peer: IpAddr) -> Path {
     }
 }
 
-/// What the network says about a packet from one address to another. The port is not the one that the path names:
-/// peers send from whatever port they like.
+/// The metadata of a packet received from one address by another. The source port is not the path's: a peer may send
+/// from any port.
 pub fn meta_between(source: IpAddr, destination: IpAddr, traffic_class: u8) -> RxMeta {
     RxMeta { source: SocketAddr::new(source, 0xc123), destination, gid_index: 0, traffic_class }
 }
 
-/// Takes a queue pair in RESET through the usual transitions as far as `state`.
+/// Moves a queue pair from RESET to `state` through the usual transitions.
 pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
     let qp_type = qp.config().qp_type;
     let route: &[QpState] = match state {
@@ -51,12 +51,12 @@ pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
     }
 }
 
-/// The attributes that a step on the usual way up needs.
+/// The attributes that a usual transition requires.
 pub fn required(qp_type: QpType, from: QpState, to: QpState) -> QpAttrMask {
     terrace_transport::required_attributes(qp_type, from, to).expect("the transition exists")
 }
 
-/// Hands a packet to a queue pair as the NIC does, and returns what comes of it.
+/// Delivers a packet to a queue pair as the NIC does, and returns the events.
 pub fn hand(
     qp: &mut Qp,
     now: Time,

@@ -1,9 +1,9 @@
-//! A place for outgoing packets that may be full.
+//! A TX sink that may be full.
 
 use terrace_transport::Sink;
 use terrace_wire::{Path, Psn};
 
-/// Collects packets until it is full. Room is handed out dirty, as a real buffer's is.
+/// Collects packets until it is full. Its buffers are not zeroed, as real ones are not.
 #[derive(Debug, Default)]
 pub struct Collector {
     pub packets: Vec<(Path, Vec<u8>)>,
