@@ -1,16 +1,17 @@
 /*
- * many: many queue pairs and many memory regions in many processes, all at work, every byte checked.
+ * many: many queue pairs and memory regions in many processes, all busy, every byte checked.
  *
  *     many [-p PROCESSES] [-q QUEUE PAIRS] [-m REGIONS] [-d DEPTH] [-b BYTES] [-t SECONDS] [-T THREADS] [-e] [-i]
  *
- * Starts PROCESSES (an even number) with so many queue pairs and regions each. Queue pair j of a process is connected to queue
- * pair j of another one, and the partners change from j to j + 1, so that with enough of them everybody talks to everybody. A
- * queue pair keeps DEPTH round trips under way: a WRITE of BYTES that nobody has written before into the partner's memory, and
- * a READ that brings them back, to be compared. It goes through slots in all regions of the partner, so that all keys are used.
- * With -e threads sleep on completion events instead of polling; with -i nobody posts anything, and that is what is measured.
+ * Starts PROCESSES (an even number) with this many queue pairs and regions each. Queue pair j of a process is connected to
+ * queue pair j of another one. The partners change from j to j + 1, so that with enough queue pairs every process talks to
+ * every other. A queue pair keeps DEPTH round trips outstanding: a WRITE of BYTES that were not written before into the
+ * partner's memory, and a READ that fetches them back for comparison. The slots lie in all regions of the partner, so that
+ * all keys are used. With -e threads sleep on completion events instead of polling; with -i nothing is posted, to measure
+ * idle processes.
  *
- * Prints a JSON object when the work is done, then waits for the end of standard input (somebody may want to look at the
- * processes), and prints another one about the destruction. Status 0 if all was right.
+ * Prints a JSON object when the work is done, waits for the end of standard input (so that the processes can be inspected),
+ * and prints another one about the destruction. Status 0 without errors.
  *
  * Build:  cc -O2 -D_GNU_SOURCE -o many many.c -libverbs -lpthread
  */
@@ -44,7 +45,7 @@ static struct {
     bool events, idle;
 } options = {.processes = 2, .pairs = 1, .regions = 1, .depth = 4, .bytes = 256, .threads = 1, .seconds = 2};
 
-/* Per process, so that the sum or the largest of all can be told. */
+/* Per process; the parent prints the sum or the maximum. */
 struct result {
     pid_t pid;
     double register_us, create_us, connect_us, destroy_us, deregister_us; /* each */
@@ -55,14 +56,14 @@ struct result {
     uint64_t resident_bytes;
 };
 
-/* What processes know of each other: in memory that they share. */
+/* Shared memory of all processes. */
 struct meeting {
     atomic_uint arrived;
     atomic_bool failed;
     union ibv_gid gid[PROCESSES_MAX];
-    uint64_t base[PROCESSES_MAX]; /* of the slots that partners write to */
+    uint64_t base[PROCESSES_MAX]; /* address of the slots that partners write to */
     struct result results[PROCESSES_MAX];
-    uint32_t numbers[]; /* the queue pairs', then the regions' keys, process by process */
+    uint32_t numbers[]; /* of the queue pairs, then the regions' keys, process by process */
 };
 
 static struct meeting *meeting;
@@ -83,7 +84,7 @@ static double seconds_now(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* ---- how it is -------------------------------------------------------------------------------------------------- */
+/* ---- process state ---------------------------------------------------------------------------------------------- */
 
 static uint64_t resident_bytes(void)
 {
@@ -114,7 +115,7 @@ static double cpu_seconds(void)
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
-/* Waits until all processes are here, for the nth time. */
+/* The nth barrier of all processes. */
 static void meet(unsigned nth)
 {
     double start = seconds_now();
@@ -126,14 +127,14 @@ static void meet(unsigned nth)
     }
 }
 
-/* ---- who has what ----------------------------------------------------------------------------------------------- */
+/* ---- connections and slots -------------------------------------------------------------------------------------- */
 
-/* The process at the other end of queue pair `pair`: a round-robin tournament, in which `process` is one of two that play. */
+/* The process at the other end of queue pair `pair`, by the pairings of a round-robin tournament. */
 static unsigned partner(unsigned process, unsigned pair)
 {
     unsigned others = options.processes - 1, round = pair % others;
     if (process == others)
-        return round * (others + 1) / 2 % others; /* whoever plays against itself in this round: 2x = round */
+        return round * (others + 1) / 2 % others; /* the player without an opponent in this round: 2x = round */
     unsigned opponent = (round + others - process) % others;
     return opponent == process ? others : opponent;
 }
@@ -193,7 +194,7 @@ struct worker {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr **regions, *own_mr;
-static uint8_t *slots, *own; /* what partners write to; what goes out and comes back */
+static uint8_t *slots, *own; /* target of the partners' WRITEs; source of WRITEs and target of READs */
 static struct pair *pairs;
 static struct worker *workers;
 static atomic_bool stop;
@@ -291,7 +292,7 @@ static void *work(void *argument)
     return NULL;
 }
 
-/* ---- what is needed for it -------------------------------------------------------------------------------------- */
+/* ---- setup ------------------------------------------------------------------------------------------------------ */
 
 static uint8_t *map(size_t bytes)
 {
@@ -434,7 +435,7 @@ static void run_work(struct result *result)
     }
 }
 
-/* One of the processes. `done` is closed by the first one once the destruction may begin. */
+/* One of the processes. The first process closes `done` once the destruction may begin. */
 static void run_process(int done)
 {
     struct result *result = &meeting->results[self];

@@ -1,8 +1,8 @@
 /*
- * reg_mr: how long `ibv_reg_mr` takes, by the size of what it registers.
+ * reg_mr: the time of `ibv_reg_mr` by the size of the memory.
  *
  * Prints one JSON object: for each size the median and the 99th percentile in microseconds. The memory is sparse: mapped
- * without reservation and never touched, so a NIC that pins or walks pages shows it here at once.
+ * without reservation and never touched, so a NIC that pins or walks pages shows at once.
  *
  * Build:  cc -O2 -o reg_mr reg_mr.c -libverbs
  */

@@ -1,4 +1,4 @@
-"""Lines over sizes on logarithmic axes, as SVG."""
+"""Line charts over sizes on logarithmic axes, as SVG."""
 
 import math
 from xml.sax.saxutils import escape

@@ -1,4 +1,4 @@
-/* A clock for operations of some ten nanoseconds: the processor's counter where there is one, after what came before is done. */
+/* A clock for operations of some ten nanoseconds: the processor's time stamp counter, if it has one, with fences. */
 #pragma once
 
 #include <stdint.h>
@@ -16,7 +16,7 @@ static inline uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Nothing behind it begins before it, and all before it, loads included, is done. */
+/* Later instructions begin after it; earlier ones, loads included, are complete before it. */
 static inline uint64_t ticks_begin(void)
 {
 #if defined(__x86_64__)
@@ -52,8 +52,8 @@ static inline void clock_calibrate(void)
     ns_per_tick = (double)(now_ns - start_ns) / (double)(ticks_end() - start);
 }
 
-/* How long a turn of a loop takes now that waits for nothing but room in the processor: about twice as long when somebody else uses
-   the other half of its core, as neighbours of a virtual machine may. */
+/* The time of an iteration of a loop that waits for execution units alone: about twice as long while the core's other hardware
+   thread is busy, as with other virtual machines on the host. */
 static inline double loop_ns(void)
 {
     enum { TURNS = 50000 };
@@ -65,7 +65,7 @@ static inline double loop_ns(void)
     return ticks_to_ns(ticks_end() - start) / TURNS;
 }
 
-/* What an operation that does nothing seems to take. */
+/* The apparent time of an empty operation. */
 static inline double clock_overhead_ns(void)
 {
     uint64_t least = UINT64_MAX;

@@ -1,4 +1,4 @@
-"""What is measured: the peers, how each is started, and the points."""
+"""The plan: the peers, how each is started, and the points."""
 
 from dataclasses import dataclass, field
 
@@ -8,15 +8,15 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Peer:
-    """Something that values are got from, put into, or sent through."""
+    """A program or interface to measure: gets, puts, atomics or messages."""
 
     name: str
     title: str
     program: str  # below build/bench/peers
     flavour: str = ""
-    memory: str = "private"  # what the target's region is: `shared` memory or its own alone
+    memory: str = "private"  # of the target's region: `shared` or `private`
     path: str = ""  # for programs that run under `terrace run`: TERRACE_PATH
-    store: str = ""  # the program that is the target, where it is somebody else's
+    store: str = ""  # the third-party program that is the target, if any
     ops: tuple = ("get", "put", "message", "atomic")
     kind: str = "other"  # terrace, limit (of the machine) or other
     alone: bool = False  # whether there is no target
@@ -34,9 +34,9 @@ ONE_SIDED = ("get", "put", "atomic")
 PEERS = (
     _terrace("verbs", "local", "shared"),
     _terrace("native", "local", "shared"),
-    # The same without work requests; messages have no other way.
+    # One-sided operations without work requests; messages always use work requests.
     _terrace("calls", "local", "shared", ONE_SIDED),
-    # Messages do not depend on what the region is.
+    # Messages do not depend on the kind of region.
     _terrace("verbs", "local", "private", ONE_SIDED),
     _terrace("native", "local", "private", ONE_SIDED),
     _terrace("verbs", "udp", "private"),
@@ -47,7 +47,7 @@ PEERS = (
     Peer("udp", "bare UDP ping-pong", "udp", ops=("message",), kind="limit"),
     Peer("ucx-posix", "UCX posix", "ucx", flavour="posix,self"),
     Peer("ucx-sysv", "UCX sysv", "ucx", flavour="sysv,self"),
-    # CMA carries no messages and sets up nothing by itself: that is done by posix.
+    # CMA carries no messages and sets up no connections: posix does both.
     Peer("ucx-cma", "UCX cma", "ucx", flavour="cma,posix,self"),
     Peer("ucx-tcp", "UCX tcp", "ucx", flavour="tcp,self"),
     Peer("fabric-shm", "libfabric shm", "fabric", flavour="shm", memory="shared"),
@@ -57,7 +57,7 @@ PEERS = (
     Peer("nbd", "NBD (nbdkit memory), unix socket", "nbd", store="nbdkit", ops=("get", "put")),
 )
 
-# What everything else is held against.
+# Every other peer is compared with this one.
 REFERENCE = "terrace-local-verbs-shared"
 
 SHAPES = ((1, 1), (16, 1), (16, 2))  # depth, threads
@@ -72,8 +72,8 @@ class Section:
     points: tuple  # (op, size, depth, threads)
     peers: tuple = field(default=())  # names; all when empty
     rounds_max: int = 100
-    memory: str = ""  # what the target's region is, if not what the peer says
-    huge_pages: int = 0  # of 2 MiB, that have to be free
+    memory: str = ""  # of the target's region; the peer's when empty
+    huge_pages: int = 0  # pages of 2 MiB that must be free
 
     def points_of(self, peer):
         return [point for point in self.points if point[0] in peer.ops]
@@ -90,10 +90,10 @@ def _points(sizes, message_sizes):
 
 _AT_MEMORY_SPEED = tuple(peer.name for peer in PEERS if peer.name.startswith(("terrace-local", "memcpy")))
 
-# From more memory than caches and translations cover, and from so little that they do.
+# A region beyond the reach of caches and TLB, and one within.
 _LARGE_POINTS = tuple((op, 4096, depth, 1) for op in ("get", "put") for depth in (1, 16))
 _HOT = Section("hot", MIB, (("get", 8, 1, 1), ("put", 8, 1, 1), ("get", 4096, 1, 1)), (*_AT_MEMORY_SPEED, "ucx-posix"))
-# In huge pages, where the processor has to look less far for translations. UCX's sysv takes such memory by itself when there is any.
+# In huge pages, for shorter page walks. UCX's sysv allocates huge pages by itself when there are any.
 _SHARED = tuple(name for name in _AT_MEMORY_SPEED if name.endswith("shared"))
 _HUGE_POINTS = tuple((op, size, depth, 1) for op in ("get", "put") for size in (8, 4096) for depth in (1, 16))
 _HUGE = Section("huge", 256 * MIB, _HUGE_POINTS, (*_SHARED, "ucx-sysv"), memory="huge", huge_pages=256)

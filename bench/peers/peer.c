@@ -1,4 +1,4 @@
-/* The part that all peers share: meeting, verifying, measuring, printing. See peer.h. */
+/* Shared by all peers: connecting, verifying, measuring, printing. See peer.h. */
 #include "peer.h"
 
 #include <dirent.h>
@@ -33,12 +33,12 @@ struct point {
     unsigned depth, threads;
 };
 
-/* What the client tells the target before and after each point. */
+/* Sent by the client to the target before and after each point. */
 struct command {
     bool begins;
     enum op op;
     size_t size;
-    /* As many as the point has threads: the target looks at no others. */
+    /* The number of the point's threads: the target polls no other lanes. */
     unsigned lane_count;
 };
 
@@ -54,7 +54,7 @@ noreturn void die(const char *format, ...)
     exit(1);
 }
 
-/* ---- what most peers have in common: theirs come before these ----------------------------------------------------- */
+/* ---- defaults, which a peer's own functions override -------------------------------------------------------------- */
 
 __attribute__((weak)) uint64_t peer_places(size_t size)
 {
@@ -78,7 +78,7 @@ __attribute__((weak)) bool peer_turn(enum op op, size_t size, unsigned lane_coun
     return false;
 }
 
-/* ---- meeting ---------------------------------------------------------------------------------------------------- */
+/* ---- connecting ------------------------------------------------------------------------------------------------- */
 
 void say(int socket, const void *block, size_t size)
 {
@@ -191,8 +191,8 @@ static void compare(const char *found, enum op op, uint64_t offset, size_t size,
     }
 }
 
-/* Looks for what has completed. Whoever finds nothing for long lets others have the processor: with more threads than processors the
- * one that is waited for may be among them, and would have to wait for the end of a time slice. */
+/* Polls for completions. After IDLE_TURNS empty polls the thread yields the processor: with more threads than processors, the
+ * thread that it waits for may be runnable, and would have to wait for the end of a time slice. */
 static unsigned reap(struct lane *lane, const struct point *point, unsigned slots[])
 {
     unsigned count = peer_reap(lane, point->op, point->size, slots);
@@ -223,7 +223,7 @@ static void get_and_compare(struct lane *lane, uint64_t offset, size_t size, uin
     compare(outbox(lane, 0, size), OP_GET, offset, size, flip);
 }
 
-/* What is put is got again, and what was there is put back. */
+/* Puts other bytes and gets them back; then does the same with the original ones. */
 static void verify_put(struct lane *lane, uint64_t offset, size_t size)
 {
     const uint64_t flips[] = {0x5aa55aa55aa55aa5ull, 0};
@@ -241,7 +241,7 @@ static void verify_message(struct lane *lane, uint64_t offset, size_t size)
     compare(lane->received, OP_MESSAGE, offset, size, 0);
 }
 
-/* Atomics add 1 here and while measuring: what was there before each of two is one apart. */
+/* Atomics add 1, here and while measuring: the results of two in a row differ by 1. */
 static void verify_atomic(struct lane *lane, uint64_t offset)
 {
     uint64_t before[2];
@@ -291,7 +291,7 @@ static bool is_verified(const struct point points[], size_t index)
     return false;
 }
 
-/* Every byte of the region. It also makes page tables and whatever else comes with first use. */
+/* Gets every byte of the region. This also creates page tables and other state of first use. */
 static void sweep(void)
 {
     if (!peer.has_region || peer_lacks(OP_GET, MIB) != NULL)
@@ -302,7 +302,7 @@ static void sweep(void)
 
 /* ---- processor time --------------------------------------------------------------------------------------------- */
 
-/* Of a process: what its threads have run, to the nanosecond, and `utime+stime` in ticks. */
+/* Of a process: the run time of its threads, to the nanosecond, and `utime+stime` in ticks. */
 struct cpu {
     double seconds;
     unsigned long ticks;
@@ -352,12 +352,12 @@ struct run {
     struct lane *lane;
     uint64_t duration_ns;
     uint64_t ops, elapsed_ns;
-    double loop_ns;        /* around it: see clock.h */
+    double loop_ns;        /* before and after it: see clock.h */
     uint32_t *samples;     /* ticks of the clock each; the last SAMPLES_MAX of them */
     uint64_t timed_count;
 };
 
-/* One at a time, each timed, for half of the time: the clock takes as long as a small operation. */
+/* One operation at a time, each timed, for half of the time: the clock takes as long as a small operation. */
 static void run_alone(struct run *run, uint64_t places)
 {
     const struct point *point = run->point;
@@ -375,13 +375,13 @@ static void run_alone(struct run *run, uint64_t places)
                 run->samples[run->timed_count & (SAMPLES_MAX - 1)] = ticks > UINT32_MAX ? UINT32_MAX : (uint32_t)ticks;
             run->timed_count++;
             if (ticks > 100000)
-                break; /* look at the time again */
+                break; /* read the time again */
         }
         now = clock_ns();
     }
 }
 
-/* As many as the depth says at once; what completes makes room for the next. */
+/* Keeps as many operations outstanding as the depth says. */
 static void run_deep(struct run *run, uint64_t places)
 {
     const struct point *point = run->point;
@@ -468,14 +468,14 @@ static void tell_target(int control, bool begins, const struct point *point)
     hear(control, &command, sizeof command);
 }
 
-/* `settle_us`: what the target did before may still keep it busy for a moment. */
+/* `settle_us`: time for the target to finish work of earlier points. */
 static void measure(int control, pid_t target, const struct point *point, unsigned settle_us, unsigned milliseconds, uint32_t *samples)
 {
     struct run runs[LANES_MAX];
     uint64_t duration_ns = milliseconds * 1000000ull;
     tell_target(control, true, point);
     run_threads(runs, point, duration_ns / 8, NULL); /* to warm up */
-    usleep(settle_us); /* so that the target sleeps that wants to */
+    usleep(settle_us); /* time for a target to go to sleep */
     struct cpu before = {0, 0}, after = {0, 0};
     if (target > 0)
         before = cpu_of(target);
@@ -490,7 +490,7 @@ static void measure(int control, pid_t target, const struct point *point, unsign
 
 /* ---- the two roles ---------------------------------------------------------------------------------------------- */
 
-/* Works, or sleeps where nothing is to be done, until the client says that the point is over. */
+/* Works, or sleeps if the peer needs no work, until the client ends the point. */
 static bool serve_point(int control, struct command *command)
 {
     unsigned idle = 0;
@@ -529,7 +529,7 @@ static int be_target(void)
     return 0;
 }
 
-/* Each size once. */
+/* Prepares each size once. */
 static void prepare(const struct point points[], size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -560,7 +560,7 @@ static int be_client(pid_t target, const struct point points[], size_t count, un
     tell_target(control, true, &whole);
     sweep();
     tell_target(control, false, &whole);
-    /* All are verified before anything is measured, as that leaves anything behind; atomics last, as they do, too. */
+    /* Verification precedes all measurements, which change the region; atomics come last, for they change it, too. */
     for (size_t i = 0; i < 2 * count; i++) {
         const struct point *point = &points[i % count];
         if (is_verified(points, i % count) || (point->op == OP_ATOMIC) != (i >= count) || peer_lacks(point->op, point->size) != NULL)

@@ -1,6 +1,6 @@
 /*
- * libfabric: fi_read, fi_write, fi_fetch_atomic, fi_send and fi_recv over reliable unconnected endpoints, one for each lane with a
- * domain of its own. The flavour names the provider.
+ * libfabric: fi_read, fi_write, fi_fetch_atomic, fi_send and fi_recv over reliable unconnected endpoints. Each lane has an
+ * endpoint and a domain of its own. The flavour names the provider.
  */
 #include "peer.h"
 
@@ -21,7 +21,7 @@ const struct peer peer = {.name = "fabric", .has_target = true, .has_region = tr
 
 enum { NAME_MAX_BYTES = 512, REGION_KEY = 0x5e, BUFFER_KEY = 0x5f };
 
-/* What an operation is known by; the provider may use the beginning. */
+/* Identifies an operation; the provider may use the beginning. */
 struct mark {
     struct fi_context2 context;
     unsigned number;
@@ -69,7 +69,7 @@ static void check(ssize_t status, const char *what)
 
 /* ---- completions ------------------------------------------------------------------------------------------------- */
 
-/* Whether anything happened. */
+/* Returns whether anything completed. */
 static bool progress(struct link *link)
 {
     struct fi_cq_msg_entry entries[DEPTH_MAX];
@@ -104,7 +104,7 @@ static void find_provider(struct link *link, uint64_t atomics)
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->fabric_attr->prov_name = strdup(options.flavour);
     if (strstr(options.flavour, "tcp") != NULL) {
-        /* A write counts when it has arrived. The other provider writes into the target by itself. */
+        /* A write completes when it has arrived. The other provider writes into the target itself. */
         hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
         hints->addr_format = FI_SOCKADDR_IN;
     }
@@ -198,7 +198,7 @@ void peer_open_target(int control)
         hear(control, &other, sizeof other);
         meet(&lanes[i], &other);
     }
-    /* Connections come up when both ends work at it. */
+    /* Connections need progress at both ends. */
     for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
         for (unsigned i = 0; i < options.lanes; i++)
             progress(&links[i]);
@@ -266,7 +266,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
         link->done_count = 0;
         return count;
     }
-    link->done_count = 0; /* what has been sent */
+    link->done_count = 0; /* sent messages */
     while (count < link->came_count) {
         unsigned index = link->came[count];
         lane->received = inbox(lane, index);
@@ -282,7 +282,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
     return count;
 }
 
-/* Providers ask that both ends make progress. */
+/* Providers need progress at both ends. */
 bool peer_target_works(enum op op)
 {
     (void)op;

@@ -1,7 +1,7 @@
 /*
- * Redis and memcached by their own protocols over a unix socket: GET, SET and INCRBY (incr) of values of the same sizes, one connection
- * for each lane. The store is a program of its own. What is posted goes out together when answers are next looked for, and the
- * client looks for them without sleeping: both better than a client library does.
+ * Redis and memcached by their own protocols over a unix socket: GET, SET and INCRBY (incr) of values of the same sizes, one
+ * connection for each lane. The store is a program of its own. The client sends posted requests together at its next poll for
+ * answers, and polls without sleeping: both cost less than in a client library.
  */
 #include "peer.h"
 
@@ -27,7 +27,7 @@ struct link {
     int socket;
     char *in;
     size_t in_start, in_end;
-    /* What is to be sent, from where it lies. */
+    /* Bytes to send, in place. */
     struct iovec pieces[PIECES_MAX];
     size_t piece_count;
     struct asked asked[DEPTH_MAX];
@@ -101,7 +101,7 @@ static void ask(struct link *link, enum op op, unsigned slot, const char *key, c
     }
 }
 
-/* As much as goes without waiting. */
+/* Sends as much as possible without waiting. */
 static void send_out(struct link *link)
 {
     if (link->piece_count == 0)
@@ -132,7 +132,7 @@ void peer_post(struct lane *lane, enum op op, unsigned slot, uint64_t offset, si
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
-/* The length of a line up to its end, or 0 when it is not all there. */
+/* The length of a line up to its end, or 0 while it is incomplete. */
 static size_t line_length(const char *start, size_t size)
 {
     const char *end = memchr(start, '\n', size);
@@ -144,7 +144,7 @@ static noreturn void die_of(const struct link *link, const char *what)
     die("%s: %.*s", what, (int)(link->in_end - link->in_start > 80 ? 80 : link->in_end - link->in_start), link->in + link->in_start);
 }
 
-/* How many bytes the next answer has, or 0 when it is not all there; `value` is where its value begins. */
+/* The length of the next answer, or 0 while it is incomplete; `value` is where its value begins. */
 static size_t next_answer(const struct link *link, const struct asked *asked, const char **value)
 {
     const char *start = link->in + link->in_start;
@@ -211,7 +211,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
     return count;
 }
 
-/* ---- what is there before anything is measured ------------------------------------------------------------------- */
+/* ---- initial values ---------------------------------------------------------------------------------------------- */
 
 static void set(struct lane *lane, const char *key, const char *data, size_t size)
 {
@@ -229,7 +229,7 @@ void peer_prepare(size_t size)
     char key[KEY_MAX];
     for (uint64_t place = 0; place < peer_places(size); place++) {
         uint64_t offset = place * size;
-        /* Not sent yet are the last DEPTH_MAX at most. */
+        /* At most the last DEPTH_MAX are unsent. */
         char *data = inbox(lane, (unsigned)(place % INBOX_COUNT));
         for (size_t at = 0; at < size; at += 8) {
             uint64_t word = word_at(offset + at);

@@ -1,6 +1,6 @@
 /*
- * A network block device held in memory (nbdkit's memory plugin), by libnbd over a unix socket: one connection for each lane, reads
- * and writes of the same sizes at any offset. The server is a program of its own. The client looks for answers without sleeping.
+ * A network block device in memory (nbdkit's memory plugin), by libnbd over a unix socket: one connection for each lane, reads
+ * and writes of the same sizes at any offset. The server is a program of its own. The client polls without sleeping.
  */
 #include "peer.h"
 
@@ -13,7 +13,7 @@ const struct peer peer = {.name = "nbd", .has_target = false, .has_region = true
 
 struct link {
     struct nbd_handle *nbd;
-    int64_t cookies[DEPTH_MAX]; /* of each slot; 0: nothing is under way */
+    int64_t cookies[DEPTH_MAX]; /* of each slot; 0: no operation outstanding */
 };
 
 static struct link links[LANES_MAX];
@@ -29,7 +29,7 @@ void peer_open_target(int control)
     (void)control;
 }
 
-/* The device is empty: the client writes what it is to find. */
+/* The device is empty: the client writes its initial content. */
 static void fill_device(struct lane *lane)
 {
     struct link *link = lane->own;

@@ -1,6 +1,6 @@
 /*
- * The limit for messages: two pinned threads of two processes, which spin on words in memory that they share. A lane is two rings
- * of slots, one each way; a message lies behind the word that says it is there, and is read in place.
+ * The limit for messages: two pinned threads of two processes, which spin on words in shared memory. A lane is two rings of
+ * slots, one each way. A message follows the word that announces it, and is read in place.
  */
 #include "peer.h"
 
@@ -17,7 +17,7 @@ const struct peer peer = {.name = "shm", .has_target = true, .has_region = false
 struct box {
     _Alignas(64) atomic_ullong turn; /* how often the slot has been filled */
     _Alignas(64) char data[BYTES_MAX];
-    char spacing[4096 + 64]; /* so that small messages do not all fall into one set of the cache */
+    char spacing[4096 + 64]; /* so that small messages do not all map to one set of the cache */
 };
 
 struct way {
@@ -104,7 +104,7 @@ bool peer_target_works(enum op op)
     return op == OP_MESSAGE;
 }
 
-/* No more messages are under way than there are slots, so the answer's slot is free. */
+/* At most as many messages are outstanding as there are slots, so the answer's slot is free. */
 bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;

@@ -1,6 +1,6 @@
 /*
- * UCX by its own API: ucp_get_nbx, ucp_put_nbx, ucp_atomic_op_nbx and tagged messages, one worker and endpoint for each lane. The flavour
- * says which transports it may use (UCX_TLS). The region is allocated by UCX, as its shared memory needs.
+ * UCX by its own API: ucp_get_nbx, ucp_put_nbx, ucp_atomic_op_nbx and tagged messages, one worker and endpoint for each lane.
+ * The flavour names the allowed transports (UCX_TLS). UCX allocates the region, as its shared-memory transports need.
  */
 #include "peer.h"
 
@@ -20,7 +20,7 @@ struct link {
     ucp_ep_h endpoint;
     ucp_rkey_h key;
     uint64_t base;
-    /* Completed since somebody last looked: slots of operations, inboxes that a message came into, inboxes whose answer left. */
+    /* Completed since the last poll: slots of operations, inboxes with a received message, inboxes whose answer was sent. */
     unsigned done[INBOX_COUNT], done_count, came[INBOX_COUNT], came_count, left[INBOX_COUNT], left_count;
     unsigned asked[DEPTH_MAX], first, count;
 };
@@ -35,7 +35,7 @@ static bool is_cma(void)
     return strncmp(options.flavour, "cma", 3) == 0;
 }
 
-/* Whether the client's UCX reaches the memory by itself. This one does not use CMA for get and put of small sizes. */
+/* Whether the client's UCX accesses the memory itself. This UCX does not use CMA for get and put of small sizes. */
 static bool is_direct(void)
 {
     return strstr(options.flavour, "tcp") == NULL && !is_cma();
@@ -54,7 +54,7 @@ static void check(ucs_status_t status, const char *what)
 
 /* ---- completions ------------------------------------------------------------------------------------------------- */
 
-/* What a callback is told: which of a lane's slots or inboxes it is about. */
+/* A callback's argument: one of a lane's slots or inboxes. */
 static struct mark {
     struct link *link;
     unsigned number;
@@ -92,7 +92,7 @@ static void on_nothing(void *request, ucs_status_t status, void *user_data)
     ucp_request_free(request);
 }
 
-/* Whether the request is complete already; then no callback comes. */
+/* Whether the request is complete already; its callback is then not called. */
 static bool is_over(ucs_status_ptr_t request, const char *what)
 {
     if (UCS_PTR_IS_ERR(request))
@@ -169,7 +169,7 @@ static void map_region(void)
     };
     ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
     if (is_cma()) {
-        /* Memory that the transport which sets things up could map would be reached by that. */
+        /* Memory that the setup transport can map would be accessed through it. */
         params.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
         params.address = map_memory(options.region, options.memory, NULL);
     }
@@ -197,7 +197,7 @@ void peer_open_target(int control)
         open_endpoint(&links[i], address);
         post_receives(&lanes[i]);
     }
-    /* Endpoints come up when both ends work at it. */
+    /* Endpoints need progress at both ends to connect. */
     for (; recv(control, &ready, 1, MSG_DONTWAIT) < 0; sched_yield())
         for (unsigned i = 0; i < options.lanes; i++)
             ucp_worker_progress(links[i].worker);
@@ -221,7 +221,7 @@ void peer_open_client(int control)
     char ready = 1, address[BLOB_MAX], key[BLOB_MAX];
     open_context();
     for (unsigned i = 0; i < options.lanes; i++) {
-        /* In the order in which the target says it. */
+        /* In the order in which the target sends it. */
         struct link *link = &links[i];
         struct lane *lane = &lanes[i];
         hear(control, address, sizeof address);
@@ -246,7 +246,7 @@ static void post_put(struct lane *lane, unsigned slot, uint64_t address, size_t 
     ucp_request_param_t param = param_for(is_direct() ? on_done : on_nothing, &marks[lane->index][slot]);
     bool over = is_over(ucp_put_nbx(link->endpoint, outbox(lane, slot, size), size, address, link->key, &param), "put");
     if (!is_direct()) {
-        /* It is complete here when the data has left, and there when it has been flushed. */
+        /* Locally complete when the data has left; complete at the target when flushed. */
         param.cb.send = on_done;
         over = is_over(ucp_ep_flush_nbx(link->endpoint, &param), "flush");
     }
@@ -284,7 +284,7 @@ static unsigned reap_messages(struct lane *lane, unsigned slots[])
 {
     struct link *link = lane->own;
     unsigned count = 0, came = link->came_count;
-    /* Posting a receive may find that a message is there already, which is left for the next time. */
+    /* A posted receive may find a message at once; the next poll handles it. */
     unsigned indices[INBOX_COUNT];
     memcpy(indices, link->came, came * sizeof indices[0]);
     link->came_count = 0;
@@ -312,7 +312,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
     return count;
 }
 
-/* Where the client reaches the memory by itself, the target's program sleeps. */
+/* Where the client accesses the memory itself, the target's program sleeps. */
 bool peer_target_works(enum op op)
 {
     return op == OP_MESSAGE || !is_direct();

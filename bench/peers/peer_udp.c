@@ -1,4 +1,4 @@
-/* Bare UDP over the loopback, both ends polling: what any path by packets costs at least. */
+/* Bare UDP over the loopback, both ends polling: the least cost of any transport by packets. */
 #include "peer.h"
 
 #include <arpa/inet.h>
@@ -30,7 +30,7 @@ static void open_end(int control)
         if (sockets[i] < 0 || bind(sockets[i], (struct sockaddr *)&own, size) != 0 ||
             getsockname(sockets[i], (struct sockaddr *)&own, &size) != 0)
             die("no socket");
-        /* What the system does not allow is not needed for small messages. */
+        /* May be refused; small messages do not need it. */
         setsockopt(sockets[i], SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes);
         say(control, &own, sizeof own);
         hear(control, &other, sizeof other);

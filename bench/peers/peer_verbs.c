@@ -1,6 +1,6 @@
 /*
  * Terrace through the verbs ABI: READ, WRITE, fetch-and-add, SEND and RECV over one RC queue pair for each lane. A plain verbs
- * program, which knows nothing of Terrace; `terrace run` gives it the path, and so does a real RNIC.
+ * program without knowledge of Terrace: it runs under `terrace run` or on a real RNIC.
  */
 #include "peer.h"
 
@@ -14,7 +14,7 @@ const struct peer peer = {.name = "verbs", .has_target = true, .has_region = tru
 
 enum { PORT = 1, PSN = 0x1234, SEND_ID = 1 << 16 };
 
-/* What either end tells the other for each lane. */
+/* Sent by each end to the other for each lane. */
 struct card {
     union ibv_gid gid;
     uint32_t number, key;
@@ -26,13 +26,13 @@ struct link {
     struct ibv_qp *qp;
     struct ibv_mr *buffer;
     struct card other;
-    /* Work requests of which only what differs from one to the next is filled in, as perftest does it. */
+    /* Work requests, of which each post sets only the changing fields, as perftest does. */
     struct ibv_sge piece;
     struct ibv_send_wr request;
     struct ibv_recv_wr receive;
-    /* Of messages: the slots whose answers are waited for, in order. */
+    /* Slots of the messages without an answer yet, in order. */
     unsigned asked[DEPTH_MAX], first, count;
-    /* Where answers came to: their receives are posted again behind the next messages, so that those do not wait for that. */
+    /* Inbox slots of received answers: their receives are posted again after the next messages, which need not wait for it. */
     unsigned owed[INBOX_COUNT], owed_count;
 };
 
@@ -218,7 +218,7 @@ unsigned peer_reap(struct lane *lane, enum op op, size_t size, unsigned slots[])
     for (int i = 0; i < polled; i++) {
         check(&wcs[i]);
         if (wcs[i].wr_id == SEND_ID)
-            continue; /* a message that has left: the last one may be acknowledged when other operations are measured */
+            continue; /* a sent message: the last one may complete while other operations are measured */
         if (op != OP_MESSAGE) {
             slots[count++] = (unsigned)wcs[i].wr_id;
         } else {
@@ -237,7 +237,7 @@ bool peer_target_works(enum op op)
     return op == OP_MESSAGE;
 }
 
-/* Sends back what came, from where it came to; the receive is posted again when the answer has left, and answers come first. */
+/* Sends each message back from where it was received. Answers come first; a receive is posted again when its answer has left. */
 bool peer_turn(enum op op, size_t size, unsigned lane_count)
 {
     bool worked = false;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Terrace beside what a user without an RNIC would pick: memcpy, UCX, libfabric, Redis, memcached and NBD, all on this machine.
+"""Compares Terrace with alternatives without an RNIC: memcpy, UCX, libfabric, Redis, memcached and NBD, all on this machine.
 
-Each round runs every peer once, in an order that changes from round to round, so that whatever else the machine does falls on all
-of them. A peer is a target and a client (bench/peers/peer_*.c), which verifies what it gets before it measures. Writes rows.csv (every
-round), points.csv (medians, spread and ratios), tables.md, peers.json and plots to results/bench-peers/, or where --out says.
-What is missing here, or does not work, is named in the tables, and the rest goes on. Exit status 0 when Terrace was measured whole.
+Each round runs every peer once, in an order that changes from round to round, so that other load on the machine affects all
+of them. A peer is a target and a client (bench/peers/peer_*.c), which verifies all data before it measures. Writes rows.csv (every
+round), points.csv (medians, spread and ratios), tables.md, peers.json and plots to results/bench-peers/ or to --out.
+The tables name peers that are missing or fail; the others are measured all the same. Exit status 0 if Terrace was measured whole.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def parse_options():
 
 
 def measure(peers, sections, options):
-    """All rows, and why something is missing: {(section, peer) or (section, peer, op, size): reason}."""
+    """All rows, and the reasons for missing ones: {(section, peer) or (section, peer, op, size): reason}."""
     rows, missing = [], {}
     for index in range(options.rounds):
         for section in sections:
@@ -92,7 +92,7 @@ def measure(peers, sections, options):
 
 
 def measure_once(section, index, peers, options, rows, missing):
-    """One round of a section, beginning with another peer than the last one."""
+    """One round of a section. Each round begins with another peer."""
     chosen = section.peers_of(peers)
     for peer in chosen[index % max(len(chosen), 1):] + chosen[:index % max(len(chosen), 1)]:
         bench.progress(f"round {index + 1} of {options.rounds}, {section.name}: {peer.title} ...")
@@ -111,7 +111,7 @@ def measure_once(section, index, peers, options, rows, missing):
 
 
 def run(peer, section, milliseconds):
-    """What the peer's client printed, and what went wrong, if anything did."""
+    """The rows that the peer's client printed, and its error, if any."""
     program = PROGRAMS / peer.program
     if not program.exists():
         return [], f"{program.name} could not be built"
@@ -132,7 +132,7 @@ def run(peer, section, milliseconds):
             client = procs.run_one(argv, directory, "client", timeout_s=limit_s)
         finally:
             if target:
-                # One of ours ends when its client has gone.
+                # Targets other than stores end when their client disconnects.
                 if peer.store or target.wait(procs.STOP_GRACE_S) is None:
                     target.stop()
         return parse(client, target)
@@ -175,7 +175,7 @@ def parse(client, target):
 
 
 def versions():
-    """Of the Debian packages that the peers are."""
+    """Versions of the peers' Debian packages."""
     packages = ("libucx0", "libfabric1", "redis-server", "memcached", "nbdkit", "libnbd0")
     query = ["dpkg-query", "-W", "-f", "${Package} ${Version}\\n", *packages]
     try:
@@ -184,7 +184,7 @@ def versions():
         return []
 
 
-# ---- what is written --------------------------------------------------------------------------------------------------
+# ---- output -----------------------------------------------------------------------------------------------------------
 
 
 def write(out, document, rows, peers, missing):
@@ -205,7 +205,7 @@ def write_csv(path, columns, entries):
 
 
 def page(document, peers, missing, views=results.VIEWS):
-    """Everything as Markdown."""
+    """The report as Markdown."""
     machine = document["machine"]
     lines = [f"`{document['command']}`: {document['rounds']} rounds, {document['milliseconds']} ms for each point, {machine['cpu']}, "
              f"{machine['cores']} cores, Linux {machine['kernel']}, load before {document['load_before']:.1f}, "
@@ -236,7 +236,7 @@ def page(document, peers, missing, views=results.VIEWS):
 
 
 def loops(extent):
-    """What the processors were worth meanwhile."""
+    """The processors' speed during the run."""
     if extent is None:
         return ""
     least, median, most = extent
@@ -244,7 +244,7 @@ def loops(extent):
 
 
 def behind(not_ahead, peers):
-    """A line for each point at which some are ahead of Terrace."""
+    """A line for each point at which a peer is ahead of Terrace."""
     titles = {peer.name: peer.title for peer in peers}
     points = {}
     for each in not_ahead:

@@ -1,4 +1,4 @@
-"""From what the programs printed to medians, spread, ratios and tables. Nothing here starts anything or looks at the time."""
+"""Computes medians, spread, ratios and tables from the programs' rows. Starts no process and reads no clock."""
 
 import statistics
 
@@ -8,7 +8,7 @@ KEY = ("section", "peer", "op", "size", "depth", "threads")
 
 
 def cooked(row):
-    """A line of a program, with processor time for each operation in nanoseconds."""
+    """A program's row, with processor time per operation in nanoseconds."""
     ops = max(row["ops"], 1)
     return {**row, "client_cpu_ns": row["client_cpu_s"] * 1e9 / ops, "target_cpu_ns": row["target_cpu_s"] * 1e9 / ops}
 
@@ -26,7 +26,7 @@ def summarise(rows):
             values = [row[metric] for row in members if row.get(metric) is not None]
             entry[metric] = statistics.median(values) if values else None
             entry[f"{metric}_spread"] = spread(values)
-            # What else the machine does can only cost more.
+            # Other load on the machine only adds cost, so the best round is the least disturbed.
             entry[f"{metric}_best"] = (min if LESS_IS_BETTER[metric] else max)(values) if values else None
         summary.append(entry)
     return summary
@@ -51,7 +51,7 @@ def times_better(metric, reference, other):
 
 
 def add_ratios(summary, reference):
-    """Beside each value, how many times better the reference peer is at the same point."""
+    """Adds to each value how many times better the reference peer is at the same point."""
     best = {_point(entry): entry for entry in summary if entry["peer"] == reference}
     for entry in summary:
         other = best.get(_point(entry))
@@ -71,7 +71,7 @@ def find(summary, **wanted):
 
 
 def not_ahead(summary, peers, section="main"):
-    """Where a peer that a user could pick is better than the reference, worst first: (entry, metric, ratio)."""
+    """Points at which a peer other than Terrace and the limits is better than the reference, worst first: (entry, metric, ratio)."""
     others = {peer.name for peer in peers if peer.kind == "other"}
     found = [(entry, metric, entry[f"{metric}_ratio"]) for entry in summary if entry["peer"] in others and entry["section"] == section
              for metric in ("p50_ns", "p99_ns", "rate") if entry[f"{metric}_ratio"] is not None and entry[f"{metric}_ratio"] < 1
@@ -104,7 +104,7 @@ def ratio_text(ratio):
     return "" if ratio is None else f" ({ratio:.2f})" if ratio < 10 else f" ({ratio:.0f})"
 
 
-# What a table shows: metric, depth, threads, title.
+# The tables: metric, depth, threads, title.
 VIEWS = (
     ("p50_ns", 1, 1, "latency, p50"),
     ("p99_ns", 1, 1, "latency, p99"),
@@ -150,15 +150,15 @@ def _table(entries, peers, missing, section, op, metric):
     return lines
 
 
-# ---- what the issue asks for ------------------------------------------------------------------------------------------
+# ---- the promised values ----------------------------------------------------------------------------------------------
 
 
-# How a program asks Terrace for something.
+# Interfaces of Terrace, as named in the report.
 _WAYS = {"verbs": "verbs", "native": "native", "calls": "native calls"}
 
 
 def promises(summary):
-    """What must be shown, by medians (None: not measured), and for latencies what the best rounds and memcpy say beside it."""
+    """The promised values by medians (None: not measured); for latencies also those of the best rounds and of memcpy."""
     shown = []
 
     def judge(text, value, bar, at_least, best=None, memcpy=None):

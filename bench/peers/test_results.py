@@ -1,4 +1,4 @@
-"""What `make bench-peers` computes: medians, spread, ratios, what is said to be ahead; and that the plan is one that can be run."""
+"""Tests of `make bench-peers`: medians, spread, ratios, the list of faster peers; and that the plan can be run."""
 
 import pathlib
 import sys
