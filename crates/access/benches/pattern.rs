@@ -1,11 +1,11 @@
-//! What telling data from absence costs beside a plain comparison: `cargo bench -p terrace-access`.
+//! The cost of telling data from signature pages beside a plain comparison: `cargo bench -p terrace-access`.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use terrace_access::pattern::{CHUNK_BYTES, PAGE_BYTES, Pattern};
 
-/// A page that differs from the pattern only at the end of each chunk: the most there is to compare.
+/// A page that differs from the signature page only at the end of each chunk: the longest comparison.
 fn nearly_the_pattern(pattern: &Pattern) -> Vec<u8> {
     let mut page = pattern.bytes().to_vec();
     page.iter_mut().skip(CHUNK_BYTES - 1).step_by(CHUNK_BYTES).for_each(|byte| *byte ^= 1);

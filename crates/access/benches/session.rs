@@ -1,4 +1,4 @@
-//! What the session adds to a work request: `cargo bench -p terrace-access --bench session`.
+//! The cost that the session adds to a work request: `cargo bench -p terrace-access --bench session`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use terrace_transport::{LocalError, Payload, SendFlags, SendOp, SendWr, Sge, Tim
 const RKEY: u32 = 1;
 const DEPTH: u64 = 32;
 
-/// Memory that holds the same everywhere, to be copied as fast as can be.
+/// Memory of equal bytes, for the fastest copies.
 struct Zeros(Vec<u8>);
 
 impl LocalMemory for Zeros {
@@ -29,7 +29,7 @@ fn read(index: u64, length: u32) -> SendWr {
     SendWr { wr_id: index, op, payload, flags: SendFlags::SIGNALED, target: None }
 }
 
-/// Does what the session says, all that it can say at a time, in a world where everything succeeds.
+/// Executes the session's actions in batches; every operation succeeds.
 fn settle(session: &mut Session, memory: &Zeros, actions: &mut Vec<Action>) {
     loop {
         actions.extend(std::iter::from_fn(|| session.poll_action(Time(0), memory)));

@@ -1,4 +1,4 @@
-//! What is known of the keys of peers, and when they are asked about.
+//! Knowledge of the peers' keys, and when queries for it are sent.
 
 use terrace_access::layout::Layout;
 use terrace_access::peers::Peers;
@@ -28,7 +28,7 @@ fn a_key_is_asked_about_once_and_nobody_waits() {
     assert_eq!(ask, Some(Datagram::Describe { tid: 77, rkey: 9 }));
     let (known, ask) = peers.look_up(Time(6), &"a", 9);
     assert!(matches!(known, Knowledge::Unknown) && ask.is_none());
-    // Other keys, and the same of another peer, are other matters.
+    // Other keys, and the same key of another peer, are independent.
     assert_eq!(tid(peers.look_up(Time(6), &"b", 9).1), 78);
     assert_eq!(tid(peers.look_up(Time(6), &"a", 10).1), 79);
 
@@ -70,7 +70,7 @@ fn a_silent_peer_is_asked_less_and_less_often() {
     let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(gaps.windows(2).all(|pair| pair[0] <= pair[1]), "{gaps:?}");
     assert_eq!((gaps[0], gaps[1], gaps.last()), (10, 20, Some(&60_000)));
-    // An answer that comes after all is one to the last question only.
+    // A late answer counts only if it is for the last query.
     let (last, earlier) = tids.split_last().expect("it was asked");
     assert!(earlier.iter().all(|tid| !peers.handle_description(&"a", *tid, 9, &extended(3))));
     assert!(peers.handle_description(&"a", *last, 9, &extended(3)));

@@ -1,4 +1,4 @@
-//! The control protocol there and back, and whatever else arrives.
+//! The control protocol: round trips, and invalid input.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -73,7 +73,7 @@ fn tables() -> impl Strategy<Value = Table> {
     })
 }
 
-/// A read of some length, with as many pages as a range of it can touch.
+/// A read of some length, with at most as many pages as its range can span.
 fn reads() -> impl Strategy<Value = Read> {
     let members = prop_oneof![vec(any::<bool>(), 1..140), vec(any::<bool>(), 1000..3000)];
     (any::<(u32, u32, u32, u32)>(), members, 0_u32..4096, any::<bool>()).prop_map(
@@ -139,7 +139,7 @@ fn encoded(message: &Message<'_>) -> Vec<u8> {
     buffer
 }
 
-/// Any bytes are refused, or are a message that encodes to them.
+/// The bytes are refused, or decode to a message that encodes to them.
 fn check_total(bytes: &[u8]) {
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(encoded(&message), bytes);

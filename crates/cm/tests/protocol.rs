@@ -1,4 +1,4 @@
-//! What is said when, one rule at a time.
+//! The protocol's rules, one at a time.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn both_ends_agree() {
     assert_eq!((a.local_qpn, a.remote_qpn, b.local_qpn, b.remote_qpn), (11, 22, 22, 11));
     assert_eq!((a.rq_psn, a.sq_psn), (b.sq_psn, b.rq_psn));
     assert_ne!(a.rq_psn, b.rq_psn);
-    // What one end answers at a time is what the other may have under way.
+    // One end's responder resources are the other's initiator depth.
     assert_eq!((a.responder_resources, a.initiator_depth), (3, 2));
     assert_eq!((b.responder_resources, b.initiator_depth), (2, 3));
     assert_eq!((a.retry_count, a.rnr_retry_count, b.retry_count, b.rnr_retry_count), (7, 5, 7, 6));
@@ -48,7 +48,7 @@ fn a_request_says_what_the_program_said() {
 #[test]
 fn nobody_listens() {
     let mut world = fair();
-    // A listener at another address is none.
+    // A listener at another address does not match.
     world.ends[1].listen(ListenerId(1), service(), Some([10, 9, 9, 9].into()), 1).expect("free");
     let conn = world.ends[0].connect(world.now, 7, &connect_from(0, 11)).expect("sent");
     world.run_for(1000);
@@ -70,7 +70,7 @@ fn a_listener_that_was_just_left_may_be_back_in_time() {
     world.ends[1].listen(ListenerId(2), service(), None, 1).expect("free");
     world.run_for(SECOND_NS / 2);
     assert!(matches!(world.take_only(1).kind, EventKind::Request { .. }));
-    // But not for ever.
+    // The REQ is not held for ever.
     world.ends[1].stop_listening(ListenerId(2), world.now);
     world.run_for(8 * SECOND_NS);
     world.take_heard(0);
@@ -84,7 +84,7 @@ fn a_service_that_had_a_connection_is_asked_again() {
     let mut world = fair();
     world.connected();
     world.ends[1].stop_listening(ListenerId(0), world.now);
-    // Long enough for the other end to refuse at once.
+    // Longer than a REQ is held for a listener that was just closed.
     world.run_for(8 * SECOND_NS);
     world.ends[0].connect(world.now, 8, &connect_from(0, 12)).expect("sent");
     world.run_for(1000);
@@ -93,7 +93,7 @@ fn a_service_that_had_a_connection_is_asked_again() {
     world.run_for(SECOND_NS);
     let next = world.take_only(1);
     assert!(matches!(next.kind, EventKind::Request { .. }));
-    // But not for long.
+    // The active end does not repeat it for long.
     world.ends[1].reject(world.now, next.conn, RejReason::CONSUMER_DEFINED, &[]).expect("refused");
     world.ends[1].stop_listening(ListenerId(2), world.now);
     world.run_for(8 * SECOND_NS);
@@ -131,7 +131,7 @@ fn a_program_refuses() {
     world.run_for(1000);
     let passive = world.take_only(1).conn;
     world.ends[1].reject(world.now, passive, RejReason::CONSUMER_DEFINED, b"no").expect("refused");
-    // The refusal is lost; the request is repeated, and refused again, but not told of again.
+    // The REJ is lost; the repeated REQ is rejected again, without a second event.
     world.set_weather(everything_lost());
     world.run_for(1);
     world.set_weather(Weather::default());
@@ -149,7 +149,7 @@ fn a_peer_that_does_not_answer_is_given_up() {
     world.run_for(100 * SECOND_NS);
     assert_eq!(world.take_only(0).kind, EventKind::Unreachable);
     let timing = Timing::default();
-    // Every REQ, and a REJ that says so.
+    // All REQs, and a REJ for the timeout.
     assert_eq!(world.sent, u64::from(timing.attempts) + 1);
     assert!(world.now > started);
 }
@@ -163,7 +163,7 @@ fn a_program_that_thinks_is_waited_for() {
     let passive = world.take_only(1).conn;
     world.ends[1].take_request(passive, 8);
     assert_eq!(world.take_heard(0), []);
-    // The REQ, its one repetition, and the MRA that was the answer.
+    // The REQ, its one repetition, and the MRA in response.
     assert_eq!(world.sent, 3);
     world.ends[1].accept(world.now, passive, &accept_with(22)).expect("accepted");
     world.run_for(1000);
@@ -259,7 +259,7 @@ fn a_goodbye_that_was_lost_can_be_repeated_at_once() {
     assert_eq!(world.take_heard(1), []);
     assert!(world.ends[0].awaits_goodbyes());
     world.set_weather(Weather::default());
-    // Long before it would be repeated by itself.
+    // Long before the retransmission timer.
     world.ends[0].repeat_goodbyes();
     world.run_for(1000);
     assert_eq!(world.take_only(1).kind, EventKind::Disconnected { timed_out: false });
@@ -282,7 +282,7 @@ fn a_stranger_cannot_end_it() {
     assert_eq!(world.ends[1].counters().unknown, 1);
     world.run_for(1000);
     assert_eq!(world.take_heard(1), []);
-    // With another queue pair it is about another connection.
+    // A DREQ with another queue pair number belongs to another connection.
     let other = Dreq { local_comm_id: names.0, remote_comm_id: names.1, remote_qpn: 23, private_data };
     let other = Mad { tid: 1, message: Message::Dreq(other) }.encode();
     world.ends[1].handle_mad(world.now, &path_to(0), &other, &|_, _| None);
@@ -315,7 +315,7 @@ fn strangers_take_no_more_than_their_share() {
     }
     assert_eq!((cm.connection_count(), cm.counters().beyond_limits), (8, 22));
     assert_eq!(cm.poll_transmit(), None);
-    // A refusal makes room.
+    // Destroying a request frees its entry.
     let first = cm.poll_event().expect("a request").conn;
     cm.destroy(first, now);
     let mut from = path_to(0);
@@ -346,7 +346,7 @@ fn another_process_of_the_host_is_asked_instead() {
     let mut cm = Cm::new(config(1));
     let conn = cm.connect(Time(1), 7, &connect_from(0, 11)).expect("sent");
     let req = cm.poll_transmit().expect("a REQ");
-    // Slot 0 has no such listener, slot 3 has.
+    // Instance 3 has the listener, instance 0 does not.
     let mut first = Cm::new(config(2));
     first.handle_mad(Time(1), &path_to(0), &req.bytes, &|service, address| {
         assert_eq!((service, address), (common::service(), common::address(1)));
@@ -358,14 +358,14 @@ fn another_process_of_the_host_is_asked_instead() {
     let again = cm.poll_transmit().expect("the REQ again");
     assert_eq!((again.path.remote.port(), again.bytes), (4794, req.bytes));
     assert_eq!(cm.poll_event(), None);
-    // From there it is connected; the one in slot 0 has no say any more.
+    // The connection is with instance 3 now; datagrams from instance 0 are ignored.
     let (agreed, path) = cm.agreed(conn).expect("known");
     assert_eq!((agreed.remote_qpn, path.remote.port()), (0, 4794));
     cm.handle_mad(Time(1), &path_to(1), &rej.bytes, &|_, _| None);
     assert_eq!((cm.poll_event(), cm.counters().unknown), (None, 1));
 }
 
-/// What `asker` has to say, and the managers of slots 0 and 3 of the host that is asked: a service of the latter.
+/// `asker`'s REQ, and the managers of instances 0 and 3 of the peer's host; instance 3 has the service.
 fn behind_another(asker: &mut Cm) -> ([Cm; 2], Transmit) {
     let mut home = Cm::new(Config { slot: 3, ..config(3) });
     home.listen(ListenerId(1), service(), None, 1).expect("free");
@@ -380,7 +380,7 @@ fn a_request_that_came_to_the_standard_port_is_for_whoever_listens() {
     assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| Some(3)), Some(3));
     assert_eq!(front.meant_for(&path_to(0), &req.bytes, &|_, _| None), None);
     assert_eq!(home.meant_for(&path_to(0), &req.bytes, &|_, _| Some(0)), None);
-    // Whoever has it already keeps it, listening or not.
+    // An instance that has the request keeps it, even without a listener.
     home.handle_mad(Time(1), &path_to(0), &req.bytes, &|_, _| None);
     let conn = home.poll_event().expect("a request").conn;
     home.take_request(conn, 8);
@@ -397,7 +397,7 @@ fn names_say_whose_a_connection_is() {
     home.take_request(conn, 8);
     home.accept(Time(1), conn, &accept_with(22)).expect("accepted");
     let rep = home.poll_transmit().expect("a REP");
-    // It comes from the process that listens, and that is the peer from then on.
+    // The REP comes from the listening process, which is the peer from then on.
     let mut from_home = path_to(1);
     from_home.remote.set_port(4794);
     asker.handle_mad(Time(1), &from_home, &rep.bytes, &|_, _| None);
@@ -406,12 +406,12 @@ fn names_say_whose_a_connection_is() {
     let rtu = asker.poll_transmit().expect("an RTU");
     assert_eq!(rtu.path.remote.port(), 4794);
     assert_eq!(asker.meant_for(&from_home, &rep.bytes, &|_, _| None), None);
-    // A peer by the standard would have sent it to slot 0.
+    // A standard peer would have sent it to instance 0.
     assert_eq!(front.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), Some(3));
     assert_eq!(home.meant_for(&path_to(0), &rtu.bytes, &|_, _| None), None);
     home.handle_mad(Time(1), &path_to(0), &rtu.bytes, &|_, _| None);
     assert_eq!(home.poll_event().map(|event| event.kind), Some(EventKind::Established));
-    // No other process of that host has a say in it now.
+    // Datagrams of the host's other processes are ignored now.
     asker.disconnect(Time(1), asked).expect("said");
     let dreq = asker.poll_transmit().expect("a DREQ");
     home.handle_mad(Time(1), &path_to(0), &dreq.bytes, &|_, _| None);
@@ -427,7 +427,7 @@ fn names_say_whose_a_connection_is() {
 fn a_queue_pair_that_is_used_again_ends_its_old_connection() {
     let mut world = fair();
     world.connected();
-    // The peer has forgotten all about it.
+    // The peer has lost its state.
     let guid = config(1).guid;
     world.ends[0] = Cm::new(Config { guid, ..config(99) });
     let conn = world.ends[0].connect(world.now, 9, &connect_from(0, 11)).expect("sent");
@@ -441,7 +441,7 @@ fn a_queue_pair_that_is_used_again_ends_its_old_connection() {
     assert!(world.take_heard(1).iter().any(|event| matches!(event.kind, EventKind::Request { .. })));
 }
 
-/// The first datagram of somebody who knows the address and the queue pair of end 0, and its GUID or not.
+/// A REQ forged with the address and queue pair of end 0, and with its GUID or another one.
 fn forged_request(guid: u64) -> Vec<u8> {
     let mut forger = Cm::new(Config { guid, ..config(666) });
     forger.connect(Time(1), 1, &connect_from(0, 11)).expect("sent");
@@ -461,7 +461,7 @@ fn a_forged_request_for_a_queue_pair_in_use_ends_no_connection() {
         let ended = |event: &Event| conns.contains(&event.conn);
         assert!(!world.take_heard(1).iter().any(ended), "with GUID {guid:#x}");
         assert!(!world.take_heard(0).iter().any(ended), "with GUID {guid:#x}");
-        // It is as good as before.
+        // The connection still works.
         world.ends[1].disconnect(world.now, conns[1]).expect("it stands");
         world.run_for(1000);
         assert_eq!(world.take_only(0).kind, EventKind::Disconnected { timed_out: false });
@@ -472,7 +472,7 @@ fn a_forged_request_for_a_queue_pair_in_use_ends_no_connection() {
 fn a_forged_acceptance_of_a_queue_pair_in_use_ends_no_connection() {
     let mut world = fair();
     let conns = world.connected();
-    // Another program of the same host accepts with the queue pair of the connection that stands.
+    // Another program of the same host accepts with the queue pair of the established connection.
     world.ends[0].connect(world.now, 9, &connect_from(0, 12)).expect("sent");
     world.run_for(1000);
     let asked = world.take_only(1).conn;
@@ -488,7 +488,7 @@ fn a_peer_that_has_forgotten_an_idle_connection_is_missed() {
     for end in 0..2 {
         let mut world = fair();
         let conns = world.connected();
-        // It was killed, and another process of its host answers.
+        // The process was killed, and another process of its host answers.
         world.ends[end] = Cm::new(config(99));
         world.run_for(Timing::default().keepalive_ns + SECOND_NS);
         let kinds: Vec<_> =
@@ -506,7 +506,7 @@ fn a_peer_that_has_an_idle_connection_is_asked_seldom() {
     assert_eq!((world.take_heard(0), world.take_heard(1)), (vec![], vec![]));
     let seldom = 2 * minutes * 60 * SECOND_NS / (Timing::default().keepalive_ns * 3 / 4) + 2;
     assert!((1..=seldom).contains(&(world.sent - before)), "{} datagrams", world.sent - before);
-    // Nobody is there, and nobody says so: a host that is off, or a process that is stopped.
+    // No answer and no refusal: the host is off, or the process is stopped.
     world.set_weather(everything_lost());
     world.run_for(minutes * 60 * SECOND_NS);
     assert_eq!((world.take_heard(0), world.take_heard(1)), (vec![], vec![]));
@@ -520,7 +520,7 @@ fn a_peer_whose_host_refuses_its_datagrams_is_missed() {
     world.run_for(Timing::default().keepalive_ns);
     world.ends[1].note_refused(world.now, address(0), 4792);
     assert_eq!(world.take_heard(1), [], "that is another process");
-    // One refusal may be forged; each time it is asked again.
+    // A refusal may be forged, so each one triggers another keepalive.
     for _ in 0..2 {
         let sent = world.sent;
         world.ends[1].note_refused(world.now, address(0), 4791);
@@ -583,7 +583,7 @@ fn a_question_about_datagrams_is_answered() {
         (rep.status, rep.qpn, rep.qkey, &rep.private_data[..3]),
         (SidrStatus::VALID, 33, 44, &b"me\0"[..])
     );
-    // Nobody listens for connections there.
+    // That service takes no SIDR requests.
     let other = Ask { service_id: service(), ..ask };
     world.ends[0].ask(world.now, 7, &other).expect("sent");
     world.run_for(1000);

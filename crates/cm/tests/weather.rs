@@ -1,5 +1,5 @@
-//! Many connections at once over a network that loses, doubles and reorders: whatever happens, both programs hear the same
-//! story, once, and nothing is left when they are done.
+//! Many connections at once over a network that loses, duplicates and reorders datagrams: both programs get consistent
+//! events, each once, and no connection is left at the end.
 
 mod common;
 
@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use terrace_cm::*;
 use terrace_wire::cm::RejReason;
 
-/// What a program knows of a connection.
+/// A program's events of one connection.
 #[derive(Default, Debug)]
 struct Story {
     established: u32,
@@ -27,7 +27,7 @@ struct Program {
 
 const CONNECTIONS: u32 = 30;
 
-/// Longer than anything is repeated without anybody hearing of it.
+/// Longer than any series of retransmissions without an event.
 const SILENCE_NS: u64 = 200 * SECOND_NS;
 
 fn play(seed: u64) {
@@ -57,7 +57,7 @@ fn play(seed: u64) {
                 act(&mut world, &mut programs, end, &event, &mut dice);
             }
         }
-        // Those that stand ask each other from time to time whether they do.
+        // Established connections send keepalives for ever, so the world never becomes idle.
         if to_begin == 0 && !begins && world.now > heard_at.after_ns(SILENCE_NS) {
             break;
         }
@@ -96,7 +96,7 @@ fn act(world: &mut World, programs: &mut [Program; 2], end: usize, event: &Event
         EventKind::Unreachable => story.unreachable += 1,
         EventKind::Disconnected { .. } => {
             story.disconnected += 1;
-            // Agrees, if it was the peer's wish.
+            // If the peer sent the DREQ, this answers it.
             let _ = world.ends[end].disconnect(now, conn);
         }
         EventKind::TimeWaitExit => {}
@@ -120,7 +120,7 @@ fn judge(seed: u64, programs: &[Program; 2]) {
     }
     assert_eq!(programs[0].stories.len(), CONNECTIONS as usize);
     let ended = |program: &Program| program.stories.values().filter(|story| story.disconnected == 1).count();
-    // Whoever was told of an end told the other one: what is lost is repeated often enough for these odds.
+    // A disconnected end tells its peer, and retransmissions are enough for this rate of loss.
     let difference = ended(&programs[0]).abs_diff(ended(&programs[1]));
     assert!(difference <= 1, "seed {seed}: {difference}");
 }

@@ -1,5 +1,5 @@
-//! What a port adds to bare UDP, step by step, without a second processor: one thread sends and receives in turn, so
-//! that the numbers hold on a busy machine. Medians.
+//! The cost that a port adds to bare UDP, step by step, as medians. One thread sends and receives alternately, so that
+//! the numbers need no second processor and hold on a busy machine.
 
 use std::hint::black_box;
 use std::net::{SocketAddr, UdpSocket};

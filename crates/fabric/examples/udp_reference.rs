@@ -1,4 +1,4 @@
-//! What bare UDP costs on this machine: the reference beside which the benchmarks print their own numbers.
+//! The cost of bare UDP on this machine: the reference for the benchmarks' own numbers.
 //!
 //! `rtt`: one datagram there and one back between two processes that both poll, over the loopback.
 //! `stream`: one-way bytes per second with GSO on one side and GRO on the other.
@@ -97,7 +97,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     Ok(options)
 }
 
-/// A polled socket with large buffers, on a port that the system chooses.
+/// A non-blocking socket with large buffers, on a port that the system chooses.
 fn polled_socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_nonblocking(true)?;
@@ -128,7 +128,7 @@ fn announce(socket: &UdpSocket) -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// Polls until a datagram is there; false when the time is over.
+/// Polls until a datagram arrives; `None` at `until`.
 fn poll(socket: &UdpSocket, buffer: &mut [u8], until: Instant) -> io::Result<Option<SocketAddr>> {
     let mut polls = 0u32;
     loop {
@@ -209,8 +209,8 @@ fn flood(options: &Options) -> io::Result<()> {
     };
     let (data, segment) = (vec![3; options.total], options.segment as u16);
     let until = Instant::now() + Duration::from_secs_f64(options.seconds);
-    // Credits keep the receiver's buffer from overflowing: it answers each 16 sends with one byte. Small sends get
-    // more of them, so that two ends that share a processor do not spend their time on handing it over.
+    // Credits keep the receiver's buffer from overflowing: it answers each 16 sends with one byte. Small sends get more
+    // credits, so that two ends that share a processor do not spend their time on context switches.
     let mut credits = ((4 << 20) / options.total as i64).clamp(64, 1024);
     let mut byte = [0; 16];
     while Instant::now() < until {
@@ -227,8 +227,8 @@ fn flood(options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts bytes per window of 20 ms. The median window is reported: one in which another process had the processor
-/// says nothing about UDP.
+/// Counts bytes per window of 20 ms. The median window is reported, since a window in which another process had the
+/// processor says nothing about UDP.
 struct Windows {
     started: Instant,
     bytes: u64,

@@ -1,8 +1,7 @@
-//! What really leaves: packets sniffed from an interface that neither segments nor hides anything.
+//! The packets on the wire, sniffed from an interface without segmentation offload.
 //!
-//! The outer tests run the inner ones in a network namespace of their own, where the loopback is made to take packets
-//! one by one, so that the kernel cuts GSO sends up before the sniffer sees them. Where namespaces are not allowed
-//! they are skipped.
+//! The outer tests run the inner ones in a network namespace of their own. Its loopback takes packets one by one, so
+//! the kernel segments GSO sends before the sniffer sees them. Where namespaces are not allowed, the tests are skipped.
 
 mod common;
 
@@ -58,7 +57,7 @@ fn sniffer() -> Socket {
     socket
 }
 
-/// Everything sniffed until nothing new comes. The loopback shows each packet leaving and arriving; once is enough.
+/// Sniffs until no packets come. The loopback shows each packet leaving and arriving; one of the two is kept.
 fn sniffed(mut socket: Socket) -> Vec<Sniffed> {
     let mut frame = vec![0; 70_000];
     let mut packets: Vec<Sniffed> = Vec::new();
@@ -100,7 +99,7 @@ fn v6(octets: &[u8]) -> IpAddr {
     Ipv6Addr::from(<[u8; 16]>::try_from(octets).expect("sixteen bytes")).into()
 }
 
-/// Sends single packets and runs, and returns what was sniffed, checked for a right ICRC.
+/// Sends single packets and runs, and returns the sniffed packets, whose ICRCs are checked.
 fn exchange(addr: &str) -> Vec<Sniffed> {
     let [sender, receiver] = [(); 2].map(|()| port_at(addr));
     let socket = sniffer();

@@ -13,7 +13,7 @@ use terrace_fabric::{Port, TxBatch};
 use terrace_faults::{FaultPlan, Faults, Injected};
 use terrace_wire::Path;
 
-/// A faulty port and a sound one on the next address.
+/// A faulty port, and a port without faults on the next address.
 fn pair(network: u8, plan: &str) -> (FaultyPort<UdpPort>, UdpPort) {
     let (sender, receiver, _) = pair_with(network, plan);
     (sender, receiver)
@@ -169,7 +169,7 @@ fn a_fault_of_one_peer_leaves_the_others_alone() {
 
 #[test]
 fn packets_that_arrive_can_be_lost_one_by_one() {
-    // As one GRO run, or several, they come in order; the plan takes the second to fourth of them.
+    // They arrive in order, as one GRO run or several; the plan drops the second to fourth of them.
     let plan = "[[fault]]\nkind = \"loss\"\ndirection = \"in\"\nafter_packets = 1\nfor_packets = 3";
     let (receiver, sender, faults) = pair_with(13, plan);
     let mut tx = TxBatch::new(1 << 20);

@@ -1,4 +1,4 @@
-//! Captures: Wireshark can read them, and they never stop the packets.
+//! Captures: Wireshark can read them, and they never block the packets.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn temporary(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("terrace-{}-{name}.pcap", std::process::id()))
 }
 
-/// An acknowledgement request that Wireshark has something to say about.
+/// A SEND with an acknowledgement request, for Wireshark to dissect.
 fn send_only(psn: u32) -> Vec<u8> {
     let bth = Bth {
         opcode: Opcode::RcSendOnly,
@@ -38,9 +38,9 @@ fn send_only(psn: u32) -> Vec<u8> {
     bytes
 }
 
-/// What tshark says about each packet, by field; `None` where it is not installed.
+/// Each packet's fields as tshark prints them; `None` where tshark is not installed.
 fn tshark(path: &std::path::Path, udp_ports: [u16; 2], fields: &[&str]) -> Option<Vec<Vec<String>>> {
-    // Wireshark knows the port of slot 0 only.
+    // Wireshark knows the port of instance index 0 only.
     let decode = udp_ports.map(|port| format!("udp.port=={port},infiniband"));
     let fields: Vec<&str> = fields.iter().flat_map(|field| ["-e", field]).collect();
     let result = Command::new("tshark")
@@ -166,7 +166,7 @@ fn a_file_that_cannot_be_made_is_an_error() {
     assert!(PcapPort::create(port_at("127.83.5.1"), "/nonexistent/file.pcap".as_ref()).is_err());
 }
 
-/// Whatever the umask says: it has the data of all packets in it.
+/// Independent of the umask, since a capture holds the data of all packets.
 #[test]
 fn a_new_file_is_its_owners_alone() {
     let path = temporary("private");

@@ -7,7 +7,7 @@ use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
 use terrace_fabric::{Port, TxBatch};
 use terrace_wire::Path;
 
-/// Two ports, `count` packets from the first to the second, and all that arrives with the time it does.
+/// Sends `count` packets from one port to another, and returns those that arrive, with their times.
 fn run(seed: u64, config: SimConfig, count: u32) -> Vec<(u64, u32, u8)> {
     let net = SimNet::new(seed, config);
     let [sender, receiver] = ["10.0.0.1", "fd00::1"].map(|addr| net.port(ip(addr)));

@@ -12,7 +12,7 @@ use terrace_fabric::{Port, TxBatch};
 use terrace_wire::icrc::{self, Flow};
 use terrace_wire::{Path, ROCE_PORT};
 
-/// Sends runs of random lengths from one port to several, and checks that each gets its own, whole and in order.
+/// Sends runs of random lengths from one port to several, and checks that each receives its own, whole and in order.
 fn exchange(sender: &UdpPort, receivers: &[UdpPort], seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut tx = TxBatch::new(256 << 10);
@@ -83,7 +83,7 @@ fn link_local_addresses_need_no_scope_from_the_caller() {
     let received = receive(&receiver, 1);
     assert_eq!(received.len(), 1);
     assert_eq!(received[0].1, bytes);
-    // The answer goes to the address that the packet came from, scope included.
+    // The response goes to the packet's source address, scope included.
     send(&receiver, &path_to(received[0].0.source), &bytes);
     assert_eq!(receive(&sender, 1).len(), 1);
 }
@@ -267,7 +267,7 @@ fn a_probe_hears_whether_somebody_has_the_port() {
         Probe::send(&port.gids()[0], &mut tx).expect("sent")
     };
     let refusal = |probe: &Probe| probe.take_error().map(|error| error.kind());
-    // On the loopback the answer comes before the call is over.
+    // On the loopback the ICMP error arrives before the call returns.
     let nobody = UdpSocket::bind("127.0.0.28:0").and_then(|socket| socket.local_addr()).expect("a free port");
     assert_eq!(refusal(&probe(nobody)), Some(std::io::ErrorKind::ConnectionRefused));
     assert_eq!(refusal(&probe(address_of(&port))), None);

@@ -1,4 +1,4 @@
-//! What a plan may say, and what is said about mistakes in it.
+//! Valid plans, and the errors for mistakes in a plan.
 
 use terrace_faults::FaultPlan;
 

@@ -1,11 +1,12 @@
-//! A client that reads and writes a part of a region at random and checks all that it reads, until its standard input ends.
+//! A client that reads and writes a part of a region at random and checks all read data, until its standard input
+//! ends.
 //!
 //! ```sh
 //! endurance_client ADDRESS SLOT REGION FIRST_BYTE BYTES SEED [FAULT_PLAN]
 //! ```
 //!
-//! The part is its own: it fills it first, and then remembers what is where. Each second it prints how it is getting on, as
-//! `name=value`. `tests/endurance/` plays it.
+//! No other client may use that part. The client fills it first, and then tracks its content. Each second it prints its
+//! progress, as `name=value`. `tests/endurance/` runs it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -16,19 +17,19 @@ use std::time::{Duration, Instant};
 use terrace_nic::{Buffer, WcStatus};
 use terrace_node::{Client, ClientConfig, Region};
 
-/// Not a multiple of the page size, so that most straddle pages.
+/// Not a multiple of the page size, so that most pieces straddle pages.
 const PIECE_BYTES: usize = 50_008;
-/// Accesses under way.
+/// Accesses in flight.
 const DEPTH: u64 = 8;
-/// Between two looks: the point is to run for long, not fast.
+/// Pause between two polls: the purpose is to run for long, not fast.
 const PAUSE: Duration = Duration::from_millis(1);
 const REPORT: Duration = Duration::from_secs(1);
 
 struct Access {
     piece: usize,
-    /// The version that is being written, if it is.
+    /// The version being written; `None` for a read.
     version: Option<u64>,
-    /// Of the bytes within the piece, in words.
+    /// Offset of the bytes within the piece, in words.
     first: usize,
     words: usize,
     since: Instant,
@@ -104,7 +105,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// A piece that no access is at.
+    /// A piece without an access in flight.
     fn free_piece(&mut self) -> usize {
         loop {
             let piece = self.below(self.versions.len());
@@ -163,7 +164,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if load.under_way.contains_key(&tag) {
                 continue;
             }
-            // First everything is written once.
+            // First every piece is written once.
             if filled < load.versions.len() {
                 load.begin(tag, filled, true)?;
                 filled += 1;

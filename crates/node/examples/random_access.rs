@@ -1,4 +1,4 @@
-//! Reads and writes random pages of a region, many at a time, and tells how fast that went.
+//! Reads and writes random pages of a region, many at a time, and prints the rate.
 //!
 //! ```sh
 //! terrace serve --listen 127.0.0.1 --region table=/tmp/table.bin:1G --dram 256M &

@@ -1,4 +1,4 @@
-//! A server whose fault plan troubles its storage: clients are told, and the server goes on.
+//! A server whose fault plan fails its storage: clients get errors, and the server goes on.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn client_of(server: &Server) -> Client {
     Client::connect(&ClientConfig { slot, ..ClientConfig::new(LOOPBACK) }).expect("a client")
 }
 
-/// How a read of a page ends.
+/// The status of a read of one page.
 fn read(client: &Client, offset: u64) -> WcStatus {
     let region = client.open("data").expect("the region");
     let buffer = client.buffer(4096).expect("a buffer");

@@ -1,4 +1,4 @@
-//! What clients touch becomes resident, by whatever way they reach it, and is counted.
+//! Pages that clients access become resident, in every serve mode, and the accesses are counted.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use terrace_node::*;
 
-/// Reads one page of each of these units, many times, and returns how many hits and misses the server counted meanwhile.
+/// Reads one page of each of these units many times; returns the hits and misses that the server counted meanwhile.
 fn read_all(node: &Node, client: &Client, region: &Region<'_>, units: std::ops::Range<u64>) -> (u64, u64) {
     let counted = || {
         let stats = &node.server.stats().regions[0];
@@ -21,7 +21,7 @@ fn read_all(node: &Node, client: &Client, region: &Region<'_>, units: std::ops::
             wait_for(client, 1);
         }
     }
-    // What a period has counted is seen when it has ended. Threads that count at once may lose a count.
+    // Counts show once their period has ended. Threads that count concurrently may lose a count.
     let deadline = Instant::now() + Duration::from_secs(10);
     while counted().0 + counted().1 < before.0 + before.1 + 76 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

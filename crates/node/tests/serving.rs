@@ -1,4 +1,4 @@
-//! A server and its clients on one machine: what is written is read, wherever it is meanwhile.
+//! A server and its clients on one machine: reads return the written data, whichever tier it is in.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn write_and_read_back_by(way: PathChoice, mode: ServeMode, dram_bytes: u64) {
         (3 * MIB + 17, 5000),
         (5 * MIB - 1, 1),
         (6 * MIB, 1 << 20),
-        // More than is fetched at a time, even if all of it is there at once.
+        // More than one fetch, even if all of it is present.
         (5 * MIB + 100, 5 << 19),
         (8 * MIB - 8, 8),
     ];

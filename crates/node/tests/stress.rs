@@ -1,8 +1,8 @@
-//! Random reads and writes of any size and alignment by two clients, while units of the region come and go as fast as they can:
-//! every byte is compared with a plain copy of the region.
+//! Random reads and writes of any size and alignment by two clients, while units of the region migrate as fast as
+//! possible: every byte is compared with a plain copy of the region.
 //!
-//! `TERRACE_STRESS_SECONDS=600` runs longer than the default, `TERRACE_SEED=n` draws other accesses. A failure names the seed, which
-//! draws the same accesses again; when units move is up to the machine.
+//! `TERRACE_STRESS_SECONDS=600` runs longer than the default, `TERRACE_SEED=n` draws other accesses. A failure prints
+//! the seed, which draws the same accesses again; the timing of migrations is not reproducible.
 
 mod common;
 #[path = "../../memory/tests/common/finally.rs"]
@@ -25,10 +25,10 @@ const DRAM_BYTES: u64 = 4 << 20;
 const LEN_MAX: usize = 4 << 20;
 const SLOTS: usize = 8;
 
-/// An access that is under way.
+/// An access in flight.
 struct Access {
     range: Range<usize>,
-    /// What a read must bring; `None` for a write.
+    /// The data that a read must return; `None` for a write.
     expected: Option<Vec<u8>>,
     client: usize,
 }
@@ -39,7 +39,7 @@ struct World<'a> {
     clients: [&'a Client; 2],
     server: &'a Server,
     buffers: Vec<Buffer>,
-    /// What the region holds, once every write that is under way has ended.
+    /// The region's content once all writes in flight have ended.
     model: Vec<u8>,
     slots: Vec<Option<Access>>,
     seed: u64,
@@ -58,7 +58,7 @@ impl World<'_> {
         start..start + len
     }
 
-    /// Random bytes, or such as an absent page might be taken for: what stands for one, at its place or elsewhere, in part.
+    /// Random bytes, or data that resembles an absent page: constant bytes, or the signature page in whole or in part.
     fn data(&mut self, range: &Range<usize>) -> Vec<u8> {
         let len = range.len();
         let pattern = self.regions[0].pattern();
@@ -157,7 +157,7 @@ fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// One at a time: together they would measure the disk's patience.
+/// Serializes the tests: together they would only load the disk.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn stress(mode: ServeMode, way: PathChoice) {
@@ -206,7 +206,7 @@ fn stress(mode: ServeMode, way: PathChoice) {
     assert!(stats.regions[0].demotions > 0 && stats.locked_bytes <= DRAM_BYTES, "{stats:?}");
 }
 
-/// Moves units in and out as fast as that goes.
+/// Migrates units in and out as fast as possible.
 fn churn(server: &Server, stop: &AtomicBool, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed ^ 0xc4);
     while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Any bytes are a message of the control protocol, and encode to the same again, or they are refused.
+//! Any bytes are refused, or decode to a control message that encodes to the same bytes.
 
 use terrace_access::proto::{Body, DATAGRAM_BYTES, Datagram, MESSAGE_BYTES_MAX, Message, Source};
 

@@ -1,5 +1,5 @@
-//! A connection manager that a peer sends anything, a program commands anything, and time passes: it holds no more than its limits
-//! say, and ends up empty.
+//! A connection manager under arbitrary datagrams, commands and time steps: it keeps within its limits and ends up
+//! empty.
 
 use arbitrary::{Arbitrary, Unstructured};
 use terrace_cm::{Accept, Answer, Ask, Cm, Config, ConnId, Connect, Limits, ListenerId, Timing};
@@ -80,7 +80,7 @@ impl Player {
         bytes[..4].copy_from_slice(&[1, CM_CLASS, 2, 3]);
         bytes[17] = 0x10 + attribute % 10;
         bytes[24..88].copy_from_slice(body);
-        // The addresses of a REQ, and the names that make a datagram concern somebody.
+        // The addresses of a REQ, and the IDs that match a datagram to a connection.
         bytes[164..200].copy_from_slice(&header().encode());
         bytes[40..76].copy_from_slice(&header().encode());
         if attribute % 10 != 7 {

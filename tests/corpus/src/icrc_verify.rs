@@ -1,5 +1,5 @@
-//! The check takes any datagram over any flow; what is sealed verifies with whatever identification was guessed, and
-//! a verdict of `Good` names an identification that indeed gives the ICRC in the datagram.
+//! The check takes any datagram over any flow. A sealed datagram verifies with any guessed identification, and a
+//! verdict of `Good` names an identification that gives the ICRC in the datagram.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,7 +12,7 @@ use terrace_wire::icrc::{Flow, Verdict, compute, seal, verify};
 enum Addresses {
     V4([u8; 4], [u8; 4]),
     V6([u8; 16], [u8; 16]),
-    /// A caller's mistake, which must do no harm.
+    /// A caller's mistake, which must not panic.
     Mixed([u8; 4], [u8; 16]),
 }
 
@@ -58,7 +58,7 @@ pub fn check(bytes: &[u8]) {
     };
     assert_eq!(verify(&flow, &sealed, input.likely_ip_id), expected);
 
-    // Damage that the specification's CRC is sure to find: one bit, with the identification known.
+    // The CRC always detects a one-bit error if the identification is known.
     if let (Verdict::Good { ip_id }, Some(last)) = (expected, sealed.last_mut()) {
         *last ^= 0x80;
         assert_ne!(verify(&flow, &sealed, ip_id), Verdict::Good { ip_id });

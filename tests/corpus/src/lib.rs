@@ -1,5 +1,5 @@
-//! What the fuzz targets check of their inputs. `fuzz/fuzz_targets` hands libFuzzer's inputs to it, and a test of this crate those of
-//! `fuzz/corpus`.
+//! The checks of the fuzz targets. `fuzz/fuzz_targets` calls them with libFuzzer's inputs, and a test of this crate
+//! with those of `fuzz/corpus`.
 
 use arbitrary::{Arbitrary, Unstructured};
 
@@ -12,7 +12,7 @@ pub mod transport_qp;
 pub mod wire_cm;
 pub mod wire_parse;
 
-/// An input as a value of some type, as libFuzzer's own macro has it. None for one that is too short or decodes to none.
+/// Decodes an input as libFuzzer's own macro does. None if it is too short or does not decode.
 fn decoded<'a, T: Arbitrary<'a>>(bytes: &'a [u8]) -> Option<T> {
     if bytes.len() < T::size_hint(0).0 {
         return None;

@@ -1,6 +1,6 @@
-//! Any packets, work requests, attributes and times, in any order, on queue pairs of every kind in every state: nothing
-//! panics, what leaves is well-formed, what was posted completes at most once and in order, and what the peer sends
-//! takes a bounded amount of memory.
+//! Any packets, work requests, attributes and times, in any order, on queue pairs of every type in every state: nothing
+//! panics, sent packets are well-formed, work requests complete at most once and in order, and the peer's packets take
+//! a bounded amount of memory.
 
 mod input;
 
@@ -22,13 +22,14 @@ use crate::support::sink::Collector;
 use crate::support::{bring_up, hand, meta_between};
 use input::{MEMORY_LEN, Setup, Step};
 
-/// Steps of a case that are played; more would only be slow.
+/// Most steps of a case; more would only be slow.
 const STEPS_MAX: usize = 200;
-/// Packets that may leave at the end: each answer to a READ has up to 64 of 256 bytes here, and there are no more than
-/// 8 new and 8 repeated ones, beside the queue pair's own requests and as many again for what they were cut into.
+/// Most packets that may leave at the end: each READ response has up to 64 packets of 256 bytes here, and there are at
+/// most 8 new and 8 repeated responses. The queue pair's own requests, and the segments that they were cut into, add to
+/// these.
 const BACKLOG_MAX: usize = 4000;
-/// Characters in which a queue pair describes all that it holds: at most 16 work requests and receives, 8 READs
-/// remembered, about a hundred answers owed, and 512 packets whose memory is absent.
+/// Most characters of a queue pair's debug output. It holds at most 16 work requests and receives, 8 READs as responder
+/// resources, about a hundred pending responses, and 512 packets whose memory is absent.
 const DESCRIPTION_MAX: usize = 200_000;
 
 #[derive(Arbitrary, Debug)]
@@ -41,7 +42,7 @@ struct World {
     qp: Qp,
     host: Memory,
     now: Time,
-    /// Ids of what was posted and has not completed.
+    /// IDs of posted work requests that have not completed.
     sends: VecDeque<u64>,
     receives: VecDeque<u64>,
     next_id: u64,
@@ -202,7 +203,7 @@ impl World {
         if self.qp.modify(attr, mask).is_err() {
             assert_eq!(self.qp.query(), before, "a refused change changed something");
         } else if self.qp.state() == QpState::Reset {
-            // What a shared queue still has stays there.
+            // RESET does not empty a shared queue.
             self.sends.clear();
             let (left, of_xrc) = (self.host.shared_receives.borrow(), self.host.srqs.borrow());
             let left = left.iter().chain(of_xrc.values().flatten());
@@ -215,7 +216,7 @@ impl World {
         let source = if foreign { IpAddr::from([10, 9, 9, 9]) } else { peer() };
         let meta = meta_between(source, own(), traffic_class);
         let state = self.qp.state();
-        // Its length decides whether it carries an acknowledgement, and of what: something around what was sent last.
+        // The packet's length decides whether it carries an acknowledgement, and of which PSN near the last one sent.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
         let events = hand(&mut self.qp, self.now, &meta, &packet, ack, &self.host);
@@ -252,7 +253,7 @@ impl World {
         assert!(bytes[info.header_len + packet.payload.len()..].iter().all(|byte| *byte == 0), "a dirty pad");
         let qp_type = self.qp.config().qp_type;
         let mtu = if qp_type == QpType::Ud { 4096 } else { self.qp.query().path_mtu };
-        // In RESET the path MTU is forgotten.
+        // In RESET the path MTU is cleared.
         assert!(packet.payload.len() <= mtu as usize || self.qp.state() == QpState::Reset);
         assert!(info.service == qp_type.service() || info.service == Service::Cnp && qp_type.is_reliable());
         assert_eq!(
@@ -263,7 +264,7 @@ impl World {
         assert_eq!(info.headers.contains(Headers::DETH), qp_type == QpType::Ud);
     }
 
-    /// What completes was posted, and nothing that was posted before it is still open.
+    /// Checks that completions are for posted work requests, in order.
     fn take_events(&mut self) {
         let events = iter::from_fn(|| self.qp.poll_event()).collect();
         self.note_events(events);
@@ -294,7 +295,7 @@ impl World {
         assert!(self.sends.len() >= sends);
     }
 
-    /// All accesses to absent memory end, those included that their end leads to.
+    /// Ends all accesses to absent memory, including those that start meanwhile.
     fn finish_absent(&mut self) {
         loop {
             while self.host.complete(0, Ok(())) {}
@@ -307,14 +308,14 @@ impl World {
         }
     }
 
-    /// Whatever is left to do comes to an end.
+    /// Runs the queue pair until it has no more work.
     fn finish(&mut self) {
         self.host.rest_ns.set(None);
         self.host.slots.set(None);
         self.finish_absent();
         let mut left = self.transmit(None, AckPolicy::Now);
         assert!(left < BACKLOG_MAX, "{left} packets waited");
-        // Without answers, retries run out; for ever only where the program asked for that.
+        // Without responses the retries run out, unless the program asked for infinite ones.
         for _ in 0..40 {
             let Some(due) = self.qp.deadline() else { return };
             self.now = self.now.max(due);

@@ -1,4 +1,4 @@
-//! Any bytes are a datagram of communication management, and mean the same when they are written again, or they are refused.
+//! Any bytes are refused, or parse to a CM datagram that is emitted to one that parses the same.
 
 use terrace_wire::cm::{IpHeader, Mad, Redirect};
 

@@ -1,4 +1,4 @@
-//! Any bytes either parse or do not; what parses is emitted to a packet that parses the same.
+//! Any bytes are refused, or parse to a packet that is emitted to one that parses the same.
 
 use terrace_wire::{MAX_HEADER_LEN, Packet, emit_headers};
 
@@ -16,11 +16,11 @@ pub fn check(bytes: &[u8]) {
     again.extend_from_slice(&bytes[header_len..]);
     assert_eq!(Packet::parse(&again), Ok(packet));
 
-    // Only reserved bits may differ, so a second time nothing does.
+    // Only reserved bits may differ, so emitting a second time changes nothing.
     let mut fixed = [0; MAX_HEADER_LEN];
     assert_eq!(emit_headers(&packet.bth, &packet.ext, &mut fixed), Ok(header_len));
     assert_eq!(fixed[..header_len], again[..header_len]);
 
-    // A header that lacks room is an error, never a panic.
+    // Too small a buffer is an error, never a panic.
     assert!(emit_headers(&packet.bth, &packet.ext, &mut fixed[..header_len - 1]).is_err());
 }

@@ -1,4 +1,5 @@
-//! A session against plain execution in order: random requests, on a peer whose pages come and go between any two steps.
+//! A session against in-order execution: random requests, on a peer whose pages are mapped and unmapped between any two
+//! steps.
 
 mod reference;
 mod rng;
@@ -12,7 +13,7 @@ use scenario::{Run, Scenario, Spec, Trouble, WHATS};
 use terrace_access::proto::{Mode, Status};
 use terrace_transport::WcStatus;
 
-/// How many seeds the loop goes through; `TERRACE_ACCESS_SEEDS=first..end` takes others.
+/// The seeds of the loop; `TERRACE_ACCESS_SEEDS=first..end` takes others.
 const SEEDS: std::ops::Range<u64> = 0..2400;
 
 fn seeds() -> std::ops::Range<u64> {
@@ -21,7 +22,7 @@ fn seeds() -> std::ops::Range<u64> {
     first.parse().expect("a number")..end.parse().expect("a number")
 }
 
-/// Runs a scenario, and says how to run it again if it fails.
+/// Runs a scenario; a failure prints how to repeat it.
 fn run(seed: u64, scenario: &Scenario, check: impl Fn(&Run)) -> Run {
     let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let run = Run::new(scenario).run(scenario);
@@ -44,7 +45,7 @@ fn bytes_and_order_are_those_of_plain_execution() {
         extended += run.extended_count();
         overtaking += run.overtaking_count;
     }
-    // The seeds have to be worth something.
+    // Checks that the seeds cover the interesting cases.
     let is_much = fetched > 10_000 && extended > 10_000 && overtaking > 300;
     assert!(seeds() != SEEDS || is_much, "{fetched} {extended} {overtaking}");
 }
@@ -95,7 +96,7 @@ fn specs() -> impl Strategy<Value = Spec> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The same as the loop, and what fails is made as small as it can be.
+    /// As the loop, but failures are shrunk.
     #[test]
     fn any_requests_have_the_effect_of_plain_execution(
         seed: u64,

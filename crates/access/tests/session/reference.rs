@@ -1,10 +1,10 @@
-//! What plain execution in order of posting does, to memory here and there.
+//! In-order execution of the posted requests, on local and remote memory.
 
 use terrace_transport::{Payload, SendOp, SendWr, Sge};
 
 use crate::server::{Key, LOCAL_BASE, Local, RKEY_BASE, Server};
 
-/// Nobody has written to a byte yet.
+/// The writer of a byte that no request has written.
 const NOBODY: u32 = u32::MAX;
 
 pub struct Reference {
@@ -13,7 +13,7 @@ pub struct Reference {
     memories: Vec<Vec<u8>>,
     memory_writers: Vec<Vec<u32>>,
     keys: Vec<Key>,
-    /// What the peer's program hears, with the number of the request.
+    /// Messages that the peer's program receives, with the number of the request.
     pub heard: Vec<(u32, Vec<u8>)>,
 }
 
@@ -29,13 +29,13 @@ impl Reference {
         }
     }
 
-    /// The program puts data where a request takes it from.
+    /// The program stores the data that a request will send.
     pub fn fill(&mut self, addr: u64, data: &[u8]) {
         let start = (addr - LOCAL_BASE) as usize;
         self.local[start..start + data.len()].copy_from_slice(data);
     }
 
-    /// Carries a request out.
+    /// Executes a request.
     pub fn post(&mut self, number: u32, wr: &SendWr) {
         match wr.op {
             SendOp::Read { va, rkey } => {
@@ -114,7 +114,7 @@ impl Reference {
         }
     }
 
-    /// Checks what a completed request has brought, where nothing posted later brings something else.
+    /// Checks the data of a completed request, except the bytes that later requests overwrite.
     pub fn check_brought(&self, number: u32, wr: &SendWr, local: &Local) {
         for sge in sges(wr) {
             let start = (sge.addr - LOCAL_BASE) as usize;
@@ -129,7 +129,7 @@ impl Reference {
         }
     }
 
-    /// Checks what the peer's program sees when it hears of a request: all that was written before.
+    /// Checks that a message's receiver sees all earlier writes.
     pub fn check_visible(&self, number: u32, server: &Server) {
         for (index, memory) in server.memories.iter().enumerate() {
             let (bytes, writers) = (&self.memories[index], &self.memory_writers[index]);
@@ -144,7 +144,7 @@ impl Reference {
         }
     }
 
-    /// Checks everything, when nothing is under way.
+    /// Checks all memory, when no request is in flight.
     pub fn check_all(&self, local: &Local, server: &Server) {
         for (index, memory) in server.memories.iter().enumerate() {
             let expected = &self.memories[index];
@@ -157,7 +157,7 @@ impl Reference {
     }
 }
 
-/// Where two memories differ. Most of the time hardly anywhere.
+/// The offsets at which two memories differ; usually few.
 fn differences<'a>(got: &'a [u8], expected: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let chunks = got.chunks(256).zip(expected.chunks(256)).enumerate();
     chunks.filter(|(_, (got, expected))| got != expected).flat_map(|(index, (got, expected))| {

@@ -1,4 +1,4 @@
-//! Random numbers that a seed replays.
+//! Random numbers from a seed.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! One rule of the session per test, with every action looked at.
+//! One rule of the session per test, with every action checked.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,13 +11,13 @@ use terrace_transport::{Payload, PostError, SendFlags, SendOp, SendWr, Sge, Time
 
 use crate::server::{LKEY, LOCAL_BASE, Local};
 
-/// A WRITE of this length never goes by RPC where accesses are one-sided.
+/// A length at which a WRITE never uses an RPC in one-sided mode.
 const LONG: u32 = 5000;
 const BASE_VA: u64 = 0x10_0000;
 const UNIT: u64 = 0x4000;
 const RKEY: u32 = 0x99;
 
-/// A session whose surroundings are played by hand.
+/// A session whose queue pair and peer each test plays itself.
 struct Stage {
     session: Session,
     local: Local,
@@ -27,7 +27,7 @@ struct Stage {
     posted: usize,
 }
 
-/// A post, as its place and length in the peer's region and its list.
+/// A post: its offset in the peer's region, and its list.
 type Posted = (u64, Vec<(u64, u32)>);
 
 impl Stage {
@@ -57,7 +57,7 @@ impl Stage {
         Stage { session: Session::new(config), local, region, known, now: Time(1), posted: 0 }
     }
 
-    /// A session that the server has given the region's use.
+    /// A session to which the server has granted the region.
     fn granted(mode: Mode) -> Stage {
         let mut stage = Stage::new();
         stage.session.start(mode, 0x88);
@@ -103,7 +103,7 @@ impl Stage {
         std::iter::from_fn(|| self.session.poll_action(self.now, &self.local)).collect()
     }
 
-    /// Fills what a READ is for with the pattern at some pages of the region, with something else elsewhere.
+    /// Fills a READ's buffers: with the signature page for the given pages of the region, with other data elsewhere.
     fn fill(&mut self, wr: &SendWr, absent_pages: &[u64]) {
         let SendOp::Read { va, .. } = wr.op else { panic!("{wr:?} is no READ") };
         let Payload::Sges(sges) = &wr.payload else { panic!("a READ has a list") };
@@ -118,7 +118,7 @@ impl Stage {
         }
     }
 
-    /// A post has been carried out.
+    /// Completes a post.
     fn bring(&mut self, wr: &SendWr) {
         self.end(wr, WcStatus::Success);
     }
@@ -132,7 +132,7 @@ impl Stage {
         assert!(self.session.handle_done(self.now, call.id, status));
     }
 
-    /// The completions among the next actions, which are nothing else.
+    /// The next actions, which must all be completions.
     fn completions(&mut self) -> Vec<(u64, WcStatus)> {
         let actions = self.actions();
         let completions = actions.iter().map(|action| match action {
@@ -170,7 +170,7 @@ fn read_of(call: &Call) -> Read {
     }
 }
 
-/// Offset of a call's range in the region, its length, the pages that it wants, and where they go.
+/// A call's offset in the region, its length, the pages that it requests, and their local offset.
 fn fetched(call: &Call) -> (u64, u32, Vec<usize>, u64) {
     let read = read_of(call);
     let pages = read.pages.expect("the grid is known").wanted.runs().flatten().collect();
@@ -200,7 +200,7 @@ fn present_units_are_read_in_runs_and_absent_pages_asked_for_in_one_call() {
     let (posts, calls) = sort(&stage.actions());
     let at = |offset: u64| offset - start + 64;
     let places: Vec<Posted> = posts.iter().map(place).collect();
-    // The first one begins at no chunk's boundary: it ends with its first packet.
+    // The first post does not begin at a chunk's boundary, so it ends with its first packet.
     let head_end = (start).next_multiple_of(1024);
     assert_eq!(
         places,
@@ -248,7 +248,7 @@ fn suspects_are_asked_for_by_one_call_when_all_is_back() {
     let (_, later) = sort(&stage.actions());
     assert_eq!(later.len(), 1);
     assert_eq!(fetched(&later[0]), (2 * 4096, 8 * 4096, vec![0, 7], 2 * 4096));
-    // Units in which something was absent are asked for without trying, from now on.
+    // Units with an absent page are requested by call from now on, without a READ.
     stage.read(2 * UNIT, 8, 0x40_000);
     let (posts, more) = sort(&stage.actions());
     assert_eq!((posts.len(), more.len()), (0, 1));
@@ -298,7 +298,7 @@ fn reads_into_one_buffer_do_not_wait_for_each_other_while_all_is_present() {
     stage.bring(&posts[0]);
     let (_, calls) = sort(&stage.actions());
     assert_eq!(calls.len(), 1);
-    // Its page comes only now, over what the others have brought: they are read again, one after the other.
+    // The call's page overwrites the data of the later READs, so they are read again, one by one.
     for wr in &posts[1..] {
         stage.fill(wr, &[]);
         stage.bring(wr);
@@ -366,7 +366,7 @@ fn calls_wait_for_writes_of_the_same_bytes_and_others_pass() {
 #[test]
 fn until_the_server_agrees_nothing_is_asked_for() {
     let mut stage = Stage::new();
-    // A READ that nobody looks at keeps the pattern off.
+    // An unchecked READ in flight keeps the signature page off.
     stage.read(0, 100, 0);
     let (unchecked, _) = sort(&stage.actions());
     stage.session.start(Mode::OneSided, 0x88);
@@ -381,7 +381,7 @@ fn until_the_server_agrees_nothing_is_asked_for() {
     assert_eq!((magic.client_qpn, magic.server_qpn, magic.rkey, magic.region_id), (0x77, 0x88, RKEY, 6));
     assert!(magic.on);
 
-    // The NIC may have been told already: what looks absent waits for the answer.
+    // The peer's NIC may already answer with signature pages: a suspect page waits for the answer.
     stage.fill(&posts[0], &[0]);
     stage.bring(&posts[0]);
     assert_eq!(stage.actions().len(), 0);
@@ -503,7 +503,7 @@ fn small_writes_of_what_is_absent_go_by_rpc_and_hold_nothing_up() {
         other => panic!("{other:?}"),
     };
     assert_eq!(calls.iter().map(stored).collect::<Vec<_>>(), [(UNIT, 4096), (2 * UNIT - 8, 16)]);
-    // What was written is read afterwards.
+    // A READ waits for earlier writes of the same bytes.
     stage.read(UNIT + 1, 8, 0x8000);
     let (posts, more) = sort(&stage.actions());
     assert_eq!((posts.len(), more.len()), (0, 0));
@@ -574,7 +574,7 @@ fn each_access_counts_once_for_each_unit() {
     }
     let counts: Vec<u32> =
         stage.region.counts().table()[..4].iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    // One READ got the region's use.
+    // One READ was for the region's grant.
     assert_eq!(counts, [1 + 1 + 1, 1 + 1, 1, 0]);
 }
 

@@ -1,4 +1,4 @@
-//! Random work requests on a random world, and what has to come of them.
+//! Random work requests on a random world, and the checks of their results.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -14,13 +14,13 @@ use crate::rng::Rng;
 use crate::server::{Key, LKEY, LOCAL_BASE, Local, Memory, RKEY_BASE, Server, extended_key};
 use crate::world::World;
 
-/// What a request does.
+/// A request's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Read,
     Write,
     WriteInline,
-    /// From where READs put their data, behind a fence.
+    /// A fenced WRITE from memory into which READs put their data.
     WriteBack,
     WriteImm,
     Send,
@@ -43,7 +43,7 @@ pub const WHATS: [What; 10] = [
     What::Flush,
 ];
 
-/// A request, before there is a world to place it in: places are taken modulo what there is.
+/// A request independent of a world: places are taken modulo the world's sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
     pub what: What,
@@ -69,7 +69,7 @@ impl Spec {
         Spec {
             what,
             key: rng.below(100),
-            // Some anywhere, some at pages, and many at a few places, where they meet.
+            // Some anywhere, some at pages, and many at a few places, where they overlap.
             place: match rng.below(4) {
                 0 => rng.below(1 << 24),
                 1 => rng.below(1 << 12) << 12,
@@ -85,7 +85,7 @@ impl Spec {
     }
 }
 
-/// What may go wrong.
+/// The failures of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     None,
@@ -95,7 +95,7 @@ pub enum Trouble {
     Flush(usize),
 }
 
-/// A world and what happens in it.
+/// A world's parameters and its requests.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub seed: u64,
@@ -146,14 +146,14 @@ pub struct Run {
     pub world: World,
     reference: Reference,
     posted: Vec<Posted>,
-    /// Where the next data to be sent is put; the first part of the memory is for what is received.
+    /// Offset of the next data to send; the first part of the memory is for received data.
     next_source: usize,
     dest_bytes: usize,
     heard_count: usize,
     in_order: bool,
-    /// Of requests that complete in order: those completed, or known to be by a later completion.
+    /// Of in-order requests: how many have completed, or are known to have by a later completion.
     settled: usize,
-    /// Of those that need not: what has completed.
+    /// Of requests that may complete out of order: the completed ones.
     completed: HashSet<usize>,
     /// How many completed before an older one.
     pub overtaking_count: usize,
@@ -210,7 +210,7 @@ fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
         // Another window on the first memory.
         extended_key(5, 0, PATTERN_SEEDS[0], 0xb000_0000, 4096, length / 2, unit as u32),
     ];
-    // These will be known later, or never.
+    // The client learns of these later, or never.
     keys[3..].iter_mut().for_each(|key| key.knowledge = Knowledge::Unknown);
     Server {
         memories,
@@ -269,7 +269,7 @@ impl Run {
         LOCAL_BASE + (spec.local % (self.dest_bytes - length + 1)) as u64
     }
 
-    /// Memory with data to be sent, such as it belongs at that place.
+    /// Local memory with data to send, valid for that remote place.
     fn source(&mut self, spec: &Spec, memory: usize, offset: usize) -> u64 {
         let mut data = vec![0; spec.length];
         let pattern = Pattern::derive(&[PATTERN_SEEDS[memory / 2]; 32]);
@@ -281,7 +281,7 @@ impl Run {
         addr
     }
 
-    /// The work request that a specification comes to.
+    /// The work request for a specification.
     fn work_request(&mut self, spec: &Spec) -> (SendWr, Knowledge) {
         let index = spec.key % self.world.server.keys.len();
         let key = self.world.server.keys[index].clone();
@@ -325,7 +325,7 @@ impl Run {
         }
         let Some(spec) = specs.pop_front() else { return };
         let (wr, known) = self.work_request(&spec);
-        // The peer hears of requests that the session holds back meanwhile.
+        // Meanwhile the peer may get requests that the session had deferred.
         while self.world.session.post(wr.clone(), &known).is_err() {
             self.step();
         }
@@ -346,7 +346,7 @@ impl Run {
         }
     }
 
-    /// A completion comes in its turn, and everything before it is done.
+    /// Checks that a completion comes in order, after everything before it is done.
     fn check_completion(&mut self, wc: &Wc) {
         let number = (u64::MAX - wc.wr_id) as usize;
         if !self.in_order {
@@ -369,7 +369,7 @@ impl Run {
         self.settled = number + 1;
     }
 
-    /// A completion comes once, and what it is about is done. One that tells of a failure comes in its turn.
+    /// Checks that a completion comes once and its request is done. An error completion must come in order.
     fn check_completion_in_any_order(&mut self, number: usize, wc: &Wc) {
         assert!(self.completed.insert(number), "request {number} completes again");
         let signaled = |index: usize| self.posted[index].wr.flags.contains(SendFlags::SIGNALED);
@@ -387,7 +387,7 @@ impl Run {
         }
     }
 
-    /// Lets everything happen, and checks all that came of it.
+    /// Runs the scenario to its end, with all checks.
     pub fn run(mut self, scenario: &Scenario) -> Run {
         let mut specs: VecDeque<Spec> = scenario.specs.iter().copied().collect();
         let total = specs.len();
@@ -414,7 +414,7 @@ impl Run {
             }
             self.trouble(scenario.trouble, steps);
         }
-        // Nobody waits for an answer to a call about the pattern, but it comes.
+        // No request waits for the answer to a call about the signature page, but the answer comes.
         while self.world.session.calls_in_flight() > 0 && !self.world.is_peer_gone {
             self.step();
         }
@@ -433,7 +433,7 @@ impl Run {
         }
     }
 
-    /// Everything went as in order.
+    /// Checks that all requests succeeded as in in-order execution.
     pub fn check_success(&self) {
         assert!(self.world.completions.iter().all(|wc| wc.status == WcStatus::Success));
         let signaled = self.posted.iter().filter(|posted| posted.wr.flags.contains(SendFlags::SIGNALED));
@@ -458,7 +458,7 @@ impl Run {
         self.reference.check_all(&self.world.local, &self.world.server);
     }
 
-    /// After the first failure everything was flushed, and everything has completed.
+    /// Checks that after the first failure all requests were flushed, and all have completed.
     pub fn check_failure(&self) -> Option<WcStatus> {
         let first = self.world.completions.iter().position(|wc| wc.status != WcStatus::Success)?;
         let (before, after) = self.world.completions.split_at(first);
@@ -481,7 +481,7 @@ impl Run {
     }
 }
 
-/// A list of so many elements over a range of memory, in another order than that of the addresses.
+/// A list of `count` elements over a range of memory, not in address order.
 fn split(addr: u64, length: usize, count: usize, shuffle: usize) -> SmallVec<[Sge; 2]> {
     let count = count.min(length).max(1);
     let mut sges: SmallVec<[Sge; 2]> = SmallVec::new();

@@ -1,4 +1,4 @@
-//! The simulated peer: memories whose units come and go, keys on them, and a server of RPCs that does several at a time.
+//! The simulated peer: memories whose units are mapped and unmapped, keys on them, and a server of concurrent RPCs.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::rng::Rng;
 pub struct Memory {
     pub bytes: Vec<u8>,
     pub unit_bytes: usize,
-    /// Of an extended memory: what it is derived from, and which units are present.
+    /// Of an extended memory: the signature page, and which units are present.
     pub paging: Option<(Pattern, Vec<bool>)>,
 }
 
 impl Memory {
-    /// What a READ of the NIC gets in one copy.
+    /// One copy of a READ by the NIC.
     pub fn copy(&self, offset: usize, out: &mut [u8], magic: bool) {
         out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
         let Some((pattern, present)) = self.paging.as_ref().filter(|_| magic) else { return };
@@ -31,16 +31,16 @@ impl Memory {
     }
 }
 
-/// What an rkey names.
+/// The region of an rkey.
 #[derive(Clone, Debug)]
 pub struct Key {
     pub memory: usize,
     pub base_va: u64,
     pub length: usize,
-    /// Where it begins on the grid.
+    /// The region's offset on the grid.
     pub lead: usize,
     pub knowledge: Knowledge,
-    /// What the client will know once it has been told.
+    /// The client's knowledge once the server has answered.
     pub truth: Knowledge,
 }
 
@@ -58,7 +58,7 @@ pub struct Job {
 }
 
 enum Step {
-    /// Take bytes of a memory, to be put there in the client's memory.
+    /// Reads bytes of a memory, which then go to `to` in the client's memory.
     Take {
         memory: usize,
         offset: usize,
@@ -69,7 +69,7 @@ enum Step {
         to: u64,
         data: Vec<u8>,
     },
-    /// Take bytes of the client's memory, to be put there in a memory.
+    /// Reads bytes of the client's memory, which then go to a memory.
     Ask {
         from: u64,
         memory: usize,
@@ -90,14 +90,14 @@ enum Step {
 pub struct Server {
     pub memories: Vec<Memory>,
     pub keys: Vec<Key>,
-    /// The keys for which the NIC answers with patterns on this queue pair.
+    /// The keys for which the NIC answers with signature pages on this queue pair.
     pub magic: HashSet<u32>,
     /// The keys that the client may name in calls.
     pub granted: HashSet<u32>,
     pub mode: Option<Mode>,
-    /// One in so many calls is refused for lack of room; 0: none.
+    /// One in so many calls is answered `Busy`; 0: none.
     pub busy_one_in: usize,
-    /// The status to answer to the call that comes after so many others.
+    /// After so many calls, the next one is answered with this status.
     pub fail_after: Option<(usize, Status)>,
     pub fetched_pages: usize,
     pub calls: usize,
@@ -201,7 +201,7 @@ impl Server {
         }
     }
 
-    /// Does a little for a call; its outcome when it is done.
+    /// Executes one step of a call; its outcome when it is done.
     pub fn serve(&mut self, job: &mut Job, local: &mut Local) -> Option<Status> {
         let Some(step) = job.steps.pop_front() else { return Some(job.status) };
         match step {
@@ -232,7 +232,7 @@ impl Server {
 #[derive(Clone)]
 pub struct Local {
     pub bytes: Vec<u8>,
-    /// Answers with a protection error.
+    /// Accesses fail with a protection error.
     pub is_gone: bool,
 }
 
@@ -263,7 +263,7 @@ impl terrace_access::session::LocalMemory for Local {
     }
 }
 
-/// A key on an extended memory, from some offset of its grid on.
+/// A key on an extended memory, from an offset of its grid on.
 pub fn extended_key(
     index: usize,
     memory: usize,

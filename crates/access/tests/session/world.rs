@@ -1,4 +1,4 @@
-//! A session, its queue pair, its peer and the program, moved on one small step at a time.
+//! A session, its queue pair, its peer and the program, advanced one small step at a time.
 
 use std::collections::VecDeque;
 
@@ -9,21 +9,21 @@ use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Time, Wc, WcSta
 use crate::rng::Rng;
 use crate::server::{Job, Local, Server};
 
-/// Something that the peer's program hears of, in order.
+/// A message that the peer's program receives, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
     pub data: Vec<u8>,
 }
 
-/// A READ whose packets are being answered.
+/// A READ whose response packets are being made.
 struct Reading {
     wr: SendWr,
     done: usize,
 }
 
-/// What the queue pair still has to bring home, in order.
+/// The queue pair's pending responses, in order.
 enum Response {
-    /// Data for the client's memory, from so far into the list.
+    /// Data for the client's memory, from `offset` in the list on.
     Data {
         sges: Vec<Sge>,
         offset: usize,
@@ -49,7 +49,7 @@ pub struct World {
     pub heard: Vec<Heard>,
     /// The queue pair's state.
     pub in_error: bool,
-    /// The work request of this number, among all posted, is refused by the peer.
+    /// After this many posted work requests, the next one fails with this status.
     pub fail_post: Option<(usize, WcStatus)>,
     pub is_peer_gone: bool,
     pub breaks: usize,
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// One step of somebody. Returns the completion that the program got, if it was that.
+    /// One step of a random component. Returns the completion, if the program got one.
     pub fn step(&mut self) -> Option<Wc> {
         self.now = self.now.after_ns(self.rng.next() % 20_000);
         match self.rng.below(10) {
@@ -108,7 +108,7 @@ impl World {
         None
     }
 
-    /// Does what the session wants.
+    /// Executes the session's next action.
     pub fn act(&mut self) -> Option<Wc> {
         match self.session.poll_action(self.now, &self.local)? {
             Action::Post(wr) => {
@@ -138,7 +138,7 @@ impl World {
         None
     }
 
-    /// The queue pair carries out the next request, or a packet of it. What it sends is gathered as late as can be.
+    /// The queue pair executes the next request, or a packet of it. Data to send is gathered as late as possible.
     pub fn transmit(&mut self) {
         if self.in_error {
             return self.flush_posted();
@@ -255,7 +255,7 @@ impl World {
         self.responses.push_back(Response::Data { sges: sges_of(wr), offset: 0, data });
     }
 
-    /// Something comes home on the queue pair.
+    /// The queue pair receives the next response.
     pub fn receive(&mut self) {
         match self.responses.pop_front() {
             Some(Response::Data { sges, offset, data }) => {
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// The server does a little for one of its calls.
+    /// The server advances one of its calls by a few steps.
     pub fn serve(&mut self) {
         if self.jobs.is_empty() {
             return;
@@ -290,7 +290,7 @@ impl World {
         }
     }
 
-    /// The control queue pair breaks: nothing of any call happens any more.
+    /// The control queue pair breaks: calls make no more progress.
     pub fn lose_peer(&mut self) {
         self.is_peer_gone = true;
         self.sent_calls.clear();
@@ -299,7 +299,7 @@ impl World {
         self.session.handle_peer_gone();
     }
 
-    /// Some units come, others go.
+    /// Maps or unmaps units.
     pub fn churn(&mut self) {
         let memory = self.rng.below(self.server.memories.len());
         let whole = self.rng.one_in(8).then(|| self.rng.one_in(2));
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// A client's bitmap is pulled, or gets to hold anything at all.
+    /// Updates a client's bitmap, or fills it with random bits.
     pub fn pull(&mut self) {
         let index = self.rng.below(self.server.keys.len());
         let key = &self.server.keys[index];

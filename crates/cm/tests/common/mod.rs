@@ -1,4 +1,4 @@
-//! Two connection managers and a network between them that does what the seed says.
+//! Two connection managers and a network between them, whose faults follow from the seed.
 
 #![allow(dead_code)]
 
@@ -15,12 +15,12 @@ use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 pub const SERVICE: u16 = 7174;
 pub const SECOND_NS: u64 = 1_000_000_000;
 
-/// What becomes of datagrams, in percent.
+/// The network's faults, in percent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
     pub lost: u32,
     pub doubled: u32,
-    /// The longest delay.
+    /// The longest delay, in nanoseconds.
     pub delay_ns: u64,
 }
 
@@ -31,7 +31,7 @@ pub struct World {
     pub sent: u64,
     weather: Weather,
     rng: StdRng,
-    /// On their way, by the time of arrival: to whom, and the bytes.
+    /// Datagrams in flight, by time of arrival: destination and bytes.
     flying: BTreeMap<(Time, u64), (usize, Vec<u8>)>,
 }
 
@@ -101,10 +101,10 @@ impl World {
         self.weather = weather;
     }
 
-    /// Takes what an end has to say.
+    /// Sends an end's datagrams and collects its events.
     fn settle(&mut self, end: usize) {
         while let Some(transmit) = self.ends[end].poll_transmit() {
-            // What goes to others is no concern of this world.
+            // Datagrams for other addresses are dropped.
             let Some(to) = (0..2).find(|&other| address(other) == transmit.path.remote.ip()) else {
                 continue;
             };
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Lets the next thing happen that is due until then. False if there is none.
+    /// Advances to the next arrival or timer up to `until`. False if there is none.
     pub fn step(&mut self, until: Time) -> bool {
         self.settle(0);
         self.settle(1);
@@ -150,19 +150,20 @@ impl World {
         while self.step(until) {}
     }
 
-    /// Everything that an end has heard since it was last asked.
+    /// Takes an end's events.
     pub fn take_heard(&mut self, end: usize) -> Vec<Event> {
         std::mem::take(&mut self.heard[end])
     }
 
-    /// The one thing that an end has heard.
+    /// Takes an end's only event.
     pub fn take_only(&mut self, end: usize) -> Event {
         let mut heard = self.take_heard(end);
         assert_eq!(heard.len(), 1, "{heard:?}");
         heard.remove(0)
     }
 
-    /// End 0 has asked for a connection, on a network without faults, and end 1's REP has come. Returns both names of the connection.
+    /// On a network without faults, end 0 has sent a REQ and received end 1's REP. Returns both ends' IDs of the
+    /// connection.
     pub fn accepted(&mut self) -> [ConnId; 2] {
         self.ends[1].listen(ListenerId(self.sent), service(), None, 16).expect("free");
         let active = self.ends[0].connect(self.now, 7, &connect_from(0, 11)).expect("sent");
@@ -175,7 +176,7 @@ impl World {
         [active, passive]
     }
 
-    /// The same, and end 0 has taken it.
+    /// As `accepted`; end 0 has also established the connection.
     pub fn connected(&mut self) -> [ConnId; 2] {
         let [active, passive] = self.accepted();
         self.ends[0].establish(self.now, active).expect("established");

@@ -1,4 +1,4 @@
-//! What the tests share: packets with a recognisable content, and loops around a port.
+//! Helpers of the tests: packets with a recognisable content, and loops around a port.
 #![allow(dead_code)] // Each test file uses a part of it.
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,8 @@ pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// A port on a loopback address that no other test uses: all of 127.0.0.0/8 is local, and slots are per address.
+/// A port on a loopback address that no other test uses: all of 127.0.0.0/8 is local, and instance indexes are per
+/// address.
 pub fn port_at(addr: &str) -> UdpPort {
     open(UdpConfig { addr: Some(ip(addr)), ..UdpConfig::default() })
 }
@@ -57,7 +58,7 @@ pub fn receive(port: &dyn Port, count: usize) -> Vec<(RxMeta, Vec<u8>)> {
     receive_for(port, count, Duration::from_secs(2))
 }
 
-/// Receives until there are `count` packets, or until the time is over.
+/// Receives until there are `count` packets, or for `time`.
 pub fn receive_for(port: &dyn Port, count: usize, time: Duration) -> Vec<(RxMeta, Vec<u8>)> {
     let until = Instant::now() + time;
     let mut rx = RxBatch::new();
@@ -73,7 +74,7 @@ pub fn receive_for(port: &dyn Port, count: usize, time: Duration) -> Vec<(RxMeta
     packets
 }
 
-/// Takes what is there now and for a moment longer.
+/// Receives the packets that are present or arrive shortly.
 pub fn receive_rest(port: &dyn Port) -> Vec<(RxMeta, Vec<u8>)> {
     receive_for(port, usize::MAX, Duration::from_millis(100))
 }

@@ -1,4 +1,4 @@
-//! What the tests share: a server with its file, and clients of it.
+//! Helpers of the tests: a server with its file, and clients of it.
 #![allow(dead_code)] // Every test file uses its own part of this.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -62,7 +62,7 @@ pub fn wait_for(client: &Client, count: usize) -> Vec<Completion> {
     done
 }
 
-/// Content that tells where it belongs.
+/// Content that encodes its own offset.
 pub fn content(offset: u64, len: usize, version: u64) -> Vec<u8> {
     (offset..offset + len as u64)
         .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version * 77) >> 32) as u8)

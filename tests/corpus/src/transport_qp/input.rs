@@ -1,5 +1,5 @@
-//! What the fuzzer chooses, and how that becomes work requests, attributes and packets. Numbers that a queue pair
-//! compares with its own are drawn near those, or nothing would ever fit.
+//! The fuzzer's input, and its translation to work requests, attributes and packets. Numbers that a queue pair
+//! compares with its own are drawn near those, or they would never match.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ pub const KEYS: u32 = 4;
 
 pub const TYPES: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
 
-/// The one shared receive queue of XRC that there is.
+/// The only shared receive queue of XRC.
 pub const SRQN: u32 = 0x33;
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
@@ -54,7 +54,7 @@ pub struct Attributes {
 #[derive(Arbitrary, Clone, Debug)]
 pub enum Step {
     Packet(PacketStep),
-    /// Bytes as they come.
+    /// Raw bytes.
     Raw {
         bytes: Vec<u8>,
         foreign: bool,
@@ -81,11 +81,11 @@ pub enum Step {
     },
     /// Time passes until the next timer.
     WaitForTimer,
-    /// Unreliable services rest after each packet from now on.
+    /// Unreliable services pause after each packet from now on.
     Rest {
         ns: u16,
     },
-    /// A region goes, or comes back.
+    /// A region is deregistered, or registered again.
     Region {
         key: u8,
         present: bool,
@@ -97,7 +97,7 @@ pub enum Step {
         faulting: bool,
         slots: u8,
     },
-    /// An access to absent memory ends, and the queue pair is told, or is not.
+    /// An access to absent memory ends; the queue pair is woken, or not.
     Complete {
         index: u8,
         outcome: u8,
@@ -128,7 +128,7 @@ pub struct SendStep {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct PacketStep {
     opcode: u8,
-    /// From the expected PSN, or from the next one to send.
+    /// Offset from the expected PSN, or from the next one to send.
     psn_offset: i8,
     flags: u8,
     syndrome: u8,
@@ -207,7 +207,7 @@ impl Attributes {
     }
 }
 
-/// The mask of a `modify`: what the transition needs, with more and less.
+/// The mask of a `modify`: the required attributes, with some added and some removed.
 pub fn modify_mask(needed: QpAttrMask, extra: u32, missing: u32) -> QpAttrMask {
     // Mostly neither.
     let some =
@@ -261,7 +261,7 @@ impl SendStep {
             Payload::Sges(memory(&self.memory, self.count))
         };
         let datagram = Datagram { path: path_to(peer), qpn: 0x22, qkey: 5 };
-        // The queue that exists, another, and a number that no header has room for.
+        // The queue that exists, another one, and a number too large for the header.
         let target = match self.value % 4 {
             0 | 1 => Target::Datagram(datagram),
             2 => Target::SharedQueue(SRQN + u32::from(self.key % 2)),
