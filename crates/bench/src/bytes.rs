@@ -1,6 +1,6 @@
-//! Sizes as people write them.
+//! Sizes as text.
 
-/// Reads a number of bytes: digits, then nothing, `K`, `M`, `G` or `T` (powers of 1024), in either case.
+/// Parses a number of bytes: digits, then nothing, `K`, `M`, `G` or `T` (powers of 1024), in either case.
 pub fn parse(text: &str) -> Result<u64, String> {
     let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
         .ok_or(format!("{text} bytes are too many"))
 }
 
-/// The same the other way round: the largest unit that leaves no fraction.
+/// Formats a size with the largest unit that leaves no fraction.
 pub fn show(bytes: u64) -> String {
     for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
         if bytes > 0 && bytes.trailing_zeros() >= shift {

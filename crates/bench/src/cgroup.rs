@@ -1,4 +1,4 @@
-//! Limits for the server's process: control groups of version 2 or 1, whichever this machine has.
+//! Limits for the server's process, by the control groups of this machine, version 2 or 1.
 
 use std::fs;
 use std::io;
@@ -9,41 +9,41 @@ use crate::leftovers;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Why the server cannot be limited.
+/// Why the server's process cannot be limited.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
     /// No controller that this user may use.
     #[error("cannot limit the server's {what} here ({tried}): needs root and a cgroup {what} controller")]
     Unavailable {
-        /// memory or IO.
+        /// `memory` or `IO`.
         what: &'static str,
-        /// What was tried, and what came of it.
+        /// The attempts, and their errors.
         tried: String,
     },
 }
 
-/// How much slower a device is made.
+/// The limits that make a device slower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Throttle {
     /// Major and minor number of the whole disk.
     pub device: (u32, u32),
-    /// IOs per second, READs and WRITEs each.
+    /// I/Os per second, READs and WRITEs each.
     pub iops: u64,
     /// Bytes per second, READs and WRITEs each.
     pub bytes_per_s: u64,
 }
 
-/// A control group with limits. It is removed when it is dropped, which works once its processes have ended.
+/// A control group with limits. Dropping it removes it, which works once its processes have ended.
 #[derive(Debug)]
 pub struct Group {
     memory: PathBuf,
     peak_file: &'static str,
-    /// With version 1, IO has a hierarchy of its own.
+    /// The group's directory in version 1's separate hierarchy for I/O.
     io: Option<PathBuf>,
 }
 
 impl Group {
-    /// A new group of that name.
+    /// Creates a group of that name.
     pub fn new(name: &str, limit_bytes: u64, throttle: Option<Throttle>) -> Result<Group, GroupError> {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Group::below(Path::new(MOUNT), &own, name, limit_bytes, throttle)
@@ -69,12 +69,12 @@ impl Group {
         }
     }
 
-    /// The files that a process writes its number to when it joins.
+    /// The files to which a joining process writes its process ID.
     pub fn process_lists(&self) -> impl Iterator<Item = PathBuf> {
         [Some(&self.memory), self.io.as_ref()].into_iter().flatten().map(|path| path.join("cgroup.procs"))
     }
 
-    /// The most memory that the group ever held, page cache included; nothing when this kernel does not record it.
+    /// The most memory that the group ever held, including page cache; `None` when this kernel does not record it.
     pub fn peak_bytes(&self) -> Option<u64> {
         fs::read_to_string(self.memory.join(self.peak_file)).ok()?.trim().parse().ok()
     }
@@ -86,7 +86,7 @@ impl Group {
         let line = format!("{major}:{minor} rbps={bytes_per_s} wbps={bytes_per_s} riops={iops} wiops={iops}");
         let parent = self.memory.parent().expect("a group lies in the mount");
         if !words(&parent.join("cgroup.subtree_control")).any(|word| word == "io") {
-            // When it cannot be handed on, the file below does not exist, which says it well enough.
+            // If the controller cannot be delegated, the file below does not exist, and its error is reported.
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+io");
         }
         fs::write(self.memory.join("io.max"), line).map_err(|error| no_io("cgroup v2", &error))?;
@@ -105,7 +105,7 @@ impl Group {
         };
         let path = version_1_parent(mount, own, "blkio").join(name);
         make_dir(&path).map_err(|error| no_io("cgroup v1", &error))?;
-        // From here on dropping the group removes this one, too.
+        // From here on, dropping the group removes this directory, too.
         self.io = Some(path.clone());
         for (file, limit) in
             [("read_iops", iops), ("write_iops", iops), ("read_bps", bytes_per_s), ("write_bps", bytes_per_s)]
@@ -120,7 +120,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         for path in [Some(&self.memory), self.io.as_ref()].into_iter().flatten() {
-            // The kernel may need a moment to let go of a process that has just ended.
+            // The kernel may need some milliseconds to release a process that has just ended.
             for _ in 0..50 {
                 match fs::remove_dir(path) {
                     Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
@@ -142,7 +142,7 @@ fn words(path: &Path) -> impl Iterator<Item = String> {
     text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
 }
 
-/// Where this process is in a controller's hierarchy, from `/proc/self/cgroup`; version 2 has no controller's name.
+/// The path of this process in a controller's hierarchy, from `/proc/self/cgroup`; version 2 has no controller name.
 fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
     own.lines()
         .filter_map(|line| line.split_once(':').and_then(|(_, rest)| rest.split_once(':')))
@@ -150,10 +150,10 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
         .map_or("", |(_, path)| path.trim_start_matches('/'))
 }
 
-/// A new group; those that interrupted runs left beside it go.
+/// Creates a group's directory, and removes groups that interrupted runs left beside it.
 fn make_dir(path: &Path) -> io::Result<()> {
     for left in path.parent().map(leftovers::of_dead_processes).unwrap_or_default() {
-        // Empty ones can be removed; what is still in use stays.
+        // Fails for groups that are in use, which stay.
         let _ = fs::remove_dir(left);
     }
     fs::create_dir(path)
@@ -171,7 +171,7 @@ fn version_2(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Resul
     if !has_memory(&mount.join("cgroup.controllers")) {
         return Err(io::Error::other("no memory controller"));
     }
-    // A group that holds processes cannot hand controllers to children: go up to the first that already does.
+    // A group with processes cannot delegate controllers to children: go up to the first that already delegates.
     let mut parent = mount.join(own_path(own, ""));
     while parent != mount && !has_memory(&parent.join("cgroup.subtree_control")) {
         parent.pop();
@@ -185,7 +185,7 @@ fn version_2(mount: &Path, own: &str, name: &str, limit_bytes: u64) -> io::Resul
 fn version_1_parent(mount: &Path, own: &str, controller: &str) -> PathBuf {
     let mount = mount.join(controller);
     let inside = mount.join(own_path(own, controller));
-    // In a container the path is that of the host, which is not there.
+    // In a container the path is the host's, which does not exist here.
     if inside.is_dir() { inside } else { mount }
 }
 
@@ -207,7 +207,7 @@ mod tests {
         fs::read_to_string(path).unwrap()
     }
 
-    /// A directory that looks like a mount, as far as this module looks.
+    /// A directory with the files of a mount that this module uses.
     fn version_1_mount() -> tempfile::TempDir {
         let mount = tempfile::tempdir().unwrap();
         for path in ["memory/container", "blkio"] {

@@ -1,9 +1,9 @@
-//! What the region's bytes are, so that every one of them can be checked.
+//! The contents of the region, chosen so that every byte can be checked.
 //!
-//! The region is made of granules of 64 bytes. The first 8 bytes of each are a stamp that says who wrote it and when; the other
-//! 56 follow from the stamp and the granule's offset. So a granule checks itself: a flipped bit, bytes of another place and a
-//! mixture of two writes are all seen, without knowing who wrote last. Whether it is the *right* version, the
-//! [ledger](crate::ledger) knows.
+//! The region consists of granules of 64 bytes. The first 8 bytes of each are a stamp: the writer and the version. The
+//! other 56 are computed from the stamp and the granule's offset. So a granule checks itself: a flipped bit, bytes of
+//! another offset and a mixture of two writes are all detected, without knowing the last writer. Whether the version is
+//! the *right* one is checked by the [ledger](crate::ledger).
 
 use crate::permutation::mix;
 
@@ -11,10 +11,10 @@ use crate::permutation::mix;
 pub const GRANULE_BYTES: usize = 64;
 const WORDS: usize = GRANULE_BYTES / 8;
 
-/// Who wrote a granule, and when.
+/// The writer and the version of a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Which measurement of this run; 0 is the file's first content.
+    /// The number of the measurement in this run; 0 for the file's first content.
     pub epoch: u16,
     /// The client thread.
     pub writer: u16,
@@ -23,7 +23,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The content before anybody wrote.
+    /// The content before the first write.
     pub const FIRST: Stamp = Stamp { epoch: 0, writer: 0, version: 0 };
 
     fn to_word(self) -> u64 {
@@ -35,8 +35,8 @@ impl Stamp {
     }
 }
 
-/// The words of the granule at `offset` under a stamp. One strong mix per granule, and a different constant for each
-/// word: cheap, because it is the same machine that is being measured.
+/// The words of the granule at `offset` with a stamp. One strong mix per granule and a constant for each word: cheap,
+/// because the measured machine computes it.
 fn words(offset: u64, stamp: u64) -> [u64; WORDS] {
     let base = mix(offset ^ mix(stamp));
     let mut words = [0; WORDS];
@@ -47,7 +47,7 @@ fn words(offset: u64, stamp: u64) -> [u64; WORDS] {
     words
 }
 
-/// Fills `bytes`, which lie at `offset` of the region, with what `stamp` has written. Both are multiples of a granule.
+/// Fills `bytes`, at `offset` of the region, with the content of `stamp`. Both are multiples of a granule.
 pub fn fill(bytes: &mut [u8], offset: u64, stamp: Stamp) {
     let stamp = stamp.to_word();
     for (index, granule) in bytes.chunks_exact_mut(GRANULE_BYTES).enumerate() {
@@ -62,18 +62,18 @@ fn word(granule: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(granule[index * 8..index * 8 + 8].try_into().expect("eight bytes"))
 }
 
-/// The stamp of a granule that lies at `offset` of the region, if all its bytes agree with it.
+/// The stamp of a granule at `offset` of the region, if all its bytes agree with it.
 pub fn stamp_of(granule: &[u8], offset: u64) -> Option<Stamp> {
     let stamp = word(granule, 0);
     let expected = words(offset, stamp);
-    // No early end: this way the compiler compares several words at a time.
+    // No early exit: so the compiler compares several words at a time.
     let differing =
         (0..WORDS).fold(0, |differing, index| differing | (word(granule, index) ^ expected[index]));
     (differing == 0).then(|| Stamp::from_word(stamp))
 }
 
-/// Whether each word of a granule is from one of `stamps`: what a READ may see that runs into a WRITE, because nothing orders
-/// the two within a packet.
+/// Whether each word of a granule is from one of `stamps`. A READ concurrent with a WRITE may return such a mixture,
+/// because nothing orders the two within a packet.
 pub fn is_mixture(granule: &[u8], offset: u64, stamps: impl Iterator<Item = Stamp>) -> bool {
     let mut known = [false; WORDS];
     for stamp in stamps {

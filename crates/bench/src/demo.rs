@@ -1,4 +1,4 @@
-//! The demo: a region four times as large as the server's memory, in five modes side by side.
+//! The demo: a region four times as large as the server's memory, in five modes.
 
 use serde::Serialize;
 
@@ -7,10 +7,10 @@ use crate::progress::Progress;
 use crate::runner::{Outcome, Runner, estimates};
 use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 
-/// In the order of the table. `pin` is what all memory would give, `odp` and `rpc` are what there was before.
+/// In the order of the table. `pin` shows the result with memory for all data, `odp` and `rpc` are the prior art.
 const MODES: [Mode; 5] = [Mode::Pin, Mode::Odp, Mode::Rpc, Mode::Term, Mode::Wait];
-/// What the demo is about gets its full time, what it is compared with as much as a stable number needs: all of it takes
-/// less than a minute and a half.
+/// Mode `term` gets its full time, the modes for comparison the least time for a stable number: the demo takes less
+/// than a minute and a half.
 const TERM_S: f64 = 20.0;
 const OTHERS_S: f64 = 8.0;
 const WARM_UP_S: f64 = 2.0;
@@ -18,9 +18,9 @@ const WARM_UP_S: f64 = 2.0;
 /// A line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct DemoRow {
-    /// Of the server.
+    /// The server's mode.
     pub mode: Mode,
-    /// How long it was measured.
+    /// Length of the measurement.
     pub seconds: f64,
     /// READs and WRITEs per second.
     pub ops_per_s: f64,
@@ -28,13 +28,13 @@ pub struct DemoRow {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// Share of accesses to resident units; nothing when the server does not count.
+    /// Share of accesses to resident units; `None` when the server does not count.
     pub hit_ratio: Option<f64>,
-    /// Bytes of READs compared with what must be there.
+    /// READ data compared with its expected content.
     pub verified_mib: f64,
-    /// The most memory that the server held, page cache included.
+    /// The most memory that the server held, including page cache.
     pub server_peak_mib: Option<f64>,
-    /// Why there are no numbers.
+    /// The error, for a mode that failed.
     pub error: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl DemoRow {
         }
     }
 
-    /// The line as text; why it has no numbers stands below the table.
+    /// The line as text; errors are printed below the table.
     pub fn cells(&self) -> Vec<String> {
         if self.error.is_some() {
             let mut cells = vec![self.mode.to_string()];
@@ -95,11 +95,11 @@ pub fn failures(rows: &[DemoRow]) -> String {
     failed.map(|(mode, error)| format!("{mode} FAILED: {error}\n")).collect()
 }
 
-/// What is done, for above the table.
+/// A description of the measurement, printed above the table.
 pub const TITLE: &str = "a 2 GiB region on a server with 512 MiB of memory: two client threads, half READs, half WRITEs of 4 KiB, \
     Zipf 0.99, every byte READ verified (pin: memory for all of it)";
 
-/// Measures all modes. In a rehearsal, on little memory and briefly.
+/// Measures all modes. A rehearsal takes little memory and time.
 pub fn run(bed: &mut dyn TestHarness, is_rehearsal: bool) -> Vec<DemoRow> {
     let settings = Settings { dram_percent: 25, write_percent: 50, ..Settings::default() };
     let settings = match is_rehearsal {

@@ -1,4 +1,4 @@
-//! Which part of the region an access goes to.
+//! The choice of the part of the region for each access.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::permutation::Permutation;
 
-/// How popular the keys are.
+/// The popularity of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distribution {
-    /// All alike.
+    /// All keys equally.
     Uniform,
-    /// The key of rank `r` is met in proportion to `1 / r^theta`; ranks are scattered over the region.
+    /// The key of rank `r` with a probability proportional to `1 / r^theta`; ranks are scattered over the region.
     #[default]
     Zipf,
-    /// One after the other; each thread has its own part of the region to begin in.
+    /// In order; each thread begins in its own part of the region.
     Sequential,
 }
 
-/// The scattering is the same for all threads and points of a run, so that what is hot stays hot.
+/// The same for all threads and points of a run, so that hot keys stay hot.
 const SCATTER_SEED: u64 = 0x7e44_ace0;
 
-/// Where the keys of each rank lie, the most popular one's first.
+/// The keys by rank, the most popular one first.
 pub(crate) fn scatter(count: u64) -> Permutation {
     Permutation::new(count, SCATTER_SEED)
 }
 
-/// One thread's endless stream of keys out of `0..count`.
+/// One thread's endless stream of keys in `0..count`.
 #[derive(Debug)]
 pub struct Keys {
     count: u64,
@@ -44,8 +44,8 @@ enum Source {
 }
 
 impl Keys {
-    /// The stream of thread `thread` of `threads`. `count` is at least 1; `theta` only matters to [`Distribution::Zipf`] and is
-    /// finite and not negative (0 is uniform).
+    /// The stream of thread `thread` of `threads`. `count` is at least 1. Only [`Distribution::Zipf`] uses `theta`,
+    /// which is finite and not negative (0 is uniform).
     pub fn new(distribution: Distribution, theta: f64, count: u64, thread: u64, threads: u64) -> Keys {
         assert!(count > 0 && threads > thread, "no keys, or thread {thread} of {threads}");
         let source = match distribution {
@@ -59,7 +59,8 @@ impl Keys {
         Keys { count, source, rng: SmallRng::seed_from_u64(0x5eed + thread) }
     }
 
-    /// The next key. After the hotspot has switched, what was the hottest key is the coldest, and so on (as in TeRM's figure 11).
+    /// The next key. When the hotspot has switched, ranks are reversed: the hottest key becomes the coldest, and so on
+    /// (as in TeRM's figure 11).
     pub fn next(&mut self, is_switched: bool) -> u64 {
         match &mut self.source {
             Source::Uniform => self.rng.random_range(0..self.count),
@@ -75,20 +76,20 @@ impl Keys {
         }
     }
 
-    /// True in `percent` of all calls.
+    /// True with a probability of `percent`.
     pub fn chance(&mut self, percent: u32) -> bool {
-        // The ends need no draw, so that a workload of READs only costs nothing more.
+        // 0 and 100 draw no number, so that a workload of READs only costs nothing more.
         percent >= 100 || percent > 0 && self.rng.random_range(0..100) < percent
     }
 }
 
-/// The key that thread `thread` writes to when it drew `key`: the one of the same group of `threads` neighbours that it owns.
-/// Each key has one writer, whose versions therefore have an order.
+/// The key that thread `thread` writes when it has drawn `key`: the one that it owns in the same group of `threads`
+/// adjacent keys. So each key has one writer, and its versions have an order.
 pub fn owned(key: u64, thread: u64, threads: u64, count: u64) -> u64 {
     let group = key - key % threads;
     match group + thread {
         own if own < count => own,
-        // The last group may be short; a region of fewer keys than threads is refused before.
+        // The last group may be short; regions with fewer keys than threads were refused before.
         _ => group - threads + thread,
     }
 }
@@ -105,7 +106,7 @@ mod tests {
         met
     }
 
-    /// Pearson's statistic over bins of enough expected draws each, and the number of bins.
+    /// Pearson's statistic over bins with enough expected draws each, and the number of bins.
     fn chi_square(met: &[u64], expected: &[f64]) -> (f64, usize) {
         let (mut statistic, mut bins, mut seen, mut due) = (0.0, 0, 0, 0.0);
         for (&met, &expected) in met.iter().zip(expected) {
@@ -137,10 +138,10 @@ mod tests {
                     .map(|rank| met[scatter.apply(rank) as usize])
                     .collect();
                 let (statistic, bins) = chi_square(&by_rank, &zipf_expected(count, theta, draws));
-                // Mean `bins`, standard deviation sqrt(2 bins): six of them are never met by a right generator.
+                // Mean `bins`, standard deviation sqrt(2 bins): a right generator never differs by six of them.
                 let limit = bins as f64 + 6.0 * (2.0 * bins as f64).sqrt();
                 assert!(statistic < limit, "theta {theta}: {statistic:.0} over {bins} bins");
-                // A generator that was this wrong would be caught, also where the frequencies are flat.
+                // A generator with this error would fail, also where the frequencies are flat.
                 let wrong = zipf_expected(count, theta + 0.05, draws);
                 assert!(chi_square(&by_rank, &wrong).0 > limit, "theta {theta}: the test sees nothing");
             }

@@ -1,32 +1,32 @@
-//! What has been written: for each key the last version that was issued, and the last that was acknowledged.
+//! The versions of all keys: for each key the last version issued, and the last acknowledged.
 //!
-//! One table for all client threads of a run. Each key has one writer; everybody reads. A READ that was posted after version `n`
-//! was acknowledged must find `n` or later, whoever wrote it, and nothing that has not been issued.
+//! All client threads of a run share one table. Each key has one writer; all threads read. A READ posted after version
+//! `n` was acknowledged must return `n` or later, from any writer, and nothing that was not issued.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::content::{GRANULE_BYTES, Stamp, is_mixture, stamp_of};
 use crate::keys;
 
-/// Why data that was read is wrong.
+/// How READ data is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Corruption {
-    /// Not what anybody wrote at this place.
+    /// The content of no write to this granule.
     #[error("the 64 bytes at offset {offset} are not what anybody wrote there: {bytes}")]
     Damaged {
-        /// Of the granule, in the region.
+        /// The granule's offset in the region.
         offset: u64,
-        /// Its beginning, in hexadecimal.
+        /// Its first bytes, in hexadecimal.
         bytes: String,
     },
-    /// Older than what had been acknowledged before the READ was posted, or not issued yet.
+    /// Older than the version acknowledged when the READ was posted, or not issued yet.
     #[error(
         "the 64 bytes at offset {offset} are version {found:?}, but it must be one of {low} to {high} of epoch {epoch}"
     )]
     WrongVersion {
-        /// Of the granule, in the region.
+        /// The granule's offset in the region.
         offset: u64,
-        /// What was read.
+        /// The stamp found.
         found: Stamp,
         /// The version acknowledged when the READ was posted.
         low: u32,
@@ -37,19 +37,19 @@ pub enum Corruption {
     },
 }
 
-/// What a READ's data was found to be.
+/// The result of checking a READ's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// All granules.
     pub granules: u64,
-    /// Those that a WRITE was running into, so that they are a mixture; checked word by word where the old version is known.
+    /// Granules that a concurrent WRITE made a mixture; checked word by word where the old version is known.
     pub mixed: u64,
 }
 
-/// Versions of all keys.
+/// The versions of all keys.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Acknowledged in the upper half, issued in the lower.
+    /// The acknowledged version in the upper half, the issued one in the lower.
     entries: Box<[AtomicU64]>,
     key_bytes: u64,
     threads: u64,
@@ -57,7 +57,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nothing written yet in this epoch. `threads` own the keys in turn.
+    /// No writes in this epoch yet. `threads` own the keys in turn.
     pub fn new(key_count: u64, key_bytes: u64, threads: u64, epoch: u16) -> Ledger {
         let entries = (0..key_count).map(|_| AtomicU64::new(0)).collect();
         Ledger { entries, key_bytes, threads, epoch }
@@ -73,7 +73,7 @@ impl Ledger {
         keys::owned(key, thread, self.threads, self.key_count())
     }
 
-    /// The stamp of the next write to `key`. Only its owner calls this.
+    /// The stamp of the next write to `key`. Only the key's owner calls this.
     pub fn issue(&self, key: u64) -> Stamp {
         let entry = &self.entries[key as usize];
         let before = entry.load(Ordering::Relaxed);
@@ -82,8 +82,8 @@ impl Ledger {
         self.stamp(key, version)
     }
 
-    /// A write has been acknowledged. Only the owner calls this. Writes of one thread take effect in the order they were
-    /// posted in, so the highest acknowledged version is what everybody must see from now on.
+    /// Records an acknowledged write. Only the key's owner calls this. Writes of one thread take effect in the order of
+    /// posting, so all later READs must return the highest acknowledged version or a later one.
     pub fn acknowledge(&self, key: u64, version: u32) {
         let entry = &self.entries[key as usize];
         let before = entry.load(Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Ledger {
         entry.store(acknowledged << 32 | before & 0xffff_ffff, Ordering::Release);
     }
 
-    /// The oldest version that a READ may find which is posted now.
+    /// The oldest version that a READ posted now may return.
     pub fn acknowledged(&self, key: u64) -> u32 {
         (self.entries[key as usize].load(Ordering::Acquire) >> 32) as u32
     }
@@ -104,7 +104,7 @@ impl Ledger {
         Stamp { epoch: self.epoch, writer: (key % self.threads) as u16, version }
     }
 
-    /// Checks the data of a READ of `key` that was posted when `low` was acknowledged.
+    /// Checks the data of a READ of `key` that was posted when version `low` was acknowledged.
     pub fn verify(&self, key: u64, low: u32, bytes: &[u8]) -> Result<Verified, Corruption> {
         let high = self.issued(key);
         let mut verified = Verified::default();
@@ -128,14 +128,13 @@ impl Ledger {
 
     fn may_be(&self, key: u64, found: Stamp, low: u32, high: u32) -> bool {
         if found.epoch < self.epoch {
-            // What an earlier measurement left; which of its versions is not recorded any more.
+            // The content of an earlier measurement, whose versions are no longer recorded.
             return low == 0;
         }
         found == self.stamp(key, found.version) && (low.max(1)..=high).contains(&found.version)
     }
 
-    /// A mixture is legal only while a write was running. When it ran over what an earlier measurement left, the old words are
-    /// not known.
+    /// A mixture is legal only during a write. Over the content of an earlier measurement, the old words are not known.
     fn may_be_mixed(&self, key: u64, granule: &[u8], offset: u64, low: u32, high: u32) -> bool {
         high > low
             && (low == 0 || is_mixture(granule, offset, (low..=high).map(|version| self.stamp(key, version))))
@@ -177,7 +176,7 @@ mod tests {
             let mut wrong = right.clone();
             wrong[byte] ^= 0x10;
             let corruption = ledger.verify(2, 0, &wrong).unwrap_err();
-            // A stamp that is damaged into one of a later epoch does not agree with its words either.
+            // A stamp damaged into one of a later epoch does not agree with its words either.
             assert!(matches!(corruption, Corruption::Damaged { .. }), "byte {byte}: {corruption}");
         }
         assert!(ledger.verify(3, 0, &right).is_err(), "the bytes of another page");

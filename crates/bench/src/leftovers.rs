@@ -1,15 +1,15 @@
-//! Files and control groups that an interrupted run could not remove: their names tell whose they were.
+//! Files and control groups that an interrupted run could not remove. Their names contain the process ID of their run.
 
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "terrace-bench-";
 
-/// A name that tells that it is of this process.
+/// A name with the ID of this process.
 pub(crate) fn name(what: &str) -> String {
     format!("{PREFIX}{}-{what}", std::process::id())
 }
 
-/// What lies in `dir` under such a name of a process that does not exist any more.
+/// The entries of `dir` with such names whose process does not exist any more.
 pub(crate) fn of_dead_processes(dir: &Path) -> Vec<PathBuf> {
     let is_left = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

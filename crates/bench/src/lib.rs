@@ -2,14 +2,14 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `permutation`, `keys` | which part of the region an access goes to |
-//! | `content`, `ledger` | what its bytes must be |
-//! | `target` | what carries accesses out |
-//! | `workload`, `worker`, `measure` | client threads and what came out of them |
+//! | `permutation`, `keys` | the part of the region for each access |
+//! | `content`, `ledger` | the expected content |
+//! | `target` | connections that carry out accesses |
+//! | `workload`, `worker`, `measure` | client threads and their results |
 //! | `plan`, `ratios` | figures, tables and promises as data |
-//! | `bed`, `servers`, `runner`, `session` | servers, points, whole runs |
-//! | `cgroup`, `process`, `storage`, `preload` | the server's limits, its process, the region's file, and what of it is in memory |
-//! | `results`, `report`, `plot`, `machine`, `progress` | what people get to see |
+//! | `test_harness`, `servers`, `runner`, `session` | servers, points, whole runs |
+//! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file and its pages in memory |
+//! | `results`, `report`, `plot`, `machine`, `progress` | output for people |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! What the numbers were measured on.
+//! The machine of the measurements.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,29 +6,30 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// A description of this machine, for beside the results.
+/// A description of this machine, for the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Model.
+    /// Processor model.
     pub cpu: String,
     /// Processors that this process may use.
     pub cores: usize,
-    /// Of the machine, in MiB.
+    /// Memory of the machine, in MiB.
     pub memory_mib: u64,
-    /// Release.
+    /// Kernel release.
     pub kernel: String,
     /// The data directory's file system and disk.
     pub disk: String,
     /// Control groups: `v1` or `v2`.
     pub cgroups: &'static str,
-    /// Of `terrace`.
+    /// The version of `terrace`.
     pub version: &'static str,
-    /// One minute's load before the first measurement: how busy others kept the machine.
+    /// The load average over one minute before the first measurement: how busy other programs kept the
+    /// machine.
     pub load: String,
 }
 
 impl Machine {
-    /// Looks at this machine. What cannot be found out is `?`.
+    /// Describes this machine. Unknown fields are `?`.
     pub fn describe(data: &Path) -> Machine {
         let cpu = read("/proc/cpuinfo");
         let memory = read("/proc/meminfo");
@@ -46,7 +47,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// The description in one line.
     pub fn line(&self) -> String {
         format!(
             "{}, {} cores, {} GiB, Linux {}, {}, cgroups {}",
@@ -64,7 +65,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The value of `name : value` in the files of /proc.
+/// The value of a `name : value` line in a file of `/proc`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines()
         .filter_map(|line| line.split_once(':'))
@@ -72,7 +73,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// The file system that holds `path` and its device.
+/// The file system of `path`, and its device.
 fn disk(path: &Path) -> String {
     let Ok(device) = fs::metadata(path).map(|metadata| metadata.dev()) else {
         return "?".into();

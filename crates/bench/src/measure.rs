@@ -1,4 +1,4 @@
-//! One measurement: all client threads of a workload, side by side.
+//! One measurement: all client threads of a workload, at the same time.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,17 +9,17 @@ use crate::target::{Connect, TargetError};
 use crate::worker::{Schedule, WorkError, Worker};
 use crate::workload::{Measured, Workload};
 
-/// When whoever asked for a measurement can look at the server.
+/// The times at which the caller can read the server's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The warm-up is over.
+    /// The end of the warm-up.
     Begin,
-    /// Nothing counts any more.
+    /// The end of the measured time.
     End,
 }
 
-/// Runs the workload. `epoch` is higher than in all measurements before on the same region, and not 0. `observe` is called while
-/// the clients work.
+/// Runs the workload. `epoch` is not 0, and higher than in all earlier measurements on the same region. `observe` is
+/// called while the clients work.
 pub fn measure(
     workload: &Workload,
     epoch: u16,
@@ -33,7 +33,7 @@ pub fn measure(
         let mut outcome = None;
         let made = connect.with_target(thread, workload.depth, workload.access_bytes, &mut |target| {
             let worker = Worker::new(workload, &ledger, thread, target);
-            // Connecting takes longer for some; the time that counts begins when everybody is there, also those who failed.
+            // Connecting takes some threads longer: the schedule begins once all threads have connected or failed.
             connected.wait();
             let worked = worker.run(Schedule::new(workload, Instant::now()), &stop);
             stop.fetch_or(worked.is_err(), Ordering::Relaxed);

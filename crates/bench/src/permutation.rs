@@ -1,23 +1,24 @@
-//! A permutation of `0..size`, drawn from a seed: where the keys of a skewed workload lie.
+//! A permutation of `0..size`, drawn from a seed: the places of a skewed workload's keys.
 //!
-//! Popularity goes by rank, and neighbours in rank must not be neighbours in the region. Hashing the rank modulo the size
-//! does that too, but several ranks then share a key and about a third of the keys is never touched. A Feistel network is
-//! a bijection by its construction; walking its cycles until the result is below `size` keeps it one for any size.
+//! Popularity follows rank, and adjacent ranks must not be adjacent in the region. Hashing the rank modulo the size
+//! achieves that, too, but several ranks then share a key, and about a third of the keys is never used. A Feistel
+//! network is a bijection by construction; walking its cycles until the result is below `size` keeps it one for any
+//! size.
 
-/// The rounds of the network. Four make neighbours in look independent of each other; nothing here is secret.
+/// The rounds of the network. Four make the images of adjacent numbers seem independent; nothing here is secret.
 const ROUNDS: usize = 4;
 
 /// A bijection of `0..size` onto itself.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     size: u64,
-    /// Bits of each half of the network's domain, which is the smallest power of four that holds `size`.
+    /// Bits of each half of the network's domain, the smallest power of four that is not below `size`.
     half_bits: u32,
     round_keys: [u64; ROUNDS],
 }
 
 impl Permutation {
-    /// The permutation of `0..size` that belongs to `seed`. `size` is at least 1 and at most 2^62.
+    /// The permutation of `0..size` for `seed`. `size` is at least 1 and at most 2^62.
     pub fn new(size: u64, seed: u64) -> Permutation {
         assert!((1..=1 << 62).contains(&size), "a permutation of {size} numbers");
         let bits = u64::BITS - (size - 1).leading_zeros();
@@ -25,12 +26,12 @@ impl Permutation {
         Permutation { size, half_bits: bits.div_ceil(2).max(1), round_keys }
     }
 
-    /// Where `index` goes. `index` is below the size.
+    /// The image of `index`, which must be below the size.
     pub fn apply(&self, index: u64) -> u64 {
         assert!(index < self.size, "{index} of a permutation of {} numbers", self.size);
         let mut value = index;
-        // The domain is at most four times the size, so this takes four turns on average at the worst; it ends because
-        // the cycle that began below `size` comes back there.
+        // The domain is at most four times the size, so this takes at most four iterations on average. It ends because
+        // the cycle that began below `size` returns there.
         loop {
             value = self.network(value);
             if value < self.size {
@@ -89,7 +90,7 @@ mod tests {
         let near = (1..size)
             .filter(|&index| permutation.apply(index).abs_diff(permutation.apply(index - 1)) < 256)
             .count();
-        // By chance: 2 * 256 / size of them, that is, about 512.
+        // The expected number by chance is 2 * 256 / size of them, about 512.
         assert!((300..800).contains(&near), "{near} neighbours within 1 MiB");
     }
 

@@ -1,8 +1,8 @@
-//! Fills memory with what a long run would leave there.
+//! Fills memory with the pages that a long run would leave there.
 //!
-//! Modes that leave it to page faults what is in memory need minutes to get there: a few thousand faults a second, against a
-//! quarter of a million pages. So the pages that are accessed most are brought into the page cache before the measurement, by
-//! a process in the server's control group, which pays for them as if the server had read them.
+//! Modes that fill memory by page faults need minutes for that: a few thousand faults a second, for a quarter of a
+//! million pages. So a process in the server's control group reads the most accessed pages into the page cache before
+//! the measurement, and the kernel charges them to the group as if the server had read them.
 
 use std::fs::File;
 use std::io;
@@ -16,18 +16,18 @@ use rustix::fs::{Advice, fadvise};
 use crate::keys::scatter;
 
 const PAGE_BYTES: u64 = 4096;
-/// Longest piece that is read at a time.
+/// The most bytes per read.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Has the kernel read the pages of a region's file that accesses of `access_bytes` meet most, `memory_bytes` of them, and
-/// returns when they are there.
+/// Reads those `memory_bytes` of a region's file into the page cache that accesses of `access_bytes` use most. Returns
+/// when they are there.
 ///
 /// # Errors
-/// What reading the file says.
+/// Errors of reading the file.
 pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<()> {
     let file = File::open(path)?;
     let runs = runs(&hottest(file.metadata()?.len(), access_bytes, memory_bytes));
-    // First all are asked for, so that the disk has much to do at a time.
+    // Readahead for all first, so that the disk has many requests at a time.
     for run in &runs {
         fadvise(&file, run.start, NonZero::new(run.end - run.start), Advice::WillNeed)?;
     }
@@ -41,7 +41,7 @@ pub fn preload(path: &Path, access_bytes: u64, memory_bytes: u64) -> io::Result<
     Ok(())
 }
 
-/// For each page whether it is among those that are met most.
+/// For each page, whether it is among the most used.
 fn hottest(region_bytes: u64, access_bytes: u64, memory_bytes: u64) -> Vec<bool> {
     let page_count = region_bytes / PAGE_BYTES;
     let mut wanted = vec![false; page_count as usize];
@@ -63,7 +63,7 @@ fn hottest(region_bytes: u64, access_bytes: u64, memory_bytes: u64) -> Vec<bool>
     wanted
 }
 
-/// Neighbouring pages, as ranges of bytes.
+/// Runs of adjacent pages, as byte ranges.
 fn runs(pages: &[bool]) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for (page, _) in pages.iter().enumerate().filter(|(_, wanted)| **wanted) {

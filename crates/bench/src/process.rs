@@ -1,4 +1,4 @@
-//! A server's process inside a control group.
+//! A server process in a control group.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,24 +11,24 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cgroup::Group;
 
-/// How long a server may take to end when it is asked to, before it is killed.
+/// How long a server may take to end after SIGTERM before it is killed.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Joins the groups (everything up to `--`), then becomes the program. When whoever started it dies, it is killed.
+/// Joins the groups (all arguments up to `--`), then executes the program. The program is killed when its parent dies.
 const JOIN: &str = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 97; shift; done; shift; \
     exec setpriv --pdeathsig KILL -- \"$@\"";
 
-/// A running program. It is ended when this is dropped.
+/// A running program. Dropping this ends it.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     log: PathBuf,
-    /// Last, so that the process has ended when the group is removed.
+    /// The last field, so that the process has ended when the group is removed.
     group: Group,
 }
 
 impl Process {
-    /// Starts `program` in the group; what it prints goes to the file `log`.
+    /// Starts `program` in the group; its output goes to the file `log`.
     pub fn start(program: &Path, arguments: &[OsString], group: Group, log: &Path) -> io::Result<Process> {
         let output = File::create(log)?;
         let child = Command::new("/bin/sh")
@@ -44,7 +44,8 @@ impl Process {
         Ok(Process { child, log: log.to_owned(), group })
     }
 
-    /// Runs another program to its end in the same group, which pays for the memory that it uses; its IO is its own.
+    /// Runs another program to its end in the same group, which is charged for its memory. With version 1 its I/O is not
+    /// limited: it joins the memory hierarchy only.
     pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
         let output = Command::new("/bin/sh")
             .args(["-c", JOIN, "sh"])
@@ -67,17 +68,17 @@ impl Process {
         }
     }
 
-    /// Its number.
+    /// The process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its group.
+    /// The process's control group.
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// How it ended and the last line that it printed, when it has ended.
+    /// The exit status and the last line of output, once the process has ended.
     pub fn exit_status_text(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(format!("the server has ended: {status}{}", self.last_words()))
@@ -91,7 +92,7 @@ impl Process {
         }
     }
 
-    /// Asks it to end, waits, and kills it when it does not.
+    /// Sends SIGTERM, waits, and kills the process if it does not end.
     fn end(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(status);
@@ -111,7 +112,7 @@ impl Process {
     }
 }
 
-/// The line of a program's output that says why it ended: an error if one is called so, or else what it said last.
+/// The line of a program's output that says why it ended: the last error line, else the last line.
 fn last_words(text: &str) -> Option<&str> {
     let lines = || text.lines().rev().filter(|line| !line.trim().is_empty());
     let is_error = |line: &&str| ["error:", "terrace:"].iter().any(|start| line.starts_with(start));
@@ -120,7 +121,7 @@ fn last_words(text: &str) -> Option<&str> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nothing can be done about one that cannot be ended; the next server will say what it lacks.
+        // Ignored: the next server will report what it lacks.
         let _ = self.end();
     }
 }
@@ -129,7 +130,7 @@ impl Drop for Process {
 mod tests {
     use super::*;
 
-    /// A group, or nothing where this user may not make one.
+    /// A group, or `None` where this user may not create one.
     fn group(name: &str) -> Option<Group> {
         let made = Group::new(&format!("terrace-bench-test-{name}-{}", std::process::id()), 64 << 20, None);
         made.inspect_err(|error| eprintln!("skipped: {error}")).ok()

@@ -1,4 +1,4 @@
-//! A line that says what is being done and how long everything will take.
+//! The progress line, with the current step and the time left.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::runner::Clock;
 
-/// Tells people on standard error: on a terminal one line that is written over, elsewhere a line for each point.
+/// Reports progress on standard error: on a terminal one line that is overwritten, elsewhere a line for each point.
 pub struct Progress {
     bar: ProgressBar,
     is_terminal: bool,
@@ -17,10 +17,10 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// For points that take about as long as `estimates` say.
+    /// A progress line for points with these estimated times.
     pub fn new(estimates: Vec<Duration>) -> Progress {
         let bar = ProgressBar::with_draw_target(Some(estimates.len() as u64), ProgressDrawTarget::stderr());
-        // The template is fixed text; were it wrong, the default one would serve.
+        // The template is constant; if it were wrong, the default would do.
         if let Ok(style) = ProgressStyle::with_template("[{elapsed_precise}] {bar:24} {msg}") {
             bar.set_style(style);
         }
@@ -36,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// A point begins.
+    /// Begins a point.
     pub fn begin(&self, what: &str) {
         self.bar.set_message(self.line(what));
     }
@@ -45,7 +45,7 @@ impl Progress {
         format!("{}/{} {what}, {} left", self.done + 1, self.count, show(self.clock.left()))
     }
 
-    /// The point that began has ended; `result` is one line.
+    /// Ends the point; `result` is one line.
     pub fn end(&mut self, what: &str, result: &str) {
         if let Some(&estimate) = self.estimates.get(self.done) {
             self.clock.advance(estimate);
@@ -58,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// Something that stays on the screen.
+    /// Prints a line that stays on the screen.
     pub fn say(&self, text: &str) {
         match self.is_terminal {
             true => self.bar.suspend(|| eprintln!("bench: {text}")),
@@ -73,14 +73,14 @@ impl Drop for Progress {
     }
 }
 
-/// A progress line for one long step of which only a share of bytes is known.
+/// A progress line for one long step, measured in bytes.
 pub struct Step {
     bar: ProgressBar,
     begun: Instant,
 }
 
 impl Step {
-    /// For something of `total` bytes.
+    /// A step of `total` bytes.
     pub fn new(what: &str, total: u64) -> Step {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{msg} {bar:24} {bytes} of {total_bytes}, {eta} left")
@@ -91,19 +91,19 @@ impl Step {
         Step { bar, begun: Instant::now() }
     }
 
-    /// So much is done.
+    /// Sets the bytes done.
     pub fn at(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }
 
-    /// How long it took.
+    /// Ends the step, and returns its duration.
     pub fn end(self) -> Duration {
         self.bar.finish_and_clear();
         self.begun.elapsed()
     }
 }
 
-/// A time for people: `95 s`, `12 min`.
+/// Formats a time: `95 s`, `12 min`.
 fn show(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..=119 => format!("{seconds} s"),

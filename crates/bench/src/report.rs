@@ -1,4 +1,4 @@
-//! A run's results for people who look at the repository: Markdown with the machine, the promises and each figure.
+//! The report of a run for readers of the repository: Markdown with the machine, the promises and each figure.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use crate::ratios;
 use crate::results::{Document, FigureResults, ResultsError, Row};
 
-/// Writes `README.md` beside the files that it shows.
+/// Writes `README.md` beside the files that it refers to.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn write(document: &Document, dir: &Path) -> Result<(), ResultsError> {
     let path = dir.join("README.md");
     std::fs::write(&path, text(document)).map_err(|error| ResultsError { path, error })

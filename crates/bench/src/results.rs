@@ -1,4 +1,4 @@
-//! What is written down: a CSV file for each figure, and everything with the machine's description as JSON.
+//! The output files: a CSV file for each figure, and all results with the machine's description as JSON.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,74 +11,74 @@ use crate::ratios::Verdict;
 use crate::runner::Outcome;
 use crate::workload::STEP;
 
-/// Why results are not on the disk.
+/// Why results cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {path}: {error}")]
 pub struct ResultsError {
     /// The file.
     pub path: PathBuf,
-    /// Why.
+    /// The error.
     pub error: io::Error,
 }
 
 /// One point: a line of a CSV file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// Of the plan.
+    /// The plan's name.
     pub figure: String,
-    /// Of the server.
+    /// The server's mode.
     pub mode: String,
-    /// What varies; empty when nothing does.
+    /// The setting that varies; empty without an axis.
     pub axis: String,
-    /// The point's value of it.
+    /// The point's value on the axis.
     pub x: String,
     /// READs and WRITEs per second: the median of the repeats. Empty when the point failed.
     pub ops_per_s: Option<f64>,
-    /// What the paper states.
+    /// The throughput that the paper states.
     pub paper_ops_per_s: Option<f64>,
-    /// The least of the repeats.
+    /// The least throughput of the repeats.
     pub ops_per_s_min: Option<f64>,
-    /// The most.
+    /// The greatest throughput of the repeats.
     pub ops_per_s_max: Option<f64>,
-    /// How many.
+    /// The number of repeats.
     pub repeats: u32,
     /// Data of READs and WRITEs.
     pub mib_per_s: Option<f64>,
-    /// Latency of READs and WRITEs, median.
+    /// Median latency of READs and WRITEs.
     pub p50_us: Option<f64>,
-    /// What the paper states.
+    /// The median that the paper states.
     pub paper_p50_us: Option<f64>,
     /// 99th percentile.
     pub p99_us: Option<f64>,
-    /// What the paper states.
+    /// The 99th percentile that the paper states.
     pub paper_p99_us: Option<f64>,
     /// 99.9th percentile.
     pub p999_us: Option<f64>,
-    /// What the paper states.
+    /// The 99.9th percentile that the paper states.
     pub paper_p999_us: Option<f64>,
     /// READs per second.
     pub reads_per_s: Option<f64>,
     /// WRITEs per second.
     pub writes_per_s: Option<f64>,
-    /// Of READs only; empty when there were none.
+    /// Median latency of READs; empty without READs.
     pub read_p50_us: Option<f64>,
-    /// The same.
+    /// 99th percentile of READs; empty without READs.
     pub read_p99_us: Option<f64>,
-    /// Of WRITEs only.
+    /// Median latency of WRITEs; empty without WRITEs.
     pub write_p50_us: Option<f64>,
-    /// The same.
+    /// 99th percentile of WRITEs; empty without WRITEs.
     pub write_p99_us: Option<f64>,
     /// Share of accesses to resident units; empty when the server does not count.
     pub hit_ratio: Option<f64>,
-    /// The most memory that the server held, page cache included.
+    /// The most memory that the server held, including page cache.
     pub server_peak_mib: Option<f64>,
-    /// Bytes of READs that were compared with what must be there.
+    /// READ data compared with its expected content.
     pub verified_mib: Option<f64>,
-    /// Granules of 64 bytes that a READ found half written, because the WRITE was running.
+    /// Granules of 64 bytes that a READ found partly written during a WRITE.
     pub mixed_granules: Option<u64>,
-    /// Where the paper's values are from.
+    /// The source of the paper's values.
     pub paper_source: String,
-    /// Why there are no numbers.
+    /// The error, for a point that failed.
     pub error: String,
 }
 
@@ -139,7 +139,7 @@ impl Row {
         }
     }
 
-    /// One of its numbers.
+    /// The value of a metric.
     pub fn value(&self, metric: Metric) -> Option<f64> {
         match metric {
             Metric::OpsPerS => self.ops_per_s,
@@ -150,7 +150,7 @@ impl Row {
     }
 }
 
-/// To hundredths: more is noise, and makes files hard to read.
+/// Rounds to hundredths: more digits are noise, and make files hard to read.
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
@@ -158,14 +158,14 @@ fn round(value: f64) -> f64 {
 /// The throughput of a point over time: lines of a second CSV file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
-    /// Of the server.
+    /// The server's mode.
     pub mode: String,
     /// Accesses per second in each tenth of a second.
     pub ops_per_s: Vec<f64>,
 }
 
 impl Timeline {
-    /// That of a point.
+    /// The timeline of a point.
     pub fn new(point: &Point, outcome: &Outcome) -> Timeline {
         let per_s = |&count: &u64| count as f64 / STEP.as_secs_f64();
         Timeline {
@@ -175,16 +175,16 @@ impl Timeline {
     }
 }
 
-/// Everything that a plan's figure shows.
+/// The results of a plan's figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct FigureResults {
-    /// The plan, as it was.
+    /// The plan.
     pub plan: Plan,
     /// The times that were used.
     pub timing: Timing,
     /// One for each point.
     pub rows: Vec<Row>,
-    /// One for each mode, for plans over time only.
+    /// One for each mode; only for plans over time.
     pub timelines: Vec<Timeline>,
 }
 
@@ -253,7 +253,7 @@ pub fn write_verdicts(dir: &Path, verdicts: &[Verdict]) -> Result<(), ResultsErr
 /// All figures of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Document {
-    /// What it was measured on.
+    /// The machine of the measurements.
     pub machine: Machine,
     /// `short` or `full`.
     pub length: &'static str,
@@ -261,12 +261,12 @@ pub struct Document {
     pub is_rehearsal: bool,
     /// One for each plan.
     pub figures: Vec<FigureResults>,
-    /// Promises between modes, if they were looked at.
+    /// Verdicts on the promised ratios, if they were measured.
     pub ratios: Vec<Verdict>,
 }
 
 impl Document {
-    /// As text.
+    /// The document as JSON text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("strings and numbers always serialize") + "\n"
     }

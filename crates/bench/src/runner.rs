@@ -1,4 +1,4 @@
-//! Takes plans' points one after the other, with a server for each, or one for several.
+//! Measures the points of plans in order, with a server for each point or for several.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,22 @@ use crate::plan::{Mode, Point, Timing, seconds};
 use crate::test_harness::{Served, ServerCounts, ServerSpec, TestHarness};
 use crate::workload::Measured;
 
-/// What came out of a point.
+/// The result of a point.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The repeat with the median throughput.
     pub measured: Measured,
-    /// Least and most throughput of all repeats.
+    /// Least and greatest throughput of all repeats.
     pub range_ops_per_s: (f64, f64),
     /// Share of accesses to resident units in that repeat.
     pub hit_ratio: Option<f64>,
-    /// The server's memory.
+    /// The most memory that the server held.
     pub peak_bytes: Option<u64>,
-    /// How often it was measured.
+    /// The number of repeats.
     pub repeats: u32,
 }
 
-/// Runs points, and remembers the server of the last one.
+/// Runs points, and keeps the last point's server.
 pub struct Runner<'a> {
     bed: &'a mut dyn TestHarness,
     server: Option<(ServerSpec, Box<dyn Served>)>,
@@ -30,12 +30,13 @@ pub struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    /// Points in a row that differ only in what the clients do share a server, each after a warm-up of its own.
+    /// A runner without a server. Consecutive points that differ only on the client side share a server, each after a
+    /// warm-up of its own.
     pub fn new(bed: &'a mut dyn TestHarness) -> Runner<'a> {
         Runner { bed, server: None, epoch: 0 }
     }
 
-    /// Measures a point. The error is one line for people; the next point gets a new server after it.
+    /// Measures a point. The error is one line for people; after an error, the next point gets a new server.
     pub fn run(&mut self, point: &Point, timing: &Timing) -> Result<Outcome, String> {
         let outcome = self.attempt(point, timing);
         let Err(error) = &outcome else { return outcome };
@@ -49,7 +50,7 @@ impl<'a> Runner<'a> {
         let spec = ServerSpec::new(point.mode, &point.settings);
         let is_same = self.server.as_ref().is_some_and(|(running, _)| *running == spec);
         if !is_same {
-            // First the old one must be gone: both would not fit.
+            // The old server goes first: memory does not suffice for both.
             self.server = None;
             let server = self.bed.start(&spec).map_err(|error| error.to_string())?;
             self.server = Some((spec, server));
@@ -80,9 +81,9 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What a server needs to start and to stop, for the estimate only.
+/// The time to start and stop a server, for the estimate only.
 const START: Duration = Duration::from_millis(900);
-/// What reading a GiB takes that is to be in memory at the start.
+/// The time to preload a GiB, for the estimate only.
 const START_PER_GIB: Duration = Duration::from_millis(1500);
 
 fn start(spec: &ServerSpec) -> Duration {
@@ -94,7 +95,7 @@ fn start(spec: &ServerSpec) -> Duration {
     START + START_PER_GIB.mul_f64(bytes as f64 / f64::from(1 << 30))
 }
 
-/// About how long points take, in order.
+/// Estimated times of points, in order.
 pub fn estimates(points: &[(Point, Timing)]) -> Vec<Duration> {
     let mut before = None;
     points
@@ -112,7 +113,7 @@ pub fn estimates(points: &[(Point, Timing)]) -> Vec<Duration> {
         .collect()
 }
 
-/// The time left: what is left of the estimates, corrected by how wrong they have been so far.
+/// The time left: the rest of the estimates, corrected by their error so far.
 #[derive(Debug)]
 pub struct Clock {
     begun: Instant,
@@ -121,20 +122,20 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Nothing is done yet.
+    /// A clock at the start of the run.
     pub fn new(estimates: &[Duration]) -> Clock {
         Clock { begun: Instant::now(), done: Duration::ZERO, total: estimates.iter().sum() }
     }
 
-    /// Another point is done.
+    /// Records another finished point.
     pub fn advance(&mut self, estimate: Duration) {
         self.done += estimate;
     }
 
-    /// What is left.
+    /// The time left.
     pub fn left(&self) -> Duration {
         let left = self.total.saturating_sub(self.done);
-        // The first point writes the region's file, too, and says little about the others.
+        // The first point includes writing the region's file, and predicts little about the others.
         match self.done < self.total / 10 {
             true => left,
             false => left.mul_f64(self.begun.elapsed().as_secs_f64() / self.done.as_secs_f64()),
@@ -188,7 +189,7 @@ mod tests {
     fn points_that_differ_in_the_clients_only_share_a_server() {
         let points = [point(Mode::Term, 4096), point(Mode::Term, 256), point(Mode::Pin, 256)];
         assert_eq!(started_for(&points), 2);
-        // What is in these servers' memory depends on what was accessed.
+        // The contents of these servers' memory depend on earlier accesses.
         let points = [point(Mode::Rpc, 4096), point(Mode::Rpc, 256), point(Mode::Rpc, 256)];
         assert_eq!(started_for(&points), 2);
     }

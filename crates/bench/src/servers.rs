@@ -1,4 +1,4 @@
-//! Real servers: `terrace serve` in a control group, over a file that nobody has in memory.
+//! Real servers: `terrace serve` in a control group, over a file that is not in the page cache.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,10 +20,10 @@ use crate::test_harness::{Served, ServerCounts, ServerSpec, TestHarness, TestHar
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const REGION: &str = "bench";
-/// What the server needs beside its budget: its program and stacks, packet buffers, page tables of the mapping (a five
+/// The server's memory beside its budget: its program and stacks, packet buffers, page tables of the mapping (a five
 /// hundredth of the region), bounce buffers (at most 32 MiB).
 const HEADROOM_BYTES: u64 = 64 << 20;
-/// How long a server may take to be ready: `pin` reads the whole region first.
+/// How long a server may take to become ready: `pin` reads the whole region first.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Starts servers. The regions' files are kept until this is dropped.
@@ -37,7 +37,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Servers of the program at `program`, with files on the disk of `data`, that clients reach by `path`.
+    /// Servers of the program at `program`, with files on the disk of `data`. Clients reach them by `path`.
     pub fn new(program: &Path, data: &Path, path: PathChoice) -> Result<Servers, TestHarnessError> {
         let logs = tempfile::tempdir()
             .map_err(|error| TestHarnessError(format!("no directory for logs: {error}")))?;
@@ -51,7 +51,7 @@ impl Servers {
         })
     }
 
-    /// The region's file, out of the page cache.
+    /// The region's file, dropped from the page cache.
     fn file(&mut self, storage: Storage, len: u64) -> Result<&RegionFile, TestHarnessError> {
         let key = (storage == Storage::Tmpfs, len);
         if !self.files.iter().any(|(of, _)| *of == key) {
@@ -74,7 +74,7 @@ fn arguments(spec: &ServerSpec, path: &Path) -> Vec<OsString> {
     let mut region = OsString::from(format!("{REGION}="));
     region.push(path);
     let mut arguments: Vec<OsString> = vec!["serve".into(), "--region".into(), region];
-    // Where everything is locked the budget is the region.
+    // With `pin` the budget is the size of the region.
     let dram = if spec.mode == Mode::Pin { spec.region } else { spec.dram };
     let mib = format!("{}M", dram >> 20);
     arguments.extend(["--dram".into(), mib.into(), "--mode".into(), spec.mode.to_string().into()]);
@@ -159,7 +159,7 @@ impl RunningServer {
         stat::fetch(self.process.id()).ok()?.into_iter().next()
     }
 
-    /// Other processes on this machine may have taken the first ones.
+    /// The server's slot: other processes on this machine may have taken the first ones.
     fn slot(&self) -> Option<u8> {
         self.snapshot().map(|device| device.slot)
     }
@@ -172,7 +172,7 @@ impl Served for RunningServer {
 
     fn counts(&self) -> Option<ServerCounts> {
         match self.mode {
-            // Whether a copy from the mapping, or a read through the page cache, goes to the disk, is known to the kernel.
+            // Only the kernel knows whether a copy from the mapping or a buffered read went to the disk.
             Mode::Rpc => major_faults(&fs::read_to_string(format!("/proc/{}/stat", self.process.id())).ok()?),
             Mode::RpcBuffer => None,
             _ => counts(self.snapshot()?.reports.get("memory")?),
@@ -188,14 +188,14 @@ impl Served for RunningServer {
     }
 }
 
-/// Misses as page faults of a process that waited for the disk, out of its `/proc/PID/stat`.
+/// Misses as the process's major page faults, from its `/proc/PID/stat`.
 fn major_faults(stat: &str) -> Option<ServerCounts> {
-    // The program's name, in parentheses, may have spaces; the fault count is the tenth field behind it.
+    // The program's name, in parentheses, may contain spaces; the count is the tenth field after it.
     let (_, fields) = stat.rsplit_once(')')?;
     Some(ServerCounts { misses: fields.split_whitespace().nth(9)?.parse().ok()? })
 }
 
-/// Misses out of the tier's report.
+/// Misses from the tier's report.
 fn counts(report: &serde_json::Value) -> Option<ServerCounts> {
     let region = report.get("regions")?.get(0)?;
     let misses = |accesses: &str| -> Option<u64> {
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn the_command_line_is_that_of_serve() {
         assert_eq!(line(&SPEC), "serve --region bench=/d/file --dram 512M --mode term --listen 127.0.0.1");
-        // All is locked: the budget must hold it.
+        // All is locked: the budget must be as large as the region.
         assert!(line(&ServerSpec { mode: Mode::Pin, ..SPEC }).contains("--dram 2048M --mode pin"));
         assert!(line(&ServerSpec { threads: 4, ..SPEC }).ends_with("--threads 4"));
     }

@@ -1,4 +1,4 @@
-//! A run: plans one after the other, files written as each is done.
+//! A run: plans in order, with files written after each.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,10 +16,10 @@ use crate::test_harness::{REHEARSAL_REGION_BYTES, TestHarness};
 /// Why a run ended without results, or with a part of them.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A plan is not right.
+    /// A plan is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// There are no points, because of the choice of modes.
+    /// The chosen modes leave no points.
     #[error("no plan has a point of the modes that were asked for")]
     Nothing,
     /// Results cannot be written.
@@ -28,22 +28,22 @@ pub enum SessionError {
     /// A plot cannot be drawn.
     #[error(transparent)]
     Plot(#[from] PlotError),
-    /// There is no font.
+    /// No font.
     #[error(transparent)]
     Font(#[from] FontError),
 }
 
-/// What is run.
+/// A plan to run.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A figure or table.
     Figure(Box<Plan>),
-    /// Ratios.
+    /// Promised ratios.
     Ratios(Box<RatioPlan>),
 }
 
 impl Input {
-    /// Reads a file that is either.
+    /// Reads a file of either kind.
     pub fn load(path: &Path) -> Result<Input, PlanError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| PlanError::Read { path: path.to_owned(), error })?;
@@ -53,14 +53,14 @@ impl Input {
         }
     }
 
-    /// Leaves only these modes; empty means all. Ratios need all of theirs.
+    /// Keeps only these modes; empty means all. Ratios need all of theirs.
     fn keep_modes(&mut self, modes: &[Mode]) {
         if let (Input::Figure(plan), false) = (self, modes.is_empty()) {
             plan.modes.retain(|mode| modes.contains(mode));
         }
     }
 
-    /// Makes the region small.
+    /// Reduces the region for a rehearsal.
     fn shrink(&mut self) {
         match self {
             Input::Figure(plan) => plan.settings.region = plan.settings.region.min(REHEARSAL_REGION_BYTES),
@@ -71,10 +71,10 @@ impl Input {
         }
     }
 
-    /// Its points in the order in which they are measured.
+    /// The points in the order of measurement.
     ///
     /// # Errors
-    /// What is wrong with one of them.
+    /// The error in a point.
     pub fn points(&self, length: Length) -> Result<Vec<(Point, Timing)>, String> {
         match self {
             Input::Figure(plan) => {
@@ -89,29 +89,29 @@ impl Input {
     }
 }
 
-/// How plans are run.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Few points briefly, or all for longer.
+    /// The short or the full setting.
     pub length: Length,
     /// Only these modes; empty means all.
     pub modes: Vec<Mode>,
-    /// A directory for the run is made in this one.
+    /// The directory in which the run's directory is created.
     pub out: PathBuf,
-    /// The region's file lies here; only for the machine's description.
+    /// The directory of the region's file; only for the machine's description.
     pub data: PathBuf,
-    /// Nothing is measured, plans and files are tried out.
+    /// Whether this is a rehearsal, which measures nothing.
     pub is_rehearsal: bool,
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Summary {
-    /// Everything, as in `results.json`.
+    /// All results, as in `results.json`.
     pub document: Document,
-    /// Where the files are.
+    /// The directory of the files.
     pub dir: PathBuf,
-    /// Points without numbers.
+    /// Points that failed.
     pub failed: usize,
     /// Promises that were not kept.
     pub missed: usize,
@@ -123,7 +123,7 @@ pub fn run(
     bed: &mut dyn TestHarness,
     options: &Options,
 ) -> Result<Summary, SessionError> {
-    // Better to hear of a missing font now than after a quarter of an hour.
+    // Before the measurements: a missing font should be reported now, not after a quarter of an hour.
     load_font()?;
     for input in &mut inputs {
         input.keep_modes(&options.modes);
@@ -156,7 +156,7 @@ pub fn run(
             Input::Figure(plan) => session.figure(*plan, options.length)?,
             Input::Ratios(plan) => session.ratios(&plan, options.length)?,
         }
-        // After each, so that a run that is interrupted leaves what it has.
+        // After each plan, so that an interrupted run keeps its results so far.
         session.summary.document.write(&session.summary.dir)?;
         report::write(&session.summary.document, &session.summary.dir)?;
     }
@@ -244,7 +244,7 @@ fn make_dir(options: &Options) -> Result<PathBuf, SessionError> {
 /// Seconds since 1970 as `20261121-150102`, in UTC.
 fn stamp(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March end with the leap day: then months have a formula (Hinnant's civil_from_days).
+    // Years that begin in March end with the leap day, which gives months a formula (Hinnant's civil_from_days).
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

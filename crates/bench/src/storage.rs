@@ -1,4 +1,4 @@
-//! The region's file: written before the measurements, taken out of the page cache before each server.
+//! The region's file: written before the measurements, dropped from the page cache before each server.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,25 +13,25 @@ use crate::content::{Stamp, fill};
 use crate::leftovers;
 use crate::plan::Storage;
 
-/// Where files go that shall be in memory.
+/// The directory for files in memory.
 const TMPFS: &str = "/dev/shm";
-/// What a throttled device can do: about a tenth of the IOs of the disk that this was written on.
+/// The limits of a throttled device: about a tenth of the I/Os of the disk on which this was developed.
 const THROTTLED_IOPS: u64 = 10_000;
 const THROTTLED_BYTES_PER_S: u64 = 100 << 20;
-/// Is left free on a device.
+/// Free space left on a device.
 const SPARE_BYTES: u64 = 256 << 20;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Why there is no region's file.
+/// Why the region's file cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// The device is too full.
+    /// Not enough free space.
     #[error("{dir} has {} MiB left, a region of {} needs {} MiB (`--data DIR` uses another place)",
         free >> 20, bytes::show(*needed), (needed + SPARE_BYTES) >> 20)]
     Full {
-        /// Where the file would be.
+        /// The directory of the file.
         dir: PathBuf,
-        /// Bytes left.
+        /// Free bytes.
         free: u64,
         /// Size of the region.
         needed: u64,
@@ -41,10 +41,10 @@ pub enum StorageError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
-    /// A throttled device must be a disk.
+    /// Only a disk can be throttled.
     #[error(
         "{path} is not on a block device, so that its IO cannot be throttled (`--data DIR` uses another place)"
     )]
@@ -54,7 +54,7 @@ pub enum StorageError {
     },
 }
 
-/// A region's file. It is removed when this is dropped.
+/// A region's file. Dropping this removes it.
 #[derive(Debug)]
 pub struct RegionFile {
     path: PathBuf,
@@ -62,8 +62,8 @@ pub struct RegionFile {
 }
 
 impl RegionFile {
-    /// Writes a file of `len` bytes for this kind of storage, as it is before anybody wrote. `data` is the directory for what goes to
-    /// disk; `progress` hears how many bytes are done.
+    /// Writes a file of `len` bytes with the first content for this kind of storage. `data` is the directory for files
+    /// on disk; `progress` is called with the bytes done.
     pub fn create(
         storage: Storage,
         data: &Path,
@@ -75,7 +75,7 @@ impl RegionFile {
         let at = |error| StorageError::Io { path: path.clone(), error };
         fs::create_dir_all(dir).map_err(at)?;
         for left in leftovers::of_dead_processes(dir) {
-            // One that cannot be removed takes space, which the next lines notice if it matters.
+            // A file that cannot be removed takes space, which the check below notices.
             let _ = fs::remove_file(left);
         }
         let space = statvfs(dir).map_err(|error| at(error.into()))?;
@@ -103,13 +103,13 @@ impl RegionFile {
         file.sync_all()
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Takes the file out of the page cache. Cached pages are charged to whoever read them first: were they left there, the
-    /// next server would have them for nothing.
+    /// Drops the file from the page cache. The kernel charges cached pages to the group that read them first: pages
+    /// left there would cost the next server nothing.
     pub fn leave_cache(&self) -> Result<(), StorageError> {
         let at = |error| StorageError::Io { path: self.path.clone(), error };
         let file = File::open(&self.path).map_err(at)?;
@@ -117,7 +117,7 @@ impl RegionFile {
         fadvise(&file, 0, None, Advice::DontNeed).map_err(|error| at(error.into()))
     }
 
-    /// What slows the disk that the file is on down to [`Storage::Throttled`].
+    /// The limits that slow the file's disk down to [`Storage::Throttled`].
     pub fn throttle(&self) -> Result<Throttle, StorageError> {
         let metadata =
             fs::metadata(&self.path).map_err(|error| StorageError::Io { path: self.path.clone(), error })?;
@@ -134,14 +134,14 @@ impl Drop for RegionFile {
     }
 }
 
-/// The disk that a partition is of, or the disk itself: limits are per disk.
+/// The disk of a partition, or the disk itself: limits are per disk.
 fn whole_disk(devices: &Path, (major, minor): (u32, u32)) -> Option<(u32, u32)> {
     let device = fs::canonicalize(devices.join(format!("{major}:{minor}"))).ok()?;
     let disk = if device.join("partition").exists() { device.parent()? } else { &device };
     let numbers = fs::read_to_string(disk.join("dev")).ok()?;
     let (major, minor) = numbers.trim().split_once(':')?;
     let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
-    // Numbers that make no device are a kernel's mistake, not ours; this keeps them out of the limits' files.
+    // Device number 0 would be a mistake of the kernel; it must not get into the files of the limits.
     (makedev(major, minor) != 0).then_some((major, minor))
 }
 

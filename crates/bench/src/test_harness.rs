@@ -1,4 +1,4 @@
-//! What measurements run against: a server that is started for them, or memory of this process to try a plan out.
+//! The environments of measurements: servers started for them, or memory of this process for a rehearsal.
 
 use std::sync::Arc;
 
@@ -7,35 +7,35 @@ use serde::Serialize;
 use crate::plan::{Mode, Settings, Storage};
 use crate::target::{Connect, MemoryTarget, SharedBytes};
 
-/// What distinguishes one server from another. Points that agree in it can share one.
+/// The parameters of a server. Points with equal parameters can share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerSpec {
     /// `--mode`
     pub mode: Mode,
-    /// Size of its region.
+    /// Size of the region.
     pub region: u64,
     /// `--dram`
     pub dram: u64,
-    /// Where the region's file lies.
+    /// The storage of the region's file.
     pub storage: Storage,
     /// Threads that serve RPCs.
     pub threads: usize,
-    /// What its memory is filled with before the first measurement, where that would take too long otherwise.
+    /// The pages to read into memory before the first measurement, in modes that would fill it too slowly.
     pub preload: Option<Preload>,
 }
 
-/// What a server's memory is filled with: the pages that these accesses meet most.
+/// The pages to preload: those that these accesses use most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preload {
     /// Bytes of each access.
     pub access_bytes: u64,
-    /// The bits of Zipf's theta. It does not matter to what is hottest, but to what a measurement leaves in memory: those that
-    /// differ in it do not share a server.
+    /// The bits of Zipf's theta. It does not change which pages are hottest, but which pages a measurement leaves in
+    /// memory: points that differ in it do not share a server.
     theta_bits: u64,
 }
 
 impl ServerSpec {
-    /// The server that a point needs.
+    /// The server for a point.
     pub fn new(mode: Mode, settings: &Settings) -> ServerSpec {
         ServerSpec {
             mode,
@@ -43,7 +43,7 @@ impl ServerSpec {
             dram: settings.dram_bytes(),
             storage: settings.storage,
             threads: settings.server_threads,
-            // In the others the server decides what is in memory, and that soon. What is in tmpfs is in memory anyway.
+            // In the other modes the server itself fills its memory, and soon. Tmpfs is in memory anyway.
             preload: (settings.preload
                 && matches!(mode, Mode::Odp | Mode::Rpc | Mode::RpcBuffer)
                 && settings.storage != Storage::Tmpfs)
@@ -52,52 +52,52 @@ impl ServerSpec {
     }
 }
 
-/// A server's counters since it began.
+/// A server's counters since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ServerCounts {
-    /// Accesses, each to one unit, that had to be carried out with the file: by mapping, buffered or direct IO.
+    /// Accesses, each to one unit, that were carried out on the file: by mapping, buffered or direct I/O.
     pub misses: u64,
 }
 
 impl ServerCounts {
-    /// The share of `accesses` between `before` and this that were no misses; nothing when there were none. Clients know best how
-    /// many accesses there were: the server does not see all that they do in the same place.
+    /// The share of `accesses` since `before` that were no misses; `None` without accesses. The clients count the
+    /// accesses, because no place in the server sees all of them.
     pub fn hit_ratio(&self, before: ServerCounts, accesses: u64) -> Option<f64> {
         let misses = self.misses.saturating_sub(before.misses).min(accesses);
         (accesses > 0).then(|| 1.0 - misses as f64 / accesses as f64)
     }
 }
 
-/// Why there is no server; one line for people.
+/// Why a server cannot be started; one line for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TestHarnessError(pub String);
 
 /// A running server.
 pub trait Served {
-    /// Connections to its region.
+    /// Connections to the server's region.
     fn connect(&self) -> &dyn Connect;
-    /// Its counters; nothing when it has none.
+    /// The server's counters; `None` when it has none.
     fn counts(&self) -> Option<ServerCounts>;
-    /// The most memory that it has held; nothing when that is not known.
+    /// The most memory that the server has held; `None` when that is not known.
     fn peak_bytes(&self) -> Option<u64>;
-    /// What is known about its end, when it has ended although nobody asked it to.
+    /// The exit status as text, if the server has ended on its own.
     fn exit_status_text(&mut self) -> Option<String>;
 }
 
 /// Starts servers, one at a time.
 pub trait TestHarness {
-    /// Starts one. The one before has been dropped.
+    /// Starts a server. The previous one has been dropped.
     fn start(&mut self, spec: &ServerSpec) -> Result<Box<dyn Served>, TestHarnessError>;
 }
 
-/// Memory of this process. The numbers mean nothing; plans, files and plots can be tried out.
+/// A harness over memory of this process. The numbers mean nothing; it is for checking plans, files and plots.
 #[derive(Default)]
 pub struct Rehearsal {
     region: Option<SharedBytes>,
 }
 
-/// A region need not be as large as the plan's to try the plan out.
+/// The size to which a rehearsal reduces regions.
 pub const REHEARSAL_REGION_BYTES: u64 = 64 << 20;
 
 struct Rehearsed(SharedBytes);

@@ -1,4 +1,4 @@
-//! One client thread: keeps its accesses outstanding, takes their times and checks what they brought.
+//! A client thread: keeps its accesses outstanding, measures their latencies and checks their data.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use crate::ledger::{Corruption, Ledger};
 use crate::target::{Completion, Target, TargetError};
 use crate::workload::{Measured, STEP, Workload};
 
-/// How long accesses may be outstanding after the end before they count as lost.
+/// How long after its posting an access counts as lost. Checked only after the end of the measured time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkError {
-    /// No connection.
+    /// The connection failed.
     #[error("client thread {thread} cannot connect: {error}")]
     Connect {
-        /// Which one.
+        /// The client thread.
         thread: usize,
-        /// Why.
+        /// The error.
         error: TargetError,
     },
     /// An access was refused or failed.
@@ -28,40 +28,40 @@ pub enum WorkError {
     Access {
         /// READ or WRITE.
         what: &'static str,
-        /// In the region.
+        /// The offset in the region.
         offset: u64,
         /// In bytes.
         len: usize,
-        /// Why.
+        /// The error.
         error: TargetError,
     },
     /// The connection broke.
     #[error("polling for completions: {0}")]
     Poll(TargetError),
-    /// Completions that never came.
+    /// Accesses without completions.
     #[error("{count} accesses had not completed {} s after they were posted; one of them: {example}", PATIENCE.as_secs())]
     Lost {
-        /// How many.
+        /// The number of lost accesses.
         count: usize,
-        /// What and where.
+        /// The operation and the offset of one of them.
         example: String,
     },
     /// A completion for an access that was not outstanding.
     #[error("a completion with tag {0}, which no outstanding access has")]
     Stray(u64),
-    /// The region held something else than what was written to it.
+    /// The region held other data than was written to it.
     #[error("WRONG DATA: {0}")]
     Corrupt(#[from] Corruption),
 }
 
-/// The times at which all threads of a measurement change what they do.
+/// The times at which all threads of a measurement change phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// Accesses count from here on.
+    /// The start of the measured time.
     pub begin: Instant,
-    /// And until here; nothing is begun after it.
+    /// The end of the measured time; no access begins after it.
     pub end: Instant,
-    /// The hotspot is elsewhere from here on.
+    /// The time at which the hotspot switches.
     pub switch: Option<Instant>,
 }
 
@@ -77,7 +77,7 @@ impl Schedule {
     }
 }
 
-/// What an outstanding access will be checked against.
+/// The expected result of an outstanding access.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     is_write: bool,
@@ -87,7 +87,7 @@ struct Outstanding {
     posted: Instant,
 }
 
-/// A client thread at work.
+/// A client thread.
 pub struct Worker<'a> {
     workload: &'a Workload,
     ledger: &'a Ledger,
@@ -95,7 +95,7 @@ pub struct Worker<'a> {
     schedule: Schedule,
     target: &'a mut dyn Target,
     keys: Keys,
-    /// What is about to be written, or was read just now.
+    /// Data to be written, or just read.
     bytes: Vec<u8>,
     slots: Vec<Option<Outstanding>>,
     free: Vec<usize>,
@@ -103,7 +103,7 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// The worker of thread `thread`, whose target has a buffer for each access that it keeps outstanding.
+    /// The worker of thread `thread`, whose target has a buffer for each outstanding access.
     pub fn new(
         workload: &'a Workload,
         ledger: &'a Ledger,
@@ -131,7 +131,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Works until the end of the schedule, or until `stop` is set because another thread has failed.
+    /// Runs until the end of the schedule, or until `stop` is set because another thread has failed.
     pub fn run(mut self, schedule: Schedule, stop: &AtomicBool) -> Result<Measured, WorkError> {
         self.schedule = schedule;
         self.work(stop)?;

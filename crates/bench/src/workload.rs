@@ -1,4 +1,4 @@
-//! What is done to the region, and what came out of it.
+//! A measurement's accesses, and its results.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use hdrhistogram::Histogram;
 use crate::keys::Distribution;
 use crate::ledger::Verified;
 
-/// One measurement's accesses. Checked by whoever read the plan: sizes are multiples of a granule, nothing is zero.
+/// The parameters of one measurement. The plan's checks ensure that sizes are multiples of a granule and nothing is
+/// zero.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Of the region; the keys are its whole access-sized pieces.
+    /// Size of the region; the keys are its whole access-sized pieces.
     pub region_bytes: u64,
-    /// Of each access, which lies at a multiple of it.
+    /// Bytes of each access, and its alignment.
     pub access_bytes: usize,
-    /// Of all accesses; the rest are READs.
+    /// Share of WRITEs; the other accesses are READs.
     pub write_percent: u32,
     /// Popularity of keys.
     pub distribution: Distribution,
@@ -24,13 +25,13 @@ pub struct Workload {
     pub threads: usize,
     /// Accesses that each thread keeps outstanding.
     pub depth: usize,
-    /// Whether the data of READs is compared with what must be there.
+    /// Whether READ data is compared with its expected content.
     pub verify: bool,
-    /// When the hotspot switches, counted from the beginning of what is measured.
+    /// The time from the start of the measurement to the switch of the hotspot.
     pub switch_after: Option<Duration>,
-    /// Runs before the measurement and counts for nothing.
+    /// The time before the measurement, which is not counted.
     pub warm_up: Duration,
-    /// Is measured.
+    /// The measured time.
     pub measured: Duration,
 }
 
@@ -44,19 +45,19 @@ impl Workload {
 /// The length of a [`Measured::timeline`]'s steps.
 pub const STEP: Duration = Duration::from_millis(100);
 
-/// Nanoseconds, to three digits.
+/// A histogram of nanoseconds, with a precision of three digits.
 pub type Latencies = Histogram<u64>;
 
-/// What takes longer counts as this long: a client thread gives up before.
+/// Longer latencies count as this: client threads give up before.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// An empty histogram.
 pub fn latencies() -> Latencies {
-    // Its range is fixed: one that resizes itself does so in `record` only, and in the middle of a measurement.
+    // A fixed range: a histogram that resizes itself does so in `record`, in the middle of a measurement.
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are in order")
 }
 
-/// What came out of a measurement, of one thread or of all.
+/// The results of a measurement, for one thread or all.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// The time in which the accesses were counted, in seconds.
@@ -71,12 +72,12 @@ pub struct Measured {
     pub write_latencies: Latencies,
     /// Accesses completed in each [`STEP`].
     pub timeline: Vec<u64>,
-    /// What was checked, warm-up included.
+    /// Granules checked, including the warm-up.
     pub verified: Verified,
 }
 
 impl Measured {
-    /// Nothing yet.
+    /// No results yet.
     pub fn empty(measured: Duration) -> Measured {
         Measured {
             seconds: measured.as_secs_f64(),
@@ -89,7 +90,7 @@ impl Measured {
         }
     }
 
-    /// Adds what another thread did in the same time.
+    /// Adds the results of another thread for the same time.
     pub fn add(&mut self, other: &Measured) {
         self.reads += other.reads;
         self.writes += other.writes;

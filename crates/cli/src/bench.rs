@@ -1,4 +1,4 @@
-//! `terrace bench`: measures regions larger than memory, by plans; and the demo's table.
+//! `terrace bench`: measures regions larger than memory, by plans; and the demo.
 
 use crate::log::{self, LogLevel};
 use crate::table;
@@ -96,16 +96,16 @@ pub enum BenchError {
     /// Nothing to do.
     #[error("no plan (example: terrace bench bench/term/figure-8.toml)")]
     NoPlan,
-    /// A plan is not right.
+    /// A plan is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The run ended early.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// There can be no servers.
+    /// The servers cannot be set up.
     #[error(transparent)]
     TestHarness(#[from] TestHarnessError),
-    /// Servers are this program, too.
+    /// The path of this program, which is also the servers', is unknown.
     #[error("cannot find this program's own file: {0}")]
     Program(#[source] std::io::Error),
     /// A region's file cannot be read.
@@ -116,12 +116,12 @@ pub enum BenchError {
         /// Why.
         error: std::io::Error,
     },
-    /// Everything else was done.
+    /// Some points or promises failed; all others were measured.
     #[error("{failed} points failed, {missed} promises were MISSED")]
     NotAll {
         /// Points without numbers.
         failed: usize,
-        /// Ratios below their bars.
+        /// Ratios that missed their thresholds.
         missed: usize,
     },
     /// Standard output is closed or full.
@@ -190,7 +190,7 @@ fn show_demo(common: &Common) -> Result<(), BenchError> {
     }
 }
 
-/// A table for each figure, one for the ratios, and where the files are.
+/// A table for each figure, one for the ratios, and the directory of the files.
 fn text(summary: &Summary) -> String {
     let mut text = String::new();
     for figure in &summary.document.figures {
@@ -230,7 +230,7 @@ fn figure_text(figure: &FigureResults) -> String {
     format!("{}: {}\n{}", figure.plan.figure, figure.plan.title, table::render(&header, &rows))
 }
 
-/// Writes to standard output. A reader that has gone away (`| head`) is no reason for a message.
+/// Writes to standard output. A closed pipe (`| head`) is no error.
 fn put(text: &str) -> std::io::Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,4 +1,4 @@
-//! The clients of a memory node, as `terrace stat` shows them.
+//! The clients of a memory node, for `terrace stat`.
 
 use terrace_node::{ClientRegionStats, ClientStats};
 
@@ -6,7 +6,7 @@ use crate::table;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// A line for each client and region; with rates since `before`, `seconds` ago, for clients that were there.
+/// A line for each client and region; with rates since `before`, `seconds` ago, for clients that existed then.
 pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String {
     let mut header = vec!["client", "one-sided", "fetched", "region", "RPC reads", "RPC writes", "failed"];
     header.extend(["MiB read", "MiB written", "p50 us", "p90 us", "p99 us", "p99.9 us", "max us"]);
@@ -23,7 +23,7 @@ pub fn text(now: &[ClientStats], before: &[ClientStats], seconds: u64) -> String
     format!("\nclients\n{}", table::render(&header, &rows))
 }
 
-/// What is counted for all regions together stands in the first line only.
+/// Counts over all regions are in the client's first line only.
 fn client_rows(now: &ClientStats, before: Option<&ClientStats>, seconds: Option<u64>) -> Vec<Vec<String>> {
     let nothing = ClientRegionStats { region: "-".into(), ..ClientRegionStats::default() };
     let regions = if now.regions.is_empty() { std::slice::from_ref(&nothing) } else { &now.regions };

@@ -1,4 +1,4 @@
-//! `terrace devices`: the NIC that a program would find, shown without starting one.
+//! `terrace devices`: the NIC that a program would find, without starting a program.
 
 use crate::run::{RunError, parse_port};
 use crate::table;
@@ -17,7 +17,7 @@ Examples:
 A GID is an RDMA port's address. The address given with --addr has index 0; programs choose another
 one with an option like -x or -g INDEX.";
 
-/// Name of the device in every program.
+/// The name of the device in all programs.
 const NAME: &str = "terrace0";
 
 /// Options of `terrace devices`.
@@ -40,7 +40,7 @@ struct DeviceView {
     name: &'static str,
     /// Largest path MTU in bytes.
     mtu: u32,
-    /// The first UDP port that is free: the next process's.
+    /// The first free UDP port, which the next process gets.
     udp_port: u16,
     gids: Vec<GidView>,
 }

@@ -1,18 +1,19 @@
-//! Where the library is: beside this executable, in the layout that the build and the installation share
-//! (`bin/terrace`, `lib/terrace/libibverbs.so.1`).
+//! Finds the library: beside this executable, in the common layout of the build and the installation (`bin/terrace`,
+//! `lib/terrace/libibverbs.so.1`).
 
 use std::path::{Path, PathBuf};
 
-/// File name of the drop-in; it must be the real library's SONAME, or programs that `dlopen` it get the other one.
+/// The drop-in's file name. It must be the real library's SONAME, or programs that `dlopen` that
+/// name get the real library.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// Why there is no library to preload.
+/// Why the library cannot be preloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// The executable's own path is unknown, so there is nothing to search beside.
+    /// The executable's own path is unknown, and with it the library's.
     #[error("cannot tell where this executable is: {0}")]
     NoExecutable(#[source] std::io::Error),
-    /// Nothing at the place where it belongs.
+    /// The library is not in its place.
     #[error("the library is missing: {} (run `make build`, or `make install PREFIX=DIR` and use DIR/bin/terrace)", .0.display())]
     Missing(PathBuf),
     /// The loader splits `LD_PRELOAD` at spaces and colons, and offers no way to quote them.

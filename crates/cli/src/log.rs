@@ -1,4 +1,4 @@
-//! How much is logged, and by `terrace serve`, which is a NIC itself: where.
+//! Log levels, and the logging of `terrace serve`, which runs a NIC itself.
 
 use clap::ValueEnum;
 use tracing_subscriber::filter::LevelFilter;
@@ -15,7 +15,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// As the option and `TERRACE_LOG` have it.
+    /// The name, as in the option and in `TERRACE_LOG`.
     pub fn name(self) -> &'static str {
         match self {
             LogLevel::Off => "off",
@@ -35,6 +35,6 @@ pub fn install(level: LogLevel) {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .finish();
-    // Nobody else in this program does.
+    // Fails only if a subscriber is set already; this program sets no other.
     drop(tracing::subscriber::set_global_default(subscriber));
 }

@@ -1,7 +1,7 @@
 //! The `terrace` command: runs RDMA programs on the software NIC and shows what the NIC does.
 //!
-//! Nothing of the NIC itself is here. `run` prepares an environment and replaces itself with the program; the NIC
-//! then lives in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
+//! This crate contains no part of the NIC. `run` prepares an environment and replaces itself with the program; the NIC
+//! then runs in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
 #![forbid(unsafe_code)]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! Finds the program to run, the way the shell would, so that a mistake gets one clear line before anything starts.
+//! Finds the program to run as the shell would, so that a mistake gives one clear line before anything starts.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,15 +11,15 @@ pub enum ProgramError {
     /// No such file, here or in `PATH`.
     #[error("{0}: no such program{1}")]
     NotFound(String, &'static str),
-    /// There is something of that name, but it cannot be executed.
+    /// A file of that name exists, but cannot be executed.
     #[error("{0}: not executable")]
     NotExecutable(String),
-    /// The loader is not part of it, so nothing can be preloaded into it.
+    /// The program does not use the loader, so nothing can be preloaded into it.
     #[error("{0}: statically linked: a library cannot be preloaded into it, so it would see no RDMA device")]
     Static(String),
 }
 
-/// The path of `program`: itself when it has a slash in it, otherwise the first executable of that name in `PATH`.
+/// The path of `program`: itself if it contains a slash, else the first executable of that name in `PATH`.
 pub fn find(program: &OsStr) -> Result<PathBuf, ProgramError> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
     let found = find_in(program, &path)?;
@@ -69,8 +69,8 @@ fn classify(path: &Path) -> Candidate {
     }
 }
 
-/// Whether this is a 64-bit ELF executable that names no program interpreter (`PT_INTERP`). Whatever cannot be read or
-/// understood, scripts among it, counts as loadable: the kernel has the last word.
+/// Whether this is a 64-bit ELF executable without a program interpreter (`PT_INTERP`). Unreadable and unknown files,
+/// and scripts, count as loadable: the kernel decides.
 fn is_static(path: &Path) -> bool {
     const PROGRAM_HEADER_LEN: usize = 56;
     const PT_INTERP: u32 = 3;

@@ -1,4 +1,4 @@
-//! Regions that are larger than memory, as `terrace stat` shows them.
+//! Regions larger than memory, for `terrace stat`.
 
 use terrace_tier::{RegionStats, TierStats};
 
@@ -6,7 +6,7 @@ use crate::table;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// The memory and its regions; with rates since `before`, when that is given, `seconds` ago.
+/// The memory and its regions; with rates since `before`, if given, `seconds` ago.
 pub fn text(now: &TierStats, before: Option<&TierStats>, seconds: u64) -> String {
     let mut text = format!(
         "\nmemory\n  {:.0} MiB of {:.0} MiB locked, at most {:.0} MiB for buffers, {} requests in flight\n\n",

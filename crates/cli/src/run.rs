@@ -1,4 +1,4 @@
-//! `terrace run`: checks everything that can be checked from here, then becomes the program with the NIC preloaded.
+//! `terrace run`: checks all that can be checked here, then executes the program with the NIC preloaded.
 
 use crate::log::LogLevel;
 use crate::{library, program};
@@ -102,10 +102,10 @@ enum PagingMode {
 /// Why the program was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Nothing to preload.
+    /// The library cannot be preloaded.
     #[error(transparent)]
     Library(#[from] library::LibraryError),
-    /// Nothing to run.
+    /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] program::ProgramError),
     /// Not an IPv4 or IPv6 address.
@@ -117,7 +117,7 @@ pub enum RunError {
     /// The NIC could not have this address or path MTU.
     #[error(transparent)]
     Port(#[from] OpenError),
-    /// The fault plan cannot be read, or says something that it cannot mean.
+    /// The fault plan cannot be read, or is invalid.
     #[error("--fault-plan {}: {reason}", path.display())]
     FaultPlan { path: PathBuf, reason: String },
     /// The capture could not be written.
@@ -126,13 +126,13 @@ pub enum RunError {
     /// Not a size.
     #[error("--dram {0}")]
     DramSyntax(#[from] terrace_tier::size::NotASize),
-    /// More memory than there is, or than may be used.
+    /// More memory than the machine has or the process may use.
     #[error("--dram: {0}")]
     Dram(#[from] terrace_tier::TierError),
     /// A mode without a budget.
     #[error("--mode says what to do with the memory that --dram gives: add, for example, --dram 512M")]
     ModeWithoutDram,
-    /// The program is there, and what it needs to be executed is not.
+    /// The program exists, but its interpreter does not.
     #[error(
         "{0}: the interpreter that it names does not exist (the `#!` line of a script, the loader of an executable)"
     )]
@@ -143,7 +143,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The exit status: as with `env` and `timeout`, 125 for an own failure, 126 and 127 for the program's.
+    /// The exit status: as with `env` and `timeout`, 125 for a failure of this command, 126 and 127 for the program's.
     pub fn exit_code(&self) -> u8 {
         match self {
             RunError::Program(program::ProgramError::NotFound(..)) => 127,
@@ -153,7 +153,7 @@ impl RunError {
     }
 }
 
-/// Replaces this process with the program. Returns only to say why that did not happen.
+/// Replaces this process with the program. Returns only on failure.
 pub fn run(options: &Options) -> Result<(), RunError> {
     let library = library::find()?;
     let name = &options.program[0];
@@ -163,17 +163,17 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD").as_deref()));
     let error = command.exec();
     let program = name.to_string_lossy().into_owned();
-    // The file itself was found above.
+    // The program itself was found above.
     Err(match error.kind() {
         std::io::ErrorKind::NotFound => RunError::Interpreter(program),
         _ => RunError::Exec { program, error },
     })
 }
 
-/// The variables that tell the NIC in the program what the options said. Each option is tried first.
+/// The environment variables that pass the options to the NIC in the program. Each option is tried first.
 fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
     let port = parse_port(options.addr.as_deref(), options.mtu.as_deref())?;
-    // The NIC will open the same port in a moment: what stops it stops us here, with the same words.
+    // The NIC will open the same port soon: an error stops this command, with the same message.
     UdpPort::open(&port)?;
     let mut variables: Vec<(&'static str, OsString)> = Vec::new();
     variables.extend(port.addr.map(|addr| ("TERRACE_ADDR", addr.to_string().into())));
@@ -200,15 +200,15 @@ fn environment(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunEr
     Ok(variables)
 }
 
-/// Whether the program may have regions whose storage a fault plan can trouble.
+/// Whether the program may have regions whose storage a fault plan covers.
 fn has_extended_regions(options: &Options) -> bool {
     options.dram.as_deref().is_some_and(|dram| !dram.is_empty())
         && options.mode.is_none_or(|mode| matches!(mode, PagingMode::Wait))
 }
 
-/// What `--dram` and `--mode` ask for.
+/// The variables for `--dram` and `--mode`.
 fn memory(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> {
-    // As the library does: an empty variable is none.
+    // As in the library: an empty variable counts as unset.
     let Some(dram) = options.dram.as_deref().filter(|dram| !dram.is_empty()) else {
         return if options.mode.is_some() { Err(RunError::ModeWithoutDram) } else { Ok(Vec::new()) };
     };
@@ -219,7 +219,7 @@ fn memory(options: &Options) -> Result<Vec<(&'static str, OsString)>, RunError> 
     Ok(vec![("TERRACE_DRAM", dram_bytes.to_string().into()), ("TERRACE_MODE", name.into())])
 }
 
-/// What `--addr` and `--mtu` ask for. Whether this host can give it only the port knows.
+/// Parses `--addr` and `--mtu`. Whether this host supports them is known only to the port.
 pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, RunError> {
     let addr: Option<IpAddr> =
         addr.map(|text| text.parse().map_err(|_| RunError::AddressSyntax(text.to_owned()))).transpose()?;
@@ -228,7 +228,7 @@ pub fn parse_port(addr: Option<&str>, mtu: Option<&str>) -> Result<UdpConfig, Ru
     Ok(UdpConfig { addr, mtu, ..UdpConfig::default() })
 }
 
-/// Reads the plan as the NIC will, and makes its path independent of the directory that the program changes to.
+/// Reads the plan as the NIC will, and makes its path independent of the program's working directory.
 pub fn check_fault_plan(path: &Path) -> Result<(FaultPlan, PathBuf), RunError> {
     let refuse =
         |reason: &dyn ToString| RunError::FaultPlan { path: path.to_owned(), reason: reason.to_string() };
@@ -239,7 +239,7 @@ pub fn check_fault_plan(path: &Path) -> Result<(FaultPlan, PathBuf), RunError> {
     Ok((plan, std::path::absolute(path).map_err(|error| refuse(&error))?))
 }
 
-/// Tries whether the capture can be written, and leaves no trace of that.
+/// Checks that the capture can be written, and leaves no trace of that.
 fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     let unwritable = |error| RunError::Pcap { path: path.to_owned(), error };
     match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -252,7 +252,7 @@ fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     std::path::absolute(path).map_err(unwritable)
 }
 
-/// `LD_PRELOAD` with the library before whatever was there, and only once.
+/// `LD_PRELOAD` with the library, once, before the existing value.
 fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     let existing = existing.unwrap_or_default().to_string_lossy().into_owned();

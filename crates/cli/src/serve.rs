@@ -78,7 +78,7 @@ pub struct Options {
     period: Option<u64>,
 }
 
-/// A file that holds a plan, or nothing: an empty variable is none.
+/// The path of a valid plan, or an empty one: an empty variable counts as unset.
 fn checked_plan(text: &str) -> Result<PathBuf, String> {
     if !text.is_empty() {
         FaultPlan::load(text.as_ref()).map_err(|error| error.to_string())?;
@@ -98,7 +98,7 @@ impl FromStr for Region {
         if name.is_empty() || rest.is_empty() {
             return Err("name and path are needed, as in table=/data/table.bin:64G".into());
         }
-        // A path may have colons: only what is a size behind the last one is taken for that.
+        // A path may contain colons: only a size after the last one counts as the size.
         let (path, size) = match rest.rsplit_once(':') {
             Some((path, size))
                 if !path.is_empty() && size.starts_with(|first: char| first.is_ascii_digit()) =>
@@ -111,11 +111,11 @@ impl FromStr for Region {
     }
 }
 
-/// Serves until it is told to end.
+/// Serves until SIGINT or SIGTERM.
 pub fn serve(options: &Options) -> Result<(), ServeError> {
-    // Before there are threads, so that none of them takes the signals.
+    // Before threads are started, so that none of them receives the signals.
     let ending = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
-    // Blocking signals that exist cannot fail.
+    // Blocking existing signals cannot fail.
     let _ = ending.thread_block();
     log::install(options.log);
     let server = Server::open(&ServerConfig {
@@ -158,7 +158,7 @@ fn announce(server: &Server, options: &Options) {
     if io::stdout().is_terminal() {
         lines += "Ctrl-C ends it.\n";
     }
-    // Nobody to tell is no reason not to serve.
+    // The server works without an open standard output, too.
     let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
 }
 

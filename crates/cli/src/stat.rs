@@ -1,4 +1,4 @@
-//! `terrace stat`: what the NICs of running processes are doing, asked of the processes themselves.
+//! `terrace stat`: the counters of the NICs of running processes, which the processes themselves report.
 
 use crate::{clients, regions, table};
 use clap::Args;
@@ -51,7 +51,7 @@ pub enum StatError {
     /// The kernel's list of sockets cannot be read.
     #[error("cannot list the processes that run with Terrace: {0}")]
     List(#[source] io::Error),
-    /// No process of this number has a NIC.
+    /// No process of this ID has a NIC.
     #[error(
         "process {0} does not run with Terrace, or has not opened its device (`terrace stat` lists those that have)"
     )]
@@ -76,7 +76,7 @@ pub fn show(options: &Options) -> Result<(), StatError> {
                     before = Some(now);
                     text
                 }
-                // It was there a moment ago: whoever watches a process expects it to end some time.
+                // The process answered before: a watched process is expected to end.
                 (Err(_), Some(_)) => return Ok(put(&format!("process {pid} has ended\n"))?),
                 (Err(error), None) => return Err(error),
             },
@@ -90,7 +90,7 @@ pub fn show(options: &Options) -> Result<(), StatError> {
     }
 }
 
-/// Writes to standard output. A reader that has gone away (`| head`) is no reason for a message.
+/// Writes to standard output. A closed pipe (`| head`) is no error.
 fn put(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -116,7 +116,7 @@ fn to_json(value: &impl serde::Serialize, pretty: bool) -> String {
 
 fn list(json: bool) -> Result<String, StatError> {
     let pids = processes().map_err(StatError::List)?;
-    // One that ends between the listing and the question is no error, and one of another user still gets a line.
+    // A process that ends between the listing and the query is no error; one of another user still gets a line.
     let answers: Vec<(u32, io::Result<Vec<DeviceSnapshot>>)> =
         pids.into_iter().map(|pid| (pid, fetch(pid))).collect();
     if json {
@@ -221,18 +221,18 @@ fn device_text(device: &DeviceSnapshot, before: Option<&DeviceSnapshot>, seconds
     text
 }
 
-/// What the process's regions larger than memory are doing, if it has any.
+/// The state of the process's regions larger than memory, if it has any.
 fn memory(device: &DeviceSnapshot) -> Option<TierStats> {
     device.reports.get("memory").and_then(|report| TierStats::deserialize(report).ok())
 }
 
-/// What clients of its regions are doing.
+/// The clients of the process's regions.
 fn clients(device: &DeviceSnapshot) -> Vec<ClientStats> {
     let report = device.reports.get("clients");
     report.and_then(|report| Vec::deserialize(report).ok()).unwrap_or_default()
 }
 
-/// Counters under a title; with the rate since `before`, when there is one.
+/// Counters under a title; with the rate since `before`, if given.
 fn section(title: &str, counts: &Counts, before: Option<&Counts>, seconds: u64) -> String {
     let mut text = format!("\n{title}\n");
     for (name, value) in counts {

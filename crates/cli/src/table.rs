@@ -1,6 +1,6 @@
-//! Plain text tables: columns as wide as their widest cell, numbers to the right.
+//! Plain text tables: columns as wide as their widest cell, numbers right-aligned.
 
-/// Lays out `rows` under `header`. A column is aligned to the right when all its cells start with a digit.
+/// Lays out `rows` under `header`. A column is right-aligned when all its cells start with a digit.
 pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = header
         .iter()

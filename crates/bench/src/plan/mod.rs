@@ -17,7 +17,7 @@ pub enum PlanError {
     Read {
         /// The plan's file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: std::io::Error,
     },
     /// Not TOML, or not a plan.
@@ -25,20 +25,20 @@ pub enum PlanError {
     Syntax {
         /// The plan's file.
         path: PathBuf,
-        /// Where and what; several lines.
+        /// The place and the error; several lines.
         error: toml::de::Error,
     },
-    /// A value that makes no sense.
+    /// An invalid value.
     #[error("the plan {path} is not right: {problem}")]
     Value {
         /// The plan's file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
 }
 
-/// How a plan's results are drawn.
+/// The kind of plot for a plan's results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -52,7 +52,7 @@ pub enum Kind {
     Latency,
 }
 
-/// A number of a point.
+/// A number that is measured for a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metric {
@@ -67,7 +67,7 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// The column of that name.
+    /// The name of the CSV column.
     pub fn name(self) -> &'static str {
         match self {
             Metric::OpsPerS => "ops_per_s",
@@ -78,7 +78,7 @@ impl Metric {
     }
 }
 
-/// What the paper states for a point, and where that was found.
+/// A value that the paper states for a point, and its source.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PaperValue {
@@ -87,11 +87,11 @@ pub struct PaperValue {
     /// The point's value on the axis, as in the plan.
     #[serde(default)]
     pub x: String,
-    /// Which number.
+    /// The metric of the value.
     pub metric: Metric,
     /// In the metric's unit.
     pub value: f64,
-    /// Where it was found.
+    /// The source of the value.
     pub source: String,
 }
 
@@ -99,24 +99,24 @@ pub struct PaperValue {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AxisPlan {
-    /// Which setting varies.
+    /// The setting that varies.
     pub axis: Axis,
-    /// Written below the axis.
+    /// The label below the axis.
     pub label: String,
-    /// Its values, in order.
+    /// The values in order.
     pub values: Vec<String>,
-    /// Those of them that the short setting measures; all, when this is not given.
+    /// The values that the short setting measures; without it, all.
     #[serde(default)]
     pub short: Vec<String>,
 }
 
-/// How long a point takes, in seconds.
+/// The times for a point, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Timing {
-    /// Before the measurement, when the server has just been started.
+    /// Warm-up before the measurement after a server start.
     pub warm_up_s: f64,
-    /// The same, when the server is the one of the point before.
+    /// Warm-up when the server is shared with the previous point.
     pub rewarm_s: f64,
     /// The measurement.
     pub measured_s: f64,
@@ -125,12 +125,12 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Unless a plan says otherwise, with `--short`.
+    /// The default with `--short`.
     pub const SHORT: Timing = Timing { warm_up_s: 1.5, rewarm_s: 0.6, measured_s: 1.2, repeats: 1 };
-    /// Unless a plan says otherwise, with `--full`.
+    /// The default with `--full`.
     pub const FULL: Timing = Timing { warm_up_s: 2.0, rewarm_s: 0.7, measured_s: 2.0, repeats: 1 };
 
-    /// What is wrong with these times, if anything is.
+    /// The error in these times, if any.
     pub(crate) fn check(&self) -> Result<(), String> {
         let is_time = |seconds: f64| (0.0..=86_400.0).contains(&seconds);
         match is_time(self.warm_up_s) && is_time(self.rewarm_s) && is_time(self.measured_s) {
@@ -142,7 +142,7 @@ impl Timing {
     }
 }
 
-/// Which of a plan's two settings to use.
+/// The setting of a plan to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Length {
     /// Few points, briefly.
@@ -156,20 +156,20 @@ pub enum Length {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Plan {
-    /// Names the results: `figure-8`.
+    /// The name of the results, such as `figure-8`.
     pub figure: String,
-    /// Above the plot.
+    /// The title above the plot.
     pub title: String,
-    /// What of the paper this is, and where its axes and settings were found.
+    /// The paper's figure or table, and the source of its axes and settings.
     pub source: String,
-    /// How the results are drawn.
+    /// The kind of plot.
     pub kind: Kind,
-    /// What varies; a plan without it has one point for each mode.
+    /// The axis; a plan without one has one point for each mode.
     #[serde(default)]
     pub x: Option<AxisPlan>,
-    /// A line or bar for each.
+    /// The modes, each with a line or a bar.
     pub modes: Vec<Mode>,
-    /// What does not vary.
+    /// The settings that do not vary.
     #[serde(default)]
     pub settings: Settings,
     /// Times of the short setting.
@@ -178,7 +178,7 @@ pub struct Plan {
     /// Times of the full setting.
     #[serde(default = "full")]
     pub full: Timing,
-    /// What the paper states.
+    /// Values that the paper states.
     #[serde(default)]
     pub paper: Vec<PaperValue>,
 }
@@ -191,14 +191,14 @@ fn full() -> Timing {
     Timing::FULL
 }
 
-/// One measurement that a plan asks for.
+/// One measurement of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// How the server serves.
+    /// The server's mode.
     pub mode: Mode,
-    /// Its value on the axis; empty when there is none.
+    /// The point's value on the axis; empty without an axis.
     pub x: String,
-    /// What it is measured with.
+    /// The settings of the measurement.
     pub settings: Settings,
 }
 
@@ -210,7 +210,7 @@ impl Plan {
         Plan::parse(&text, path)
     }
 
-    /// The same from text; `path` is for messages.
+    /// Parses a plan from text; `path` is for error messages.
     pub fn parse(text: &str, path: &Path) -> Result<Plan, PlanError> {
         let plan: Plan =
             toml::from_str(text).map_err(|error| PlanError::Syntax { path: path.to_owned(), error })?;
@@ -246,7 +246,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The points of a setting, those of one mode together, so that they can share a server.
+    /// The points of a setting. Points of one mode are adjacent, so that they can share a server.
     pub fn points(&self, length: Length) -> Result<Vec<Point>, String> {
         let values: &[String] = match &self.x {
             None => &[String::new()],
@@ -277,7 +277,7 @@ impl Plan {
         }
     }
 
-    /// What the paper states for a point.
+    /// The value that the paper states for a point, if any.
     pub fn stated(&self, point: &Point, metric: Metric) -> Option<&PaperValue> {
         self.paper
             .iter()

@@ -1,4 +1,4 @@
-//! What a point of a plan is measured with, and which of it an axis varies.
+//! The settings of a point, and the axes that vary them.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::content::GRANULE_BYTES;
 use crate::keys::Distribution;
 use crate::workload::Workload;
 
-/// How the server serves (`terrace serve --mode`).
+/// The server's mode (`terrace serve --mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -18,19 +18,19 @@ pub enum Mode {
     Pin,
     /// The model of hardware on-demand paging.
     Odp,
-    /// All by RPC; the server copies from the mapping and takes page faults.
+    /// All accesses by RPC; the server copies from the mapping and takes page faults.
     Rpc,
-    /// All by RPC; the server uses buffered IO.
+    /// All accesses by RPC; the server uses buffered I/O.
     RpcBuffer,
-    /// All by RPC; the server uses direct IO.
+    /// All accesses by RPC; the server uses direct I/O.
     RpcDirect,
-    /// All by RPC; the server uses tiering IO.
+    /// All accesses by RPC; the server uses tiering I/O.
     RpcTiering,
-    /// The same, and hot units are promoted.
+    /// Like [`Mode::RpcTiering`], and hot units are promoted.
     RpcTieringPromote,
-    /// Everything.
+    /// The full system: one-sided READs; absent pages are fetched by RPC.
     Term,
-    /// The NIC itself parks READs of absent pages.
+    /// The NIC itself defers READs of absent pages.
     Wait,
 }
 
@@ -59,16 +59,16 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// Where the region's file lies.
+/// The storage of the region's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storage {
     /// In the data directory.
     #[default]
     Disk,
-    /// In `/dev/shm`: the fastest device there is.
+    /// In `/dev/shm`: the fastest device.
     Tmpfs,
-    /// In the data directory, with the server's IO slowed down by a control group: a slow device.
+    /// In the data directory, with the server's I/O limited by a control group: a slow device.
     Throttled,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Storage {
     }
 }
 
-/// Everything that a point is measured with but the mode and the times.
+/// All parameters of a point except the mode and the times.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
@@ -98,7 +98,7 @@ pub struct Settings {
     pub write_percent: u32,
     /// Popularity of keys.
     pub distribution: Distribution,
-    /// For Zipf.
+    /// The exponent for Zipf.
     pub theta: f64,
     /// Client threads.
     pub threads: usize,
@@ -106,13 +106,14 @@ pub struct Settings {
     pub depth: usize,
     /// Threads of the server that serve RPCs.
     pub server_threads: usize,
-    /// Where the region's file lies.
+    /// The storage of the region's file.
     pub storage: Storage,
-    /// Whether memory is filled beforehand where page faults decide what is in it, as a long run would leave it.
+    /// Whether memory is filled before the measurement, as a long run would leave it, in modes whose page faults
+    /// determine its contents.
     pub preload: bool,
     /// Whether the data of READs is checked.
     pub verify: bool,
-    /// When the hotspot switches: after this share of the measured time.
+    /// The share of the measured time after which the hotspot switches.
     pub switch_at_percent: Option<u32>,
 }
 
@@ -170,7 +171,7 @@ pub enum Axis {
 }
 
 impl Settings {
-    /// The same with another value on an axis. The error says what is wrong with the value.
+    /// These settings with another value on an axis. The error says what is wrong with the value.
     pub fn with(&self, axis: Axis, value: &str) -> Result<Settings, String> {
         fn number<T: std::str::FromStr>(value: &str) -> Result<T, String> {
             value.parse().map_err(|_| format!("'{value}' is not a number that fits here"))
@@ -191,7 +192,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What is wrong with these settings, if anything is.
+    /// The error in these settings, if any.
     pub fn check(&self) -> Result<(), String> {
         let granule = GRANULE_BYTES as u64;
         let wrong = if self.size == 0 || !self.size.is_multiple_of(granule) {
@@ -222,12 +223,12 @@ impl Settings {
         Err(wrong)
     }
 
-    /// The server's memory in bytes: whole MiB, because residency goes by units of that.
+    /// The server's memory in bytes: whole MiB, the size of a unit of residency.
     pub fn dram_bytes(&self) -> u64 {
         ((self.region >> 20) * u64::from(self.dram_percent) / 100).max(1) << 20
     }
 
-    /// The accesses of these settings.
+    /// The workload of these settings.
     pub fn workload(&self, warm_up: Duration, measured: Duration) -> Workload {
         Workload {
             region_bytes: self.region,

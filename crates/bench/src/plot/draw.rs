@@ -1,4 +1,4 @@
-//! The drawing itself, the same for both formats.
+//! The drawing code, common to both formats.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::{Figure, Series, Shape};
 
 type Area<'a, Back> = DrawingArea<Back, Shift>;
 
-/// A colour for each series, in order; told apart also by people who see colours differently (Okabe and Ito's set).
+/// A colour for each series, in order; distinct for colour-blind readers, too (Okabe and Ito's set).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 0, 0),
     RGBColor(230, 159, 0),
@@ -23,11 +23,11 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(110, 110, 110),
 ];
 
-/// Who has which: a mode has the same colour in all figures.
+/// The modes in the order of [`COLOURS`]: a mode has the same colour in all figures.
 const OWNERS: [&str; 9] =
     ["pin", "odp", "rpc", "term", "wait", "rpc-buffer", "rpc-direct", "rpc-tiering", "rpc-tiering-promote"];
 
-/// The colour of a series: its own if it is a mode, else by its place.
+/// The colour of a series: its mode's, or by its index.
 fn colour(figure: &Figure, index: usize) -> RGBColor {
     let own = OWNERS.iter().position(|owner| *owner == figure.series[index].name);
     COLOURS[own.unwrap_or(index) % COLOURS.len()]
@@ -59,7 +59,7 @@ fn values(figure: &Figure) -> impl Iterator<Item = f64> {
     figure.series.iter().flat_map(|series| series.values.iter().flatten().copied())
 }
 
-/// A little above the highest value; also where there is none.
+/// The upper end of the axis: a little above the highest value, also without values.
 fn top(figure: &Figure) -> f64 {
     values(figure).fold(0.0, f64::max).max(1.0) * 1.1
 }
@@ -79,7 +79,7 @@ fn number(value: &f64) -> String {
 /// An axis of categories: category `n` is at `n`.
 struct Places<'a> {
     names: &'a [String],
-    /// Free space before the first and after the last.
+    /// Free space before the first category and after the last.
     margin: f64,
 }
 
@@ -204,7 +204,7 @@ where
     Ok(())
 }
 
-/// Beside the chart, where it hides nothing.
+/// Draws the legend beside the chart, where it hides nothing.
 fn draw_legend<Back: DrawingBackend>(area: &Area<'_, Back>, figure: &Figure) -> Drawn<Back> {
     for (index, series) in figure.series.iter().enumerate() {
         let y = 50 + index as i32 * 22;

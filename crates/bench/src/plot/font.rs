@@ -1,4 +1,4 @@
-//! The font of the plots: one of the machine's, because a font in the repository would be the largest file of it.
+//! The font of the plots: one of the machine's, because a font would be the largest file of the repository.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,14 +13,14 @@ const CANDIDATES: [&str; 5] = [
     "/usr/share/fonts/truetype/noto/NotoSans-Regular.ttf",
 ];
 
-/// There is no font.
+/// No font was found.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("no font for the plots: install Debian's fonts-dejavu-core (looked for {tried})")]
 pub struct FontError {
     tried: String,
 }
 
-/// Loads the font, once per process. Worth calling before measurements that take long.
+/// Loads the font, once per process. Call it before long measurements.
 pub fn load_font() -> Result<(), FontError> {
     static LOADED: OnceLock<Result<(), FontError>> = OnceLock::new();
     LOADED.get_or_init(|| load(&CANDIDATES)).clone()
@@ -29,7 +29,7 @@ pub fn load_font() -> Result<(), FontError> {
 fn load(candidates: &[&str]) -> Result<(), FontError> {
     for path in candidates {
         if let Ok(bytes) = std::fs::read(Path::new(path)) {
-            // The library keeps fonts for the process's life.
+            // The library keeps fonts for the life of the process.
             if register_font("sans-serif", FontStyle::Normal, Box::leak(bytes.into_boxed_slice())).is_ok() {
                 return Ok(());
             }

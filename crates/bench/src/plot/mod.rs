@@ -12,41 +12,41 @@ use crate::results::FigureResults;
 
 pub use font::{FontError, load_font};
 
-/// In pixels.
+/// Width and height in pixels.
 const SIZE: (u32, u32) = (900, 540);
 
-/// Why there is no plot.
+/// Why a plot cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
-    /// No font to write with.
+    /// No font.
     #[error(transparent)]
     Font(#[from] FontError),
-    /// The file cannot be written, or something cannot be drawn.
+    /// The file cannot be written, or a part cannot be drawn.
     #[error("cannot draw {path}: {reason}")]
     Draw {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         reason: String,
     },
 }
 
-/// What is drawn: names and numbers, nothing of plans and points.
+/// A figure to draw: names and numbers, independent of plans and points.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// Above.
+    /// The title above the chart.
     pub title: String,
-    /// Below the axis.
+    /// The label below the axis.
     pub x_label: String,
-    /// Beside the axis.
+    /// The label beside the axis.
     pub y_label: String,
-    /// How.
+    /// The shape of the series.
     pub shape: Shape,
     /// One for each mode, or for each percentile.
     pub series: Vec<Series>,
 }
 
-/// How series are drawn.
+/// The shape of the series.
 #[derive(Clone, Debug)]
 pub enum Shape {
     /// A point for each category, joined.
@@ -58,17 +58,17 @@ pub enum Shape {
         /// Whether the scale is logarithmic.
         is_logarithmic: bool,
     },
-    /// Over time, `step` seconds from one value to the next.
+    /// A line over time, with `step` seconds between values.
     Time {
         /// In seconds.
         step: f64,
     },
 }
 
-/// Numbers that belong together; where one is missing, the point had failed.
+/// A series of numbers; `None` for points that failed.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend.
+    /// The name in the legend.
     pub name: String,
     /// One for each category.
     pub values: Vec<Option<f64>>,
@@ -159,7 +159,7 @@ fn over_time(results: &FigureResults) -> Vec<Series> {
     results.timelines.iter().map(series).collect()
 }
 
-/// Groups of percentiles: one group for each point.
+/// Groups of percentiles, one group for each point.
 fn latency(results: &FigureResults) -> (Shape, &'static str, Vec<Series>) {
     let categories =
         results.rows.iter().map(|row| format!("{} {}", row.mode, row.x).trim().to_owned()).collect();

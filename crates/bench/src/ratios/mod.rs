@@ -1,4 +1,4 @@
-//! Ratios that are promised: between modes, measured in turns in one run, and around a switch of the hotspot.
+//! Promised ratios: between modes, measured alternately in one run, and around a switch of the hotspot.
 
 mod plan;
 
@@ -9,24 +9,24 @@ use crate::workload::STEP;
 
 pub use plan::{NamedPoint, Ratio, RatioPlan, Switch};
 
-/// How one promise came out.
+/// The verdict on one promise.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Which.
+    /// The name of the promise.
     pub name: String,
-    /// What was measured; nothing when a point failed.
+    /// The measured value; `None` when a point failed.
     pub value: Option<f64>,
-    /// Least and most of the rounds, for ratios.
+    /// The least and the greatest value of the rounds, for ratios.
     pub range: Option<(f64, f64)>,
     /// Its unit: `x`, `%` or `s`.
     pub unit: &'static str,
     /// Whether smaller is better.
     pub is_limit: bool,
-    /// Must be kept.
+    /// The threshold that must be met.
     pub bar: f64,
-    /// Should be kept.
+    /// The target that should be met.
     pub target: Option<f64>,
-    /// What was divided, or why there is no value.
+    /// The two throughputs, or why there is no value.
     pub note: String,
 }
 
@@ -35,7 +35,7 @@ impl Verdict {
         self.value.is_some_and(|value| if self.is_limit { value <= limit } else { value >= limit })
     }
 
-    /// Whether the bar is kept.
+    /// Whether the threshold is met.
     pub fn is_kept(&self) -> bool {
         self.keeps(self.bar)
     }
@@ -49,7 +49,7 @@ impl Verdict {
         }
     }
 
-    /// A line of a table: name, value, range, bar, target, verdict, note.
+    /// A line of a table: name, value, range, threshold, target, verdict, note.
     pub fn cells(&self) -> Vec<String> {
         let sign = if self.is_limit { "<=" } else { ">=" };
         let show = |value: f64| format!("{value:.2} {}", self.unit);
@@ -68,10 +68,10 @@ impl Verdict {
 /// Titles of [`Verdict::cells`].
 pub const HEADER: [&str; 7] = ["ratio", "measured", "rounds", "bar", "target", "", "from"];
 
-/// What the rounds of one point gave, in order.
+/// The results of one point's rounds, in order.
 pub type Rounds = Vec<Result<Outcome, String>>;
 
-/// Holds what was measured against what is promised. `rounds` goes by the plan's points.
+/// Compares the measurements with the promises. `rounds` has the order of the plan's points.
 pub fn judge(plan: &RatioPlan, rounds: &[Rounds]) -> Vec<Verdict> {
     let of = |name: &str| -> &Rounds {
         let index =
@@ -116,7 +116,7 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
     };
     match (throughputs(of), throughputs(to)) {
         (Ok(of), Ok(to)) if !of.is_empty() && to.iter().all(|&value| value > 0.0) => {
-            // Numerator and denominator of one round were measured close to each other.
+            // Numerator and denominator of one round were measured shortly after each other.
             let each: Vec<f64> = of.iter().zip(&to).map(|(of, to)| of / to).collect();
             let (least, most) = each
                 .iter()
@@ -133,21 +133,21 @@ fn judge_ratio(ratio: &Ratio, of: &Rounds, to: &Rounds) -> Verdict {
     }
 }
 
-/// Throughput is judged by means over so many steps: half a second.
+/// Throughput is judged by means over this many steps: half a second.
 const WINDOW: usize = 5;
-/// When it counts as back.
+/// The share of the earlier throughput at which a point has recovered.
 const BACK: f64 = 0.95;
 
-/// What a switch of the hotspot does.
+/// The effect of a switch of the hotspot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dip {
     /// The worst half second after the switch, in percent below the throughput before it.
     pub drop_percent: f64,
-    /// The end of the first half second, not before the worst one, that reaches 95 % again; nothing when none does.
+    /// The end of the first half second, not before the worst one, that reaches 95 % again; `None` without one.
     pub back_s: Option<f64>,
 }
 
-/// Looks at a timeline whose hotspot switches at step `switch`; "before" is the two seconds before that.
+/// Evaluates a timeline whose hotspot switches at step `switch`; "before" is the two seconds before that.
 pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
     let earlier = timeline.get(switch.saturating_sub(20)..switch).filter(|steps| steps.len() >= WINDOW)?;
     let before = earlier.iter().sum::<u64>() as f64 / earlier.len() as f64;
@@ -162,7 +162,7 @@ pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
         return None;
     }
     let is_back = |&(_, mean): &(usize, &f64)| *mean >= BACK * before;
-    // When it never left, it is back at once.
+    // Throughput that never fell below has recovered at once.
     let from = if least >= BACK * before { 0 } else { worst };
     let back = means.iter().enumerate().skip(from).find(is_back).map(|(place, _)| place);
     Some(Dip {
@@ -174,7 +174,7 @@ pub fn dip(timeline: &[u64], switch: usize) -> Option<Dip> {
     })
 }
 
-/// Two verdicts: how deep, and how long. Of several rounds the median counts.
+/// Two verdicts: the depth and the length of the dip. The median of several rounds counts.
 fn judge_switch(switch: &Switch, rounds: &Rounds, percent: u32) -> [Verdict; 2] {
     let verdict = |what: &str, unit, bar| Verdict {
         name: format!("{}: {what}", switch.name),

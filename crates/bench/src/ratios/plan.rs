@@ -1,4 +1,4 @@
-//! The file that says which ratios are promised.
+//! The file with the promised ratios.
 
 use std::path::Path;
 
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Length, Mode, PlanError, Point, Settings, Timing};
 
-/// Measurements, and what must hold between them.
+/// Points, and promises about them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RatioPlan {
-    /// Above the table.
+    /// The title above the table.
     pub title: String,
-    /// What all points have in common.
+    /// The settings common to all points.
     #[serde(default)]
     pub settings: toml::Table,
     /// Times of the short setting.
     pub short: Timing,
     /// Times of the full setting.
     pub full: Timing,
-    /// What is measured.
+    /// The points to measure.
     #[serde(rename = "point")]
     pub points: Vec<NamedPoint>,
-    /// Between two of them.
+    /// Promised ratios between two points.
     #[serde(rename = "ratio", default)]
     pub ratios: Vec<Ratio>,
-    /// What happens when the hotspot switches.
+    /// Limits around a switch of the hotspot.
     #[serde(rename = "switch", default)]
     pub switches: Vec<Switch>,
 }
@@ -34,34 +34,34 @@ pub struct RatioPlan {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NamedPoint {
-    /// What ratios call it.
+    /// The name for references.
     pub name: String,
-    /// How the server serves.
+    /// The server's mode.
     pub mode: Mode,
-    /// Settings that are not the common ones.
+    /// Settings that differ from the common ones.
     #[serde(default)]
     pub set: toml::Table,
-    /// Measured for this long instead; the switch of the hotspot needs its time.
+    /// The measured time, if not the common one; a switch of the hotspot needs more.
     #[serde(default)]
     pub measured_s: Option<f64>,
-    /// Warmed up for this long instead with the full setting: what fills its memory by page faults needs longer.
+    /// The warm-up of the full setting, if not the common one; a mode that fills its memory by page faults needs more.
     #[serde(default)]
     pub full_warm_up_s: Option<f64>,
 }
 
-/// Throughput of one point through that of another.
+/// The throughput of one point divided by that of another.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Ratio {
-    /// In the table.
+    /// The name in the table.
     pub name: String,
-    /// Numerator.
+    /// The point of the numerator.
     pub of: String,
-    /// Denominator.
+    /// The point of the denominator.
     pub to: String,
-    /// Must be reached.
+    /// The threshold that must be met.
     pub bar: f64,
-    /// Should be reached.
+    /// The target that should be met.
     #[serde(default)]
     pub target: Option<f64>,
 }
@@ -70,23 +70,23 @@ pub struct Ratio {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Switch {
-    /// In the table.
+    /// The name in the table.
     pub name: String,
-    /// Which point.
+    /// The point.
     pub point: String,
-    /// How much lower throughput may be in the worst half second, in percent of what it was before.
+    /// The largest drop of throughput in the worst half second, in percent of the throughput before.
     pub drop_percent_max: f64,
-    /// When it must be back at 95 %, in seconds.
+    /// The latest time at which throughput is back at 95 %, in seconds.
     pub back_s_max: f64,
 }
 
 impl RatioPlan {
-    /// Whether this is the text of such a file rather than of a figure's plan.
+    /// Whether the text is a file of ratios, not a figure's plan.
     pub fn is_one(text: &str) -> bool {
         toml::from_str::<toml::Table>(text).is_ok_and(|table| table.contains_key("point"))
     }
 
-    /// Reads the text and checks it; `path` is for messages.
+    /// Parses and checks the text; `path` is for error messages.
     pub fn parse(text: &str, path: &Path) -> Result<RatioPlan, PlanError> {
         let plan: RatioPlan =
             toml::from_str(text).map_err(|error| PlanError::Syntax { path: path.to_owned(), error })?;
@@ -145,7 +145,7 @@ impl RatioPlan {
         self.points.iter().map(timed).collect()
     }
 
-    /// How many rounds there are.
+    /// The number of rounds.
     pub fn rounds(&self, length: Length) -> u32 {
         if length == Length::Full { self.full.repeats } else { self.short.repeats }
     }

@@ -1,4 +1,4 @@
-//! A region in this process: to try out a plan, and for tests.
+//! A region in the memory of this process, for rehearsals and tests.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::content::{Stamp, fill};
 /// The region's bytes, shared by all targets.
 pub type SharedBytes = Arc<Mutex<Vec<u8>>>;
 
-/// Accesses plain memory at once and completes at the next poll.
+/// A target that accesses plain memory, and completes at the next poll.
 pub struct MemoryTarget {
     bytes: SharedBytes,
     buffers: Vec<Vec<u8>>,
@@ -16,7 +16,7 @@ pub struct MemoryTarget {
 }
 
 impl MemoryTarget {
-    /// A region of `len` bytes as it is before anybody wrote.
+    /// A region of `len` bytes with the first content.
     pub fn region(len: usize) -> SharedBytes {
         let mut bytes = vec![0; len];
         fill(&mut bytes, 0, Stamp::FIRST);

@@ -1,4 +1,4 @@
-//! What a workload runs on.
+//! Connections that carry out a workload's accesses.
 
 mod memory;
 mod node;
@@ -8,8 +8,8 @@ pub use node::NodeRegion;
 
 /// One client thread's connection to one region.
 ///
-/// `read` and `write` only begin an access, which uses the slot's buffer until its completion. Writes of one target to overlapping
-/// bytes take effect in the order they were begun in.
+/// `read` and `write` only begin an access, which uses the slot's buffer until its completion. Writes of one target to
+/// overlapping bytes take effect in the order in which they began.
 pub trait Target {
     /// Begins to read `len` bytes at `offset` of the region into the slot's buffer.
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;

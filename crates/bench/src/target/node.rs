@@ -1,4 +1,4 @@
-//! A region of a memory node, through the client library: what everything is really measured on.
+//! A region of a memory node, through the client library: the target of real measurements.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use terrace_node::{Client, ClientConfig, ClientError, Region};
 
 use super::{Body, Completion, Connect, Target, TargetError};
 
-/// A region of a server. Each client thread has a connection, and a port, of its own, as if it were a process.
+/// A region of a server. Each client thread has its own connection and port, as a process would.
 #[derive(Clone, Debug)]
 pub struct NodeRegion {
     /// The server's address.
@@ -16,12 +16,12 @@ pub struct NodeRegion {
     pub slot: u8,
     /// The region's name.
     pub name: String,
-    /// By which way it is reached.
+    /// The path to the server.
     pub path: PathChoice,
 }
 
 impl NodeRegion {
-    /// Whether the region can be opened, and how large it is.
+    /// Opens the region, and returns its size.
     pub fn probe(&self) -> Result<u64, ClientError> {
         let client = Client::connect(&self.config(1))?;
         let region = client.open(&self.name)?;
@@ -56,7 +56,7 @@ struct NodeTarget<'a> {
     region: Region<'a>,
     buffer: Buffer,
     slot_bytes: usize,
-    /// Completions on their way from the library's form to ours; kept for its memory.
+    /// The library's completions before conversion; kept to reuse its memory.
     done: Vec<terrace_node::Completion>,
 }
 
@@ -72,7 +72,7 @@ impl Target for NodeTarget<'_> {
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError> {
         self.client.poll(&mut self.done).map_err(failed)?;
         if self.done.is_empty() {
-            // Clients and server share few cores: whoever has nothing to do leaves its own to the others.
+            // Clients and server share few cores: an idle client yields its own.
             std::thread::yield_now();
         }
         done.extend(self.done.drain(..).map(|completion| Completion {
