@@ -73,7 +73,7 @@ fn tables() -> impl Strategy<Value = Table> {
     })
 }
 
-/// A read of some length, with at most as many pages as its range can span.
+/// A read of some length, with as many pages as its range spans.
 fn reads() -> impl Strategy<Value = Read> {
     let members = prop_oneof![vec(any::<bool>(), 1..140), vec(any::<bool>(), 1000..3000)];
     (any::<(u32, u32, u32, u32)>(), members, 0_u32..4096, any::<bool>()).prop_map(

@@ -44,7 +44,7 @@ enum Step {
         len: u32,
         flags: u32,
     },
-    /// The side sends what it has deferred.
+    /// The side sends its deferred packets.
     Look {
         acks: AckPolicy,
         room: Option<usize>,

@@ -33,8 +33,8 @@
 //! >> ACK psn=100 msn=1            ... and the queue pair handles it, but sends nothing yet
 //! < SEND_ONLY psn=100 ack         the queue pair has sent this. Name, flags (ack, se, becn), payload and the given
 //!                                 fields must agree. psn=1..9 stands for nine packets
-//! wait 67ms                       time passes, and timers go off; `wait timer`: until the next one
-//! acks hold                       acknowledgements are held from now on;  `acks now`
+//! wait 67ms                       time passes, and timers expire; `wait timer`: until the next one
+//! acks hold                       acknowledgements are deferred from now on;  `acks now`
 //! rest 10us                       an unreliable service pauses that long after each packet;  `rest 0ns`
 //! room 2                          the TX sink takes two more packets;  `room any`
 //!
@@ -43,7 +43,7 @@
 //! did flush key=0x1 ...           flush, invalidate or bind reached the memory; fetch, put, put-atomic or flush-later:
 //!                                 an access to absent memory has begun
 //! memory 0x1000 @0x9000:300       content;  `memory 0x1000:300 untouched`
-//! timer 640us                     when the next timer goes off;  `timer none`
+//! timer 640us                     when the next timer expires;  `timer none`
 //! state err;  query sq_psn=1 rq_psn=2 in_flight=3 queued=4 draining;  counter retransmits=1
 //! silence                         there was no output: for the reader, since every line that acts checks it too
 //! ```

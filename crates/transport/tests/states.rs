@@ -141,7 +141,7 @@ fn new_queue_pair(qp_type: QpType) -> Qp {
     })
 }
 
-/// A queue pair in a state; `None` where there is no such state.
+/// A queue pair in a state; `None` if its type lacks that state.
 fn queue_pair_in(qp_type: QpType, state: QpState) -> Option<Qp> {
     let mut qp = new_queue_pair(qp_type);
     if state != S::Sqe {

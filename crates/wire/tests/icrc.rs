@@ -107,8 +107,8 @@ fn scapy_acknowledgement_ipv4() {
     check_vector(&flow, "1140ffff000000120055aa011f000007323341de", 0);
 }
 
-/// As above: `IP(src="192.168.7.9", dst="192.168.7.10", id=0xbeef, flags="DF", ttl=63) / UDP(sport=0xc123, dport=4791) /
-/// BTH(opcode=0x04, solicited=1, padcount=3, dqpn=0x10011, ackreq=1, psn=0xffffff) / Raw(b"hello" + 3 * b"\0")`.
+/// As above: `IP(src="192.168.7.9", dst="192.168.7.10", id=0xbeef, flags="DF", ttl=63) / UDP(sport=0xc123, dport=4791)
+/// / BTH(opcode=0x04, solicited=1, padcount=3, dqpn=0x10011, ackreq=1, psn=0xffffff) / Raw(b"hello" + 3 * b"\0")`.
 #[test]
 fn scapy_send_ipv4_with_identification() {
     let flow = flow("192.168.7.9:49443", "192.168.7.10:4791");

@@ -158,7 +158,7 @@ fn run_caught(seed: u64) -> Result<Tally, String> {
     }
 }
 
-/// In a release build a panic ends the process: its message must say which seed it was.
+/// In a release build a panic ends the process, so its message must name the seed.
 fn name_seed_in_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -190,7 +190,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies what has landed in these places into the model, and returns it.
+    /// Copies these places' content into the model, and returns it.
     fn land(&mut self, node: usize, landing: &[Place]) -> Vec<u8> {
         let memory = &mut self.nodes[node].memory;
         landing.iter().for_each(|place| memory.accept(*place));

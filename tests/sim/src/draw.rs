@@ -1,4 +1,4 @@
-//! Drawing work requests: what a program does next.
+//! Draws the programs' work requests.
 
 use terrace_nic::{Payload, QpType, SendFlags, SendOp, SendWr, Sge, SgeList, WcStatus};
 
@@ -7,7 +7,7 @@ use crate::memory::{Place, Purpose};
 use crate::window::{Stage, Window};
 use crate::world::{ADD_MAX, COUNTERS, Checked, World};
 
-/// Elements of a scatter/gather list are at most this many, whatever the queue takes.
+/// Most elements of a scatter/gather list, even if the queue allows more.
 const SGES_MAX: usize = 6;
 
 /// A work request without data.

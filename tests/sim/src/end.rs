@@ -1,4 +1,4 @@
-//! One end of a connection: what its program has posted, the outcome that it expects, and what it expects of the peer.
+//! One end of a connection: its posted work requests, their expected outcomes, and the messages due from the peer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

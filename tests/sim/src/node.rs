@@ -33,7 +33,7 @@ pub(crate) struct Completions {
     pub waiting: Waiting,
 }
 
-/// A shared receive queue and what is posted to it, in order.
+/// A shared receive queue and the receives posted to it.
 pub(crate) struct Shared {
     pub srq: Arc<Srq>,
     pub posted: BTreeMap<u64, Receive>,

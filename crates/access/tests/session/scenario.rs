@@ -155,7 +155,7 @@ pub struct Run {
     settled: usize,
     /// Of requests that may complete out of order: the completed ones.
     completed: HashSet<usize>,
-    /// How many completed before an older one.
+    /// Requests that completed before an older one.
     pub overtaking_count: usize,
 }
 
@@ -346,7 +346,7 @@ impl Run {
         }
     }
 
-    /// Checks that a completion comes in order, after everything before it is done.
+    /// Checks that a completion is in order and skips no signaled request, and the data of the requests up to it.
     fn check_completion(&mut self, wc: &Wc) {
         let number = (u64::MAX - wc.wr_id) as usize;
         if !self.in_order {
@@ -475,7 +475,7 @@ impl Run {
         Some(after[0].status)
     }
 
-    /// How many requests are on extended regions that the session knew of.
+    /// The number of requests on extended regions that the session knew of.
     pub fn extended_count(&self) -> usize {
         self.posted.iter().filter(|posted| matches!(posted.known, Knowledge::Extended(_))).count()
     }

@@ -28,7 +28,7 @@ pub struct Arrival {
     pub imm: u32,
 }
 
-/// One side: what it posts, and what its memory must hold in the end.
+/// One side: its work requests, and the expected final content of its memory.
 #[derive(Debug, Default)]
 pub struct Side {
     pub sends: VecDeque<SendWr>,

@@ -29,7 +29,7 @@ pub enum Op {
     ReadThenSend {
         len: Len,
     },
-    /// A WRITE, and a READ of what it wrote.
+    /// A WRITE, and a READ of the written data.
     WriteThenRead {
         len: Len,
     },

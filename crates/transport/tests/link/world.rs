@@ -153,7 +153,7 @@ impl World<'_> {
         }
     }
 
-    /// Posts what the queue takes. Returns whether it took anything.
+    /// Posts sends until the queue is full. Returns whether it took any.
     fn post_sends(&mut self, side: usize) -> bool {
         let node = &mut self.nodes[side];
         let before = node.next_send;

@@ -1,4 +1,4 @@
-//! Work requests and attributes as a script writes them.
+//! Parses work requests and attributes in a script.
 
 use std::net::IpAddr;
 
