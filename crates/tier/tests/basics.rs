@@ -1,4 +1,4 @@
-//! One access at a time: what each does in each state of its unit, and what it counts as.
+//! Single accesses in each state of their unit, and the counters that they increment.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|index| (((seed + index) * 0x9e37_79b9) >> 16) as u8).collect()
 }
 
-/// Every kind of access, on a unit that is absent, resident, and absent again.
+/// All kinds of accesses, on units that are absent, resident, and absent again.
 fn exercise(served: &Served) {
     for round in 0..3u64 {
         let data = pattern(round, 9000);
@@ -44,7 +44,7 @@ fn exercise(served: &Served) {
             assert_eq!(served.region.presence().is_present(unit), round == 0);
         }
     }
-    // Both ways to the same bytes.
+    // The file and the region have the same bytes.
     let whole = std::fs::read(&served.scratch.0).unwrap();
     assert_eq!(served.read(5000, 9000).unwrap(), whole[5000..14000]);
 }
@@ -106,7 +106,7 @@ fn the_waker_is_called_for_each_transfer_and_for_room() {
     let served = Served::new("/tmp", "wakers", 4 * MIB, true, still(2 * MIB));
     served.read(0, 64).unwrap();
     assert_eq!(served.woken.load(Ordering::Relaxed), 1);
-    // All buffers, held by transfers that nobody drops.
+    // Transfers that are not dropped hold all buffers.
     let mut transfers = Vec::new();
     let refused = loop {
         match served.region.read(served.range(0, 64), &served.waker) {
@@ -166,7 +166,7 @@ fn the_thread_that_took_requests_to_the_device_may_end() {
     }
 }
 
-/// Its name is on a memory file system, which says nothing about it.
+/// The device node is on a memory file system; the device is not.
 #[test]
 fn a_block_device_is_accessed_past_the_page_cache() {
     let Some((path, _device)) = loop_device(&Scratch::new("/tmp", "image").0, 4 * MIB) else {

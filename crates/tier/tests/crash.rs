@@ -1,4 +1,4 @@
-//! A process that is killed loses nothing that it has acknowledged.
+//! A process that is killed loses no acknowledged write.
 
 mod common;
 
@@ -15,19 +15,20 @@ use terrace_memory::{Pager, Transfer, UNIT_BYTES};
 use terrace_tier::{BackingFile, Tier};
 
 const REGION_BYTES: u64 = 4 * UNIT_BYTES;
-/// Not a divisor of the page size, so that many straddle pages.
+/// Not a divisor of the page size, so that many slots straddle pages.
 const SLOT_BYTES: usize = 1560;
 const SLOTS: usize = 2000;
 const ROUNDS: u64 = 5;
-/// Says in the environment that this is the process to be killed: the file, the seed, and whether it is exclusive.
+/// The environment variable that marks the process to be killed: the file, the seed, whether the file is exclusive, and
+/// the first version.
 const CHILD: &str = "TERRACE_TIER_CRASH_CHILD";
 
-/// A slot full of one number.
+/// The content of a slot: one number, repeated.
 fn content(version: u64) -> Vec<u8> {
     version.to_ne_bytes().repeat(SLOT_BYTES / 8)
 }
 
-/// Writes for ever, and says which writes were acknowledged: `slot version`, each in one line.
+/// Writes until the process is killed, and prints each acknowledged write as a line `slot version`.
 fn write_until_killed(path: &Path, seed: u64, exclusive: bool, first_version: u64) {
     let tier = Tier::open(still(2 * UNIT_BYTES)).unwrap();
     let file = BackingFile::open(path, Some(REGION_BYTES), exclusive).unwrap();
@@ -60,7 +61,7 @@ fn write_until_killed(path: &Path, seed: u64, exclusive: bool, first_version: u6
     });
 }
 
-/// Not a test of its own: what the others start, with [`CHILD`] set.
+/// No test by itself: the process that the other tests start with [`CHILD`] set.
 #[test]
 fn child() {
     let Ok(child) = std::env::var(CHILD) else { return };
@@ -71,7 +72,7 @@ fn child() {
     write_until_killed(path.as_ref(), seed, exclusive, first_version);
 }
 
-/// Lets a process write until so many writes were acknowledged, kills it, and notes what was.
+/// Starts a writing process, kills it after `count` acknowledged writes, and records them.
 fn kill_after(count: usize, child: String, acknowledged: &mut [u64]) {
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture"])
@@ -93,7 +94,7 @@ fn kill_after(count: usize, child: String, acknowledged: &mut [u64]) {
     }
     process.kill().unwrap();
     process.wait().unwrap();
-    // What it had said before.
+    // Lines printed before the kill.
     lines.for_each(|line| _ = note(line));
 }
 
@@ -112,7 +113,7 @@ fn survives(exclusive: bool) {
             file.read_exact_at(&mut found, (slot * SLOT_BYTES) as u64).unwrap();
             for word in found.chunks(8) {
                 let word = u64::from_ne_bytes(word.try_into().unwrap());
-                // Later writes may have been under way.
+                // Unacknowledged later writes may have reached the file.
                 assert!(word >= *version, "slot {slot} in round {round}: {word} after {version}");
             }
         }

@@ -1,4 +1,4 @@
-//! The baseline: pages come by faults, at most as many as the budget allows.
+//! The fault pager: faults map pages, at most as many as the budget allows.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn faulting(served: &Served) -> FaultPager {
     FaultPager::new(served.region.clone(), model, PAGES * 4096).unwrap()
 }
 
-/// Asks until the pages have come, and says how often that was in vain.
+/// Retries until the pages are mapped; also returns the number of refusals.
 fn until_mapped<T>(mut ask: impl FnMut() -> Result<T, AccessError>) -> (T, usize) {
     for refused in 0..100_000 {
         match ask() {
@@ -55,7 +55,7 @@ fn pages_come_by_faults_and_the_oldest_goes() {
     let mut before = [0; 8];
     added.read(0, &mut before).unwrap();
     assert_eq!(before, [7, 7, 7, 7, 7, 7, 7, 0]);
-    // One more page is one too many: the oldest has to come back, with what was written to it.
+    // One more page exceeds the budget: the oldest must be faulted in again, with the bytes written to it.
     assert!(read(PAGES).1);
     assert_eq!(read(0), (0, true));
     assert_eq!(std::fs::read(&served.scratch.0).unwrap()[5..17], [7, 7, 7, 8, 7, 7, 7, 7, 7, 7, 0, 0]);

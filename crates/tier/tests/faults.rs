@@ -1,4 +1,4 @@
-//! What fails does so for one access, with an error, and harms nothing else.
+//! A failure returns an error for one access, and has no other effects.
 
 mod common;
 
@@ -19,7 +19,7 @@ use terrace_tier::{BackingFile, Tier, TierConfig, TierError};
 const MIB: u64 = 1 << 20;
 const REGION_BYTES: u64 = 2 * MIB;
 
-/// An access under way, and what it was to bring: `None` for bytes that nobody knows since a write failed.
+/// An access under way, and the expected bytes: `None` for bytes that are unknown since a write failed.
 struct Pending {
     transfer: Arc<dyn Transfer>,
     offset: usize,
@@ -28,7 +28,7 @@ struct Pending {
     wanted: Vec<Option<u8>>,
 }
 
-/// Random accesses on a device that fails; what succeeds must be right.
+/// Random accesses on a device with faults; accesses that succeed must be right.
 fn survive(seed: u64, exclusive: bool, faults: Faults) -> (usize, usize) {
     let faulty =
         Faulty::new(if seed.is_multiple_of(2) { Arc::new(Best) } else { Arc::new(OnlyThreads) }, faults);
@@ -53,7 +53,7 @@ fn survive(seed: u64, exclusive: bool, faults: Faults) -> (usize, usize) {
                 assert!(matches!(error, AccessError::Device | AccessError::NoSpace), "{error}");
                 bad += 1;
                 if one.is_write {
-                    // Nobody knows what is there now, unless a later write has said so.
+                    // These bytes and those of later writes under way are unknown now.
                     known[one.offset..one.offset + one.len].fill(None);
                     for write in later.iter().filter(|later| later.is_write) {
                         known[write.offset..write.offset + write.len].fill(None);
@@ -79,7 +79,7 @@ fn survive(seed: u64, exclusive: bool, faults: Faults) -> (usize, usize) {
         } else {
             served.region.read(range, &served.waker).unwrap()
         };
-        // A read behind a write that may yet fail cannot be judged.
+        // The result of a read behind a write that may yet fail is unknown.
         let doubtful = |at: usize| {
             pending
                 .iter()
@@ -134,7 +134,7 @@ fn short_transfers_and_delays_are_no_errors() {
     }
 }
 
-/// A region whose device has faults until it is healed.
+/// A region on a device with faults until it is healed.
 fn on_faulty(name: &str, faults: Faults) -> (Faulty, Served) {
     let faulty = Faulty::new(Arc::new(Best), faults);
     let config = TierConfig { device: Arc::new(faulty.clone()), ..still(MIB) };
@@ -178,7 +178,7 @@ fn a_file_truncated_while_it_is_served_fails_what_lies_beyond() {
             }
             let file = OpenOptions::new().write(true).open(&served.scratch.0).unwrap();
             file.set_len(MIB).unwrap();
-            // Once as they are and once more after they have been taken out.
+            // With the units resident, and again after their demotion.
             for _ in 0..2 {
                 assert_eq!(served.read(0, 5000).unwrap(), [7; 5000]);
                 assert_eq!(served.read(2 * MIB, 5000), Err(AccessError::Fault), "{dir} {exclusive}");
@@ -201,7 +201,7 @@ fn a_file_truncated_while_it_is_served_fails_what_lies_beyond() {
 
 #[test]
 fn a_disk_that_is_full_fails_writes_to_holes() {
-    // The smallest file system there is: one whose quota is a limit of this mount. Needs the right to mount.
+    // A small file system: a tmpfs with a size limit. Needs the right to mount.
     let dir = Scratch::new("/tmp", "full");
     std::fs::create_dir(&dir.0).unwrap();
     let mounted = std::process::Command::new("mount")
@@ -305,7 +305,7 @@ fn many_that_wait_for_the_same_page_can_fail_at_once() {
         waiting.push(write);
     }
     assert!(waiting.len() > 50);
-    // Read before or after the file became shorter.
+    // Its read may come before or after the truncation.
     let _ = served.wait(&first);
     waiting.iter().for_each(|write| assert_eq!(served.wait(write), Err(AccessError::Fault)));
 }

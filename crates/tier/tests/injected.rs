@@ -1,4 +1,4 @@
-//! Storage that a fault plan troubles: wherever the bytes are, and for as long as the plan says.
+//! Storage faults of a fault plan, for all kinds of regions, and for as long as the plan says.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn served(dir: &str, exclusive: bool, plan: &str) -> (Served, Arc<Faults>) {
     (Served::new(dir, "injected", 2 * MIB, exclusive, config), faults)
 }
 
-/// On a disk and in memory; owned alone, and shared with a program whose page cache counts.
+/// On a disk and in memory; exclusive, and shared with a program through the page cache.
 const PLACES: [(&str, bool); 4] = [("/tmp", true), ("/tmp", false), ("/dev/shm", true), ("/dev/shm", false)];
 
 #[test]
@@ -52,7 +52,7 @@ fn a_failing_sync_fails_the_flush() {
     let (served, _) = served("/tmp", true, plan);
     served.write(0, &[3; 4096]).expect("written");
     assert_eq!(served.flush(0, 4096), Err(AccessError::Flush));
-    // Nobody knows what the file has lost.
+    // The kernel does not report which part of the file was lost.
     assert_eq!(served.flush(4096, 4096), Err(AccessError::Flush));
     served.flush_when_repaired(0, 4096);
     assert_eq!(served.read(0, 4096), Ok(vec![3; 4096]));
@@ -63,7 +63,7 @@ fn a_unit_that_cannot_be_written_back_stays_and_no_flush_succeeds_until_it_is() 
     for (dir, exclusive) in PLACES {
         let plan = "[[fault]]\nkind = \"failing-storage\"\noperation = \"write-back\"\nafter_operations = 1\nfor_operations = 4";
         let (served, faults) = served(dir, exclusive, plan);
-        // The first one is of what others have left in the page cache of a file that is owned alone.
+        // With an exclusive file on disk, the first write-back is for pages left in the page cache before.
         if !exclusive || dir == "/dev/shm" {
             let _ = faults.storage(terrace_faults::StorageOperation::WriteBack);
         }

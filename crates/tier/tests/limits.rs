@@ -1,5 +1,5 @@
-//! Budgets that the process may not have are refused, with a message that says what to do. Each case runs in a process of
-//! its own, because limits are a process's.
+//! Budgets that exceed the process's limits are refused, with a message that says what to do. Each case runs in a
+//! process of its own, because limits are per process.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,10 +7,10 @@ use std::process::Command;
 use terrace_tier::{Tier, TierConfig};
 
 const MIB: u64 = 1 << 20;
-/// Says in the environment that this is such a process, and how large a budget it should ask for.
+/// The environment variable that marks such a process: the budget that it requests.
 const CHILD: &str = "TERRACE_TIER_LIMITS_CHILD";
 
-/// Not a test of its own: what the others start, with [`CHILD`] set.
+/// No test by itself: the process that the other tests start with [`CHILD`] set.
 #[test]
 fn child() {
     let Ok(budget) = std::env::var(CHILD) else { return };
@@ -20,7 +20,7 @@ fn child() {
     }
 }
 
-/// What a process prints that asks for a budget; `None` when it cannot be started that way here.
+/// The output of a process that requests a budget; `None` when it cannot be started here.
 fn ask(budget: u64, prefix: &[&str]) -> Option<String> {
     let own = std::env::current_exe().unwrap();
     let mut command = Command::new(prefix[0]);
@@ -36,7 +36,7 @@ fn ask(budget: u64, prefix: &[&str]) -> Option<String> {
 
 #[test]
 fn a_budget_above_the_memlock_limit_is_refused() {
-    // Root may lock anything: it has to give that right away first. The limit of nobody else changes.
+    // Root may lock any amount, so the process drops its privileges first. Only its own limit changes.
     let unprivileged = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", "--"];
     let limited = |limit: &str, budget| {
         let limit = format!("--memlock={limit}");
@@ -46,17 +46,17 @@ fn a_budget_above_the_memlock_limit_is_refused() {
         assert!(said.contains("more than this process may lock into memory (2097152 bytes"), "{said}");
         assert!(said.contains("ulimit -l"), "{said}");
     }
-    // The soft limit is raised as far as the hard one allows.
+    // The soft limit is raised up to the hard limit.
     if let Some(said) = limited("1048576:8388608", 6 * MIB) {
         assert!(said.contains("opened"), "{said}");
     }
 }
 
-/// A control group that goes away.
+/// A control group that is removed at the end.
 struct Group(PathBuf);
 
 impl Group {
-    /// Below the groups of version 1, with a limit.
+    /// Creates a group of version 1 with a limit.
     fn new(limit: u64) -> Option<Group> {
         let path = PathBuf::from(format!("/sys/fs/cgroup/memory/terrace-tier-{}", std::process::id()));
         std::fs::create_dir(&path).ok()?;

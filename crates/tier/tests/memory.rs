@@ -1,4 +1,4 @@
-//! How much memory is used: no more than the budget says, wherever the accesses go.
+//! Memory use stays within the budget, for all patterns of accesses.
 
 mod common;
 
@@ -15,21 +15,22 @@ use terrace_tier::TierConfig;
 const REGION_BYTES: u64 = 64 * UNIT_BYTES;
 const BUDGET_BYTES: u64 = 16 * UNIT_BYTES;
 
-/// The memory that this process has in the page table.
+/// The resident set size of this process.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Reads and writes at random, many at a time, until enough units have come and gone; looks at the memory meanwhile.
+/// Reads and writes at random, many at a time, until enough units have moved. Returns the peaks of memory and page
+/// cache.
 fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
     let mut random = StdRng::seed_from_u64(1);
     let (mut resident_max, mut cached_max) = (0, 0);
     let mut under_way: Vec<Arc<dyn Transfer>> = Vec::new();
     let mut count = 0;
     while !done() {
-        // Interest moves, so that units do.
+        // The hot set moves, so that units do.
         let hot = count / 20_000 * 16 * UNIT_BYTES;
         let offset = (hot + random.random_range(0..24 * UNIT_BYTES / 4096) * 4096) % REGION_BYTES;
         let range = served.range(offset, 4096);
@@ -60,8 +61,8 @@ fn load(served: &Served, done: impl Fn() -> bool) -> (u64, u64) {
     (resident_max, cached_max)
 }
 
-/// Not a test of its own, because others would change what this process has: what the tier must know of a region is
-/// little beside it.
+/// Not a test by itself, because other tests would change this process's memory use. The tier's metadata of a region
+/// are small beside the region.
 fn what_is_known_of_a_region_is_small() {
     let large = 8 << 30;
     let before = resident_bytes();
@@ -82,21 +83,21 @@ fn memory_stays_within_the_budget_and_misses_leave_nothing_in_the_page_cache() {
             file.write_all_at(&vec![1; UNIT_BYTES as usize], offset).unwrap();
         }
         file.sync_all().unwrap();
-        // The kernel leaves out what it is busy with.
+        // The kernel does not drop pages that it has in use.
         while cached_bytes(served.file.map()) > 0 {
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         }
         let before = resident_bytes();
         let (resident, cached) = load(&served, || served.region.stats().demotions > 30);
         let buffers = served.tier.stats().buffer_bytes;
-        // Besides, what the test itself needs: stacks, the allocator.
+        // The last unit is for the test itself: stacks, the allocator.
         let allowed = BUDGET_BYTES + buffers + UNIT_BYTES;
         assert!(resident - before <= allowed, "{} of {allowed} bytes", resident - before);
         if exclusive {
-            // A unit that leaves is in the page cache until it is written back.
+            // During its demotion, a unit is in the page cache until it is written back.
             assert!(cached <= BUDGET_BYTES + UNIT_BYTES, "{cached} bytes in the page cache");
         }
-        // Two periods later nothing is there but what is locked.
+        // After some periods, only locked pages are left.
         let clean = || cached_bytes(served.file.map()) <= served.tier.stats().locked_bytes + UNIT_BYTES / 16;
         let was_clean = (0..2000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));

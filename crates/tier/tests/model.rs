@@ -1,8 +1,8 @@
-//! Random accesses against a reference, while units come and go as fast as they can.
+//! Random accesses compared with a reference, while units are promoted and demoted as fast as possible.
 //!
-//! Two threads play clients, as the NIC would: they try the registry first, which copies what is present, and ask the
-//! pager for the rest, with many accesses under way that overlap. A third thread promotes and demotes; where the region
-//! is the program's as well, a fourth stores to bytes of the same pages that no client writes.
+//! Two threads are clients and act as the NIC does: they try the registry first, which copies present bytes, and ask
+//! the pager for the rest, with many overlapping accesses under way. A third thread promotes and demotes. If the region
+//! is shared with the program, a fourth stores to bytes of the same pages that no client writes.
 
 mod common;
 
@@ -26,7 +26,7 @@ const IN_FLIGHT_MAX: usize = 24;
 const ACCESS_BYTES_MAX: u64 = 64 << 10;
 const PD: u32 = 1;
 
-/// What is tried, and on what.
+/// The parameters of a run.
 struct Plan {
     dir: &'static str,
     exclusive: bool,
@@ -37,17 +37,17 @@ struct Plan {
     accesses_per_client: usize,
 }
 
-/// A read, or an atomic, whose answer is still to be compared.
+/// A read or an atomic whose result is still to be compared.
 struct Expected {
     transfer: Arc<dyn Transfer>,
     offset: u64,
-    /// What the reference held when it was asked for; empty for writes.
+    /// The reference's bytes when the access began; empty for writes.
     bytes: Vec<u8>,
-    /// Bytes that were overwritten by a copy meanwhile: a hit may overtake a read that was asked for before.
+    /// Bytes that a copy has overwritten meanwhile: a hit may overtake a read that began before.
     overtaken: Vec<(u64, u8)>,
 }
 
-/// One of the clients: its half of the region, and what that should hold.
+/// A client: its half of the region, and the expected content.
 struct Client<'a> {
     served: &'a Served,
     registry: &'a Registry,
@@ -56,7 +56,7 @@ struct Client<'a> {
     reference: Vec<u8>,
     random: StdRng,
     pending: VecDeque<Expected>,
-    /// Only the first half of each page is ours.
+    /// Whether the client uses only the first half of each page.
     half_pages: bool,
     hits: usize,
     misses: usize,
@@ -76,7 +76,7 @@ impl Client<'_> {
             _ => 4096,
         };
         let size = self.reference.len() as u64;
-        // Two in three where the others are, so that they overlap.
+        // Two in three near the middle, so that accesses overlap.
         let area = if self.random.random_range(0..3) > 0 { 96 << 10 } else { size };
         let base = if area < size { (size - area) / 2 } else { 0 };
         let mut offset = base + self.random.random_range(0..area - len.min(area) + 1);
@@ -184,7 +184,7 @@ impl Client<'_> {
         self.expect(transfer, offset, vec![]);
     }
 
-    /// Asks until there is room.
+    /// Retries until there are buffers.
     fn retry(
         &mut self,
         mut ask: impl FnMut() -> Result<Arc<dyn Transfer>, AccessError>,
@@ -194,7 +194,7 @@ impl Client<'_> {
             match ask() {
                 Ok(transfer) => return transfer,
                 Err(AccessError::NotReady) if !self.pending.is_empty() => self.settle_one(),
-                // The other client has all the buffers.
+                // The other client holds all the buffers.
                 Err(AccessError::NotReady) => _ = self.served.tier.advance(),
                 Err(error) => panic!("{error}"),
             }
@@ -205,14 +205,14 @@ impl Client<'_> {
         self.pending.push_back(Expected { transfer, offset, bytes, overtaken: Vec::new() });
     }
 
-    /// A hit that was seen late: the unit has become resident since the registry was asked. It copies at once, as a hit does.
+    /// If the unit has become resident since the registry was tried, the pager copies at once: that counts as a hit.
     fn overtake_if_late(&mut self, transfer: &Arc<dyn Transfer>, offset: u64, data: &[u8]) {
         if transfer.outcome().is_some() {
             self.overtake(offset, data);
         }
     }
 
-    /// A copy has changed what reads under way may see as it was or as it is.
+    /// Records a copy: reads under way may return the old or the new bytes.
     fn overtake(&mut self, offset: u64, data: &[u8]) {
         for read in &mut self.pending {
             for (index, &byte) in data.iter().enumerate() {
@@ -254,7 +254,7 @@ impl Client<'_> {
     }
 }
 
-/// Promotes and demotes at random until told to stop.
+/// Promotes and demotes at random until stopped.
 fn churn(served: &Served, seed: u64, stop: &AtomicBool) {
     let mut random = StdRng::seed_from_u64(seed);
     let unit_count = served.region.presence().unit_count();
@@ -269,7 +269,7 @@ fn churn(served: &Served, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Stores to the second half of pages, and loads what it stored.
+/// Stores to the second half of pages, and checks what it stored.
 fn store(served: &Served, seed: u64, stop: &AtomicBool) {
     let mut random = StdRng::seed_from_u64(seed);
     let places = 64;
@@ -277,8 +277,8 @@ fn store(served: &Served, seed: u64, stop: &AtomicBool) {
     let place_of =
         |index: usize| (index as u64 * 7919 % (REGION_BYTES / 4096)) * 4096 + 2048 + index as u64 * 8;
     let cell = |index: usize| {
-        // SAFETY: the region is mapped while it is served, the place is aligned, and all who look at it do so atomically
-        // or by copies that are no Rust references.
+        // SAFETY: the region is mapped while it is served, the place is aligned, and all other accesses to it are
+        // atomic or copies without Rust references.
         unsafe { &*((served.addr() + place_of(index)) as *const AtomicU64) }
     };
     while !stop.load(Ordering::Relaxed) {
@@ -302,7 +302,7 @@ fn store(served: &Served, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Stops the others, also when a client panics.
+/// Stops the other threads, also when a client panics.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -365,7 +365,7 @@ fn try_out(plan: &Plan) {
     );
 }
 
-/// `TERRACE_TIER_SEEDS=100` tries more, `TERRACE_TIER_SEED=17` only that one.
+/// `TERRACE_TIER_SEEDS=100` tries more seeds, `TERRACE_TIER_SEED=17` only that one.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
     match number("TERRACE_TIER_SEED") {

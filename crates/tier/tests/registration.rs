@@ -1,4 +1,4 @@
-//! What a program has in memory of a file before it becomes a region.
+//! Pages that a program has in the page cache before its file becomes a region.
 
 mod common;
 
@@ -12,8 +12,8 @@ use terrace_tier::{BackingFile, Tier};
 
 const BUDGET_BYTES: u64 = 16 * UNIT_BYTES;
 
-/// A program may have written its file before, in pieces as large as it likes: the kernel keeps each in a piece of memory that is
-/// locked, or dropped, as a whole, and is larger than a unit.
+/// A program may have written its file before, in large pieces. The kernel keeps each in folios that are larger than a
+/// unit, and that are locked or dropped as a whole.
 #[test]
 fn what_was_in_the_page_cache_before_is_let_go() {
     for exclusive in [true, false] {
@@ -25,7 +25,7 @@ fn what_was_in_the_page_cache_before_is_let_go() {
         let file = BackingFile::open(&scratch.0, None, exclusive).unwrap();
         let map = file.map();
         (0..map.len / 4096).for_each(|page| {
-            // SAFETY: a mapping of the file, which nobody else uses.
+            // SAFETY: a mapping of the file without other users.
             let byte = unsafe { &*((map.addr + page * 4096) as *const AtomicU8) };
             byte.fetch_or(2, Ordering::Relaxed);
         });

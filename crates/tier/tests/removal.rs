@@ -1,4 +1,4 @@
-//! Regions that are removed, and others that are added afterwards.
+//! Removed regions, and regions that are added afterwards.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_removed_region_reaches_nothing_of_the_next_one() {
         assert_eq!(served.atomic(offset, AtomicOp::FetchAdd { add: 1 }), Err(AccessError::Fault));
         assert_eq!(served.flush(offset, 10), Err(AccessError::Fault));
     }
-    // Removing it once more does not end the next one either.
+    // Removing it again does not remove the next region either.
     served.tier.remove(&served.region);
     let (waker, _) = counting_waker();
     let range = HostRange { addr: file.map().addr, len: 10 };

@@ -1,4 +1,4 @@
-//! Copies that take page faults wait side by side, and nobody waits for them who has not asked.
+//! Copies that take page faults wait in parallel, and only their requesters wait for them.
 
 mod common;
 
@@ -10,10 +10,10 @@ use terrace_tier::{IoMethod, TierConfig};
 
 const PAGE: u64 = 4096;
 
-/// Pages of a mapping that arrive when the test says so.
+/// A mapping whose pages arrive when the test serves them.
 struct SlowPages(i32);
 
-/// The kernel's structures for userfaultfd, of which the library that declares system calls has none.
+/// The kernel's constants for userfaultfd, which the libc crate lacks.
 mod userfault {
     pub const API: u64 = 0xc018_aa3f;
     pub const REGISTER: u64 = 0xc020_aa00;
@@ -36,7 +36,7 @@ impl SlowPages {
         }
     }
 
-    /// Returns the page that somebody waits for, when somebody does.
+    /// Waits for the next page fault, and returns its page.
     fn wait_for_fault(&self) -> u64 {
         let mut event = [0_u64; 4];
         // SAFETY: an event has 32 bytes.
@@ -67,7 +67,7 @@ fn page_faults_are_waited_for_side_by_side() {
         eprintln!("skipped: no userfaultfd");
         return;
     };
-    // Of two pages that are not there, one after the other would never be served: the second fault would never come.
+    // All faults must come before any is served: serial copies would never take the second one.
     let read = |page: u64| served.region.read(served.range(page * PAGE, 8), &served.waker).unwrap();
     let reads: Vec<Arc<dyn Transfer>> = (0..3).map(read).collect();
     let mut waiting: Vec<u64> = (0..3).map(|_| pages.wait_for_fault()).collect();

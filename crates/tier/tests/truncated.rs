@@ -1,4 +1,4 @@
-//! A file that becomes shorter while it is served: accesses beyond its end fail, and do not make it longer.
+//! A file that is truncated while it is served: accesses beyond its end fail, and do not extend it.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn check(dir: &str, exclusive: bool, config: TierConfig) {
     }
     assert_eq!(served.atomic(2 * MIB - 8, AtomicOp::FetchAdd { add: 1 }), Err(AccessError::Fault));
     assert_eq!(file.metadata().unwrap().len(), LEN);
-    // Of a page that the file does not fill, direct access has no more.
+    // Direct access cannot write the last page, which the file does not fill.
     let end = if exclusive { LEN - LEN % 4096 } else { LEN };
     served.write(end - 100, &[3; 100]).unwrap();
     assert_eq!(served.read(end - 100, 100).unwrap(), [3; 100]);

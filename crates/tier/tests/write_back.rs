@@ -1,4 +1,4 @@
-//! What cannot be written back stays in memory, and nothing says that it is on the disk, until it is.
+//! Pages that cannot be written back stay in memory, and no FLUSH succeeds until they are written.
 
 mod common;
 
@@ -11,10 +11,11 @@ use common::{Scratch, Served, log, loop_device, still};
 use terrace_memory::{AccessError, Pager};
 
 const MIB: u64 = 1 << 20;
-/// Of the tier's thread, which tries again to write what could not be written: the usual one.
+/// The default period of the tier's thread, which retries failed write-backs.
 const PERIOD: Duration = Duration::from_millis(125);
 
-/// A block device whose writes fail while its disk is full: a loop device over an image with holes on a small file system.
+/// A block device whose writes fail while its disk is full: a loop device over an image with holes on a small file
+/// system.
 struct FullDisk {
     served: Served,
     _device: File,
@@ -32,8 +33,8 @@ impl Drop for Disk {
 }
 
 impl FullDisk {
-    /// Two units of the region are on the disk, the others are holes, for which there is no room. `None` without the right to
-    /// mount, or to make loop devices.
+    /// Two units of the region are on the disk. The others are holes, for which the disk has no space. `None` without
+    /// the right to mount, or to make loop devices.
     fn new(exclusive: bool) -> Option<FullDisk> {
         log();
         let disk = Scratch::new("/tmp", "disk");
@@ -83,7 +84,7 @@ impl FullDisk {
         }
     }
 
-    /// For as long as it lasts, and whatever the tier tries meanwhile.
+    /// Checks over several periods that FLUSH fails and the data stays.
     fn assert_not_durable(&self, unit: usize) {
         for _ in 0..4 {
             for (offset, len) in [(unit as u64 * MIB, MIB), (0, 4096), (0, 8 * MIB)] {
@@ -94,7 +95,7 @@ impl FullDisk {
         }
     }
 
-    /// Soon after there is room.
+    /// Frees disk space, and checks that the data becomes durable.
     fn assert_becomes_durable(&self, unit: usize) {
         self.make_room();
         self.served.flush_when_repaired(unit as u64 * MIB, MIB);
@@ -145,12 +146,12 @@ fn what_the_kernel_could_not_write_is_written_again() {
             assert!(served.tier.promote(&served.region, unit).unwrap());
             full.write(unit);
         }
-        // As the kernel does by itself after a while. It does not try again.
+        // The kernel does the same after some time, and does not try again.
         let file = File::options().write(true).open(served.file.path()).unwrap();
         assert!(file.sync_data().is_err(), "there is no room on the disk");
         assert!(file.sync_data().is_ok(), "the kernel has forgotten it");
         full.assert_not_durable(3);
-        // It is not known which of the two was lost.
+        // The kernel does not report which of the two was lost.
         assert!(served.tier.demote(&served.region, 3).is_err());
         full.assert_becomes_durable(3);
         full.assert_read(0);
@@ -162,7 +163,7 @@ fn what_writes_have_left_in_the_page_cache_stays_until_it_can_be_written() {
     let Some(full) = FullDisk::new(false) else {
         return eprintln!("no right to mount or to make loop devices: not tried");
     };
-    // Absent: the tier's thread writes it back and drops it.
+    // The unit is absent: the tier's thread writes it back and drops it.
     full.write(3);
     let failed = (0..100).any(|_| {
         std::thread::sleep(PERIOD);

@@ -1,4 +1,4 @@
-//! What the tests share: files that go away, a waker that counts, and waiting for transfers.
+//! Helpers of the tests: temporary files, a counting waker, and waiting for transfers.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    /// In a directory, under a name that no other test uses.
+    /// A path in a directory, with a name that no other test uses.
     pub fn new(dir: &str, name: &str) -> Scratch {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -32,7 +32,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A tier with one region, in the order in which they must go.
+/// A tier with one region, in the order in which they must be dropped.
 pub struct Served {
     pub tier: Arc<Tier>,
     pub region: Arc<TierRegion>,
@@ -43,14 +43,14 @@ pub struct Served {
 }
 
 impl Served {
-    /// A new sparse file of so many bytes.
+    /// Serves a new sparse file.
     pub fn new(dir: &str, name: &str, bytes: u64, exclusive: bool, config: TierConfig) -> Served {
         let scratch = Scratch::new(dir, name);
         let path = scratch.0.clone();
         Served::at(&path, scratch, Some(bytes), exclusive, config)
     }
 
-    /// What is at a path; without a size, all of it. At the end, `scratch` is removed.
+    /// Serves the file at a path; without a size, all of it. `scratch` is removed at the end.
     pub fn at(
         path: &Path,
         scratch: Scratch,
@@ -74,7 +74,6 @@ impl Served {
         HostRange { addr: self.addr() + offset, len }
     }
 
-    /// Waits for a transfer.
     pub fn wait(&self, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
         wait(&self.tier, transfer)
     }
@@ -102,7 +101,8 @@ impl Served {
         Ok(u64::from_ne_bytes(before))
     }
 
-    /// Flushes until that succeeds: after a failure, all is written again first, which is tried every now and then.
+    /// Flushes until that succeeds: after a failure, the tier must first write all pages again, which it tries
+    /// periodically.
     pub fn flush_when_repaired(&self, offset: u64, len: u64) {
         let started = Instant::now();
         while let Err(error) = self.flush(offset, len) {
@@ -130,12 +130,12 @@ pub fn loop_device(image: &Path, bytes: u64) -> Option<(PathBuf, File)> {
     let output = Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
     let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
     let device = output.status.success().then(|| File::open(&path).ok())??;
-    // It goes when nobody has it open any more.
+    // The device is detached once no descriptor is open.
     Command::new("losetup").arg("--detach").arg(&path).status().ok()?;
     Some((path, device))
 }
 
-/// How much of a mapped file is in the page cache.
+/// How many bytes of a mapped file are in the page cache.
 pub fn cached_bytes(map: HostRange) -> u64 {
     let mut pages = vec![0u8; (map.len / 4096) as usize];
     // SAFETY: the kernel writes one byte for each page of the mapping.
@@ -144,15 +144,15 @@ pub fn cached_bytes(map: HostRange) -> u64 {
     pages.iter().filter(|&&page| page & 1 != 0).count() as u64 * 4096
 }
 
-/// Has what the tier logs shown with the output of a test that fails: why the file was not read, for example.
+/// Shows the tier's log with the output of a failing test.
 pub fn log() {
     let subscriber =
         tracing_subscriber::fmt().with_writer(tracing_subscriber::fmt::TestWriter::new()).finish();
-    // Another test of this process may have been first.
+    // Fails if another test of this process has set one before.
     drop(tracing::subscriber::set_global_default(subscriber));
 }
 
-/// Counts its calls.
+/// A waker that counts its calls.
 pub fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -162,11 +162,11 @@ pub fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
     (waker, count)
 }
 
-/// After which a completion is taken for lost: not how long an access may take, for which other programs' use of the disk and
-/// the processors counts.
+/// The time after which a completion counts as lost. It is no limit on the time of an access, which depends on the load
+/// of the disk and the processors.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Makes progress, asleep while there is none to make, until a transfer has an outcome.
+/// Makes progress until a transfer has an outcome; sleeps while there is none to make.
 pub fn wait(tier: &Tier, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError> {
     let started = Instant::now();
     loop {
@@ -174,18 +174,18 @@ pub fn wait(tier: &Tier, transfer: &Arc<dyn Transfer>) -> Result<(), AccessError
         if let Some(outcome) = transfer.outcome() {
             return outcome;
         }
-        // Without a limit a lost completion would hang the test.
+        // Without a limit, a lost completion would hang the test.
         assert!(started.elapsed() < PATIENCE, "no outcome: {transfer:?}, {:#?}", tier.stats());
         if !has_progressed {
-            // Another thread may be the one that makes progress, and may have lost the processor meanwhile: then the descriptor
-            // is readable, and there is nothing to do but to let it run.
+            // Another thread may be making progress, and may have been preempted: then the descriptor is readable, but
+            // there is nothing to reap until that thread runs.
             std::thread::yield_now();
         }
         sleep_until_readable(tier, Duration::from_millis(1));
     }
 }
 
-/// Sleeps until there is progress to make. Not for long, because another thread may make it.
+/// Sleeps until the descriptor is readable. Not for long, because another thread may reap the completion.
 pub fn sleep_until_readable(tier: &Tier, longest: Duration) {
     let descriptor = tier.descriptor();
     let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
@@ -193,7 +193,7 @@ pub fn sleep_until_readable(tier: &Tier, longest: Duration) {
     let _ = poll(&mut polled, Some(&longest));
 }
 
-/// A configuration whose thread moves nothing by itself.
+/// A configuration without promotions by the tier's thread.
 pub fn still(dram_bytes: u64) -> TierConfig {
     TierConfig { promote: false, ..TierConfig::new(dram_bytes) }
 }
