@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn every_page_of_the_region_can_be_touched() {
-        // Every key is the image of a rank, so a workload of 4 KiB accesses can reach each of the 524,288 pages of 2 GiB.
+        // Every key is the image of a rank, so a workload of 4 KiB accesses can reach all 524,288 pages of 2 GiB.
         let count = 524_288;
         let scatter = scatter(count);
         let met: std::collections::HashSet<u64> = (0..count).map(|rank| scatter.apply(rank)).collect();

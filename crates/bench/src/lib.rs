@@ -8,7 +8,7 @@
 //! | `workload`, `worker`, `measure` | client threads and their results |
 //! | `plan`, `ratios` | figures, tables and promises as data |
 //! | `test_harness`, `servers`, `runner`, `session` | servers, points, whole runs |
-//! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file and its pages in memory |
+//! | `cgroup`, `process`, `storage`, `preload` | the server's limits and process, the region's file, filling memory |
 //! | `results`, `report`, `plot`, `machine`, `progress` | output for people |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

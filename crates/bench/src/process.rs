@@ -44,8 +44,8 @@ impl Process {
         Ok(Process { child, log: log.to_owned(), group })
     }
 
-    /// Runs another program to its end in the same group, which is charged for its memory. With version 1 its I/O is not
-    /// limited: it joins the memory hierarchy only.
+    /// Runs another program to its end in the same group, which is charged for its memory. With version 1 its I/O is
+    /// not limited: it joins the memory hierarchy only.
     pub fn run_beside(&self, program: &Path, arguments: &[OsString]) -> io::Result<()> {
         let output = Command::new("/bin/sh")
             .args(["-c", JOIN, "sh"])

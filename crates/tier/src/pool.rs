@@ -100,8 +100,8 @@ impl Pool {
         self.take_from(&mut self.free.lock(), len, waker)
     }
 
-    /// [`Pool::take`] for allocations ahead of need: a requester that holds a largest buffer leaves one for each waiting
-    /// requester that holds none. So no requester starves.
+    /// [`Pool::take`] for allocations ahead of need: a requester that holds a largest buffer leaves one for each
+    /// waiting requester that holds none. So no requester starves.
     pub(crate) fn take_in_turn(self: &Arc<Pool>, len: usize, waker: &Waker) -> Option<Buffer> {
         let mut free = self.free.lock();
         if len > CLASSES[LARGEST - 1].0 && free.is_to_wait(waker) {

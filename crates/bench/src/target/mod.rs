@@ -15,7 +15,7 @@ pub trait Target {
     fn read(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
     /// Begins to write the first `len` bytes of the slot's buffer to `offset` of the region.
     fn write(&mut self, offset: u64, slot: usize, len: usize, tag: u64) -> Result<(), TargetError>;
-    /// Makes progress and adds what has completed. Returns soon, also when nothing has.
+    /// Makes progress and appends new completions. Returns soon, also without any.
     fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), TargetError>;
     /// Copies into the buffer of a slot that no access uses.
     fn store(&mut self, slot: usize, bytes: &[u8]) -> Result<(), TargetError>;
@@ -26,24 +26,24 @@ pub trait Target {
 /// An access that has ended.
 #[derive(Debug)]
 pub struct Completion {
-    /// What the access was begun with.
+    /// The tag of the access.
     pub tag: u64,
-    /// How it ended.
+    /// The result of the access.
     pub outcome: Result<(), TargetError>,
 }
 
-/// Why an access or a connection failed: one sentence, from whoever carries out accesses.
+/// Why an access or a connection failed: one sentence from the target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TargetError(pub String);
 
-/// What a client thread does with its target.
+/// The work of a client thread with its target.
 pub type Body<'a> = &'a mut dyn FnMut(&mut dyn Target);
 
-/// Makes each client thread's target, within that thread.
+/// Connects each client thread to its target, within that thread.
 pub trait Connect: Sync {
-    /// Has `body` work with the target of thread `thread`, which has `slots` buffers of `slot_bytes` bytes each. When there is
-    /// none, `body` is not called.
+    /// Runs `body` with the target of thread `thread`, which has `slots` buffers of `slot_bytes` bytes each. Without a
+    /// connection, `body` is not called.
     fn with_target(
         &self,
         thread: usize,
