@@ -2,15 +2,14 @@
  * file_region: reads a whole file out of another process's memory over RDMA.
  *
  * Plain verbs; it runs on any RDMA device. The server maps a file, registers the mapping as one memory region and then
- * does nothing: it never looks at the data and never polls. The client keeps several READs outstanding until it has all
- * of the file, and writes the bytes, in order, to standard output. So the check belongs to somebody else:
+ * does nothing: it never reads the data and never polls. The client keeps several READs outstanding until it has all
+ * of the file, and writes the bytes, in order, to standard output. Another program checks them:
  *
  *     file_region serve data.bin                         (server)
  *     file_region fetch 192.0.2.1 | sha256sum            (client)
  *     sha256sum < data.bin
  *
- * That keeps the program free of a hash library, and a hash of what really left the client proves more than one that the
- * program says it has computed.
+ * So the program needs no hash library, and the hash covers the bytes that the client really wrote.
  *
  * Build:  cc -O2 -o file_region file_region.c -libverbs
  */
@@ -39,7 +38,7 @@ enum { IB_PORT = 1, READS_IN_FLIGHT_MAX = 16 };
 
 struct options {
     const char *device;   /* NULL: the first one */
-    const char *tcp_port; /* where the two ends meet */
+    const char *tcp_port; /* of the server's listener */
     int gid_index;
     bool odp;       /* register with on-demand paging, for NICs that would pin otherwise */
     uint32_t chunk; /* bytes of one READ */
@@ -56,14 +55,14 @@ struct nic {
     union ibv_gid gid;
 };
 
-/* What one end must know about the other. Sent over TCP, every field in network byte order. */
+/* The parameters of one end that the other needs. Sent over TCP, every field in network byte order. */
 struct introduction {
     uint8_t gid[16];
     uint32_t qpn;
     uint32_t psn;
     uint32_t mtu; /* enum ibv_mtu */
     uint32_t lid;
-    uint32_t reads; /* READs that this end can answer, or ask for, at a time */
+    uint32_t reads; /* READs outstanding that this end supports as responder, or as requester */
     uint32_t rkey;
     uint64_t addr;
     uint64_t length;
@@ -181,7 +180,7 @@ static void connect_qp(const struct nic *nic, const struct options *options, uin
     if (error != 0)
         die("queue pair to RTR: %s", strerror(error));
 
-    /* Half a second: the answer may have to come from the server's disk first, and that may be busy. */
+    /* Half a second: the server may first have to read the data from a busy disk. */
     struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS,
                               .sq_psn = psn,
                               .timeout = 17,
@@ -203,7 +202,7 @@ static void close_nic(const struct nic *nic)
     ibv_close_device(nic->context);
 }
 
-/* ---- meeting the other end -------------------------------------------------------------------------------------- */
+/* ---- TCP connection to the other end ---------------------------------------------------------------------------- */
 
 static int accept_client(const char *tcp_port)
 {
@@ -252,8 +251,8 @@ static struct introduction swap_introductions(int peer, const struct introductio
     return theirs;
 }
 
-/* Both ends wait here until the other one is as far: a READ must not arrive before the queue pair is ready, and the region
- * must not go before the last READ. */
+/* A barrier between both ends: a READ must not arrive before the queue pair is ready, and the region must not be
+ * deregistered before the last READ. */
 static bool rendezvous(int peer)
 {
     char mark = '!';
@@ -358,7 +357,7 @@ static void write_out(const char *bytes, size_t length)
     }
 }
 
-/* One line that is written over while it works, or, where there is no terminal, a new one now and then. */
+/* A progress line: rewritten in place on a terminal, else printed anew now and then. */
 static void report(const struct transfer *transfer, uint64_t done, double started, bool last)
 {
     static double reported;
@@ -371,7 +370,7 @@ static void report(const struct transfer *transfer, uint64_t done, double starte
             transfer->length >> 20, (double)done / (1 << 20) / (now - started), terminal && !last ? "   " : "\n");
 }
 
-/* READs of one queue pair complete in the order in which they were posted, so the data can be written out as it comes. */
+/* READs of one queue pair complete in the order of posting, so the data can be written out as it arrives. */
 static void read_all(const struct transfer *transfer)
 {
     uint64_t count = (transfer->length + transfer->chunk - 1) / transfer->chunk;

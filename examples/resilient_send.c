@@ -1,15 +1,15 @@
 /*
- * resilient_send: sends numbered messages over a reliable connection, and gets them there whatever happens to it.
+ * resilient_send: sends numbered messages over reliable connections, and delivers each once across connection failures.
  *
  *     resilient_send serve                       (server: takes messages until it has all of them)
  *     resilient_send send 192.0.2.1              (client)
  *     resilient_send send --fragile 192.0.2.1    (the same client without its handling of errors, to compare)
  *
- * Plain verbs; it runs on any RDMA device. What it shows is what a program has to do when a reliable connection breaks:
- * completions end with "transport retry counter exceeded" when the peer or the network is gone for too long, with "RNR retry
- * counter exceeded" when the peer has no receive posted for too long. The queue pair is of no use after that, and which of
- * the outstanding messages have arrived the sender cannot know. So both ends make a new queue pair, the server says which
- * message it wants next, and the client goes on from there.
+ * Plain verbs; it runs on any RDMA device. It shows how a program recovers when a reliable connection breaks. A request
+ * ends with "transport retry counter exceeded" when the peer or the network is gone for too long, with "RNR retry
+ * counter exceeded" when the peer has no receive posted for too long. The queue pair is then in the error state, and
+ * the sender cannot know which of the outstanding messages have arrived. So both ends make a new queue pair, the server
+ * sends the number of the next message, and the client goes on from there.
  *
  * On real hardware such code runs once a year, in the night. With a fault plan it can be tested (docs/fault-plan.md):
  *
@@ -38,7 +38,7 @@
 enum { IB_PORT = 1, MESSAGE_LEN = 256, SENDS_IN_FLIGHT = 16, RECEIVES = 1024, TRIES_MAX = 200 };
 
 struct options {
-    const char *tcp_port; /* where the two ends meet */
+    const char *tcp_port; /* of the server's listener */
     int gid_index;
     uint64_t count; /* messages */
     bool fragile;   /* end with the first error */
@@ -54,16 +54,16 @@ struct nic {
     struct ibv_mr *mr;
 };
 
-/* What one end must know about the other. Sent over TCP, every field in network byte order. */
+/* The parameters of one end that the other needs. Sent over TCP, every field in network byte order. */
 struct introduction {
     uint8_t gid[16];
     uint32_t qpn;
     uint32_t psn;
-    uint64_t count; /* the client's: how many messages there will be */
-    uint64_t next;  /* the server's: the message that it wants next */
+    uint64_t count; /* the client's: the total of messages */
+    uint64_t next;  /* the server's: the next message that it expects */
 } __attribute__((packed));
 
-/* A connection: good until its first error. */
+/* A connection: usable until its first error. */
 struct connection {
     int tcp;
     struct ibv_qp *qp;
@@ -87,7 +87,7 @@ static void pause_ms(long ms)
     nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
-/* Every byte of a message follows from its number, so that the receiver can tell whether it is right. */
+/* Every byte of a message follows from its number, so that the receiver can check it. */
 static void write_message(char *buffer, uint64_t number)
 {
     for (size_t i = 0; i < MESSAGE_LEN / sizeof number; i++) {
@@ -164,7 +164,7 @@ static struct ibv_qp *create_qp(const struct nic *nic)
     return qp;
 }
 
-/* Takes the queue pair from INIT to RTS towards `peer`. It gives up after a fraction of a second. */
+/* Takes the queue pair from INIT to RTS towards `peer`. Its retries end after a fraction of a second. */
 static void connect_qp(const struct options *options, struct ibv_qp *qp, uint32_t psn, const struct introduction *peer)
 {
     struct ibv_qp_attr rtr = {
@@ -226,7 +226,7 @@ static int call(const char *host, const char *tcp_port)
     return tcp;
 }
 
-/* Both ends wait here until the other one is as far. */
+/* A barrier between both ends. */
 static bool rendezvous(int tcp)
 {
     char mark = '!';
@@ -243,7 +243,7 @@ static void post_receive(const struct nic *nic, struct ibv_qp *qp, uint64_t slot
         die("cannot post a receive: %s", strerror(error));
 }
 
-/* Makes a queue pair and connects it with the one that the other end makes. */
+/* Makes a queue pair and connects it with the queue pair of the other end. */
 static bool set_up(const struct nic *nic, const struct options *options, struct connection *connection, int receives)
 {
     connection->qp = create_qp(nic);
@@ -265,7 +265,7 @@ static bool set_up(const struct nic *nic, const struct options *options, struct 
     return rendezvous(connection->tcp);
 }
 
-/* Ends a connection, and forgets the completions that it has left. */
+/* Ends a connection, and drops its remaining completions. */
 static void tear_down(const struct nic *nic, struct connection *connection)
 {
     struct ibv_wc wc;
@@ -277,7 +277,7 @@ static void tear_down(const struct nic *nic, struct connection *connection)
 
 /* ---- serve ------------------------------------------------------------------------------------------------------ */
 
-/* Takes messages until the client has hung up, or has sent them all and knows that. */
+/* Receives messages until the client has closed the TCP connection, or all have arrived and the client knows that. */
 static bool take_messages(const struct nic *nic, struct connection *connection)
 {
     char byte;
@@ -340,7 +340,7 @@ static void post_send(const struct nic *nic, struct ibv_qp *qp, uint64_t number)
         die("cannot post message %" PRIu64 ": %s", number, strerror(error));
 }
 
-/* Sends from the message on that the server wants. The first error ends it: what comes after that is only flushed. */
+/* Sends from the next message that the server expects. The first error ends it: later requests are only flushed. */
 static enum ibv_wc_status send_messages(const struct nic *nic, const struct connection *connection)
 {
     uint64_t posted = connection->next, done = connection->next;

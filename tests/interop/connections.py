@@ -5,12 +5,12 @@ import pathlib
 
 from cases import Case, all_of, prints, prints_none, run_quietly, table_rows
 
-# Two hosts, as far as addresses go.
+# Two addresses, for two hosts.
 SERVER, CLIENT = "127.0.0.50", "127.0.0.51"
 
 LOSSY_PLAN = str(pathlib.Path(__file__).resolve().parent / "lossy.toml")
 
-# rping checks what comes back (-V) and says so when it is not what went out.
+# rping checks the returned data (-V) and reports a difference.
 RPING = ("rping", "-p", "{port}", "-C", "10", "-v", "-V")
 RPING_OK = all_of(prints("rdma-ping-9:"), prints_none("data mismatch", "error"))
 
@@ -31,7 +31,7 @@ def rping_cases():
     yield case("persistent", client_addr=CLIENT, bind=("-a", "{addr}", "-P"), server_stays=True)
 
 
-# Program -> options of both ends, of the server, of the client; what the client prints when all went well.
+# Program -> options of both ends, of the server, of the client; the output of a successful client.
 PROGRAMS = {
     "rdma_server": (["-p", "{port}"], [], ["-s", "{addr}"], "end 0"),
     "rdma_xserver": (["-p", "{port}"], [], ["-s", "{addr}"], "end 0"),
@@ -76,7 +76,7 @@ LIBFABRIC_VARIANTS = [
 
 
 def network_address():
-    """An IPv4 address off the loopback, which libfabric passes over; None on a machine without a network."""
+    """An IPv4 address off the loopback, because libfabric skips the loopback; None on a machine without a network."""
     found = run_quietly(["ip", "-json", "-4", "address", "show", "up"]) or "[]"
     for interface in json.loads(found):
         for address in interface.get("addr_info", []):

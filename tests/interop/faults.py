@@ -1,4 +1,4 @@
-"""Fault plans as users have them: what a program under a plan sees, and what it is told of it afterwards."""
+"""Fault plans as users run them: their effects on a program, and the counts that are printed afterwards."""
 
 import json
 import re
@@ -14,9 +14,10 @@ TROUBLE_PLAN = procs.ROOT / "examples/trouble.toml"
 RNR_EXCEEDED = "RNR retry counter exceeded"
 RETRY_EXCEEDED = "transport retry counter exceeded"
 
-# Kind -> the rest of its fault, and the count that tells of it. Each strikes a server that answers pings; packets of the two
-# directions alternate, so that the first hundred are always there to be struck. Faults that lose packets end before the last
-# of the 200 pings, of six packets each way: an ACK of the last message that is lost cannot be repeated once its sender has ended.
+# Kind -> the rest of its fault, and the name of its count. Each is injected into a server that answers pings; packets
+# of the two directions alternate, so a plan always has the first hundred packets to hit. Faults that lose packets end
+# before the last of the 200 pings, of six packets each way: a lost ACK of the last message cannot be repeated once its
+# sender has ended.
 KINDS = {
     "loss": ("probability = 0.05\nfor_packets = 600", "packets_lost"),
     "loss-in": ('probability = 0.05\ndirection = "in"\nfor_packets = 600', "packets_lost"),
@@ -32,7 +33,7 @@ KINDS = {
 
 
 def injected(text):
-    """What the line at a program's exit says was injected: {count: number}."""
+    """The injected faults that a program printed at its exit: {count: number}."""
     found = re.findall(r"fault plan \S+ has injected: (.*)", text)
     if not found:
         return None
@@ -40,7 +41,7 @@ def injected(text):
 
 
 def one_kind(kind):
-    """A pingpong with validation comes through this kind of fault, and the count says that there was one."""
+    """A pingpong with validation survives this kind of fault, and the count shows that one was injected."""
     keys, count = KINDS[kind]
     name = {"loss-in": "loss", "loss-of-peer": "loss"}.get(kind, kind)
 
@@ -63,7 +64,7 @@ def one_kind(kind):
 
 
 def resilient(log_dir):
-    """The example's program comes through an outage and a lack of receives, and every message arrives once."""
+    """The example program survives an outage and a lack of receives, and every message arrives once."""
     pair = _resilient(log_dir, TROUBLE_PLAN)
     for end, outcome in (("server", pair.server), ("client", pair.client)):
         if outcome.status != 0:
@@ -80,7 +81,7 @@ def resilient(log_dir):
 
 
 def fragile(log_dir):
-    """The same program without its handling of errors ends with the first of them: the plan finds the mistake."""
+    """The same program without its error handling ends with the first error: the plan finds the mistake."""
     pair = _resilient(log_dir, TROUBLE_PLAN, "--fragile")
     if pair.client.status != 1 or "not all messages could be sent" not in pair.client.out:
         return f"the client: {pair.client.verdict}: {last_words(pair.client)}"
@@ -95,7 +96,7 @@ def _resilient(log_dir, plan, *options):
 
 
 def statistics(log_dir):
-    """`terrace stat` shows what was injected while the program runs."""
+    """`terrace stat` shows the injected faults while the program runs."""
     plan, port = log_dir / "plan.toml", procs.free_port()
     plan.write_text("duplicate = 0.01\n")
     program = ["ib_write_bw", "-F", "-p", str(port), "-D", "3"]

@@ -18,9 +18,9 @@ STRESS = procs.ROOT / "build/interop/programs/paged_stress"
 
 FILE_MIB = 128
 DRAM_MIB = 24
-# What the server may have in all, its page cache included.
+# The server's memory limit, page cache included.
 LIMIT_MIB = 80
-# Memory is moved in and out all the time, as fast as it goes.
+# Pages are moved in and out all the time, at full speed.
 CHURN = {"TERRACE_CHURN": "1"}
 
 
@@ -31,7 +31,7 @@ class Served:
         self.log_dir, self.port, self.env = log_dir, port, env or {}
         self.server_argv = procs.under_terrace(server, "--dram", f"{DRAM_MIB}M")
         self.client_argv = procs.under_terrace(client, *client_options)
-        self.memory = None  # what `terrace stat` showed of the server's regions last
+        self.memory = None  # the last memory statistics of `terrace stat` for the server
 
     def run(self, timeout_s=120):
         """Runs both to their end. Returns a complaint or None."""
@@ -61,7 +61,7 @@ class Served:
         return self._complaint_about_memory(group)
 
     def _look(self):
-        """Remembers the newest answer of `terrace stat`: the server may be gone at the next look."""
+        """Keeps the newest answer of `terrace stat`: the server may be gone at the next query."""
         with contextlib.suppress(OSError, ValueError, LookupError, subprocess.SubprocessError):
             command = [str(procs.terrace_binary()), "stat", str(self.server.process.pid), "--json"]
             shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -131,8 +131,8 @@ def _file_region(log_dir):
 
 
 def _stress(seconds, *client_options):
-    """The server's own stores, two queue pairs of a peer and a budget in motion, on the same pages; every byte is checked.
-    `TERRACE_STRESS_SECONDS` says for how long, and `TERRACE_SEED` on which layout, if they are given."""
+    """The server's own stores and two queue pairs of a peer on the same pages, under a changing budget; every byte is
+    checked. `TERRACE_STRESS_SECONDS` says for how long, and `TERRACE_SEED` on which layout, if they are given."""
     seconds, seed = int(os.environ.get("TERRACE_STRESS_SECONDS", seconds)), os.environ.get("TERRACE_SEED", "1")
 
     def case(log_dir):

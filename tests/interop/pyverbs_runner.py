@@ -1,9 +1,9 @@
-"""Runs the tests of pyverbs inside one process and writes what becomes of each, as it happens.
+"""Runs the tests of pyverbs inside one process and writes the outcome of each at once.
 
     terrace run -- /usr/bin/python3 pyverbs_runner.py TESTS_DIR RESULTS_FILE [SKIP_COUNT]
 
 Each line of RESULTS_FILE is a JSON object: {"start": NAME} or {"end": NAME, "outcome": "passed|failed|skipped", "why": TEXT}.
-Should a test take the process with it, the file tells which one it was, and the caller starts again behind it with SKIP_COUNT.
+If a test crashes the process, the file names it, and the caller starts again behind it with SKIP_COUNT.
 """
 
 import faulthandler

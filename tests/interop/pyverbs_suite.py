@@ -18,9 +18,9 @@ PACKAGED_TESTS = "usr/share/doc/rdma-core/tests"
 # The suite is built against the distribution's Python, whatever else is first in the PATH.
 PYTHON = "/usr/bin/python3"
 PREFIX = "pyverbs/"
-SILENCE_S = 60  # a test that says nothing for so long hangs
+SILENCE_S = 60  # a test without output for so long hangs
 
-HUGE_PAGES_COUNT = 24  # what the suite's tests need at a time, and some
+HUGE_PAGES_COUNT = 24  # more than the suite's tests need at a time
 NO_HUGE_PAGES = "There are no huge pages"
 
 

@@ -1,4 +1,4 @@
-"""Services of Debian's that are built on RDMA, run as their users run them, on data that is compared at the end."""
+"""Debian's services that use RDMA, run as their users run them; the data is compared at the end."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ LIMIT_S = 90
 # ---- QEMU: a machine moves, its memory by RDMA WRITE ----
 
 RAM_MIB = 96
-# Random bytes in the machine's memory, above what its program changes and below what its firmware takes.
+# Random bytes in the machine's memory, above the range that its program changes and below that of its firmware.
 RANDOM_AT, RANDOM_BYTES = 16 * MIB, 48 * MIB
 BOOT_SECTOR_BYTES = 512
 # In 16-bit mode, for ever: adds 1 to every word from 0x10000 to 0x9ffff, so that pages change while they are moved.
@@ -35,7 +35,7 @@ CHANGES_MEMORY = bytes.fromhex(
 
 
 class Machine:
-    """A QEMU that emulates everything, asked and told through QMP."""
+    """A QEMU in pure emulation, controlled through QMP."""
 
     def __init__(self, address, log_dir, name, *options):
         self.path = log_dir / f"{name}.qmp"
@@ -92,11 +92,11 @@ class Machine:
 
 
 class Failed(Exception):
-    """What went wrong."""
+    """An error message."""
 
 
 def _complains(case):
-    """A case that says what went wrong by an exception."""
+    """Makes a case that raises `Failed` return its message."""
 
     def run(log_dir):
         try:
@@ -119,7 +119,7 @@ def migration(pin_all):
         port = procs.free_port()
         loader = f"loader,file={log_dir / 'noise.bin'},addr={RANDOM_AT},force-raw=on"
         with contextlib.ExitStack() as stack:
-            # Not told to go on, it stays as it arrives.
+            # The machine is not resumed, so its memory stays as it arrives.
             there = Machine(SERVER, log_dir, "destination", "-S", "-incoming", "defer")
             stack.callback(there.close)
             here = Machine(CLIENT, log_dir, "source", "-device", loader)
@@ -149,7 +149,7 @@ def migration(pin_all):
 
 
 def fio(verb):
-    """fio's own engine: a server and a client, all blocks moved. Whatever the verb, the client is the one that writes."""
+    """fio's own engine: a server and a client, all blocks moved. With every verb the client writes."""
 
     def case(log_dir):
         port = procs.free_port()

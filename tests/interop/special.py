@@ -18,14 +18,14 @@ FILE_REGION = procs.ROOT / "build/examples/file_region"
 FILE_LEN = 16 << 20
 
 
-# Of the 6,000 packets with which the server answers, and some that it repeats: all but the last. An ACK of the last message that is
-# lost cannot be repeated once its sender has ended.
+# The server sends 6,000 packets and some retransmissions: faults end before the last ones. A lost ACK of the last
+# message cannot be repeated once its sender has ended.
 STRUCK_PACKETS = 5_000
 FAULTS = {"loss": 0.01, "duplicate": 0.01, "reorder": 0.01, "corrupt": 0.005, "ecn-mark": 0.01}
 
 
 def validated_under_faults(log_dir):
-    """The validating pingpong with a server that drops, doubles, reorders and corrupts what it sends."""
+    """The validating pingpong with a server whose sent packets are lost, duplicated, reordered and corrupted."""
     plan, port = log_dir / "plan.toml", str(procs.free_port())
     plan.write_text("seed = 7\n" + "".join(
         f'[[fault]]\nkind = "{kind}"\nprobability = {probability}\nfor_packets = {STRUCK_PACKETS}\n'
@@ -37,7 +37,7 @@ def validated_under_faults(log_dir):
 
 
 def file_under_faults(log_dir):
-    """A file read over a network that is bad both ways arrives as it is."""
+    """A file READ over a network with faults in both directions arrives unchanged."""
     data = log_dir / "data.bin"
     data.write_bytes(random.Random(1).randbytes(FILE_LEN))
     port = str(procs.free_port())
@@ -51,7 +51,7 @@ def file_under_faults(log_dir):
 
 
 def captured(log_dir):
-    """--pcap writes what Wireshark reads as RoCEv2, none of it malformed."""
+    """Wireshark reads the file of --pcap as RoCEv2, without a malformed packet."""
     if shutil.which("tshark") is None:
         return "tshark is not installed (scripts/setup.sh conformance)"
     capture = log_dir / "client.pcap"
@@ -73,7 +73,7 @@ def captured(log_dir):
 
 
 def idle(log_dir):
-    """A passive server whose peer is not there uses no CPU."""
+    """A passive server without a peer uses no CPU."""
     data = log_dir / "data.bin"
     data.write_bytes(bytes(1 << 20))
     port = procs.free_port()
@@ -93,7 +93,7 @@ def idle(log_dir):
 
 
 def neighbours(log_dir):
-    """Three pairs at once on one address: each process has its own slot, none disturbs another."""
+    """Three pairs at once on one address: each process has a slot of its own, and no pair disturbs another."""
     pairs = []
     for index in range(3):
         port = procs.free_port()
@@ -128,7 +128,7 @@ def statistics(log_dir):
     client = procs.Program(procs.under_terrace([*program, procs.HOST]), log_dir, "client")
     pid = str(client.process.pid)
     try:
-        # The client has its device a moment after it has started, and keeps it for three seconds.
+        # The client opens its device shortly after its start, and keeps it for three seconds.
         deadline = time.monotonic() + 3
         while True:
             listing = procs.run_one([str(procs.terrace_binary()), "stat"], log_dir, "stat-list", timeout_s=10)
@@ -170,7 +170,7 @@ SPECIAL = {
 
 
 def run(name, log_dir):
-    """Runs one of them."""
+    """Runs one of these cases."""
     log_dir.mkdir(parents=True)
     started = time.monotonic()
     try:

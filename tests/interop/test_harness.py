@@ -83,7 +83,7 @@ class Programs(unittest.TestCase):
 
 
 class Ends(unittest.TestCase):
-    """A program that is stopped must end as it is told to; how it ends is never lost."""
+    """A stopped program must end with an expected status; an unexpected one is never lost."""
 
     LISTENS_THEN_ABORTS = ("import os, signal, socket, sys\n"
                            "signal.signal(signal.SIGTERM, lambda *_: os.abort())\n"
@@ -107,7 +107,7 @@ class Ends(unittest.TestCase):
                 self.stop(f"trap '{how}' TERM; echo ready; while true; do sleep 60 & wait; done")
 
     def test_one_that_is_late(self):
-        """It has failed by that; only a crash is news."""
+        """A late program has failed already; stopping it raises only after a crash."""
         late = "trap '{}' TERM; echo ready; while true; do sleep 60 & wait; done"
         self.stop(late.format("exit 3"), is_late=True)
         with self.assertRaisesRegex(AssertionError, "SIGSEGV"):
@@ -164,7 +164,7 @@ class Repetitions(unittest.TestCase):
     CASE = next(case for case in matrix.all_cases() if case.name == "perftest/ib_send_bw/UD/default")
 
     def run_case(self, *tries):
-        """The case's result, and how often it was tried, if its tries end so."""
+        """The result of a case whose tries end so, and how often it was tried."""
         with tempfile.TemporaryDirectory() as directory, mock.patch.object(cases.shutil, "which", return_value="/bin/true"), \
                 mock.patch.object(cases.Case, "_execute", side_effect=[(outcomes, "") for outcomes in tries]) as execute:
             result = self.CASE.run(pathlib.Path(directory) / "case")
@@ -196,7 +196,7 @@ class Repetitions(unittest.TestCase):
 
 
 class FakeGuest:
-    """A guest that dies where a test says so."""
+    """A guest that dies when a test sets `is_dead`."""
 
     is_dead = False
 
@@ -221,10 +221,11 @@ class FakeGuest:
 
 
 class KernelRuns(unittest.TestCase):
-    """What a run against the kernel makes of tests that fail, that are skipped, and that a guest dies in."""
+    """Runs against the kernel with tests that fail, are skipped, or kill the guest."""
 
     def run_tests(self, *bodies, **environment):
-        """The exit status of a run of tests with these bodies, what it says, and how many guests it has started."""
+        """Runs tests with these bodies. Returns the exit status, the last line, all output, and the number of guests
+        started."""
         guests, said = [], io.StringIO()
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -245,7 +246,7 @@ class KernelRuns(unittest.TestCase):
 
     @staticmethod
     def kills(times):
-        """The body of a test in which so many guests die."""
+        """The body of a test that kills so many guests."""
         left = iter(range(times))
 
         def body():
@@ -296,7 +297,7 @@ class KernelRuns(unittest.TestCase):
 
 
 class Captures(unittest.TestCase):
-    """That rxe waits for an ACK that it was sent is seen on the wire."""
+    """A capture shows whether rxe waits for an ACK that was sent to it."""
 
     RXE, HOST = ("192.0.2.2", roce.PORT), ("192.0.2.16", roce.PORT)
 
@@ -329,7 +330,7 @@ class Captures(unittest.TestCase):
 
 
 class FaultPlans(unittest.TestCase):
-    """What a program says at its end counts, whatever the plan was."""
+    """An error of a program is a failure under every plan."""
 
     COUNTS = ", ".join(f"{count} 9" for _, count in faults.KINDS.values())
 

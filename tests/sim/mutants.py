@@ -21,9 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESPONDER = "crates/transport/src/responder/"
 REQUESTER = "crates/transport/src/requester/"
 
-# Name, file, text, what takes its place.
+# Name, file, text, its replacement.
 MUTANTS = [
-    # What the brief of the simulation names.
+    # Faults that the requirements of the simulation name.
     ("duplicates-are-carried-out-again", RESPONDER + "mod.rs",
      "        if distance < 0 {\n", "        if distance < 0 && packet.payload.is_empty() {\n"),
     ("atomics-are-replayed-by-executing-them", RESPONDER + "duplicates.rs",
@@ -128,7 +128,7 @@ def cargo(work, arguments, **options):
 
 
 def run(work, seeds):
-    """What the simulation says, in one line; `None` when it finds nothing."""
+    """The failure that the simulation prints, in one line; `None` when it finds none."""
     built = cargo(work, ["build", "--quiet", "--package", "terrace-sim"])
     if built.returncode != 0:
         sys.exit(f"does not compile:\n{built.stdout}")

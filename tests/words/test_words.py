@@ -7,7 +7,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = ROOT / "docs/words.txt"
-# Bytes of foreign making, versions of crates, and the list itself.
+# Foreign files, versions of crates, and the list itself.
 OTHERS = ("fuzz/corpus/", "tests/corpus/", "crates/ibverbs/src/abi/bindings.rs", "docs/words.txt")
 LOCKS = "Cargo.lock"
 

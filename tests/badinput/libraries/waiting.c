@@ -1,6 +1,6 @@
 /*
- * waiting.c: a library whose constructor waits for a thread, as libraries do that start workers. The dynamic linker's lock is
- * held meanwhile, so the thread must not need it for what it calls (`first_calls` of fork_load.c).
+ * waiting.c: a library whose constructor waits for a thread, as that of a library with worker threads may. The dynamic
+ * linker's lock is held meanwhile, so the functions that the thread calls (`first_calls` of fork_load.c) must not take it.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * check.h: what a verb answered, and what it should have.
+ * check.h: compares the results of verbs with the expected ones.
  *
  * A program of this directory makes many calls that must be refused. Each is one line; only those that go wrong are
  * printed, with their place. The program ends with `return check_end();`.
@@ -16,7 +16,7 @@
 static unsigned check_count;
 static unsigned check_failures;
 
-/* Counts a check; when it failed, prints its place and `what`, and leaves the rest of the line to the caller. */
+/* Counts a check. If it failed, prints its place and `what`; the caller prints the rest of the line. */
 static inline bool check_note(bool good, const char *file, int line, const char *what)
 {
     check_count++;

@@ -1,17 +1,17 @@
 /*
- * endpoint: one end of RDMA connections, told by lines of text what to do.
+ * endpoint: one end of RDMA connections, controlled by lines of text.
  *
- * A test starts as many of these as it needs, each under `terrace run` with an address of its own, and plays them
- * against each other, or against a peer of its own making. Every command is one line of words and gets one line as its
- * answer: `ok` and perhaps some `name=value`, or `errno N`. Objects have names that the test chooses.
+ * A test starts as many of these as it needs, each under `terrace run` with an address of its own, and connects them
+ * with each other, or with a peer of the test. Every command is one line of words, and its answer is one line: `ok` and
+ * perhaps some `name=value`, or `errno N`. The test chooses the names of the objects.
  *
  *     mr NAME KIND BYTES ACCESS [PATH]              KIND: anon, file, readonly, memfd, huge, hugefd, sparse
- *     also|rereg NAME MR OFFSET BYTES ACCESS        another region in the memory of one, or a region moved there
+ *     also|rereg NAME MR OFFSET BYTES ACCESS        a further region in the memory of MR, or a region moved there
  *     close|lock NAME                               the file of a region: its descriptor closed, a POSIX lock on it
- *     fill NAME OFFSET BYTES SEED [from=N]          writes what only this seed gives, as if it lay at offset N
- *     check NAME OFFSET BYTES SEED [from=N]         how many bytes differ from that
- *     word NAME OFFSET [VALUE]                      64 bits: what they are, or what they become
- *     hex NAME OFFSET BYTES, bytes NAME OFFSET HEX  bytes: what they are, or what they become
+ *     fill NAME OFFSET BYTES SEED [from=N]          writes the bytes of this seed, as if at offset N
+ *     check NAME OFFSET BYTES SEED [from=N]         counts the bytes that differ from those
+ *     word NAME OFFSET [VALUE]                      reads 64 bits, or sets them
+ *     hex NAME OFFSET BYTES, bytes NAME OFFSET HEX  reads bytes, or sets them
  *     unmap|protect|truncate|dereg NAME ...
  *     qp NAME rc|uc|ud                              with a completion queue of its own
  *     connect NAME ADDRESS QPN [name=value ...]     to RTS; for a UD queue pair, the peer that it posts to
@@ -19,11 +19,11 @@
  *     post NAME OP ID MR OFFSET BYTES REMOTE RKEY [imm=N|inv=RKEY|compare=N swap=N|add=N|qkey=N]
  *                                                   OP: send, send_imm, send_inv, write, write_imm, read, add, cas
  *     mw NAME                                       a memory window of type 2
- *     bind NAME ID MW MR OFFSET BYTES ACCESS        opens it for part of a region; its key changes
+ *     bind NAME ID MW MR OFFSET BYTES ACCESS        binds it to a part of a region; its key changes
  *     poll NAME COUNT SECONDS                       completions: ID:STATUS:OPCODE:BYTES:FLAGS:IMMEDIATE:SOURCE
  *     arm NAME, wait NAME SECONDS                   completion events
- *     stream NAME MR REMOTE RKEY [span=N], rest NAME  writes and reads back in a thread, as fast as it goes: always
- *                                                   at the same place, or all through N bytes
+ *     stream NAME MR REMOTE RKEY [span=N], rest NAME  writes and reads back in a thread, at full speed: always at the
+ *                                                   same place, or throughout N bytes
  *     state|error|destroy NAME
  *     fork HOW MR                                   exit, _exit, exec or daemon
  */
@@ -46,7 +46,7 @@
 
 enum { NAMES_MAX = 64, WORDS_MAX = 32, STREAM_BYTES = 16 << 10 };
 
-/* How long a stream that is to rest waits for what is under way. */
+/* How long `rest` waits for the outstanding requests of a stream. */
 static const double REST_PATIENCE_S = 8;
 
 struct region {
@@ -70,7 +70,7 @@ struct connection {
     uint64_t stream_remote, stream_span;
     uint32_t stream_rkey;
     unsigned long rounds, wrong;
-    bool stream_pending; /* it was left in the middle of a round */
+    bool stream_pending; /* it was stopped with a request outstanding */
     enum ibv_wc_status stream_status;
 };
 
@@ -101,7 +101,7 @@ static uint64_t number(int index)
     return strtoull(word(index), NULL, 0);
 }
 
-/* The value of `name=value` among the words, or what it is without one. */
+/* The value of `name=value` among the words, or the default. */
 static uint64_t option(const char *name, uint64_t otherwise)
 {
     size_t length = strlen(name);
@@ -543,7 +543,7 @@ static void command_destroy(void)
 
 /* ---- a stream that checks itself -------------------------------------------------------------------------------- */
 
-/* One message to the peer's memory and back: the first half of the region goes out, the second is what comes back. */
+/* WRITEs the first half of the region to the peer's memory, and READs it back into the second half. */
 static bool round_trip(struct connection *connection)
 {
     struct region *region = connection->stream_region;
@@ -607,7 +607,7 @@ static void command_rest(void)
 
 /* ---- processes -------------------------------------------------------------------------------------------------- */
 
-/* The child changes its copy of a region and ends; with `daemon` it is the parent that ends and the child that goes on. */
+/* The child changes its copy of a region and ends; with `daemon` the parent ends and the child goes on. */
 static void command_fork(void)
 {
     const char *how = word(1);
@@ -627,7 +627,7 @@ static void command_fork(void)
         if (strcmp(how, "exec") == 0)
             execlp("true", "true", NULL);
         if (strcmp(how, "exit") == 0) {
-            usleep(200000); /* packets arrive meanwhile, and are the parent's */
+            usleep(200000); /* packets for the parent arrive meanwhile */
             exit(0);
         }
         _exit(0);
@@ -682,7 +682,7 @@ static void run(char *line)
 int main(void)
 {
     char line[4096];
-    setvbuf(stdin, NULL, _IONBF, 0); /* a forked child must find the next line where it is */
+    setvbuf(stdin, NULL, _IONBF, 0); /* a forked child must not lose buffered lines */
     if (ibv_fork_init() != 0)
         die("no fork safety");
     while (fgets(line, sizeof line, stdin) != NULL)

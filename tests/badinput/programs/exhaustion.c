@@ -1,6 +1,6 @@
 /*
- * exhaustion: no descriptors left, or no address space. Opening and creating then fail with an errno, and work again once
- * there is room. `exhaustion descriptors` and `exhaustion memory`.
+ * exhaustion: no descriptors left, or no address space. Opening and creating then fail with an errno, and succeed again
+ * once resources are free. `exhaustion descriptors` and `exhaustion memory`.
  */
 #include "check.h"
 #include "lab.h"
@@ -41,7 +41,7 @@ static uint64_t address_space(void)
     return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Everything that a program makes, used once. */
+/* Makes one object of each kind, and uses it once. */
 static void use(void)
 {
     struct lab lab = lab_open();
@@ -63,7 +63,7 @@ enum { DESCRIPTORS_MAX = 256 };
 static int taken[DESCRIPTORS_MAX];
 static unsigned taken_count;
 
-/* Takes all descriptors but `room`. */
+/* Takes all free descriptors except `room`. */
 static void leave_descriptors(unsigned room)
 {
     int fd;
@@ -84,7 +84,7 @@ static void descriptors(struct ibv_device *device)
     limit(RLIMIT_NOFILE, DESCRIPTORS_MAX);
     unsigned before = open_descriptors();
     bool enough = false;
-    /* However many there are, too few of them give a clean refusal, and none is lost. */
+    /* With any number of descriptors too few, opening fails with EMFILE, and no descriptor leaks. */
     for (unsigned room = 0; !enough && room < 64; room++) {
         leave_descriptors(room);
         errno = 0;
@@ -101,7 +101,7 @@ static void descriptors(struct ibv_device *device)
     leave_descriptors(0);
     REFUSED(EMFILE, ibv_create_comp_channel(lab.context));
     REFUSED(EMFILE, ibv_open_device(device));
-    /* What needs no descriptor works as ever. */
+    /* Creating objects without a descriptor still succeeds. */
     struct ibv_qp *qp = lab_qp(&lab, IBV_QPT_RC);
     RETURNS(0, ibv_destroy_qp(qp));
     release_descriptors();
@@ -115,14 +115,14 @@ static void descriptors(struct ibv_device *device)
 
 /* ---- address space ---------------------------------------------------------------------------------------------- */
 
-/* What a step may answer when there is no room for it. */
+/* The errors that a step may return without memory. */
 static void refused_for_lack_of_memory(const void *object, int why, const char *what, uint64_t room)
 {
     if (!check_note(object != NULL || why == ENOMEM || why == EAGAIN, __FILE__, __LINE__, what))
         printf("errno %d with %llu KiB left\n", why, (unsigned long long)room >> 10);
 }
 
-/* Opens the device and makes one of everything, as far as there is room. Returns whether there was room for all. */
+/* Opens the device and makes one object of each kind, as far as memory suffices. Returns whether all were made. */
 static bool as_far_as_it_goes(struct ibv_device *device, uint64_t room)
 {
     struct ibv_pd *pd = NULL;
@@ -162,7 +162,7 @@ out:
     return mr != NULL;
 }
 
-/* Many objects until there is no room for more. */
+/* Makes objects until memory runs out. */
 static void until_it_is_full(void)
 {
     enum { MOST = 60000 };

@@ -1,5 +1,5 @@
 /*
- * fork_load.c: fork, signals and dlopen against the functions of the C library that libibverbs.so.1 stands in front of.
+ * fork_load.c: fork, signals and dlopen against the functions of the C library that libibverbs.so.1 interposes.
  *
  * usage: fork_load names                   the interposed functions that it calls, one a line
  *        fork_load load FORKS              forks while threads call each of them in a loop; each child calls each of them once
@@ -7,10 +7,10 @@
  *        fork_load signal SIGNALS          a signal handler makes the first calls, and interrupts malloc and dlopen
  *        fork_load fork-in-signal FORKS    a signal handler forks
  *        fork_load vfork                   a vfork child resets its signals; the parent's handler stays
- *        fork_load bare FORKS              _Fork and clone, which call no hooks: the child calls what is async-signal-safe
+ *        fork_load bare FORKS              _Fork and clone, without fork hooks; async-signal-safe calls in the child
  *        fork_load constructor LIBRARY     LIBRARY's constructor waits for a thread that makes the first calls
  *
- * load and verbs fork in many short processes, because most of what may be half done at a fork is done once per process.
+ * load and verbs fork in many short processes: most of the work that a fork may interrupt happens once per process.
  * A child that has not ended after 10 s is reported with its stack, and the program fails.
  */
 #include <dirent.h>
@@ -45,7 +45,7 @@ enum {
     PAGE = 4096,
 };
 
-/* Paths that are passed on as they are, and paths that lead to the library's own tree. */
+/* Paths that are passed on unchanged, and paths that the library redirects to its own tree. */
 static const char *const ordinary[] = {"/proc/self/status", "/etc", "/dev/null"};
 static const char *const ours[] = {"/sys/class/infiniband/terrace0/ports/1/state", "/sys/class/infiniband",
                                    "/dev/infiniband/uverbs0"};
@@ -115,7 +115,7 @@ CALLER(call_fxstat)
 }
 CALLER(call_write)
 {
-    /* To the connection manager: the command that makes an identifier. */
+    /* The connection manager's command that creates an identifier. */
     struct {
         uint32_t command;
         uint16_t in, out;
@@ -314,7 +314,7 @@ static void find_functions(void)
     }
 }
 
-/* Calls all of them from `first` on, or only those that a signal handler may call. */
+/* Calls all entries in order from `first`, or only those that a signal handler may call. */
 static void call_each(int first, const char *path, int fd, bool only_signal_safe)
 {
     const struct place at = {path, fd};
@@ -325,7 +325,7 @@ static void call_each(int first, const char *path, int fd, bool only_signal_safe
     }
 }
 
-/* One round of everything: ordinary paths, the library's, and the connection manager's device. */
+/* One call of each function with ordinary paths, the library's paths, and the connection manager's device. */
 static void call_all(int first)
 {
     int null = syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR | O_CLOEXEC);
@@ -338,7 +338,7 @@ static void call_all(int first)
     close_if_open(null);
 }
 
-/* ---- children, and what is said of one that hangs ------------------------------------------------------------- */
+/* ---- children, and the report of one that hangs --------------------------------------------------------------- */
 
 static void print_file(pid_t pid, const char *name)
 {
@@ -366,7 +366,7 @@ static void report(pid_t pid, const char *what)
     fflush(stdout);
 }
 
-/* Whether a child ends well, and in time. */
+/* Whether a child exits with status 0 in time. */
 static bool ends_well(pid_t pid, const char *what)
 {
     if (pid < 0)
@@ -398,7 +398,7 @@ static void *call_for_ever(void *first)
     return NULL;
 }
 
-/* A device's life, with a queue pair connected to itself. */
+/* Opens a device, connects two of its queue pairs, does READs, and closes all. */
 static void use_device(void)
 {
     struct lab lab = lab_open();
@@ -427,7 +427,7 @@ static void *use_devices_for_ever(void *unused)
     return unused;
 }
 
-/* Forks while threads are at work; how many children did not end well. */
+/* Forks while threads run `work`. Returns how many children failed. */
 static int fork_while(void *(*work)(void *), int threads, void (*in_child)(int), int forks, const char *what)
 {
     int failed = 0;
@@ -454,7 +454,7 @@ static void device_in_child(int number)
     use_device();
 }
 
-/* Each of many short processes forks some times, from its beginning on. */
+/* Starts many short processes, each of which forks FORKS_PER_PROCESS times from its start. */
 static int in_processes(int forks, const char *mode)
 {
     int failed = 0;
@@ -512,7 +512,7 @@ static void on_alarm(int number)
         handled_failures += !ends_well(child, "fork in a signal handler");
     } else {
         call_each(handled, ordinary[handled % 3], -1, true);
-        /* An action that was never asked for before. */
+        /* An action that was not set before: its mask is a new one. */
         struct sigaction action = {.sa_handler = ignore};
         for (int bit = 0; bit < 9; bit++)
             if (handled >> bit & 1)
@@ -523,7 +523,7 @@ static void on_alarm(int number)
     errno = saved;
 }
 
-/* By the C library's own function: the handler is to make the first interposed calls. */
+/* By the C library's own function: the handler shall make the first interposed calls. */
 static void install_alarm(void)
 {
     typedef int (*sigaction_t)(int, const struct sigaction *, struct sigaction *);
@@ -540,7 +540,7 @@ static void watch_over(const char *what)
         _exit(ends_well(worker, what) ? 0 : 1);
 }
 
-/* The compiler may not leave it out. */
+/* The compiler must not optimize the allocation away. */
 static void allocate(size_t size)
 {
     void *volatile memory = malloc(size);
@@ -559,7 +559,7 @@ static int signals(int count)
         if (library != NULL)
             dlclose(library);
     }
-    /* The same once the library has its own handlers for faults. */
+    /* The same after the library has installed its own fault handlers. */
     start_timer(0);
     struct lab lab = lab_open();
     start_timer(500);
@@ -616,7 +616,7 @@ static int check_vfork(void)
         return 1;
     }
     lab_close(&lab);
-    *(volatile char *)raw_page() = 1; /* a page that may only be read: the handler ends the program */
+    *(volatile char *)raw_page() = 1; /* a read-only page: the handler ends the program */
     return 1;
 }
 
@@ -649,7 +649,7 @@ static int bare_forks(int forks)
 
 /* ---- a constructor that waits ---------------------------------------------------------------------------------- */
 
-/* For the library's constructor. */
+/* Called by the thread of the library's constructor. */
 void first_calls(void)
 {
     for (int i = 0; i < 3; i++)

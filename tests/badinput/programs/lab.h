@@ -1,6 +1,6 @@
 /*
- * lab.h: a device with the objects that most programs of this directory need. Whatever should work and does not ends
- * the program at once.
+ * lab.h: a device with the objects that most programs of this directory need. An unexpected failure ends the program at
+ * once.
  */
 #ifndef LAB_H
 #define LAB_H
@@ -37,17 +37,17 @@ struct lab {
     struct ibv_mr *mr; /* of the whole buffer, all access */
 };
 
-/* Says why and exits. */
+/* Prints the reason and exits. */
 void die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 struct lab lab_open(void);
 void lab_close(struct lab *lab);
 
-/* What a queue pair of this kind is created with. */
+/* The attributes to create a queue pair of this kind. */
 struct ibv_qp_init_attr lab_init(const struct lab *lab, enum ibv_qp_type type);
 struct ibv_qp *lab_qp(const struct lab *lab, enum ibv_qp_type type);
 
-/* Attributes that are right for every transition, for a peer of that number on our own address. */
+/* Valid attributes for every transition, for a peer of that number at our own address. */
 struct ibv_qp_attr lab_attr(const struct lab *lab, uint32_t peer_qpn);
 
 /* The attributes that a kind of queue pair needs for RESET to INIT, INIT to RTR and RTR to RTS. */

@@ -1,5 +1,5 @@
 /*
- * verbs_device: the device, its port and tables, protection domains, and what this device does not have.
+ * verbs_device: the device, its port and tables, protection domains, and unsupported features.
  */
 #include "check.h"
 #include "lab.h"
@@ -46,7 +46,7 @@ static void queries(const struct lab *lab)
     CHECK(ibv_query_port(context, LAB_PORT, NULL) == EINVAL);
 }
 
-/* What the table of GIDs says of an entry it says everywhere; entries without an address are all zero, and not listed. */
+/* All queries of a GID agree; entries without an address are all zero, and not listed. */
 static void gids(const struct lab *lab)
 {
     struct ibv_gid_entry listed[64];
@@ -123,7 +123,7 @@ static void events(const struct lab *lab)
     ibv_ack_cq_events(lab->cq, 0);
 }
 
-/* Names of things that do not exist must not crash a program that prints them. */
+/* The name functions must not crash for unknown values. */
 static void names(void)
 {
     CHECK(ibv_event_type_str((enum ibv_event_type)9999) != NULL);
@@ -136,7 +136,7 @@ static void names(void)
     CHECK(mult_to_ibv_rate(-7) == IBV_RATE_MAX && mbps_to_ibv_rate(-7) == IBV_RATE_MAX);
 }
 
-/* A protection domain stays as long as anything was made in it. */
+/* A protection domain is busy while an object of it exists. */
 static void protection_domains(const struct lab *lab)
 {
     REFUSED(EINVAL, ibv_alloc_pd(NULL));
@@ -192,7 +192,7 @@ static void parent_domains(const struct lab *lab)
     CHECK(ibv_close_device(other) == 0);
 }
 
-/* One more than the device has: ENOMEM, and room again once one is given back. */
+/* One more than the device has: ENOMEM; after a deallocation the next one succeeds. */
 static void limit_of_protection_domains(const struct lab *lab)
 {
     unsigned room = (unsigned)lab->attr.max_pd - 1;
@@ -244,7 +244,7 @@ static void not_there(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* Objects that a program leaves behind when it closes the device can still be destroyed. */
+/* Objects that exist when the program closes the device can still be destroyed. */
 static void leftovers(void)
 {
     struct lab lab = lab_open();

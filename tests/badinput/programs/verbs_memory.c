@@ -1,5 +1,5 @@
 /*
- * verbs_memory: regions, windows and advice that make no sense.
+ * verbs_memory: invalid regions, windows and advice.
  */
 #include "check.h"
 #include "lab.h"
@@ -25,7 +25,7 @@ static void regions(const struct lab *lab)
     REFUSED(EINVAL, ibv_reg_mr(pd, (void *)(UINTPTR_MAX - PAGE), 2 * PAGE, 0));
     REFUSED(EINVAL, ibv_reg_mr_iova(pd, memory, 2 * PAGE, UINT64_MAX - PAGE, 0));
 
-    /* What peers may change must be writable here as well. */
+    /* Remote write access needs local write access. */
     REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE));
     REFUSED(EINVAL, ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_REMOTE_READ));
     /* Unknown flags, unless they are in the optional range. */
@@ -36,7 +36,7 @@ static void regions(const struct lab *lab)
     CHECK(mr != NULL);
     RETURNS(0, ibv_dereg_mr(mr));
 
-    /* Memory that is not there, or not all of it. */
+    /* Unmapped or partly unmapped memory. */
     REFUSED(EFAULT, ibv_reg_mr(pd, NULL, PAGE, 0));
     munmap(memory + PAGE, PAGE);
     REFUSED(EFAULT, ibv_reg_mr(pd, memory + PAGE, 1, 0));
@@ -47,7 +47,7 @@ static void regions(const struct lab *lab)
     CHECK(mr != NULL);
     RETURNS(0, ibv_dereg_mr(mr));
 
-    /* The whole address space goes by on-demand paging only. */
+    /* The whole address space needs on-demand paging. */
     REFUSED(EINVAL, ibv_reg_mr(pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND));
     mr = ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
     CHECK(mr != NULL);
@@ -56,7 +56,7 @@ static void regions(const struct lab *lab)
     munmap(memory, 3 * PAGE);
 }
 
-/* A refused change leaves the region as it was: same keys, same place, still usable. */
+/* A refused change leaves the region unchanged: same keys, same range, still usable. */
 static void changed_regions(const struct lab *lab)
 {
     enum { PD = IBV_REREG_MR_CHANGE_PD, PLACE = IBV_REREG_MR_CHANGE_TRANSLATION, ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
@@ -78,7 +78,7 @@ static void changed_regions(const struct lab *lab)
     MINUS_ONE(EINVAL, ibv_rereg_mr(mr, PD, foreign, NULL, 0, 0));
     RETURNS(0, ibv_dealloc_pd(foreign));
     CHECK(ibv_close_device(other) == 0);
-    CHECK(memcmp(&before, mr, offsetof(struct ibv_mr, rkey) + sizeof before.rkey) == 0); /* what is behind it is padding */
+    CHECK(memcmp(&before, mr, offsetof(struct ibv_mr, rkey) + sizeof before.rkey) == 0); /* padding follows */
 
     struct ibv_qp *left = lab_qp(lab, IBV_QPT_RC), *right = lab_qp(lab, IBV_QPT_RC);
     lab_connect(lab, left, right);
@@ -178,7 +178,7 @@ static void windows_refused(const struct lab *lab)
     RETURNS(EINVAL, ibv_bind_mw(qp, first, &bind));
     CHECK(ibv_poll_cq(lab->cq, 1, &(struct ibv_wc){0}) == 0);
 
-    /* These are found out when the bind is executed. */
+    /* These errors are found when the bind is executed. */
     bind = bind_of(unbindable, addr, PAGE, IBV_ACCESS_REMOTE_READ);
     CHECK(outcome(lab, first, &bind) == IBV_WC_MW_BIND_ERR);
     bind = bind_of(lab->mr, addr + LAB_BYTES - PAGE, PAGE + 1, IBV_ACCESS_REMOTE_READ);
@@ -199,7 +199,7 @@ static void windows_refused(const struct lab *lab)
     RETURNS(0, ibv_dealloc_pd(pd));
 }
 
-/* A region stays while a window is bound to it, and cannot be changed. */
+/* A region with a bound window can be neither deregistered nor changed. */
 static void windows_in_use(const struct lab *lab)
 {
     struct ibv_mr *mr = ibv_reg_mr(lab->pd, lab->buffer, LAB_BYTES, LAB_ACCESS);

@@ -1,5 +1,5 @@
 /*
- * verbs_post: work requests that cannot be posted, and those that can but fail.
+ * verbs_post: work requests that are refused at posting, and those that fail in execution.
  */
 #include "check.h"
 #include "lab.h"
@@ -25,7 +25,7 @@ static struct ibv_send_wr request(const struct lab *lab, enum ibv_wr_opcode opco
     return wr;
 }
 
-/* A post that must be refused, and must name the request that is to blame. */
+/* A post that must be refused with `bad_wr` set to the bad request. */
 static void refused(int wanted, struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr *culprit, int line)
 {
     struct ibv_send_wr *bad = NULL;
@@ -61,7 +61,7 @@ static void states(const struct lab *lab)
         RETURNS(0, ibv_modify_qp(qp, &attr, lab_mask(types[i], IBV_QPS_RTR)));
         POST_REFUSED(EINVAL, qp, wr.wr.ud.ah = ah);
 
-        /* In the error state everything is taken, and comes back as flushed. */
+        /* In the error state every post is accepted, and completes as flushed. */
         attr.qp_state = IBV_QPS_ERR;
         RETURNS(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE));
         CHECK(lab_poll(lab->cq).status == IBV_WC_WR_FLUSH_ERR);
@@ -103,7 +103,7 @@ static void sends(const struct lab *lab)
     POST_REFUSED(EINVAL, qp, wr.send_flags = IBV_SEND_INLINE; wr.sg_list = list; wr.num_sge = LAB_SGES;
                  list[0].length = UINT32_MAX; list[1].length = UINT32_MAX);
     POST_REFUSED(EINVAL, qp, sge.length = (1u << 31) + 1);
-    /* Nothing can be received into what was copied when it was posted, and an atomic needs 8 bytes. */
+    /* A READ or atomic cannot return data into inline data, and an atomic needs 8 bytes. */
     POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_RDMA_READ, &sge); wr.send_flags = IBV_SEND_INLINE);
     POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge); sge.length = 7);
     POST_REFUSED(EINVAL, qp, wr = request(lab, IBV_WR_ATOMIC_CMP_AND_SWP, &sge); wr.num_sge = 0);
@@ -117,7 +117,7 @@ static void sends(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(peer));
 }
 
-/* Those before the bad one are posted, those behind it are not. */
+/* The requests before the bad one are posted, those behind it are not. */
 static void lists(const struct lab *lab)
 {
     struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
@@ -153,7 +153,7 @@ static void lists(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(peer));
 }
 
-/* The queue is full while nobody answers, and has room again afterwards. */
+/* The queue is full while the peer does not answer, and takes requests again afterwards. */
 static void full_queue(const struct lab *lab)
 {
     struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
@@ -196,9 +196,9 @@ static void other_services(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(ud));
 }
 
-/* ---- what is found out when a request is executed --------------------------------------------------------------- */
+/* ---- errors that are found when a request is executed ----------------------------------------------------------- */
 
-/* Posts to a fresh pair and returns how the request ended. The one behind it must be flushed, or succeed likewise. */
+/* Posts to a fresh pair and returns the status. After a success the next request must succeed, else be flushed. */
 static enum ibv_wc_status outcome(const struct lab *lab, struct ibv_send_wr *wr)
 {
     struct ibv_qp *qp = lab_qp(lab, IBV_QPT_RC), *peer = lab_qp(lab, IBV_QPT_RC);
@@ -249,7 +249,7 @@ static void local_memory(const struct lab *lab)
     ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_READ, sge.lkey = constant->lkey);
     ENDS_WITH(IBV_WC_LOC_PROT_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, sge.lkey = constant->lkey);
     ENDS_WITH(IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, sge.lkey = constant->lkey);
-    /* Nothing at all may be anywhere. */
+    /* An empty range may have any key and address. */
     ENDS_WITH(IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, sge.length = 0; sge.lkey = 0; sge.addr = 0);
 
     RETURNS(0, ibv_dereg_mr(foreign));
@@ -330,7 +330,7 @@ static void builder(const struct lab *lab)
     BUILD(EINVAL, ibv_wr_send(qpx)); /* not asked for at creation */
     BUILD(EINVAL, ibv_wr_rdma_read(qpx, rkey, remote));
     BUILD(EINVAL, ibv_wr_send_tso(qpx, NULL, 0, 0));
-    BUILD(EINVAL, ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8)); /* of nothing */
+    BUILD(EINVAL, ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8)); /* without a request */
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, LAB_SGES + 1, list));
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, SIZE_MAX, list));
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge_list(qpx, 1, NULL));
@@ -343,7 +343,7 @@ static void builder(const struct lab *lab)
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_xrc_srqn(qpx, 1));
     BUILD(EINVAL, ibv_wr_bind_mw(qpx, NULL, 1, &(struct ibv_mw_bind_info){.mr = lab->mr}));
 
-    /* A bad one takes all of the list with it. */
+    /* One bad request fails the whole list. */
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8);
           ibv_wr_send(qpx));
     BUILD(EINVAL, ibv_wr_rdma_write(qpx, rkey, remote); ibv_wr_set_sge(qpx, list[0].lkey, list[0].addr, 8);
@@ -358,12 +358,12 @@ static void builder(const struct lab *lab)
 
     qp = builder_qp(lab, IBV_QPT_UD, IBV_QP_EX_WITH_SEND), qpx = ibv_qp_to_qp_ex(qp);
     lab_advance(lab, qp, 0, IBV_QPS_RTS);
-    BUILD(EINVAL, ibv_wr_send(qpx)); /* to nobody */
+    BUILD(EINVAL, ibv_wr_send(qpx)); /* without an address */
     BUILD(EINVAL, ibv_wr_send(qpx); ibv_wr_set_ud_addr(qpx, NULL, qp->qp_num, LAB_QKEY));
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* A batch that does not fit into what is left of the queue is not posted at all. */
+/* A batch larger than the free part of the queue is not posted at all. */
 static void builder_without_room(const struct lab *lab)
 {
     struct ibv_qp *qp = builder_qp(lab, IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE), *peer = lab_qp(lab, IBV_QPT_RC);
@@ -381,7 +381,7 @@ static void builder_without_room(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(peer));
 }
 
-/* Whatever the numbers are: an errno or a completion. Pointers are right, as no library can check them. */
+/* Random numbers give an errno or a completion. Pointers are valid, as no library can check them. */
 static void noise(const struct lab *lab)
 {
     srand(20);
@@ -401,7 +401,7 @@ static void noise(const struct lab *lab)
                     list[i].addr += (uint64_t)rand() << rand() % 40;
             }
             struct ibv_send_wr wr = {.wr_id = 1, .sg_list = list, .num_sge = rand() % 5 - 1, .opcode = (enum ibv_wr_opcode)(rand() % 20)}, *bad;
-            wr.send_flags = (unsigned)rand() % 64 & ~IBV_SEND_INLINE; /* inline data is the caller's to have */
+            wr.send_flags = (unsigned)rand() % 64 & ~IBV_SEND_INLINE; /* its address must be valid */
             wr.imm_data = (uint32_t)rand();
             wr.wr.rdma.remote_addr = (uintptr_t)lab->buffer + (uint32_t)rand() % LAB_BYTES;
             wr.wr.rdma.rkey = rand() % 4 == 0 ? (uint32_t)rand() : lab->mr->rkey;

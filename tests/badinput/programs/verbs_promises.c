@@ -1,5 +1,5 @@
 /*
- * verbs_promises: the small print of libibverbs' man pages that no other test holds, a function for each page.
+ * verbs_promises: details of libibverbs' man pages that no other test verifies, a function for each page.
  */
 #include "check.h"
 #include "lab.h"
@@ -66,7 +66,7 @@ static void drain(const struct lab *lab, unsigned count)
         CHECK(lab_poll(lab->cq).status == IBV_WC_SUCCESS);
 }
 
-/* Whether an event waits; it is taken and acknowledged. The channel does not block. */
+/* Whether an event is pending; it is taken and acknowledged. The channel does not block. */
 static bool has_event(const struct lab *lab)
 {
     struct ibv_cq *cq = NULL;
@@ -81,7 +81,7 @@ static bool has_event(const struct lab *lab)
     return true;
 }
 
-/* One request, one event, however many completions; nothing without a request. */
+/* One request gives one event for any number of completions; no event without a request. */
 static void req_notify_cq(const struct lab *lab)
 {
     struct ibv_qp *qp = loop(lab);
@@ -96,7 +96,7 @@ static void req_notify_cq(const struct lab *lab)
     CHECK(has_event(lab));
     CHECK(!has_event(lab));
 
-    /* Solicited are a receive that the sender marked, and a completion in error; not other receives, nor sends, marked or not. */
+    /* Solicited are a receive that the sender marked, and a completion in error; not other receives, nor any sends. */
     RETURNS(0, ibv_req_notify_cq(lab->cq, 1));
     receive(lab, qp, 2);
     send_by(lab, qp, IBV_WR_SEND, 0);
@@ -135,7 +135,7 @@ static void *end_cq(void *arg)
     return NULL;
 }
 
-/* Destroying waits until every event is acknowledged, by as few calls as the program likes. */
+/* Destroying waits until every event is acknowledged, by any number of calls. */
 static void get_cq_event(const struct lab *lab)
 {
     int context;
@@ -290,7 +290,7 @@ static void post_recv(const struct lab *lab)
     RETURNS(0, ibv_destroy_ah(ah));
 }
 
-/* An event once fewer receives wait than the limit, and the limit is 0 from then on. */
+/* An event once fewer receives are posted than the limit; the limit is then 0. */
 static void modify_srq(const struct lab *lab)
 {
     struct ibv_srq *srq = srq_of(lab, 8);
@@ -388,7 +388,7 @@ static void destroying(const struct lab *lab)
     RETURNS(0, ibv_dealloc_pd(pd));
 }
 
-/* How a WRITE by this key ends; the queue pair is a new one, in this domain. */
+/* The status of a WRITE by this key, over a new queue pair in this domain. */
 static enum ibv_wc_status outcome(const struct lab *lab, struct ibv_pd *pd, uint32_t rkey, uint64_t addr, struct ibv_qp *via)
 {
     struct ibv_qp_init_attr init = lab_init(lab, IBV_QPT_RC);
@@ -544,7 +544,7 @@ static void create_qp(const struct lab *lab)
     RETURNS(0, ibv_destroy_srq(srq));
 }
 
-/* An address handle may serve many requests, and its attributes may go once it is made. */
+/* An address handle may serve many requests, and does not refer to its attributes after creation. */
 static void create_ah(const struct lab *lab)
 {
     struct ibv_ah_attr attr = lab_attr(lab, 0).ah_attr;
@@ -564,7 +564,7 @@ static void create_ah(const struct lab *lab)
     RETURNS(0, ibv_destroy_ah(second));
 }
 
-/* A datagram is answered by what its completion and its first 40 bytes say. */
+/* The completion of a datagram and its first 40 bytes suffice to answer it. */
 static void create_ah_from_wc(const struct lab *lab)
 {
     struct ibv_qp *qp = loop_of(lab, lab_init(lab, IBV_QPT_UD));
@@ -598,7 +598,7 @@ static void create_ah_from_wc(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* The event that the send queue is drained comes where it was asked for. */
+/* SQ_DRAINED is raised only if it was requested. */
 static void drained(const struct lab *lab)
 {
     struct ibv_qp *qp = loop(lab);

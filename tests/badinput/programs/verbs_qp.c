@@ -1,8 +1,8 @@
 /*
  * verbs_qp: creating queue pairs, and every way to modify one.
  *
- * The table of transitions is written down here once more, from the specification (IBTA volume 1, table "QP state
- * transition properties"): a test that asked the library for its own would find nothing.
+ * The table of transitions is a second copy from the specification (IBTA volume 1, table "QP state transition
+ * properties"): a test against the library's own table would find no error in it.
  */
 #include "check.h"
 #include "lab.h"
@@ -54,7 +54,7 @@ static void creation(const struct lab *lab, struct ibv_context *other)
     /* ibv_create_qp(3): only RC and UD queue pairs take their receives from a shared queue. */
     CREATION_REFUSED(EINVAL, init.srq = srq; init.qp_type = IBV_QPT_UC);
 
-    /* With a shared queue the sizes of the own one are ignored, however wrong they are. */
+    /* With a shared queue the sizes of the own receive queue are ignored, even invalid ones. */
     good.srq = srq, good.cap.max_recv_wr = UINT32_MAX, good.cap.max_recv_sge = UINT32_MAX;
     struct ibv_qp *qp = ibv_create_qp(lab->pd, &good);
     CHECK(qp != NULL);
@@ -162,7 +162,7 @@ static const struct transition *find(int kind, enum ibv_qp_state from, enum ibv_
 {
     if (kind == RC && (from == IBV_QPS_SQE || to == IBV_QPS_SQE))
         return NULL;
-    /* The specification lets any state go to ERR; Linux makes an exception of RESET, and programs know it that way. */
+    /* The specification lets any state go to ERR; Linux excepts RESET, and programs rely on that. */
     if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET)) {
         *room = (struct transition){.from = from, .to = to};
         return room;
@@ -182,7 +182,7 @@ static enum ibv_qp_state state_of(struct ibv_qp *qp)
     return attr.qp_state;
 }
 
-/* A queue pair in a state. SQE is reached by a send that fails here. */
+/* A queue pair in a state. SQE is reached by a send with a local error. */
 static struct ibv_qp *qp_in(const struct lab *lab, int kind, enum ibv_qp_state state)
 {
     struct ibv_qp *qp = lab_qp(lab, KIND[kind]);
@@ -227,7 +227,7 @@ static struct ibv_qp *try_mask(const struct lab *lab, struct ibv_qp *qp, int kin
     return NULL;
 }
 
-/* One transition: as it must be, with each required attribute missing, with each other one added. */
+/* One transition: with its required attributes, without each of them, and with each other one added. */
 static void transition(const struct lab *lab, int kind, enum ibv_qp_state from, enum ibv_qp_state to)
 {
     struct transition room;
@@ -310,14 +310,14 @@ static void values(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* More than the port carries: only where the port is limited, see the runner. */
+/* A path MTU above the port's: only where the port is limited, see the runner. */
 static void path_mtu_above_the_ports(const struct lab *lab)
 {
     for (int mtu = lab->port.active_mtu + 1; mtu <= IBV_MTU_4096; mtu++)
         VALUE_REFUSED(IBV_QPS_INIT, IBV_QPS_RTR, attr.path_mtu = (enum ibv_mtu)mtu);
 }
 
-/* Whatever bits a program sets: an errno, and the queue pair stays one that can be destroyed. */
+/* Random attributes and masks give success or an errno, and the queue pair can still be destroyed. */
 static void noise(const struct lab *lab)
 {
     srand(20);

@@ -37,13 +37,13 @@ static void completion_queues(const struct lab *lab, struct ibv_context *other)
     CHECK(ibv_poll_cq(cq, -1, &wc) < 0);
     CHECK(ibv_poll_cq(cq, INT_MIN, &wc) < 0);
     CHECK(ibv_poll_cq(cq, 1, NULL) < 0);
-    /* Without a channel there is nobody to tell, which is no mistake: programs arm queues without knowing. */
+    /* Arming a queue without a channel is no error: programs do it unaware. */
     RETURNS(0, ibv_req_notify_cq(cq, 0));
     RETURNS(0, ibv_destroy_cq(cq));
     RETURNS(EINVAL, ibv_destroy_cq(NULL));
 }
 
-/* A queue does not get smaller than what waits in it. */
+/* A queue cannot be resized below its number of entries. */
 static void resize_below_fill(const struct lab *lab)
 {
     struct ibv_cq *cq = ibv_create_cq(lab->context, 8, NULL, NULL, 0);
@@ -170,7 +170,7 @@ static void shared_receive_queues(const struct lab *lab)
     RETURNS(EINVAL, ibv_post_srq_recv(srq, &second, &bad));
     CHECK(bad == &second);
     second.num_sge = 0;
-    /* Two are in it from before. */
+    /* Two receives are already in it. */
     RETURNS(ENOMEM, ibv_post_srq_recv(srq, &first, &bad));
     CHECK(bad == &third);
 
@@ -183,7 +183,7 @@ static void shared_receive_queues(const struct lab *lab)
     RETURNS(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
     attr.max_wr = 0;
     RETURNS(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
-    /* One wrong value, and the right one beside it is not taken either. */
+    /* With one invalid value no value changes. */
     attr = (struct ibv_srq_attr){.max_wr = 8, .srq_limit = 9};
     RETURNS(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
     RETURNS(0, ibv_query_srq(srq, &attr));
@@ -246,7 +246,7 @@ static void address_handles(const struct lab *lab)
     REFUSED(EINVAL, ibv_create_ah(lab->pd, &attr));
     RETURNS(EINVAL, ibv_destroy_ah(NULL));
 
-    /* From a completion that has nothing to do with a datagram. */
+    /* From a completion that is not of a datagram. */
     uint8_t area[40];
     struct ibv_wc wc = {.wc_flags = IBV_WC_GRH};
     for (int filler = 0; filler < 256; filler++) {
@@ -258,7 +258,7 @@ static void address_handles(const struct lab *lab)
     MINUS_ONE(EINVAL, ibv_init_ah_from_wc(lab->context, LAB_PORT, NULL, (struct ibv_grh *)area, &attr));
 }
 
-/* One more than the device has: ENOMEM, and room again once one is given back. */
+/* One more than the device has: ENOMEM; after a destruction the next one succeeds. */
 static void limits(const struct lab *lab)
 {
     unsigned room = (unsigned)lab->attr.max_cq - 1;

@@ -1,5 +1,5 @@
 /*
- * verbs_semantics: how work requests end, and what verbs return, where mlx5, rxe and irdma agree and the man pages say less.
+ * verbs_semantics: statuses and return values on which mlx5, rxe and irdma agree and the man pages say less.
  */
 #include "check.h"
 #include "lab.h"
@@ -22,7 +22,7 @@ static struct ibv_qp *qp_of(struct ibv_pd *pd, struct ibv_qp_init_attr init, str
     return qp;
 }
 
-/* The peer that asks is the left one: it gives up within half a second. The right one is in `pd`. */
+/* The left queue pair is the requester: its retries end within half a second. The right one is in `pd`. */
 static struct pair pair_in(const struct lab *lab, struct ibv_pd *pd, struct ibv_srq *srq)
 {
     struct pair pair = {.left_cq = ibv_create_cq(lab->context, 64, NULL, NULL, 0),
@@ -113,7 +113,7 @@ static void keys_of_windows(const struct lab *lab)
     RETURNS(0, post_invalidate(pair.left, mw->rkey));
     CHECK(lab_poll(pair.left_cq).status == IBV_WC_SUCCESS);
 
-    /* The upper bits of another window change nothing, and neither does a value that the program stores in `mw->rkey`. */
+    /* Neither wrong upper bits nor a value that the program stores in `mw->rkey` change the index. */
     mw->rkey = 0;
     bound(pair.left, pair.left_cq, bind_wr(lab, mw, (~index & ~0xffu) | 0x42), IBV_WC_SUCCESS);
     CHECK(mw->rkey == (index | 0x42));
@@ -192,7 +192,7 @@ static void bad_remote_invalidations(const struct lab *lab)
     bad_remote_invalidation(lab, lab->mr->rkey);
     bad_remote_invalidation(lab, first->rkey);
     bad_remote_invalidation(lab, key);
-    /* The window has survived, and its own queue pair's peer may end it. */
+    /* The window is still bound, and the peer of its own queue pair may invalidate it. */
     RETURNS(0, post_recv(lab, pair.left));
     RETURNS(0, post_send(lab, pair.right, IBV_WR_SEND_WITH_INV, 0, key));
     struct ibv_wc wc = lab_poll(pair.left_cq);
@@ -220,7 +220,7 @@ static void local_invalidation_of_anothers(const struct lab *lab)
     RETURNS(0, ibv_dealloc_mw(mw));
 }
 
-/* The receives of a shared receive queue belong to its protection domain, whatever the queue pair's is. */
+/* Receives of a shared receive queue are checked against its protection domain, not the queue pair's. */
 static void domain_of_shared_receives(const struct lab *lab)
 {
     struct ibv_pd *pd = ibv_alloc_pd(lab->context);
@@ -446,7 +446,7 @@ static void binds_across_domains(const struct lab *lab)
     RETURNS(0, ibv_dealloc_pd(pd));
 }
 
-/* The room of the elements can carry data as well, as with rxe; mlx5 rounds up to its 64 byte blocks. */
+/* The space of the scatter elements can hold inline data, as with rxe; mlx5 rounds up to its 64 byte blocks. */
 static void inline_room(const struct lab *lab)
 {
     enum { SGE_BYTES = 16 };
@@ -461,7 +461,7 @@ static void inline_room(const struct lab *lab)
         RETURNS(0, ibv_query_qp(qp, &attr, IBV_QP_CAP, &init));
         CHECK(attr.cap.max_inline_data == granted && init.cap.max_inline_data == granted);
         lab_advance(lab, qp, qp->qp_num, IBV_QPS_RTS);
-        struct ibv_sge sge = {.addr = (uintptr_t)lab->buffer, .length = granted}; /* the key is not looked at */
+        struct ibv_sge sge = {.addr = (uintptr_t)lab->buffer, .length = granted}; /* the key is ignored */
         struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_INLINE};
         struct ibv_send_wr *bad;
         wr.wr.rdma.remote_addr = (uintptr_t)lab->buffer + LAB_BYTES / 2, wr.wr.rdma.rkey = lab->mr->rkey;

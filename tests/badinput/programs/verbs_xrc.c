@@ -107,7 +107,7 @@ static void domains(const struct lab *lab, struct ibv_context *other)
     REFUSED(EBADF, open_domain(context, 9999, O_CREAT));
     REFUSED(EBADF, open_domain(context, -2, O_CREAT));
 
-    /* A file has one domain, whichever descriptor of it is given. */
+    /* A file has one domain, for every descriptor of it. */
     char path[] = "/tmp/verbs_xrc.XXXXXX";
     int fd = mkstemp(path), again = open(path, O_RDONLY), pipes[2];
     CHECK(fd >= 0 && again >= 0 && pipe(pipes) == 0);
@@ -118,13 +118,13 @@ static void domains(const struct lab *lab, struct ibv_context *other)
     struct ibv_xrcd *second = open_domain(context, again, 0), *third = open_domain(context, fd, O_CREAT);
     CHECK(second != NULL && third != NULL && second != first && third != first);
     REFUSED(EAGAIN, open_domain(context, pipes[0], 0));
-    /* Another context is another NIC, which has no part in it. */
+    /* Another context is another NIC, which does not share the domain. */
     REFUSED(EAGAIN, open_domain(other, fd, 0));
     REFUSED(EINVAL, open_domain(other, fd, O_CREAT | O_EXCL));
     struct ibv_xrcd *elsewhere = open_domain(other, fd, O_CREAT);
     CHECK(elsewhere != NULL);
 
-    /* What one handle of the domain has made, another one finds. */
+    /* Objects made through one handle of the domain are found through another. */
     struct ibv_qp *qp = target(context, first, NULL), *opened;
     CHECK(qp != NULL);
     CHECK((opened = open_target(context, second, qp->qp_num, NULL)) != NULL);
@@ -271,7 +271,7 @@ static enum ibv_wc_status deliver(const struct lab *lab, struct ibv_qp *sender, 
     return lab_poll(lab->cq).status;
 }
 
-/* Both ends take the attributes that RC needs, and forget those that mean nothing to them. */
+/* Both ends take the attributes that RC needs, and ignore those that do not apply to them. */
 static void ignored_attributes(const struct lab *lab)
 {
     struct xrc xrc = xrc_open(lab);
@@ -286,7 +286,7 @@ static void ignored_attributes(const struct lab *lab)
         bool asks = qps[i]->qp_type == IBV_QPT_XRC_SEND;
         CHECK(asks ? now.max_dest_rd_atomic == 0 && now.max_rd_atomic != 0
                    : now.max_dest_rd_atomic != 0 && now.max_rd_atomic == 0 && now.retry_cnt == 0);
-        /* The rest is as strict as ever. */
+        /* Other attributes are still refused. */
         RETURNS(EINVAL, ibv_modify_qp(qps[i], &attr, IBV_QP_QKEY));
     }
     RETURNS(0, ibv_destroy_qp(qps[0]));
@@ -294,7 +294,7 @@ static void ignored_attributes(const struct lab *lab)
     xrc_close(&xrc);
 }
 
-/* A target lives as long as somebody holds it, and its events go to who is left. */
+/* A target lives while a handle to it exists, and its events go to the remaining handle. */
 static void holders(const struct lab *lab)
 {
     struct xrc xrc = xrc_open(lab);

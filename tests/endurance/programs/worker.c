@@ -1,23 +1,23 @@
 /*
- * worker: a process that puts mixed load on others like it, over links that come and go, and checks all that it gets.
+ * worker: a process that puts mixed load on other workers, over links that come and go, and checks all data.
  *
- * Plain verbs. It is told by lines of text what to do, each of which gets one line as its answer: `ok` and perhaps some
- * `name=value`. A link is a queue pair with a region of its own, named by a number; whoever tells makes the other end.
+ * Plain verbs. It is controlled by lines of text; the answer to each is one line: `ok` and perhaps some `name=value`.
+ * A link is a queue pair with a region of its own, named by a number; the controlling test makes the other end, too.
  *
- *     open [FILE]                   the device; with FILE, what peers write to is a mapping of it, registered on demand
+ *     open [FILE]                   the device; with FILE, the peers' target is a mapping of it, registered on demand
  *     new LINK                      makes it: qpn, addr and rkey for the peer
  *     join LINK QPN ADDR RKEY MTU   connects it to a link of a process at the same address
  *     go LINK                       begins
- *     rest LINK                     ends the load, and waits for what is under way
- *     cut LINK                      into the error state with requests under way; they are waited for, too
- *     end LINK                      destroys it: what it has done, and the first status that was not success
- *     report                        what all have done
+ *     rest LINK                     ends the load, and waits for outstanding requests
+ *     cut LINK                      to the error state with requests outstanding, and waits for those
+ *     end LINK                      destroys it; answers its counts, and its first status other than success
+ *     report                        the counts of all links
  *
- * Each link keeps DEPTH errands under way: a WRITE (at times with immediate) and a READ that brings back the same bytes; a
- * fetch-and-add or compare-and-swap, whose answer is known because nobody else changes that word; a SEND, which the peer checks.
- * Messages are numbered, so that one that is lost, doubled or out of order shows. Odd links have a completion queue of their
- * own. With -e the load's thread sleeps on completion events, otherwise it polls; with -p it pauses so many microseconds
- * between two looks.
+ * Each link keeps DEPTH errands outstanding: a WRITE (at times with immediate) and a READ of the same bytes; a
+ * fetch-and-add or compare-and-swap, whose result is known because no other errand changes that word; a SEND, which the
+ * peer checks. Messages are numbered, so that lost, duplicate and reordered ones are detected. Odd links have a
+ * completion queue of their own. With -e the load's thread sleeps on completion events, otherwise it polls; with -p it
+ * pauses so many microseconds between two polls.
  */
 #include "lab.h"
 
@@ -37,7 +37,7 @@ enum {
     DEPTH = 4,
     RECEIVES = 8,
     MESSAGE_BYTES = 16 << 10,
-    REACH_BYTES = 512 << 10, /* of an errand, in the peer's memory: its counter, then anything */
+    REACH_BYTES = 512 << 10, /* of an errand, in the peer's memory: its counter, then data */
     LINK_BYTES = DEPTH * REACH_BYTES,
     WORDS_MAX = 8,
     POLL_MAX = 32,
@@ -45,7 +45,7 @@ enum {
 
 static const double PATIENCE_S = 60.0;
 
-/* What a slot of a link is about. */
+/* The kind of errand in a slot of a link. */
 enum kind { NOTHING, THERE_AND_BACK, ADD, SWAP, MESSAGE };
 
 struct errand {
@@ -71,7 +71,7 @@ struct link {
     unsigned receives_posted;
     uint64_t sent, received; /* numbers of the next messages */
     uint64_t ops, bytes, wrong;
-    enum ibv_wc_status status; /* the first that was not success */
+    enum ibv_wc_status status; /* the first other than success */
 };
 
 static struct ibv_context *context;
@@ -79,7 +79,7 @@ static struct ibv_pd *pd;
 static union ibv_gid gid;
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *shared_cq;
-static uint8_t *target, *own; /* what peers write to; what goes out and comes in */
+static uint8_t *target, *own; /* written by peers; local buffers */
 static struct ibv_mr *own_mr;
 static int target_access = LAB_ACCESS & ~IBV_ACCESS_MW_BIND;
 static struct link links[LINKS_MAX];
@@ -123,7 +123,7 @@ static bool is_filled(const uint8_t *bytes, size_t length, uint64_t seed)
     return true;
 }
 
-/* Places of a link's own memory: for each errand what goes out and what comes back, then the receives. */
+/* Local buffers of a link: for each errand one to send from and one to read into, then those of the receives. */
 static uint8_t *place(const struct link *link, unsigned number)
 {
     return own + ((size_t)link->index * (2 * DEPTH + RECEIVES) + number) * MESSAGE_BYTES;
@@ -138,7 +138,7 @@ static void complain(struct link *link, const char *what)
 
 /* ---- errands ---------------------------------------------------------------------------------------------------- */
 
-enum { RECEIVE = 1 << 8 }; /* in wr_id, beside the link's index above it */
+enum { RECEIVE = 1 << 8 }; /* a flag in wr_id, below the link's index */
 
 static struct ibv_sge part(uint8_t *at, uint32_t bytes)
 {
@@ -277,7 +277,7 @@ static void complete(const struct ibv_wc *wc)
             post_receive(link, number);
         }
     } else {
-        /* The WRITE of a pair shows only when it has failed; its READ is flushed behind it. */
+        /* The WRITE of a pair completes with an entry only if it fails; its READ is then flushed. */
         if (wc->status == IBV_WC_SUCCESS)
             check_errand(link, number);
         link->errands[number].kind = NOTHING;
@@ -310,7 +310,7 @@ static void arm_all(void)
     }
 }
 
-/* Takes the events there are. Under the lock: a completion queue may not go while its event is held. */
+/* Takes all pending events. Under the lock: a completion queue must not be destroyed while its event is held. */
 static void take_events(void)
 {
     struct ibv_cq *cq;
@@ -437,7 +437,7 @@ static void command_go(void)
     puts("ok");
 }
 
-/* Waits until nothing of a link is under way: requests, and receives if they are flushed. */
+/* Waits for the outstanding requests of a link, and for its receives if they are flushed. */
 static bool wait_settled(struct link *link, bool receives)
 {
     struct timespec until;

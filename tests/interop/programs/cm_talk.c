@@ -1,10 +1,10 @@
 /*
- * Two ends that connect through librdmacm, and say what they hear: each event of the connection manager as a line with its
- * status and private data.
+ * Two ends that connect through librdmacm, and print each event of the connection manager as a line with its status and
+ * private data.
  *
- *   cm_talk server ADDRESS PORT accept|reject COUNT   answers so many requests, one after the other
- *   cm_talk client ADDRESS PORT stay|leave|idle       asks once; "leave" ends the connection, "stay" waits for the server to end it,
- *                                                   "idle" for whatever ends it
+ *   cm_talk server ADDRESS PORT accept|reject COUNT   answers COUNT requests, one after the other
+ *   cm_talk client ADDRESS PORT stay|leave|idle       connects once; "leave" ends the connection, "stay" waits until
+ *                                                   the server ends it, "idle" until it ends for any reason
  *
  * A server that has accepted ends the connection itself if the client's private data says "stay".
  */
@@ -32,7 +32,7 @@ static void check(int result, const char *what)
 		fail(what);
 }
 
-/* Private data is padded with zeros to whatever length the datagram has. */
+/* Private data is padded with zeros to the length of the datagram. */
 static void say(const struct rdma_cm_event *event)
 {
 	char data[DATA_BYTES + 1] = "";
@@ -77,7 +77,7 @@ static struct rdma_addrinfo *find(const char *address, const char *port, int fla
 	return found;
 }
 
-/* The next event of any identifier, acknowledged before it is looked at: what is needed of it is copied. */
+/* The next event of any identifier; its fields are copied, and it is acknowledged. */
 static enum rdma_cm_event_type hear(struct rdma_event_channel *channel, struct rdma_cm_id **id, char *data)
 {
 	struct pollfd wait = { .fd = channel->fd, .events = POLLIN };
@@ -178,7 +178,7 @@ static int ask(struct rdma_event_channel *channel, const char *address, const ch
 			check(rdma_destroy_id(id), "rdma_destroy_id");
 			return 0;
 		default:
-			/* Refused, or nobody answers: the last line says which. */
+			/* Rejected or timed out: the last line says which. */
 			return 0;
 		}
 	}

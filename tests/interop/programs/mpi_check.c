@@ -1,8 +1,9 @@
 /*
- * mpi_check: what MPI programs do, checked byte by byte: messages around a ring in many sizes, many at once from everybody to
- * everybody, collective sums, and one-sided accesses to a window. MPI chooses the transport (UCX or libfabric), and that the verbs.
+ * mpi_check: typical MPI operations, checked byte by byte: messages around a ring in many sizes, concurrent all-to-all
+ * messages, collective sums, and one-sided accesses to a window. MPI chooses the transport (UCX or libfabric), which
+ * chooses the verbs.
  *
- * Does it all as often as its argument says, 3 times by default. Prints one line from rank 0 at the end. Any error aborts.
+ * The argument is the number of rounds, 3 by default. Rank 0 prints one line at the end. Any error aborts.
  *
  * Build:  mpicc -O2 -o mpi_check mpi_check.c
  */
@@ -42,7 +43,7 @@ static int is_filled(const unsigned char *buffer, size_t length, int from, int r
     return 1;
 }
 
-/* Every size class of the protocols below: inline, copied, and what the receiver fetches. */
+/* Every size class of the protocols below: inline, copied, and fetched by the receiver. */
 static void around_the_ring(unsigned char *out, unsigned char *in)
 {
     static const int SIZES[] = {0, 1, 8, 200, 1024, 4096, 4097, 20000, 65536, 300001, 1 << 20, SIZE_MAX_BYTES};

@@ -1,16 +1,17 @@
 /*
- * paged_stress: a file mapping that its own program and two queue pairs of a peer change all at once, and every byte checked.
+ * paged_stress: the program and two queue pairs of a peer change a file mapping concurrently; every byte is checked.
  *
- * Plain verbs; what it is meant for is a server under `terrace run --dram SIZE`, with much less memory than the file has.
+ * Plain verbs; meant for a server under `terrace run --dram SIZE`, with much less memory than the size of the file.
  *
  *     paged_stress serve -p PORT -m MIB FILE          maps FILE, registers overlapping regions of it with on-demand paging
- *     paged_stress drive -p PORT -t SECONDS HOST      READs, WRITEs and adds for so long; status 0 if all was right
+ *     paged_stress drive -p PORT -t SECONDS HOST      READs, WRITEs and adds; status 0 if all data was right
  *
- * The file is cut into runs of 1 B to 4 MiB, at any byte. Each belongs to one of three: the server's own thread, which stores
- * to it and checks it, or one of two queue pairs. So three parties are at work in one page and never on the same byte. The
- * driver keeps a shadow of the file. A READ may go over anything and is checked where it covers the reader's bytes: it must
- * see every WRITE that was posted before it on its queue pair, finished or not. Over TCP the driver also asks the server to
- * store to the driver's own bytes, which its next READ must see, and to load them, which must give what was WRITTEN.
+ * The file is cut into runs of 1 B to 4 MiB, at any byte. Each run has one of three owners: the server's own thread,
+ * which stores to it and checks it, or one of two queue pairs. So three writers share a page and never a byte. The
+ * driver keeps a shadow of the file. A READ may cover any range, and is checked where it covers bytes of its queue
+ * pair: it must see every WRITE that was posted before it on its queue pair, completed or not. Over TCP the driver also
+ * has the server store to the driver's own bytes, which its next READ must see, and load them, which must return the
+ * WRITTEN bytes.
  *
  * Build:  cc -O2 -o paged_stress paged_stress.c -libverbs -lpthread
  */
@@ -94,7 +95,7 @@ static uint64_t draw_length(uint64_t *state, uint64_t max)
     return length < max ? length : max;
 }
 
-/* Bytes that depend on the seed alone. Now and then they are what an absent page might be taken for. */
+/* Bytes that depend on the seed alone. For some seeds they are one repeated byte, as in an absent page. */
 static void fill(uint8_t *bytes, size_t length, uint64_t seed)
 {
     static const uint8_t DULL[] = {0x00, 0xff, 0xfd};
@@ -116,7 +117,7 @@ static uint64_t hash(const uint8_t *bytes, size_t length)
     return value;
 }
 
-/* ---- who owns what ---------------------------------------------------------------------------------------------- */
+/* ---- owners of the runs ----------------------------------------------------------------------------------------- */
 
 struct run {
     uint64_t start, length;
@@ -129,7 +130,7 @@ struct layout {
     size_t count;
 };
 
-/* Both ends make the same one from the same seed. */
+/* Both ends make the same layout from the same seed. */
 static struct layout make_layout(uint64_t size, uint64_t seed)
 {
     struct layout layout = {.size = size};
@@ -176,7 +177,7 @@ static void draw_within(const struct run *run, uint64_t *state, uint64_t *offset
     *offset = run->start + below(state, run->length - *length + 1);
 }
 
-/* ---- what the ends tell each other over TCP --------------------------------------------------------------------- */
+/* ---- messages over TCP ------------------------------------------------------------------------------------------ */
 
 struct region {
     uint64_t offset, length, addr;
@@ -272,7 +273,7 @@ static void connect_qps(const struct nic *nic, const struct hello *peer)
             .min_rnr_timer = 7,
             .port_num = 1,
             .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.hop_limit = 64}},
-            .timeout = 17, /* half a second: a busy disk may take its time */
+            .timeout = 17, /* half a second: a busy disk is slow */
             .retry_cnt = 7,
             .rnr_retry = 7,
         };
@@ -297,7 +298,7 @@ struct server {
     uint64_t stores, wrong;
 };
 
-/* What the file holds at first. */
+/* Writes the initial content of the file. */
 static void prepare_file(int file, uint64_t size, uint64_t seed)
 {
     static uint8_t block[RUN_MAX];
@@ -311,7 +312,7 @@ static void prepare_file(int file, uint64_t size, uint64_t seed)
     posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
 }
 
-/* Stores to the server's own bytes, and checks what it finds there against what it stored last. */
+/* Stores to the server's own bytes, and checks them against its last stores. */
 static void *store_and_load(void *argument)
 {
     struct server *server = argument;
@@ -331,7 +332,7 @@ static void *store_and_load(void *argument)
         fill(shadow + offset, length, draw(&state));
         memcpy(server->map + offset, shadow + offset, length);
         if (++server->stores % 64 == 0)
-            usleep(50); /* others need the processor, too */
+            usleep(50); /* leaves the processor to other threads */
     }
     free(shadow);
     return NULL;
@@ -425,7 +426,7 @@ static int serve(uint16_t port, uint64_t size, uint64_t seed, const char *path)
 struct request {
     enum ibv_wr_opcode opcode;
     uint64_t offset, length;
-    uint8_t *buffer;   /* what is sent, or comes */
+    uint8_t *buffer;   /* data to send, or received */
     uint8_t *expected; /* of a READ and an addition */
 };
 
@@ -456,7 +457,7 @@ static uint64_t ask(struct driver *driver, uint64_t what, uint64_t offset, uint6
     return answer;
 }
 
-/* The reader's own bytes must be as expected; where the others' begin and end, both ends know. */
+/* The bytes of the reader's runs must be as expected; bytes of other owners are not checked. */
 static void check_read(const struct driver *driver, int owner, const struct request *request)
 {
     uint64_t end = request->offset + request->length;
@@ -501,7 +502,7 @@ static void drain(struct driver *driver, int index)
         complete_one(driver, index);
 }
 
-/* One of the regions that have the range, and not always the same. */
+/* A random one of the regions that contain the range. */
 static const struct region *region_with(struct driver *driver, uint64_t offset, uint64_t length)
 {
     for (uint64_t i = draw(&driver->state);; i++) {
@@ -534,7 +535,7 @@ static void post(struct driver *driver, int index, uint64_t add)
     driver->bytes += request->length;
 }
 
-/* Nothing keeps a WRITE from overtaking the answer to a READ that was posted before. */
+/* A WRITE may take effect before an earlier READ is answered, so the driver does not post it over such a READ. */
 static bool is_being_read(const struct lane *lane, uint64_t offset, uint64_t length)
 {
     for (uint64_t i = lane->done; i < lane->posted; i++) {
@@ -545,7 +546,7 @@ static bool is_being_read(const struct lane *lane, uint64_t offset, uint64_t len
     return false;
 }
 
-/* Mostly a place in the part of the file that is hot at the moment. */
+/* Mostly an offset in the hot part of the file. */
 static uint64_t draw_place(struct driver *driver)
 {
     uint64_t size = driver->layout.size;
@@ -560,7 +561,7 @@ static void post_read(struct driver *driver, int index, struct request *request)
     if (request->length > driver->layout.size - request->offset)
         request->length = driver->layout.size - request->offset;
     memcpy(request->expected, driver->shadow + request->offset, request->length);
-    /* What does not arrive must not look as if it had. */
+    /* Bytes that do not arrive must not pass the check. */
     memset(request->buffer, 0xa5, request->length);
     post(driver, index, 0);
 }
@@ -592,7 +593,7 @@ static void post_add(struct driver *driver, int index, struct request *request)
     post(driver, index, add);
 }
 
-/* The server's processor and the peer's NIC take turns on the same bytes. */
+/* The server's processor and the peer's NIC access the same bytes in turn. */
 static void ask_server(struct driver *driver, int index, bool store)
 {
     uint64_t offset, length, seed = draw(&driver->state);
