@@ -37,7 +37,7 @@ def message_rate(row):
 
 
 PERFTEST = [
-    # tool, its arguments, what it shows, which number of its table
+    # tool, its arguments, its label, the function that takes its result from the table
     ("ib_read_lat", ["-s", "4096"], "4 KiB READ, one at a time", latency),
     ("ib_write_bw", ["-s", "65536"], "64 KiB WRITE stream", bandwidth),
     ("ib_send_bw", ["-s", "65536"], "64 KiB SEND stream", bandwidth),
@@ -154,7 +154,7 @@ def make_file(path, mib):
 def transfer(group, path):
     """Serves the file from inside the group and fetches it from outside.
 
-    Returns the SHA-256 of what arrived, and how many bytes the server had from the disk.
+    Returns the SHA-256 of the received bytes, and how many bytes the server read from the disk.
     """
     port = str(procs.free_port())
     served = procs.under_terrace([str(FILE_REGION), "serve", "-p", port, str(path)])

@@ -1,4 +1,4 @@
-"""A memory limit for one process: control groups of version 2 or 1, whichever this machine has."""
+"""A memory limit for one process: a control group of version 2 or 1, as this machine has."""
 
 import contextlib
 import pathlib
@@ -45,7 +45,7 @@ class MemoryGroup:
 
 
 def memory_group(name, limit_bytes):
-    """A new group with a limit. Raises `Unavailable` with one line that says what was tried."""
+    """A new group with a limit. Raises `Unavailable` with one line that lists the failed attempts."""
     tried = []
     for make in (_version_2, _version_1):
         try:

@@ -27,7 +27,7 @@ def new_run_dir(kind):
 
 
 def terrace_binary():
-    """The command under test: `build/bin/terrace`, or what TERRACE names (an installed one, say)."""
+    """The command under test: `build/bin/terrace`, or the path in TERRACE (an installed one, say)."""
     return pathlib.Path(os.environ.get("TERRACE", ROOT / "build/bin/terrace"))
 
 

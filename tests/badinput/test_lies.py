@@ -83,7 +83,7 @@ class Liar(BadInput):
         return self.victim.stat()["port"]
 
     def write(self, length=8, va=None, rkey=None):
-        """The RETH of a WRITE within the region, unless told otherwise."""
+        """A RETH, by default of a WRITE within the region."""
         return roce.reth(self.region["addr"] if va is None else va, self.region["rkey"] if rkey is None else rkey, length)
 
 

@@ -23,7 +23,7 @@ OWN_FAILURE = 125
 
 
 class Paged(BadInput):
-    """A server with room for two units of memory, and a client with a connection to it."""
+    """A server with a budget of two units of memory, and a client with a connection to it."""
 
     options = ("--dram", "2M")
 

@@ -1,4 +1,4 @@
-"""Tests of what counts as a bystander's failure. They need no RDMA."""
+"""Tests of the criteria for a bystander's failure. They need no RDMA."""
 
 import pathlib
 import sys
@@ -11,7 +11,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "scripts"), str(HERE.parent / "
 import bystanders  # noqa: E402
 from harness import procs  # noqa: E402
 
-# What rping of Debian 12 prints at the end of some runs (rdma-core pull request 1622), with an exit status other than 0.
+# Printed by rping of Debian 12 at the end of some runs (rdma-core pull request 1622), with an exit status other than 0.
 COMPLAINT = "rdma_get_cm_event: Bad file descriptor\n"
 PINGS = "".join(f"ping data: rdma-ping-{number}: ABCDEFGHIJKLMNOPQRSTUVWXYZ\n" for number in range(5))
 

@@ -3,8 +3,9 @@
 
 A memory node with a region larger than its memory, two clients of it, and five verbs programs (one of them with a region larger
 than memory, too) that are linked to each other. Links come and go, some of them are cut with requests under way; faults are
-injected into what most of the processes send; some processes are killed and replaced. Every byte that is read is checked by
-whoever reads it, every request must end, and what stays (the node, a client, two of the verbs programs) must not grow.
+injected into what most of the processes send; some processes are killed and replaced. Each process checks every
+byte that it reads, every request must end, and the processes that stay (the node, a client, two of the verbs programs)
+must not grow.
 
 Ends with a summary, and with status 0 if all of that was so.
 """

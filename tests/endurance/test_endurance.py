@@ -1,4 +1,4 @@
-"""Tests of what counts as a failure of an endurance run. They need no RDMA."""
+"""Tests of the criteria for a failed endurance run. They need no RDMA."""
 
 import collections
 import pathlib
@@ -11,7 +11,7 @@ import endurance  # noqa: E402
 
 
 class Starved(unittest.TestCase):
-    """A busy machine excuses few lost connections."""
+    """A few lost connections are allowed on a busy machine."""
 
     def failures(self, minutes, lost):
         run = endurance.Run(".", "127.0.0.60", minutes * 60, 1, 1000)

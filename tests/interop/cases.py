@@ -43,11 +43,11 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A server and a client, or one program, and what must be true afterwards.
+    """A server and a client, or one program, and the checks of their outcomes.
 
     In `server`, `client` and `single`, {port} stands for a free TCP port, {host} for the address of the TCP connection
     between the ends, and {addr} for the address that the NICs use, `addr`; `client_addr` is that of the client if it
-    has another one. Programs that cannot be told a port have a `fixed_port`.
+    has another one. Programs without an option for the port have a `fixed_port`.
     `check` gets the outcomes and returns a complaint or None.
     """
 

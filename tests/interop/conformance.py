@@ -69,7 +69,7 @@ def run_pyverbs(report, run_dir, options):
     started = time.monotonic()
     try:
         outcomes = pyverbs_suite.run(run_dir / "pyverbs")
-    except Exception as error:  # whatever stops the suite is a failure of the run, never a reason to lose the report
+    except Exception as error:  # an error of the suite is a failure of the run, but the report is still written
         report.add(Result(pyverbs_suite.PREFIX + "suite", FAILED, str(error), time.monotonic() - started))
         return
     if options.update_pyverbs_list:
@@ -81,7 +81,7 @@ def run_pyverbs(report, run_dir, options):
 
 
 class Report:
-    """Prints results as they come, and the account at the end."""
+    """Prints results as they come, and the totals at the end."""
 
     def __init__(self, as_json, run_dir):
         self.as_json, self.run_dir, self.results = as_json, run_dir, []

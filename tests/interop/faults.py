@@ -122,7 +122,8 @@ def statistics(log_dir):
 
 
 def storage(kind, keys, complain):
-    """A region larger than memory whose file is slow or fails. `complain` judges both ends, what was injected, and the file."""
+    """A region larger than memory whose file is slow or fails. `complain` judges both ends, the injected faults, and
+    the file."""
 
     def case(log_dir):
         data, plan, port = log_dir / "data.bin", log_dir / "plan.toml", str(procs.free_port())

@@ -49,7 +49,7 @@ PERFTEST_VARIANTS = [
 ]
 
 
-# Loss, duplication, reordering and corruption at once: RC must come through with nothing lost.
+# Loss, duplication, reordering and corruption at once: RC must deliver all data.
 LOSSY_PLAN = str(pathlib.Path(__file__).resolve().parent / "lossy.toml")
 
 
@@ -173,7 +173,8 @@ UCT_TESTS = {
     "ud_verbs": [("am_lat", ["short", "bcopy", "zcopy"]), ("am_bw", ["short", "bcopy", "zcopy"])],
 }
 
-# Above: UCP, the protocols that choose among them by size. UCX's name for each transport with what it needs besides.
+# Above: UCP, the protocols that choose among them by size. UCX's alias for each transport, which includes its
+# auxiliary transports.
 UCP_NAMES = {"rc_verbs": "rc_v", "ud_verbs": "ud_v"}
 UCP_TESTS = [("tag_lat", "8"), ("tag_bw", "65536"), ("tag_bw", "4194304"), ("ucp_put_bw", "65536"), ("ucp_get", "65536"),
              ("stream_bw", "65536"), ("ucp_am_bw", "8192"), ("tag_sync_lat", "8"), ("tag_sync_bw", "65536"),
@@ -223,7 +224,7 @@ def ucx_case(name, test, options, env):
 
 # ---- MPI -----------------------------------------------------------------------------------------------------------------
 
-# Open MPI with three processes that talk to each other by verbs alone, chosen by UCX. Not by libfabric (`--mca mtl ofi` over
+# Open MPI with three processes that communicate by verbs alone, chosen by UCX. Not by libfabric (`--mca mtl ofi` over
 # `verbs;ofi_rxm`) yet: it connects and its first messages arrive, but then MPI waits for ever; over libfabric's tcp it does not.
 MPI_CHECK = str(pathlib.Path(__file__).resolve().parents[2] / "build/interop/programs/mpi_check")
 MPIRUN = ("mpirun", "--oversubscribe", "-np", "3", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo")
@@ -255,6 +256,6 @@ def device_cases():
 
 
 def all_cases():
-    """Every case but pyverbs' suite and those of `special`, which are run in their own way."""
+    """Every case except pyverbs' suite and those of `special`, which are not run as `Case`s."""
     for cases in (device_cases, pingpong_cases, perftest_cases, qperf_cases, ucx_cases, mpi_cases, connections.cases):
         yield from cases()

@@ -20,7 +20,7 @@ FILE_MIB = 128
 DRAM_MIB = 24
 # The server's memory limit, page cache included.
 LIMIT_MIB = 80
-# Pages are moved in and out all the time, at full speed.
+# Units are promoted and demoted at random, at full speed.
 CHURN = {"TERRACE_CHURN": "1"}
 
 
@@ -131,8 +131,8 @@ def _file_region(log_dir):
 
 
 def _stress(seconds, *client_options):
-    """The server's own stores and two queue pairs of a peer on the same pages, under a changing budget; every byte is
-    checked. `TERRACE_STRESS_SECONDS` says for how long, and `TERRACE_SEED` on which layout, if they are given."""
+    """The server's own stores and two queue pairs of a peer on the same pages, with memory churn; every byte is
+    checked. `TERRACE_STRESS_SECONDS` overrides the duration, and `TERRACE_SEED` the seed of the layout."""
     seconds, seed = int(os.environ.get("TERRACE_STRESS_SECONDS", seconds)), os.environ.get("TERRACE_SEED", "1")
 
     def case(log_dir):

@@ -59,7 +59,7 @@ def main():
     tests_dir, results, skip_count = sys.argv[1], sys.argv[2], int((sys.argv + ["0"])[3])
     faulthandler.enable()
     sys.path.insert(0, tests_dir)
-    # The suite's modules look here for their own options.
+    # The suite's modules read their options here.
     from args_parser import parser
 
     sys.argv[1:] = []

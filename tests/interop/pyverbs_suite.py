@@ -15,7 +15,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 PASSING_LIST = HERE / "pyverbs-passing.txt"
 SKIPPED_LIST = HERE / "pyverbs-skipped.txt"
 PACKAGED_TESTS = "usr/share/doc/rdma-core/tests"
-# The suite is built against the distribution's Python, whatever else is first in the PATH.
+# The suite is built against the distribution's Python, which need not be the first in the PATH.
 PYTHON = "/usr/bin/python3"
 PREFIX = "pyverbs/"
 SILENCE_S = 60  # a test without output for so long hangs

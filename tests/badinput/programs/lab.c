@@ -37,7 +37,7 @@ void lab_nonblocking(int fd)
 struct lab lab_open(void)
 {
     struct lab lab = {0};
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what was printed before a crash is not lost */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* no output is lost at a crash */
     struct ibv_device **list = ibv_get_device_list(NULL);
     if (list == NULL || list[0] == NULL)
         die("no RDMA device");

@@ -332,7 +332,7 @@ static void modify_srq(const struct lab *lab)
     RETURNS(0, ibv_destroy_srq(srq));
 }
 
-/* The queue keeps its entries, in their order; the structure tells the new size. */
+/* The queue keeps its entries in order; `cqe` is the new size. */
 static void resize_cq(const struct lab *lab)
 {
     struct ibv_cq *cq = ibv_create_cq(lab->context, 4, NULL, NULL, 0);
@@ -495,7 +495,7 @@ static void rereg_mr(const struct lab *lab)
     RETURNS(0, ibv_dereg_mr(mr));
 }
 
-/* A query returns the attributes as they were set, whatever its mask; a refused change changes none of them. */
+/* A query returns all attributes as they were set, for every mask; a refused change changes none of them. */
 static void query_qp(const struct lab *lab)
 {
     int context;
@@ -626,7 +626,7 @@ static void drained(const struct lab *lab)
     RETURNS(0, ibv_destroy_qp(qp));
 }
 
-/* There is no multicast: the device says so as well. */
+/* Multicast is unsupported, and the device attributes report none. */
 static void attach_mcast(const struct lab *lab)
 {
     CHECK(lab->attr.max_mcast_grp == 0 && lab->attr.max_mcast_qp_attach == 0 && lab->attr.max_total_mcast_qp_attach == 0);

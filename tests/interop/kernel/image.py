@@ -19,7 +19,7 @@ BUILD = procs.ROOT / "build/interop"
 KERNEL_ROOT = BUILD / "kernel"  # where setup.sh has unpacked the package
 GUEST = BUILD / "guest"
 
-# Loaded in this order, each with what it depends on. rxe of 6.1 asks for "crc32" by the name of an algorithm, not of a
+# Loaded in this order, each with its dependencies. rxe of 6.1 asks for "crc32" by the name of an algorithm, not of a
 # module, so its module must be there before.
 MODULES = ["virtio_pci", "virtio_net", "crc32_generic", "rdma_rxe", "rdma_ucm", "ib_umad"]
 # Loaded by the tests that need them (`Guest.modprobe`).
@@ -114,7 +114,7 @@ def _libraries(binary):
 
 
 def _modules():
-    """The modules as lib/modules/NAME.ko, and lists of what to load in which order."""
+    """The modules as lib/modules/NAME.ko, and lists of modules in loading order."""
     (tree,) = [path.parent for path in KERNEL_ROOT.glob("**/modules.dep")]
     needs = {}
     for line in (tree / "modules.dep").read_text().splitlines():
