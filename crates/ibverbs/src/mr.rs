@@ -64,10 +64,10 @@ impl MrObject {
         let wanted = access.unwrap_or(self.access.load(Relaxed));
         let decided_anew = place.is_some() || access.is_some();
         let new = if decided_anew { self.context.lease(HostRange { addr, len }, wanted)? } else { None };
-        self.mr.rereg(domain.map(PdObject::pd), place, access)?;
+        let paging = decided_anew.then(|| new.as_ref().map(Lease::paging));
+        self.mr.rereg(domain.map(PdObject::pd), place, access, paging)?;
         self.access.store(wanted, Relaxed);
         if decided_anew {
-            self.mr.set_paging(new.as_ref().map(Lease::paging))?;
             *lease = new;
         }
         Ok(())

@@ -52,7 +52,7 @@ pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
 pub use permutation::KeyedPermutation;
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES};
-pub use registry::{Limits, NewRange, Region, RegionChange, RegionSpec, Registry};
+pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use table::KeyMemo;
 pub use window::{BindError, WindowBind, WindowKind};

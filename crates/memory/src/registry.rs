@@ -145,11 +145,24 @@ pub struct NewRange {
     pub iova: u64,
 }
 
+/// How a region's absent bytes are reached from now on.
+#[derive(Clone, Debug, Default)]
+pub struct NewPaging {
+    /// As in [`RegionSpec::pager`]; `None` makes it an ordinary region.
+    pub pager: Option<Arc<dyn Pager>>,
+    /// As in [`RegionSpec::pattern`].
+    pub pattern: Option<Pattern>,
+    /// As in [`RegionSpec::policy`].
+    pub policy: RegionPolicy,
+}
+
 /// What `ibv_rereg_mr` changes; `None` leaves a property as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct RegionChange {
     /// New memory. The region's flush hook and pager go with the old one.
     pub range: Option<NewRange>,
+    /// A new pager, or none.
+    pub paging: Option<NewPaging>,
     /// New protection domain.
     pub pd: Option<u32>,
     /// New permissions.
@@ -169,6 +182,12 @@ impl RegionChange {
         let old = NewRange { addr: old_addr, len: entry.len, iova: entry.start };
         let NewRange { addr, len, iova } = self.range.unwrap_or(old);
         let stays = self.range.is_none();
+        let old_paging = || NewPaging {
+            pager: entry.pager.clone().filter(|_| stays),
+            pattern: entry.pattern.clone().filter(|_| stays),
+            policy: entry.policy,
+        };
+        let NewPaging { pager, pattern, policy } = self.paging.clone().unwrap_or_else(old_paging);
         Ok(RegionSpec {
             pd: self.pd.unwrap_or(entry.pd),
             addr,
@@ -176,9 +195,9 @@ impl RegionChange {
             iova,
             access: self.access.unwrap_or(entry.access),
             flush: entry.flush.clone().filter(|_| stays),
-            pager: entry.pager.clone().filter(|_| stays),
-            pattern: entry.pattern.clone().filter(|_| stays),
-            policy: entry.policy,
+            pager,
+            pattern,
+            policy,
         })
     }
 }
@@ -256,38 +275,15 @@ impl Registry {
             // Walks the mappings before the slot is closed.
             change.of(&self.region_slot(key)?.pin(), key)?.checked()?;
         }
-        let check = |entry: &Entry| change.of(entry, key).map(drop);
-        self.change_region(key, check, |entry| {
+        let check = |entry: &Entry| change.of(entry, key)?.check_pager();
+        let (region, old_pager) = self.change_region(key, check, |entry| {
+            let old_pager = entry.pager.clone();
             change.of(entry, key)?.apply(entry)?;
-            Ok(Region { key, start: entry.start, len: entry.len })
-        })
-    }
-
-    /// Sets or removes a region's pager. When this returns, no access through the old one is running.
-    ///
-    /// # Errors
-    /// `Invalid` when the region does not lie within the pager's range; `Busy` when windows are bound, which share the
-    /// old pager; `UnknownKey`; `StillReached`. The region is then as it was.
-    pub fn set_pager(
-        &self,
-        key: u32,
-        pager: Option<Arc<dyn Pager>>,
-        pattern: Option<Pattern>,
-        policy: RegionPolicy,
-    ) -> Result<(), RegisterError> {
-        let with_pager = |entry: &Entry| {
-            let spec = RegionChange::default().of(entry, key)?;
-            Ok(RegionSpec { pager: pager.clone(), pattern: pattern.clone(), policy, ..spec })
-        };
-        let check = |entry: &Entry| with_pager(entry)?.check_pager();
-        let before = self.change_region(key, check, |entry| {
-            let spec = with_pager(entry)?;
-            (entry.pattern, entry.policy) = (spec.pattern, spec.policy);
-            Ok(std::mem::replace(&mut entry.pager, spec.pager))
+            Ok((Region { key, start: entry.start, len: entry.len }, old_pager))
         })?;
-        // Dropping it may take a while.
-        drop(before);
-        Ok(())
+        // Dropping it may take a while: not while the slot is closed.
+        drop(old_pager);
+        Ok(region)
     }
 
     /// Ends a region. When this returns, no access to it is still running, and its key names nothing.

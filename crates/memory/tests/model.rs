@@ -170,7 +170,7 @@ impl Model {
     fn reregister(&mut self, key: u32, pd: Option<u32>, access: Option<Access>, to: Option<(u64, u64)>) {
         let addr = self.memory.addr;
         let range = to.map(|(start, len)| NewRange { addr: addr + start, len, iova: addr + start });
-        let result = self.registry.reregister(key, &RegionChange { range, pd, access });
+        let result = self.registry.reregister(key, &RegionChange { range, pd, access, paging: None });
         let expected = self.changeable(key).and_then(|mut object| {
             let old = object.range.expect("a region has a range");
             let (start, len) = to.map_or((old.start, old.len), |(start, len)| (addr + start, len));

@@ -245,7 +245,7 @@ fn rereg_changes_what_it_is_told_and_keeps_the_key() {
     registry.reregister(key, &RegionChange { pd: Some(PD + 1), ..RegionChange::default() }).unwrap();
     assert_eq!(registry.read(peer(), key, new.addr, &mut out), Err(AccessError::WrongPd));
     let access = Some(Access::LOCAL_WRITE);
-    registry.reregister(key, &RegionChange { pd: Some(PD), access, range: None }).unwrap();
+    registry.reregister(key, &RegionChange { pd: Some(PD), access, ..RegionChange::default() }).unwrap();
     assert_eq!(registry.read(peer(), key, new.addr, &mut out), Err(AccessError::Permission));
     assert_eq!(registry.read(local(), key, new.addr, &mut out), Ok(()));
 }
@@ -272,7 +272,7 @@ fn a_refused_rereg_changes_nothing() {
     let access = Some(Access::REMOTE_WRITE);
     assert!(matches!(refused(RegionChange { access, ..Default::default() }), RegisterError::Invalid(_)));
     let range = Some(NewRange { addr: 0, len: 4096, iova: 0 });
-    assert_eq!(refused(RegionChange { range, pd: Some(9), access: None }), RegisterError::NotMapped);
+    assert_eq!(refused(RegionChange { range, pd: Some(9), ..Default::default() }), RegisterError::NotMapped);
     let range = Some(NewRange { addr: memory.addr, len: 1, iova: u64::MAX });
     assert!(matches!(refused(RegionChange { range, ..Default::default() }), RegisterError::Invalid(_)));
     assert_eq!(registry.write(peer(), key, memory.addr, &[1; 64]), Ok(()));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use terrace_memory::{
-    Access, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError, WindowKind,
+    Access, NewPaging, NewRange, Pager, Pattern, RegionChange, RegionPolicy, RegionSpec, RegisterError,
+    WindowKind,
 };
 use terrace_sync::Mutex;
 
@@ -53,12 +54,13 @@ impl std::fmt::Debug for Paging {
     }
 }
 
-/// Splits it into the registry's parameters.
-fn split(paging: Option<Paging>) -> (Option<Arc<dyn Pager>>, Option<Pattern>, RegionPolicy) {
-    match paging {
-        Some(Paging { pager, pattern, policy }) => (Some(pager), Some(pattern), policy),
-        None => (None, None, RegionPolicy::default()),
-    }
+/// As the registry has it.
+fn new_paging(paging: Option<Paging>) -> NewPaging {
+    paging.map_or_else(NewPaging::default, |Paging { pager, pattern, policy }| NewPaging {
+        pager: Some(pager),
+        pattern: Some(pattern),
+        policy,
+    })
 }
 
 /// A registered memory region.
@@ -85,7 +87,7 @@ impl Mr {
             return Err(Error::Invalid("region longer than max_mr_size"));
         }
         device.quotas.mr.take()?;
-        let (pager, pattern, policy) = split(request.paging);
+        let NewPaging { pager, pattern, policy } = new_paging(request.paging);
         let spec = RegionSpec {
             iova: request.iova,
             pager,
@@ -133,20 +135,22 @@ impl Mr {
         self.place.lock().start
     }
 
-    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova) and access, as far as given. The
-    /// keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
+    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova), access and pager (`Some(None)`: an
+    /// ordinary region from now on), as far as given. EINVAL when the region does not lie within the pager's range. The keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
     /// changed. EBUSY while windows are bound, and when a same-host peer does not finish an access.
     pub fn rereg(
         &self,
         pd: Option<&Arc<Pd>>,
         translation: Option<(u64, u64, u64)>,
         access: Option<u32>,
+        paging: Option<Option<Paging>>,
     ) -> Result<(), Error> {
         self.life.check()?;
         let mut place = self.place.lock();
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
-        let change = RegionChange { range, pd: pd.map(|pd| pd.handle()), access };
+        let change =
+            RegionChange { range, pd: pd.map(|pd| pd.handle()), access, paging: paging.map(new_paging) };
         let device = place.pd.device();
         let region = device.memory.reregister(self.key, &change).map_err(register_error)?;
         device.local.recall(self.key);
@@ -159,18 +163,6 @@ impl Mr {
             place.addr = addr;
             place.length = length;
         }
-        Ok(())
-    }
-
-    /// Sets or removes the region's pager; without one it is an ordinary region. EINVAL when it does not lie within the
-    /// pager's range; EBUSY as for `rereg`. On error nothing has changed.
-    pub fn set_paging(&self, paging: Option<Paging>) -> Result<(), Error> {
-        self.life.check()?;
-        let place = self.place.lock();
-        let (pager, pattern, policy) = split(paging);
-        let device = place.pd.device();
-        device.memory.set_pager(self.key, pager, pattern, policy).map_err(register_error)?;
-        device.local.recall(self.key);
         Ok(())
     }
 

@@ -509,7 +509,7 @@ fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
         wakers: Mutex::default(),
     });
     let paging = Paging { pager: sly.clone(), pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
-    b.mr.set_paging(Some(paging)).expect("the pager covers the region");
+    b.mr.rereg(None, None, None, Some(Some(paging))).expect("the pager covers the region");
     let step = || {
         while let Some(next) = net.next_delivery() {
             net.advance_to(next);
@@ -584,7 +584,7 @@ fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
     });
     let paging =
         Paging { pager: pager.clone(), pattern: Arc::new([MAGIC; 4096]), policy: RegionPolicy::Wait };
-    b.mr.set_paging(Some(paging)).expect("the pager covers the region");
+    b.mr.rereg(None, None, None, Some(Some(paging))).expect("the pager covers the region");
     let deliver = || {
         while let Some(next) = net.next_delivery() {
             net.advance_to(next);
