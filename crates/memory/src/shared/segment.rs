@@ -92,7 +92,8 @@ impl Segment {
     #[inline]
     pub(crate) fn quads(&self, offset: usize, count: usize) -> &[AtomicU64] {
         assert!(offset.is_multiple_of(8) && offset <= self.len && count <= (self.len - offset) / 8);
-        // SAFETY: mapped as long as `self` lives, aligned, and no code treats it as anything but atomic numbers.
+        // SAFETY: mapped as long as `self` lives, and aligned. Only a ring's records are also written as bytes, by raw
+        // pointers; the ring's protocol keeps that apart from reading them as numbers.
         unsafe { std::slice::from_raw_parts((self.place.addr + offset as u64) as *const AtomicU64, count) }
     }
 
