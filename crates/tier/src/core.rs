@@ -114,6 +114,7 @@ impl Core {
     pub(crate) fn note_cached(&mut self, region: RegionId, unit: usize) {
         let state = &mut self.regions[region];
         (state.units[unit].cached, state.units[unit].cached_again) = (true, true);
+        state.units[unit].kept = false;
         state.to_clean.push(unit);
     }
 
@@ -204,7 +205,7 @@ impl Core {
         if !direct && part.region.method != IoMethod::Buffered {
             // Buffered reads leave pages in the page cache, too.
             unit.touched |= plan == Plan::BringAndCopy;
-            unit.cached_again = true;
+            (unit.cached_again, unit.kept) = (true, false);
             if !std::mem::replace(&mut unit.cached, true) {
                 state.to_clean.push(part.unit);
             }

@@ -276,6 +276,7 @@ impl Engine {
         // Kept pages are in use by the program, or the kernel held them for a short time.
         let again = matches!(dropped, Ok(false)) && state.cleanings < CLEANINGS_MAX;
         state.cleanings = if again { state.cleanings + 1 } else { 0 };
+        state.kept = matches!(dropped, Ok(false)) && !again;
         state.cached = again || dropped.is_err() || state.cached_again;
         if state.cached {
             core.note_cached(region.id, unit);
@@ -316,7 +317,9 @@ impl Engine {
     pub(crate) fn check_for_readahead(&self, region: &Region) {
         for _ in 0..CHECKS_MAX {
             let Some(unit) = self.next_check(region) else { return };
-            if sys::cached_pages(region.presence.unit_range(unit)).is_none_or(|count| count == 0) {
+            let range = region.presence.unit_range(unit);
+            // The program uses what it has mapped.
+            if sys::cached_pages(range).is_none_or(|count| count == 0) || sys::is_mapped(range) {
                 continue;
             }
             let mut core = self.core.lock();

@@ -57,6 +57,8 @@ pub(crate) struct Unit {
     pub(crate) cached_again: bool,
     /// How many cleanings in a row have left pages.
     pub(crate) cleanings: u8,
+    /// Cleaning was given up because its pages are in use, until the next access through the page cache.
+    pub(crate) kept: bool,
     /// The mapping was accessed while the unit was absent.
     pub(crate) touched: bool,
     /// Writes and atomics under way, including those that wait for pages.
@@ -75,7 +77,7 @@ impl Unit {
 
     /// Whether the kernel may have read ahead into the unit unnoticed.
     pub(crate) fn may_be_read_ahead(&self) -> bool {
-        self.residency == Residency::Absent && !self.cached
+        self.residency == Residency::Absent && !self.cached && !self.kept
     }
 }
 
