@@ -304,14 +304,14 @@ impl Device {
         let attr = core.qp.attr();
         let Some(path) = attr.path.filter(|_| qp.qp_type() != QpType::Ud) else { return };
         let peers = self.local.peers.read();
-        let Some(neighbour) = peers.get(&canonical(path.remote)) else { return };
+        let Some(same_host_peer) = peers.get(&canonical(path.remote)) else { return };
         let own = self.gids().get(usize::from(path.source_gid_index)).map(|gid| gid.addr);
         let has_lead = core.local.lead.as_ref().is_some_and(|lead| !lead.reach().is_gone());
         if let (QpType::Rc, Some(own), false) = (qp.qp_type(), own, has_lead) {
             let own = address_bytes((own, 0).into());
-            core.local.lead = neighbour.reach.lead(own, qp.qpn(), attr.dest_qpn);
+            core.local.lead = same_host_peer.reach.lead(own, qp.qpn(), attr.dest_qpn);
         }
-        core.local.peer_tx = Some(neighbour.peer_tx.clone());
+        core.local.peer_tx = Some(same_host_peer.peer_tx.clone());
     }
 
     /// Publishes a queue pair's present state to same-host peers.

@@ -126,7 +126,7 @@ pub(super) struct Peer {
     hands: Arc<ReaderSlots>,
     /// Until `Welcome` brings the consumer page.
     ring: Option<RingFile>,
-    neighbour: Option<SameHostPeer>,
+    same_host_peer: Option<SameHostPeer>,
 }
 
 /// The thread's sockets, and the peers at their other ends.
@@ -144,7 +144,7 @@ pub(crate) struct Sockets {
 
 impl Sockets {
     fn leave(&self) {
-        self.peers.iter().filter_map(|peer| peer.neighbour.as_ref()).for_each(SameHostPeer::note_gone);
+        self.peers.iter().filter_map(|peer| peer.same_host_peer.as_ref()).for_each(SameHostPeer::note_gone);
     }
 
     /// In a forked child: the other ends must not take it for its parent. The peers' readers are the parent's, and
@@ -194,7 +194,7 @@ impl Sockets {
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
         message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file(), ring.file()])?;
         watch(&self.waits, socket.as_fd())?;
-        Ok(Peer { socket, address, pid, hands, ring: Some(ring), neighbour: None })
+        Ok(Peer { socket, address, pid, hands, ring: Some(ring), same_host_peer: None })
     }
 
     fn hear_peer(&mut self, device: &Arc<Device>, index: usize) {
@@ -210,8 +210,8 @@ impl Sockets {
                 unwatch(&self.waits, peer.socket.as_fd());
                 device.local.remove(&peer.address);
                 self.gone.push(peer.address);
-                if let Some(neighbour) = peer.neighbour {
-                    neighbour.note_gone();
+                if let Some(same_host_peer) = peer.same_host_peer {
+                    same_host_peer.note_gone();
                 }
                 return;
             }
@@ -365,25 +365,25 @@ impl Peer {
     /// `None` for a protocol violation.
     fn hear(&mut self, device: &Device, (message, files): Received) -> Option<()> {
         match message {
-            Message::Welcome if self.neighbour.is_none() => {
+            Message::Welcome if self.same_host_peer.is_none() => {
                 let mut files = files.into_iter();
                 let (board, consumer_page, doorbell) = (files.next()?, files.next()?, files.next()?);
                 let reach = Reach::new(board, self.hands.clone(), self.pid).ok()?;
                 let tx_ring = TxRing::new(self.ring.take()?, consumer_page).ok()?;
                 let peer_tx = Arc::new(PeerTx::new(tx_ring, doorbell).ok()?);
-                let neighbour = SameHostPeer { reach, peer_tx };
-                device.local.peers.write().insert(self.address, neighbour.clone());
+                let same_host_peer = SameHostPeer { reach, peer_tx };
+                device.local.peers.write().insert(self.address, same_host_peer.clone());
                 device.local.generation.fetch_add(1, Ordering::Release);
-                self.neighbour = Some(neighbour);
+                self.same_host_peer = Some(same_host_peer);
                 Some(())
             }
             Message::Answer { key, version, way } => {
                 let source = self.source(way, files)?;
-                self.neighbour.as_ref()?.reach.set_source(key, Version(version), source);
+                self.same_host_peer.as_ref()?.reach.set_source(key, Version(version), source);
                 Some(())
             }
             Message::Forget { key, version } => {
-                self.neighbour.as_ref()?.reach.forget(key, Version(version));
+                self.same_host_peer.as_ref()?.reach.forget(key, Version(version));
                 Some(())
             }
             _ => None,
