@@ -40,9 +40,10 @@ thread() {
 }
 
 # Registers must be right wherever memory is touched, because a fault there is recovered from. What is only reachable at the end is
-# the library's for as long as the process lives.
+# the library's for as long as the process lives. valgrind runs one thread at a time: without --fair-sched a program that always finds
+# completions keeps the engine from running at all, and its peers run out of retries.
 memcheck() {
-    build/bin/terrace run --addr 127.0.42.9 -- valgrind --quiet --error-exitcode=9 --trace-children=yes --leak-check=full \
+    build/bin/terrace run --addr 127.0.42.9 -- valgrind --quiet --fair-sched=yes --error-exitcode=9 --trace-children=yes --leak-check=full \
         --errors-for-leak-kinds=definite,indirect --show-leak-kinds=definite,indirect \
         --vex-iropt-register-updates=allregs-at-mem-access --suppressions=scripts/valgrind.supp "$@" </dev/null
 }

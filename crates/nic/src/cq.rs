@@ -144,7 +144,6 @@ impl Cq {
         if self.is_empty() {
             return 0;
         }
-        self.device.note_poll();
         self.take_waiting(max, take)
     }
 
@@ -198,8 +197,8 @@ impl Cq {
     /// Makes progress if the queue is empty. Returns whether it has entries then.
     #[inline]
     fn look(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
-        let polls = self.device.note_poll();
         if self.is_empty() {
+            let polls = self.device.note_poll();
             self.device.progress_for(self, polls, bypass);
         }
         !self.is_empty()

@@ -34,6 +34,37 @@ fn ping_pong(own: &Node, other: &Node, qp: &Arc<QueuePair>, leads: bool, rounds:
 }
 
 #[test]
+fn peers_of_a_program_that_always_finds_completions_are_served() {
+    let (a, b) = (Node::udp(), Node::udp());
+    let (qa, _qb) = rc_pair(&a, &b);
+    let (broken, _peer) = rc_pair(&b, &a);
+    let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+    broken.modify(&attr, QpAttrMask::STATE).expect("failed");
+    // Requests in the error state complete at once, so the queue is never empty.
+    let post = || broken.post_send([Ok(b.wr(1, SendOp::Send, 0, 8))]).expect("posted");
+    post();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                post();
+                let found = b.cq.poll(1, &mut |wc| assert_eq!(wc.status, WcStatus::Flushed));
+                assert_eq!(found, Ok(1));
+            }
+        });
+        let op = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };
+        let statuses = (0..20).map(|index| {
+            qa.post_send([Ok(a.wr(index, op, 0, 100))]).expect("posted");
+            a.completion().status
+        });
+        let statuses: Vec<_> = statuses.collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(statuses, [WcStatus::Success; 20]);
+    });
+    assert_eq!(qa.counters().timeouts, 0, "served without retransmissions");
+}
+
+#[test]
 fn destroying_under_traffic_disturbs_nobody() {
     let (a, b) = (Node::udp(), Node::udp());
     let stop = AtomicBool::new(false);

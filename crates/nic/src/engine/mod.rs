@@ -65,7 +65,9 @@ pub(crate) struct Engine {
     mode: AtomicU8,
     /// Until when the engine sleeps, in nanoseconds; 0 while it need not be woken.
     sleeps_until: AtomicU64,
-    /// Counts polls of completion queues, roughly: only whether it changes matters.
+    /// Counts polls of empty completion queues, roughly: only whether it changes matters. A poll that finds entries
+    /// makes no progress: a program that always finds some must not keep the engine in standby, or nobody serves its
+    /// peers.
     polls: AtomicU32,
     /// Completion queues that are armed for an event.
     armed_cqs: AtomicI32,
@@ -165,8 +167,9 @@ impl Engine {
         }
     }
 
-    /// Counts a poll. An engine that sleeps on the network does not notice by itself that the program polls: the
-    /// program has taken each packet before the engine is awake. So the program wakes it now and then.
+    /// Counts a poll that makes progress. An engine that sleeps on the network does not notice by itself that the
+    /// program polls: the program has taken each packet before the engine is awake. So the program wakes it now and
+    /// then.
     #[inline]
     fn note_poll(&self) -> u32 {
         // Threads that count at the same time may lose counts. That does no harm and is cheaper.
@@ -205,7 +208,7 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that a thread of the program polls a completion queue, and returns the rough count of polls so far.
+    /// Notes that a thread of the program polls an empty completion queue, and returns the rough count of polls so far.
     #[inline]
     pub(crate) fn note_poll(self: &Arc<Self>) -> u32 {
         self.ensure_engine();
