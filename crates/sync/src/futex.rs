@@ -154,7 +154,8 @@ const WRITER_WAITS: u32 = 1 << 31;
 impl RawRwLock {
     /// The state after a reader enters; `None` if it may not.
     fn with_reader(state: u32) -> Option<u32> {
-        (state & WRITER_WAITS == 0 && state & HOLDERS < WRITER - 1).then_some(state + 1)
+        // Not `then_some`: a word with all bits set has no successor.
+        (state & WRITER_WAITS == 0 && state & HOLDERS < WRITER - 1).then(|| state + 1)
     }
 
     /// The state after a writer enters; `None` if it may not.
@@ -378,6 +379,14 @@ mod tests {
         // SAFETY: this thread holds it.
         unsafe { lock.force_unlock_write() };
         assert!(lock.try_read().is_some());
+    }
+
+    #[test]
+    fn no_reader_enters_while_a_writer_has_it_and_others_wait() {
+        let lock: RwLock<()> = RwLock::new(());
+        // SAFETY: the lock is this thread's own.
+        unsafe { lock.raw() }.state.store(WRITER | SLEEPERS | WRITER_WAITS, Ordering::Relaxed);
+        assert!(lock.try_read().is_none() && lock.try_write().is_none());
     }
 
     #[test]
