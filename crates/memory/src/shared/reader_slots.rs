@@ -31,19 +31,16 @@ use terrace_sync::wait_a_little;
 use terrace_sync::{Mutex, RwLock};
 
 use super::handshake;
-use super::segment::{Others, Segment};
+use super::segment::{AtomicNumbers, Others, Segment};
 use crate::range::{HostRange, PAGE_BYTES};
 
 /// Reader slots that a process has for one other process.
 const WORDS: usize = 1 << 14;
 /// Each slot is on a cache line of its own. The first line holds how many were ever used.
-const STRIDE: usize = 64;
+const STRIDE: usize = size_of::<Line>();
 const SEGMENT_BYTES: usize = (WORDS + 1) * STRIDE;
 /// In place of a key table slot: none.
 const NO_SLOT: u32 = u32::MAX;
-/// Where on its cache line a slot's hazard pointer is, and the number of the other process's queue pair.
-const HAZARD_AT: usize = 8;
-const QPN_AT: usize = 16;
 /// Bits of a hazard pointer that hold the number of pages; above them is the number of the first page.
 const HAZARD_COUNT_BITS: u32 = 16;
 
@@ -97,21 +94,25 @@ impl Drop for ReaderSlots {
     }
 }
 
-/// A slot's cache line: the epoch, and the fields beside it.
-struct Line<'a> {
-    word: &'a AtomicU32,
-    place: &'a AtomicU32,
-    hazard: &'a AtomicU64,
-    qpn: &'a AtomicU32,
+/// A slot's cache line.
+#[repr(C, align(64))]
+struct Line {
+    /// The epoch.
+    word: AtomicU32,
+    place: AtomicU32,
+    /// The hazard pointer.
+    hazard: AtomicU64,
+    /// The number of the other process's queue pair.
+    qpn: AtomicU32,
 }
 
-impl Line<'_> {
+// SAFETY: atomic integers in C's order.
+unsafe impl AtomicNumbers for Line {}
+
+impl Line {
     #[inline(always)]
-    fn of(segment: &Segment, index: usize) -> Line<'_> {
-        let at = (index + 1) * STRIDE;
-        let words = segment.words(at, 2);
-        let (hazard, qpn) = (&segment.quads(at + HAZARD_AT, 1)[0], &segment.words(at + QPN_AT, 1)[0]);
-        Line { word: &words[0], place: &words[1], hazard, qpn }
+    fn of(segment: &Segment, index: usize) -> &Line {
+        segment.numbers((index + 1) * STRIDE)
     }
 }
 
@@ -296,7 +297,7 @@ struct Reader {
 
 impl Reader {
     fn is_done(&self) -> bool {
-        let word = Line::of(&self.watched.segment, self.index).word;
+        let word = &Line::of(&self.watched.segment, self.index).word;
         handshake::has_moved(word, self.seen) || self.watched.gone.load(Ordering::SeqCst)
     }
 }
@@ -320,7 +321,7 @@ impl GracePeriod {
         GracePeriod::begin(|line| line.qpn.load(Ordering::Relaxed) == qpn)
     }
 
-    fn begin(concerns: impl Fn(&Line<'_>) -> bool) -> GracePeriod {
+    fn begin(concerns: impl Fn(&Line) -> bool) -> GracePeriod {
         let mut readers = Vec::new();
         for watched in PEERS.all_now() {
             for (index, seen) in raised_words(&watched.segment, &concerns) {
@@ -379,7 +380,7 @@ pub(crate) fn wait_for_own_readers(slot: u32) {
         // If `place` is of a later access already, the access that the epoch was odd for is over.
         for (index, seen) in raised_words(&hands.segment, |line| line.place.load(Ordering::Relaxed) == slot) {
             let mut looks = 0;
-            while !handshake::has_moved(Line::of(&hands.segment, index).word, seen) {
+            while !handshake::has_moved(&Line::of(&hands.segment, index).word, seen) {
                 looks += 1;
                 wait_a_little(looks);
             }
@@ -388,18 +389,15 @@ pub(crate) fn wait_for_own_readers(slot: u32) {
 }
 
 /// The index and the value of every epoch that is odd now and whose line `concerns` selects.
-fn raised_words(
-    segment: &Segment,
-    concerns: impl Fn(&Line<'_>) -> bool,
-) -> impl Iterator<Item = (usize, u32)> {
+fn raised_words(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Iterator<Item = (usize, u32)> {
     // Another process may write any number there.
     let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
     (0..used).filter_map(move |index| {
         let line = Line::of(segment, index);
         // The rest of the line is read after the epoch: if it is of a later access already, this epoch's access is
         // over.
-        let seen = handshake::raised(line.word)?;
-        concerns(&line).then_some((index, seen))
+        let seen = handshake::raised(&line.word)?;
+        concerns(line).then_some((index, seen))
     })
 }
 

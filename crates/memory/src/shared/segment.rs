@@ -26,6 +26,12 @@ pub(crate) struct Segment {
     len: usize,
 }
 
+/// A structure that consists of atomic numbers.
+///
+/// # Safety
+/// It has a C layout, and nothing but atomic integers. Its alignment is at most a page.
+pub(crate) unsafe trait AtomicNumbers {}
+
 impl Segment {
     /// New memory of `len` bytes, all zero. Pages that are never written cost nothing.
     ///
@@ -106,6 +112,18 @@ impl Segment {
         assert!(offset.is_multiple_of(4) && offset <= self.len && count <= (self.len - offset) / 4);
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts((self.place.addr + offset as u64) as *const AtomicU32, count) }
+    }
+
+    /// A structure of atomic numbers at a multiple of its alignment. Read-only if the segment was opened so.
+    ///
+    /// # Panics
+    /// When it does not lie within the segment.
+    #[inline(always)]
+    pub(crate) fn numbers<T: AtomicNumbers>(&self, offset: usize) -> &T {
+        let is_within = offset <= self.len && size_of::<T>() <= self.len - offset;
+        assert!(offset.is_multiple_of(align_of::<T>()) && is_within);
+        // SAFETY: mapped at a page as long as `self` lives, and aligned; any bytes are such a structure.
+        unsafe { &*((self.place.addr + offset as u64) as *const T) }
     }
 
     /// The address of `len` bytes from `offset` on.
