@@ -74,13 +74,13 @@ fn what_one_process_registers_another_reads_and_writes() {
     let mut lead = both.lead();
     let mut byte = [0u8];
     let unknown = Refusal::Unknown(both.version(key));
-    assert_eq!(lead.read(key, base, &[range(&mut byte)]), Err(unknown));
+    assert_eq!(lead.copy(Direction::Read, key, base, &[range(&mut byte)]), Err(unknown));
     both.learn(key, Source::Process);
     let (mut first, mut second) = (vec![0u8; 3], vec![0u8; 70_000]);
-    lead.read(key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
+    lead.copy(Direction::Read, key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
     assert_eq!([first, second.clone()].concat(), memory[5..70_008]);
     second.fill(0xee);
-    lead.write(key, base + 9, &[range(&mut second)]).expect("written");
+    lead.copy(Direction::Write, key, base + 9, &[range(&mut second)]).expect("written");
     let read = std::hint::black_box(&memory);
     assert!(read[9..70_009].iter().all(|&byte| byte == 0xee));
     assert_eq!(read[8], 56);
@@ -98,15 +98,19 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
     both.learn(read_only, Source::Process);
     let mut out = vec![0u8; 16];
     let here = [range(&mut out)];
-    assert_eq!(lead.read(key, base, &here), Ok(()));
+    assert_eq!(lead.copy(Direction::Read, key, base, &here), Ok(()));
     let no = Err(Refusal::NotHere);
-    assert_eq!(lead.read(key, base + 4081, &here), no, "beyond the end");
-    assert_eq!(lead.read(key, base - 1, &here), no, "before the start");
-    assert_eq!(lead.read(key, u64::MAX - 3, &here), no, "around the end of addresses");
-    assert_eq!(lead.read(key ^ 1, base, &here), no, "another tag");
-    assert_eq!(lead.read(key ^ 0x100, base, &here), no, "another key");
-    assert_eq!(lead.write(read_only, base, &here), no, "not writable");
-    assert_eq!(lead.read(key, base, &[HostRange { addr: 8, len: 8 }]), no, "no memory on this side");
+    assert_eq!(lead.copy(Direction::Read, key, base + 4081, &here), no, "beyond the end");
+    assert_eq!(lead.copy(Direction::Read, key, base - 1, &here), no, "before the start");
+    assert_eq!(lead.copy(Direction::Read, key, u64::MAX - 3, &here), no, "around the end of addresses");
+    assert_eq!(lead.copy(Direction::Read, key ^ 1, base, &here), no, "another tag");
+    assert_eq!(lead.copy(Direction::Read, key ^ 0x100, base, &here), no, "another key");
+    assert_eq!(lead.copy(Direction::Write, read_only, base, &here), no, "not writable");
+    assert_eq!(
+        lead.copy(Direction::Read, key, base, &[HostRange { addr: 8, len: 8 }]),
+        no,
+        "no memory on this side"
+    );
     // The queue pair's rights count as well.
     for (queue_pair, why) in [
         (ShownQueuePair { access: Access::REMOTE_WRITE, ..shown(REMOTE) }, "no READs"),
@@ -115,14 +119,14 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
         (ShownQueuePair { pd: PD + 1, ..shown(REMOTE) }, "another protection domain"),
     ] {
         both.registry.set_queue_pair(QPN, Some(&queue_pair));
-        assert_eq!(lead.read(key, base, &here), no, "{why}");
+        assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "{why}");
     }
     both.registry.set_queue_pair(QPN, None);
-    assert_eq!(lead.read(key, base, &here), no, "not connected");
+    assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "not connected");
     both.registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
-    assert_eq!(lead.read(key, base, &here), Ok(()));
+    assert_eq!(lead.copy(Direction::Read, key, base, &here), Ok(()));
     both.reach.note_gone();
-    assert_eq!(lead.read(key, base, &here), no, "gone");
+    assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "gone");
 }
 
 #[test]
@@ -230,7 +234,7 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
             let mut lead = both.lead();
             for round in 1..=ROUNDS {
                 let mut data = vec![round; len];
-                lead.write(key, memory.addr, &[range(&mut data)]).expect("written");
+                lead.copy(Direction::Write, key, memory.addr, &[range(&mut data)]).expect("written");
                 told.store(round, Ordering::Release);
             }
         });
@@ -255,7 +259,7 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
                 let mut data = vec![0xabu8; 4096];
                 while !stop.load(Ordering::Relaxed) {
                     let key = key_now.load(Ordering::Relaxed) as u32;
-                    let _ = lead.write(key, base, &[range(&mut data)]);
+                    let _ = lead.copy(Direction::Write, key, base, &[range(&mut data)]);
                 }
             });
         }

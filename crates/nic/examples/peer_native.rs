@@ -306,8 +306,8 @@ impl Link {
     }
 
     fn post(&self, wr_id: u64, op: SendOp, addr: u64, size: usize) {
-        let local = Sge { addr, length: size as u32, lkey: self.lkey };
-        self.qp.post_short(&ShortWr { wr_id, op, local, flags: SendFlags::SIGNALED }).expect("posted");
+        let sge = Sge { addr, length: size as u32, lkey: self.lkey };
+        self.qp.post_send([Ok(SendWr::with_sge(wr_id, op, sge, SendFlags::SIGNALED))]).expect("posted");
     }
 
     /// Does an operation by a call, in place of a work request: [`QueuePair::read_now`] and its like.

@@ -193,7 +193,7 @@ fn send_recv(node: &Node, qp: &Arc<QueuePair>, leads: bool) -> Vec<u64> {
     // The first message may arrive before its receive is posted; the retry is not measured.
     for round in 0..rounds() {
         if leads || round > 0 {
-            qp.post_short(&short_send(node, 8)).expect("posted");
+            qp.post_send([Ok(send(node, 8))]).expect("posted");
         }
         let mut received = false;
         while !received {
@@ -205,14 +205,14 @@ fn send_recv(node: &Node, qp: &Arc<QueuePair>, leads: bool) -> Vec<u64> {
         last = now;
     }
     if !leads {
-        qp.post_short(&short_send(node, 8)).expect("posted");
+        qp.post_send([Ok(send(node, 8))]).expect("posted");
     }
     times
 }
 
-fn short_send(node: &Node, length: u32) -> ShortWr {
-    let local = Sge { addr: node.memory.addr(), length, lkey: node.mr.lkey() };
-    ShortWr { wr_id: 1000, op: SendOp::Send, local, flags: SendFlags::SIGNALED }
+fn send(node: &Node, length: u32) -> SendWr {
+    let sge = Sge { addr: node.memory.addr(), length, lkey: node.mr.lkey() };
+    SendWr::with_sge(1000, SendOp::Send, sge, SendFlags::SIGNALED)
 }
 
 /// Messages back and forth between two devices of this process.
@@ -226,7 +226,7 @@ fn alone() {
     }
     let pass = |from: usize| {
         let ((sender, sending), (receiver, receiving)) = (&ends[from], &ends[1 - from]);
-        sending.post_short(&short_send(sender, LEN)).expect("posted");
+        sending.post_send([Ok(send(sender, LEN))]).expect("posted");
         let mut received = false;
         while !received {
             let mut take = |wc: &Wc| {

@@ -95,7 +95,7 @@ impl Ah {
     pub fn target(&self, remote_qpn: u32, remote_qkey: u32) -> Target {
         let mut path = self.path;
         path.remote.set_port(port_of(remote_qpn));
-        Target::Datagram(Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey })
+        Target::Datagram(Box::new(Datagram { path, qpn: remote_qpn & 0xff_ffff, qkey: remote_qkey }))
     }
 
     /// The vector that the handle was made from.

@@ -75,7 +75,7 @@ pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
 pub use mr::{Mr, MrRequest, Mw, MwKind, Paging};
 pub use pd::Pd;
 pub use progress_callback::ProgressCallback;
-pub use qp::{CompletionHook, MwBind, QpInit, QueuePair};
+pub use qp::{CompletionHook, MwBind, Posting, QpInit, QueuePair};
 pub use setup::{OpenError, PathChoice, PortConfig};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use stat::{DeviceSnapshot, QpSnapshot};
@@ -87,7 +87,7 @@ pub use terrace_memory::shared::BackedBy;
 pub use terrace_memory::{Absence, AtomicOp, HostRange, RegionPolicy};
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
-    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortWr, Target, Time, Wc,
-    WcFlags, WcOpcode, WcStatus,
+    QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags,
+    WcOpcode, WcStatus,
 };
 pub use terrace_wire::{Path, QPN_SLOT_SHIFT, port_of};

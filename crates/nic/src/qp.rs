@@ -9,7 +9,7 @@ use terrace_memory::{Absence, Waker};
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendRequest, SendWr, SgeList, ShortWr, Time, Wc,
+    RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
 };
 
 use crate::cq::Cq;
@@ -129,6 +129,61 @@ pub(crate) struct QpCore {
     pub has_turn: bool,
     /// The path to a same-host peer.
     pub local: QpLocal,
+}
+
+/// Send work requests that are being posted, under the queue pair's lock: see [`QueuePair::post`].
+pub struct Posting<'a> {
+    qp: &'a Arc<QueuePair>,
+    core: &'a mut QpCore,
+    /// Whether something is left to do for what was posted.
+    has_changed: bool,
+}
+
+impl Posting<'_> {
+    /// Posts a work request. It is carried out here and now if direct access to the peer's memory is possible, and
+    /// leaves now if it can.
+    ///
+    /// # Errors
+    /// ENOMEM when the queue is full, EINVAL for all else; the request is not posted then.
+    #[inline(always)]
+    pub fn post(&mut self, wr: SendWr) -> Result<(), Error> {
+        self.qp.prefetch(&wr.op);
+        let device = self.qp.device();
+        device.meet(self.qp, self.core);
+        match device.reach(self.qp, self.core, &wr) {
+            Reached::Whole => Ok(()),
+            Reached::WithEvents => {
+                self.has_changed = true;
+                Ok(())
+            }
+            Reached::No if self.send_at_once(&wr) => {
+                self.note_sent(wr);
+                Ok(())
+            }
+            Reached::No => self.queue(wr),
+        }
+    }
+
+    // By reference: a copy of what was stored just now would wait for the stores (decision 41).
+    #[inline(never)]
+    fn send_at_once(&mut self, wr: &SendWr) -> bool {
+        self.qp.device().send_at_once(self.qp, self.core, wr)
+    }
+
+    #[inline(never)]
+    fn note_sent(&mut self, wr: SendWr) {
+        let device = self.qp.device();
+        device.ensure_engine();
+        device.note_sent(self.core, wr);
+        device.note_filled(self.qp, self.core);
+    }
+
+    #[inline(never)]
+    fn queue(&mut self, wr: SendWr) -> Result<(), Error> {
+        self.core.qp.post_send(wr)?;
+        self.has_changed = true;
+        Ok(())
+    }
 }
 
 /// Nagle's rule for work requests: a request that is posted while this many packets are in flight, and does not leave
@@ -340,71 +395,39 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts send work requests and sends what can be sent. Work requests are large: an iterator that makes them on
-    /// demand saves copies. Requests before a bad one stay posted; the error has its index and the reason: ENOMEM when
-    /// the queue is full, EINVAL for all else.
+    /// Posts send work requests and sends what can be sent. Requests before a bad one stay posted; the error has its
+    /// index and the reason: ENOMEM when the queue is full, EINVAL for all else.
     pub fn post_send(
         self: &Arc<Self>,
         wrs: impl IntoIterator<Item = Result<SendWr, Error>>,
     ) -> Result<(), (usize, Error)> {
-        let mut core = self.lock_alive().map_err(|error| (0, error))?;
-        let mut wrs = wrs.into_iter();
-        let mut changed = false;
         let mut index = 0;
-        let result = loop {
-            // A work request is large: one that completes as it is posted is not moved at all.
-            let next = wrs.next();
-            let posted = match &next {
-                None => break Ok(()),
-                Some(Ok(wr)) => self.reach_one(&mut core, wr),
-                Some(Err(_)) => Reached::No,
-            };
-            let left = match (posted, next) {
-                (Reached::No, Some(wr)) => wr.and_then(|wr| self.queue_one(&mut core, wr)),
-                (reached, _) => Ok(reached == Reached::WithEvents),
-            };
-            match left {
-                Ok(left) => changed |= left,
-                Err(error) => break Err((index, error)),
-            }
-            index += 1;
-        };
-        self.send_posted(core, changed);
-        result
+        let posted = self.post(|posting| {
+            wrs.into_iter().try_for_each(|wr| {
+                posting.post(wr?)?;
+                index += 1;
+                Ok(())
+            })
+        });
+        posted.map_err(|error| (index, error))
     }
 
-    /// Posts a short send work request, as [`QueuePair::post_send`] would; to a same-host peer it takes less time.
+    /// Calls `make` to post send work requests one by one, and sends what can be sent. Requests before an error stay
+    /// posted.
     ///
     /// # Errors
-    /// ENOMEM when the queue is full, EINVAL for all else.
+    /// Those of `make`; EINVAL for a queue pair that was destroyed.
     #[inline(always)]
-    pub fn post_short(self: &Arc<Self>, wr: &ShortWr) -> Result<(), Error> {
-        self.prefetch(&wr.op);
-        let mut core = self.lock_alive()?;
-        let device = self.device();
-        device.meet(self, &mut core);
-        let reached = device.reach_short(self, &mut core, wr);
-        if reached == Reached::Whole && !core.qp.wants_transmit() {
-            device.leave(core);
-            return Ok(());
-        }
-        self.go_on_with_short(core, *wr, reached)
-    }
-
-    /// Continues with a short work request that is not complete yet.
-    #[inline(never)]
-    fn go_on_with_short(
+    pub fn post(
         self: &Arc<Self>,
-        mut core: Guard<'_, QpCore>,
-        wr: ShortWr,
-        reached: Reached,
+        make: impl FnOnce(&mut Posting<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let left = match reached {
-            Reached::No => self.queue_one(&mut core, &wr),
-            reached => Ok(reached == Reached::WithEvents),
-        };
-        self.send_posted(core, matches!(left, Ok(true)));
-        left.map(|_| ())
+        let mut core = self.lock_alive()?;
+        let mut posting = Posting { qp: self, core: &mut core, has_changed: false };
+        let made = make(&mut posting);
+        let has_changed = posting.has_changed;
+        self.send_posted(core, has_changed);
+        made
     }
 
     /// Has the processor prefetch what a work request is going to access, if the peer is on this host.
@@ -419,53 +442,28 @@ impl QueuePair {
         }
     }
 
-    /// Carries out a work request, if direct access to the peer's memory is possible.
-    #[inline]
-    fn reach_one(&self, core: &mut QpCore, wr: &SendWr) -> Reached {
-        self.prefetch(&wr.op);
-        self.device().meet(self, core);
-        self.device().reach(self, core, wr)
-    }
-
-    /// Posts a work request that goes by packets. Returns whether that left something to do: the request may have left
-    /// already.
-    #[inline]
-    fn queue_one(self: &Arc<Self>, core: &mut QpCore, wr: impl SendRequest) -> Result<bool, Error> {
-        let device = self.device();
-        match device.send_at_once(self, core, wr) {
-            Ok(()) => {
-                device.note_filled(self, core);
-                Ok(false)
-            }
-            Err(wr) => {
-                core.qp.post_send(wr.into())?;
-                Ok(true)
-            }
-        }
-    }
-
     /// Posts send work requests as a whole: when one of them is bad, or not all of them fit, none is posted.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
-        let mut core = self.lock_alive()?;
-        core.qp.check_sends(wrs)?;
-        let mut changed = false;
-        for wr in wrs.drain(..) {
-            changed |= match self.reach_one(&mut core, &wr) {
-                Reached::No => self.queue_one(&mut core, wr)?,
-                reached => reached == Reached::WithEvents,
-            };
-        }
-        self.send_posted(core, changed);
-        Ok(())
+        self.post(|posting| {
+            posting.core.qp.check_sends(wrs)?;
+            wrs.drain(..).try_for_each(|wr| posting.post(wr))
+        })
     }
 
     /// Sends what was posted, at once or with what is posted next, unless nothing has changed and nothing waits.
+    #[inline]
     fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>, changed: bool) {
+        if changed || core.qp.wants_transmit() {
+            self.send_pending(core);
+        } else {
+            self.device().leave(core);
+        }
+    }
+
+    #[inline(never)]
+    fn send_pending(self: &Arc<Self>, core: Guard<'_, QpCore>) {
         let device = self.device();
         device.ensure_engine();
-        if !changed && !core.qp.wants_transmit() {
-            return device.leave(core);
-        }
         let can_wait =
             core.qp.unacknowledged_packets() >= BUSY_PACKETS && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {

@@ -69,27 +69,30 @@ fn reads_and_writes_need_no_packets_and_nothing_of_the_target() {
 }
 
 #[test]
-fn short_work_requests_do_what_long_ones_do() {
-    type Case = fn(&Node, &Node, &Arc<QueuePair>) -> ShortWr;
-    fn read(a: &Node, b: &Node, len: usize) -> ShortWr {
-        let (va, rkey, local) = (b.memory.addr() + 10, b.mr.rkey(), a.sge(500_001, len as u32));
-        ShortWr { wr_id: 5, op: SendOp::Read { va, rkey }, local, flags: SendFlags::SIGNALED }
+fn work_requests_do_by_direct_access_what_they_do_by_packets() {
+    type Case = fn(&Node, &Node, &Arc<QueuePair>) -> SendWr;
+    fn read(a: &Node, b: &Node, len: usize) -> SendWr {
+        let (va, rkey, sge) = (b.memory.addr() + 10, b.mr.rkey(), a.sge(500_001, len as u32));
+        SendWr::with_sge(5, SendOp::Read { va, rkey }, sge, SendFlags::SIGNALED)
     }
-    fn write(a: &Node, b: &Node, len: usize) -> ShortWr {
+    fn write(a: &Node, b: &Node, len: usize) -> SendWr {
         let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey());
-        ShortWr { op: SendOp::Write { va, rkey }, ..read(a, b, len) }
+        SendWr { op: SendOp::Write { va, rkey }, ..read(a, b, len) }
+    }
+    fn at(sge: Sge, wr: SendWr) -> SendWr {
+        SendWr { payload: Payload::Sges(SgeList::from_slice(&[sge])), ..wr }
     }
     let cases: [(&str, Case, Option<u64>); 13] = [
         ("a READ", |a, b, _| read(a, b, 8), Some(2)),
         ("a WRITE", |a, b, _| write(a, b, 5000), Some(2)),
         (
             "a READ of which nobody hears",
-            |a, b, _| ShortWr { flags: SendFlags::empty(), ..read(a, b, 100) },
+            |a, b, _| SendWr { flags: SendFlags::empty(), ..read(a, b, 100) },
             Some(2),
         ),
         (
             "a WRITE behind a fence",
-            |a, b, _| ShortWr { flags: SendFlags::FENCE | SendFlags::SIGNALED, ..write(a, b, 100) },
+            |a, b, _| SendWr { flags: SendFlags::FENCE | SendFlags::SIGNALED, ..write(a, b, 100) },
             Some(2),
         ),
         ("a long READ", |a, b, _| read(a, b, 300_000), Some(2)),
@@ -99,7 +102,7 @@ fn short_work_requests_do_what_long_ones_do() {
             "a key that names nothing",
             |a, b, _| {
                 let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey() ^ 0x5500);
-                ShortWr { op: SendOp::Read { va, rkey }, ..read(a, b, 8) }
+                SendWr { op: SendOp::Read { va, rkey }, ..read(a, b, 8) }
             },
             Some(0),
         ),
@@ -107,13 +110,13 @@ fn short_work_requests_do_what_long_ones_do() {
             "a range that goes beyond",
             |a, b, _| {
                 let (va, rkey) = (b.memory.addr() + (1 << 20) - 4, b.mr.rkey());
-                ShortWr { op: SendOp::Write { va, rkey }, ..write(a, b, 8) }
+                SendWr { op: SendOp::Write { va, rkey }, ..write(a, b, 8) }
             },
             Some(0),
         ),
         (
             "local memory that is not registered",
-            |a, b, _| ShortWr { local: Sge { addr: 64, ..a.sge(0, 8) }, ..write(a, b, 8) },
+            |a, b, _| at(Sge { addr: 64, ..a.sge(0, 8) }, write(a, b, 8)),
             Some(0),
         ),
         (
@@ -122,7 +125,7 @@ fn short_work_requests_do_what_long_ones_do() {
                 let (addr, length) = (a.memory.addr(), 4096);
                 let request = MrRequest { addr, length, iova: addr, access: 0, paging: None };
                 let mr = a.pd.reg_mr(request).expect("a region");
-                ShortWr { local: Sge { addr, length: 8, lkey: mr.lkey() }, ..read(a, b, 8) }
+                at(Sge { addr, length: 8, lkey: mr.lkey() }, read(a, b, 8))
             },
             Some(0),
         ),
@@ -145,40 +148,36 @@ fn short_work_requests_do_what_long_ones_do() {
         ),
     ];
     for (what, case, direct_count) in cases {
-        // `remote`: by packets. `long` and `short`: by shared memory, in either form of the work request.
-        let [remote, long, short] =
-            [(false, false), (true, false), (true, true)].map(|(is_local, is_short)| {
-                let (a, b, qa, qb) = if is_local { joined() } else { apart() };
-                a.memory.fill(0, &pattern(1 << 20, 5));
-                b.memory.fill(0, &pattern(1 << 20, 9));
-                qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
-                let before = qa.counters();
-                let wr = case(&a, &b, &qa);
-                let posted = post(&qa, wr, is_short);
-                let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
-                qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
-                let mut done = Vec::new();
-                while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
-                    done.push(Wc { qpn: 0, ..a.completion() });
-                }
-                let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
-                let after = qa.counters();
-                let direct = (after.direct - before.direct, after.direct_bytes - before.direct_bytes);
-                ((posted, done, qa.state()), memory, direct)
-            });
-        for other in [&long, &short] {
-            assert!(remote.0 == other.0, "{what}: {:?} and {:?}", remote.0, other.0);
-            assert!(remote.1 == other.1, "{what}: other memory");
-        }
+        // By packets, and by shared memory.
+        let [remote, local] = [false, true].map(|is_local| {
+            let (a, b, qa, qb) = if is_local { joined() } else { apart() };
+            a.memory.fill(0, &pattern(1 << 20, 5));
+            b.memory.fill(0, &pattern(1 << 20, 9));
+            qb.post_recv([b.recv(1, 900_000, 64)]).expect("posted");
+            let before = qa.counters();
+            let wr = case(&a, &b, &qa);
+            let posted = qa.post_send([Ok(wr)]);
+            let last = SendOp::Read { va: b.memory.addr(), rkey: b.mr.rkey() };
+            qa.post_send([Ok(a.wr(6, last, 0, 8))]).expect("posted");
+            let mut done = Vec::new();
+            while done.last().is_none_or(|wc: &Wc| wc.wr_id != 6) {
+                done.push(Wc { qpn: 0, ..a.completion() });
+            }
+            let memory = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
+            let after = qa.counters();
+            let direct = (after.direct - before.direct, after.direct_bytes - before.direct_bytes);
+            ((posted, done, qa.state()), memory, direct)
+        });
+        assert!(remote.0 == local.0, "{what}: {:?} and {:?}", remote.0, local.0);
+        assert!(remote.1 == local.1, "{what}: other memory");
         // Without an expected count, the count depends on when the peer answers.
-        let counts = [long.2, short.2];
-        let is_so = |count| counts[0] == counts[1] && counts[0].0 == count;
-        assert!(direct_count.is_none_or(is_so), "{what}: {counts:?} without packets");
+        let count = local.2.0;
+        assert!(direct_count.is_none_or(|expected| count == expected), "{what}: {count} without packets");
     }
 }
 
 #[test]
-fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
+fn direct_access_tells_whom_the_queue_pair_says_and_asks_for_what_it_may() {
     struct Taken(Mutex<Vec<u64>>);
     impl CompletionHook for Taken {
         fn completed(&self, wc: Wc) {
@@ -190,16 +189,16 @@ fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     let qb = b.qp(QpType::Rc);
     connect(&qa, &b, qb.qpn(), &Tuning::default());
     connect(&qb, &a, qa.qpn(), &Tuning::default());
-    let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
-    let wr = |wr_id, op| ShortWr { wr_id, op, local, flags: SendFlags::empty() };
+    let (va, rkey, sge) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
+    let wr = |wr_id, op| SendWr::with_sge(wr_id, op, sge, SendFlags::empty());
     let (read, write) = (SendOp::Read { va, rkey }, SendOp::Write { va, rkey });
     find_way(&a, &qa, va, rkey);
     let before = direct(&qa);
-    qa.post_short(&wr(1, read)).expect("posted");
+    qa.post_send([Ok(wr(1, read))]).expect("posted");
     assert_eq!(a.completion().wr_id, 1, "all of them are signaled");
     let taken = Arc::new(Taken(Mutex::default()));
     qa.set_completion_hook(Some(taken.clone()));
-    qa.post_short(&wr(2, write)).expect("posted");
+    qa.post_send([Ok(wr(2, write))]).expect("posted");
     assert_eq!((a.cq.is_empty(), &*taken.0.lock().expect("nobody panics")), (true, &vec![2]));
     assert_eq!(direct(&qa), before + 2);
 
@@ -207,102 +206,79 @@ fn short_work_requests_tell_whom_the_queue_pair_says_and_ask_for_what_it_may() {
     connect(&qa, &b, qb.qpn(), &Tuning { max_rd_atomic: 0, ..Tuning::default() });
     connect(&qb, &a, qa.qpn(), &Tuning::default());
     wait_until("a WRITE needs no packets", || {
-        let signaled = ShortWr { flags: SendFlags::SIGNALED, ..wr(3, write) };
-        qa.post_short(&signaled).expect("posted");
+        let signaled = SendWr { flags: SendFlags::SIGNALED, ..wr(3, write) };
+        qa.post_send([Ok(signaled)]).expect("posted");
         assert_eq!(a.completion().status, WcStatus::Success);
         direct(&qa) > 0
     });
     let before = direct(&qa);
-    qa.post_short(&wr(4, read)).expect("posted");
+    qa.post_send([Ok(wr(4, read))]).expect("posted");
     assert_eq!((a.completion().status, direct(&qa)), (WcStatus::LocalQpOperation, before));
 }
 
 #[test]
-fn a_short_work_request_is_refused_as_a_long_one_is() {
-    let (a, b) = (Node::local(), Node::local());
-    let qp = a.qp(QpType::Rc);
-    let (va, rkey, local) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
-    let wr = ShortWr { wr_id: 1, op: SendOp::Read { va, rkey }, local, flags: SendFlags::SIGNALED };
-    let long = qp.post_send([Ok(SendWr::from(&wr))]).expect_err("in RESET");
-    assert_eq!(qp.post_short(&wr).expect_err("in RESET"), long.1);
-    qp.destroy().expect("destroyed");
-    let long = qp.post_send([Ok(SendWr::from(&wr))]).expect_err("it is no more");
-    assert_eq!(qp.post_short(&wr).expect_err("it is no more"), long.1);
-}
-
-/// Posts a work request in either form.
-fn post(qp: &Arc<QueuePair>, wr: ShortWr, is_short: bool) -> Result<(), Error> {
-    match is_short {
-        true => qp.post_short(&wr),
-        false => qp.post_send([Ok(SendWr::from(&wr))]).map_err(|(_, error)| error),
-    }
-}
-
-#[test]
 fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
-    for is_short in [false, true] {
-        let (a, b) = (Node::local(), Node::local());
-        let (qa, qb) = rc_pair(&a, &b);
-        let shared = SharedRegion::new(&b, 1 << 16);
-        let (va, rkey) = (shared.addr + 8, shared.mr.rkey());
-        let wr = |op, local| ShortWr { wr_id: 3, op, local, flags: SendFlags::SIGNALED };
-        let add = |add| SendOp::FetchAdd { va, rkey, add };
-        let swap = |compare, swap| SendOp::CompareSwap { va, rkey, compare, swap };
-        let done = |wr| {
-            post(&qa, wr, is_short).expect("posted");
-            a.completion()
-        };
-        // No READ comes first: atomics alone find the peer.
-        wait_until("an atomic needs no packets", || {
-            assert_eq!(done(wr(add(0), a.sge(0, 8))).status, WcStatus::Success);
-            direct(&qa) > 0
-        });
-        let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
-        let operations = [
-            (add(5), 0, WcOpcode::FetchAdd),
-            (swap(4, 1), 5, WcOpcode::CompSwap),
-            (swap(5, u64::MAX - 1), 5, WcOpcode::CompSwap),
-            (add(3), u64::MAX - 1, WcOpcode::FetchAdd),
-            (add(0), 1, WcOpcode::FetchAdd),
-        ];
-        for (op, found, opcode) in operations {
-            // The result need not be aligned, and is no longer than 8 bytes.
-            a.memory.fill(0, &[7; 32]);
-            let wc = done(wr(op, a.sge(3, 16)));
-            assert_eq!((wc.status, wc.opcode, wc.byte_len, wc.wr_id), (WcStatus::Success, opcode, 8, 3));
-            let memory = [vec![7; 3], u64::to_ne_bytes(found).to_vec(), vec![7; 21]].concat();
-            assert_eq!(a.memory.bytes(0, 32), memory, "{op:?}");
-        }
-        let quiet = ShortWr { flags: SendFlags::empty(), ..wr(add(1), a.sge(0, 8)) };
-        post(&qa, quiet, is_short).expect("posted");
-        let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
-        assert_eq!(after, (before.0 + operations.len() as u64 + 1, before.1, before.2));
-
-        let short_result = wr(add(1), a.sge(0, 7));
-        assert!(
-            matches!(post(&qa, short_result, is_short), Err(Error::Invalid(_))),
-            "no room for the result"
-        );
-        let (addr, length) = (a.memory.addr() + 64, 8);
-        let narrow = [LOCAL_WRITE, 0].map(|access| {
-            let request = MrRequest { addr, length, iova: addr, access, paging: None };
-            a.pd.reg_mr(request).expect("a region")
-        });
-        let before = direct(&qa);
-        let into = |mr: &Mr| Sge { addr, length: 16, lkey: mr.lkey() };
-        let wc = done(wr(add(0), into(&narrow[0])));
-        assert_eq!((wc.status, a.memory.u64_at(64), direct(&qa)), (WcStatus::Success, 2, before + 1));
-        let nowhere = wr(add(1), into(&narrow[1]));
-        assert_eq!(done(nowhere).status, WcStatus::LocalProtection);
-        let (qa, _qb) = rc_pair(&a, &b);
-        let misaligned = wr(SendOp::FetchAdd { va: va + 1, rkey, add: 1 }, a.sge(0, 8));
-        post(&qa, misaligned, is_short).expect("posted");
-        assert_eq!(a.completion().status, WcStatus::RemoteInvalidRequest);
-        let (qa, _qb) = rc_pair(&a, &b);
-        post(&qa, wr(SendOp::Read { va, rkey }, a.sge(0, 8)), is_short).expect("posted");
-        assert_eq!(a.completion().status, WcStatus::Success);
-        assert_eq!(a.memory.u64_at(0), 3, "that without a place for its result was done, as over a network");
+    let (a, b) = (Node::local(), Node::local());
+    let (qa, qb) = rc_pair(&a, &b);
+    let shared = SharedRegion::new(&b, 1 << 16);
+    let (va, rkey) = (shared.addr + 8, shared.mr.rkey());
+    let wr = |op, sge| SendWr::with_sge(3, op, sge, SendFlags::SIGNALED);
+    let add = |add| SendOp::FetchAdd { va, rkey, add };
+    let swap = |compare, swap| SendOp::CompareSwap { va, rkey, compare, swap };
+    let done = |wr| {
+        qa.post_send([Ok(wr)]).expect("posted");
+        a.completion()
+    };
+    // No READ comes first: atomics alone find the peer.
+    wait_until("an atomic needs no packets", || {
+        assert_eq!(done(wr(add(0), a.sge(0, 8))).status, WcStatus::Success);
+        direct(&qa) > 0
+    });
+    let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+    let operations = [
+        (add(5), 0, WcOpcode::FetchAdd),
+        (swap(4, 1), 5, WcOpcode::CompSwap),
+        (swap(5, u64::MAX - 1), 5, WcOpcode::CompSwap),
+        (add(3), u64::MAX - 1, WcOpcode::FetchAdd),
+        (add(0), 1, WcOpcode::FetchAdd),
+    ];
+    for (op, found, opcode) in operations {
+        // The result need not be aligned, and is no longer than 8 bytes.
+        a.memory.fill(0, &[7; 32]);
+        let wc = done(wr(op, a.sge(3, 16)));
+        assert_eq!((wc.status, wc.opcode, wc.byte_len, wc.wr_id), (WcStatus::Success, opcode, 8, 3));
+        let memory = [vec![7; 3], u64::to_ne_bytes(found).to_vec(), vec![7; 21]].concat();
+        assert_eq!(a.memory.bytes(0, 32), memory, "{op:?}");
     }
+    let quiet = SendWr { flags: SendFlags::empty(), ..wr(add(1), a.sge(0, 8)) };
+    qa.post_send([Ok(quiet)]).expect("posted");
+    let after = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
+    assert_eq!(after, (before.0 + operations.len() as u64 + 1, before.1, before.2));
+
+    let short_result = wr(add(1), a.sge(0, 7));
+    assert!(
+        matches!(qa.post_send([Ok(short_result)]), Err((0, Error::Invalid(_)))),
+        "no room for the result"
+    );
+    let (addr, length) = (a.memory.addr() + 64, 8);
+    let narrow = [LOCAL_WRITE, 0].map(|access| {
+        let request = MrRequest { addr, length, iova: addr, access, paging: None };
+        a.pd.reg_mr(request).expect("a region")
+    });
+    let before = direct(&qa);
+    let into = |mr: &Mr| Sge { addr, length: 16, lkey: mr.lkey() };
+    let wc = done(wr(add(0), into(&narrow[0])));
+    assert_eq!((wc.status, a.memory.u64_at(64), direct(&qa)), (WcStatus::Success, 2, before + 1));
+    let nowhere = wr(add(1), into(&narrow[1]));
+    assert_eq!(done(nowhere).status, WcStatus::LocalProtection);
+    let (qa, _qb) = rc_pair(&a, &b);
+    let misaligned = wr(SendOp::FetchAdd { va: va + 1, rkey, add: 1 }, a.sge(0, 8));
+    qa.post_send([Ok(misaligned)]).expect("posted");
+    assert_eq!(a.completion().status, WcStatus::RemoteInvalidRequest);
+    let (qa, _qb) = rc_pair(&a, &b);
+    qa.post_send([Ok(wr(SendOp::Read { va, rkey }, a.sge(0, 8)))]).expect("posted");
+    assert_eq!(a.completion().status, WcStatus::Success);
+    assert_eq!(a.memory.u64_at(0), 3, "that without a place for its result was done, as over a network");
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl Control {
         match message.encode(&mut self.scratch) {
             Ok(len) => {
                 let source = Arc::new(self.scratch[..len].to_vec());
-                let payload = Payload::Provided(Provided { source, offset: 0, len: len as u32 });
+                let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: len as u32 }));
                 self.push(SendOp::Send, payload, None);
             }
             // Messages that are sent here are built to fit.
@@ -132,7 +132,8 @@ impl Control {
 
     /// Makes the peer's NIC send an ACK. If none comes, an error completion reports that.
     pub fn probe(&mut self) {
-        let payload = Payload::Provided(Provided { source: Arc::new(Vec::new()), offset: 0, len: 0 });
+        let payload =
+            Payload::Provided(Box::new(Provided { source: Arc::new(Vec::new()), offset: 0, len: 0 }));
         self.push(SendOp::Write { va: 0, rkey: 0 }, payload, None);
     }
 

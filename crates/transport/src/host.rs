@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use terrace_wire::{Path, Psn, Time};
 
-use crate::types::{BindWindow, Payload, QpCap, RecvWr, SendFlags, SendOp, SendWr, Sge, ShortWr};
+use crate::types::{BindWindow, Payload, RecvWr, Sge};
 
 /// Why a local scatter or gather failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -180,79 +180,6 @@ pub trait Sink {
     }
 }
 
-/// A send work request in either of its forms.
-pub trait SendRequest: Into<SendWr> {
-    fn op(&self) -> &SendOp;
-    fn flags(&self) -> SendFlags;
-    /// Bytes of local memory, or of inline data.
-    fn length(&self) -> u64;
-    /// Whether its elements or inline data fit a queue with these limits.
-    fn fits(&self, cap: &QpCap) -> bool;
-    /// Copies its whole payload.
-    ///
-    /// # Errors
-    /// As for [`Host::gather`].
-    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError>;
-}
-
-impl SendRequest for SendWr {
-    #[inline]
-    fn op(&self) -> &SendOp {
-        &self.op
-    }
-
-    #[inline]
-    fn flags(&self) -> SendFlags {
-        self.flags
-    }
-
-    #[inline]
-    fn length(&self) -> u64 {
-        self.payload.len()
-    }
-
-    #[inline]
-    fn fits(&self, cap: &QpCap) -> bool {
-        match &self.payload {
-            Payload::Sges(sges) => sges.len() <= cap.max_send_sge as usize,
-            Payload::Inline(bytes) => bytes.len() <= cap.max_inline_data as usize,
-            Payload::Provided(_) => true,
-        }
-    }
-
-    #[inline]
-    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError> {
-        self.payload.gather(host, 0, out)
-    }
-}
-
-impl SendRequest for &ShortWr {
-    #[inline]
-    fn op(&self) -> &SendOp {
-        &self.op
-    }
-
-    #[inline]
-    fn flags(&self) -> SendFlags {
-        self.flags
-    }
-
-    #[inline]
-    fn length(&self) -> u64 {
-        self.local.length.into()
-    }
-
-    #[inline]
-    fn fits(&self, cap: &QpCap) -> bool {
-        cap.max_send_sge > 0
-    }
-
-    #[inline]
-    fn gather(&self, host: &impl Host, out: &mut [u8]) -> Result<(), LocalError> {
-        if out.is_empty() { Ok(()) } else { host.gather(std::slice::from_ref(&self.local), 0, out) }
-    }
-}
-
 impl Payload {
     /// Copies `out.len()` bytes from `offset` on. An empty `out` needs no valid SGE.
     ///
@@ -261,7 +188,8 @@ impl Payload {
     #[inline]
     pub(crate) fn gather(&self, host: &impl Host, offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         match self {
-            Payload::Sges(_) if out.is_empty() => Ok(()),
+            Payload::Sge(_) | Payload::Sges(_) if out.is_empty() => Ok(()),
+            Payload::Sge(sge) => host.gather(std::slice::from_ref(sge), offset, out),
             Payload::Sges(sges) => host.gather(sges, offset, out),
             Payload::Inline(bytes) => {
                 let start = offset as usize;

@@ -17,7 +17,7 @@ mod timers;
 mod types;
 mod window;
 
-pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, SendRequest, Sink};
+pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
 pub use qp::{AckPolicy, Qp, Transmit, may_come_from};
 pub use requester::Sent;
 pub use responder::Taken;

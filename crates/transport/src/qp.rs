@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service, Time};
 
 use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
-use crate::host::{Host, SendRequest, Sink};
-use crate::requester::{self, Emitted, Requester, Sent};
+use crate::host::{Host, Sink};
+use crate::requester::{self, Emitted, Requester, Row, Sent};
 use crate::responder::{Answered, Responder, Taken};
 use crate::state;
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent,
-    QpState, QpType, RecvWr, SendOp, SendWr, ShortWr, Wc, WcStatus,
+    ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
+    SendWr, Wc, WcStatus,
 };
 
 /// Shortest interval between CNPs to a peer (the usual interval of a notification point).
@@ -206,7 +206,7 @@ impl Qp {
     /// Otherwise it changes nothing, and [`Qp::post_send`] and [`Qp::poll_transmit`] handle the request. A pending ACK
     /// is piggybacked if possible. If it was sent, the caller must post it by [`Qp::note_sent`] before anything else.
     #[inline]
-    pub fn send_at_once(&mut self, host: &impl Host, sink: &mut impl Sink, wr: &impl SendRequest) -> bool {
+    pub fn send_at_once(&mut self, host: &impl Host, sink: &mut impl Sink, wr: &SendWr) -> bool {
         let sent = self.requester.send_at_once(&self.common, host, sink, wr);
         if sent {
             self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
@@ -246,32 +246,20 @@ impl Qp {
     /// Whether the send queue is empty ([`Qp::is_quiet`]), and this work request is valid and may be executed without
     /// packets: it is a READ, a WRITE or an atomic, of RC.
     #[inline(always)]
-    pub fn is_quiet_for(&self, wr: &ShortWr) -> bool {
+    pub fn may_go_direct(&self, wr: &SendWr) -> bool {
         let Common { config, attr, .. } = &self.common;
-        let (may_be_asked, len_min) = match wr.op {
-            SendOp::Write { .. } => (true, 1),
-            SendOp::Read { .. } => (attr.max_rd_atomic > 0, 1),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (attr.max_rd_atomic > 0, ATOMIC_LEN),
-            _ => return false,
-        };
-        self.is_quiet()
+        let row = Row::of(&wr.op);
+        row.is_direct
+            && self.is_quiet()
             && config.qp_type == QpType::Rc
-            && may_be_asked
-            && (len_min..=MESSAGE_LEN_MAX).contains(&wr.local.length)
-            && config.cap.max_send_sge > 0
+            && (!row.expects_response() || attr.max_rd_atomic > 0)
             && config.cap.max_send_wr > 0
-    }
-
-    /// [`Qp::complete_direct`] for a short work request.
-    #[inline(always)]
-    pub fn complete_short(&mut self, wr: &ShortWr) -> Option<Wc> {
-        self.count_direct(wr.local.length.into());
-        requester::short_completion(&self.common, wr)
+            && Requester::validate(&self.common, wr).is_ok()
     }
 
     /// Counts a send work request that the caller has executed without packets while the send queue was empty. Returns
     /// its completion, if it has one; raises no event.
-    #[inline]
+    #[inline(always)]
     pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
         self.count_direct(wr.payload.len());
         requester::success(&self.common, wr)

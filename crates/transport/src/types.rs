@@ -23,8 +23,11 @@ pub const MESSAGE_LEN_MAX: u32 = 1 << 31;
 /// Operand length of an atomic operation in bytes.
 pub const ATOMIC_LEN: u32 = 8;
 
-/// A scatter/gather list; most have one or two elements.
-pub type SgeList = SmallVec<[Sge; 2]>;
+/// A scatter/gather list.
+pub type SgeList = SmallVec<[Sge; 1]>;
+
+/// Data that was copied when it was posted.
+pub type InlineData = SmallVec<[u8; 16]>;
 
 /// Unregistered bytes that a service within the process sends.
 pub trait ByteSource: Send + Sync + std::fmt::Debug {
@@ -62,21 +65,35 @@ impl Eq for Provided {}
 /// The data of a send work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
-    /// Gathered when a packet is built, and again when it is retransmitted.
+    /// One element, as most requests have. Gathered when a packet is built, and again when it is retransmitted.
+    Sge(Sge),
+    /// A list, gathered likewise.
     Sges(SgeList),
     /// Copied when posted.
-    Inline(SmallVec<[u8; 64]>),
+    Inline(InlineData),
     /// Copied when a packet is built, and again when it is retransmitted.
-    Provided(Provided),
+    Provided(Box<Provided>),
 }
 
 impl Payload {
     /// Total length in bytes.
+    #[inline(always)]
     pub fn len(&self) -> u64 {
         match self {
+            Payload::Sge(sge) => sge.length.into(),
             Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
             Payload::Inline(bytes) => bytes.len() as u64,
             Payload::Provided(provided) => provided.len.into(),
+        }
+    }
+
+    /// The registered memory; `None` if the bytes come from elsewhere.
+    #[inline(always)]
+    pub fn sges(&self) -> Option<&[Sge]> {
+        match self {
+            Payload::Sge(sge) => Some(std::slice::from_ref(sge)),
+            Payload::Sges(sges) => Some(sges),
+            Payload::Inline(_) | Payload::Provided(_) => None,
         }
     }
 
@@ -152,15 +169,15 @@ pub struct Datagram {
 }
 
 /// Destination of a send, where the queue pair alone does not determine it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// UD: any queue pair.
-    Datagram(Datagram),
+    Datagram(Box<Datagram>),
     /// XRC: number of a shared receive queue behind the connected queue pair.
     SharedQueue(u32),
 }
 
-/// A send work request.
+/// A send work request: small, with what few requests have behind pointers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendWr {
     pub wr_id: u64,
@@ -171,31 +188,11 @@ pub struct SendWr {
     pub target: Option<Target>,
 }
 
-/// A send work request with one SGE and no target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShortWr {
-    pub wr_id: u64,
-    pub op: SendOp,
-    /// Local memory. The result of an atomic goes to its first 8 bytes.
-    pub local: Sge,
-    /// `INLINE` has no meaning here.
-    pub flags: SendFlags,
-}
-
-impl ShortWr {
-    /// Converts a work request, if it has this form.
+impl SendWr {
+    /// A work request with one element and no target.
     #[inline]
-    pub fn of(wr: &SendWr) -> Option<ShortWr> {
-        let (Payload::Sges(sges), None) = (&wr.payload, wr.target) else { return None };
-        let &[local] = sges.as_slice() else { return None };
-        Some(ShortWr { wr_id: wr.wr_id, op: wr.op, local, flags: wr.flags })
-    }
-}
-
-impl From<&ShortWr> for SendWr {
-    fn from(wr: &ShortWr) -> SendWr {
-        let &ShortWr { wr_id, op, local, flags } = wr;
-        SendWr { wr_id, op, payload: Payload::Sges(SgeList::from_slice(&[local])), flags, target: None }
+    pub fn with_sge(wr_id: u64, op: SendOp, sge: Sge, flags: SendFlags) -> SendWr {
+        SendWr { wr_id, op, payload: Payload::Sge(sge), flags, target: None }
     }
 }
 

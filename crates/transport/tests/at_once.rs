@@ -151,12 +151,7 @@ impl Side {
 
     /// Posts a work request, by the fast path if `may` is set and the request qualifies.
     fn post(&mut self, now: Time, wr: SendWr, may: bool, sink: &mut Collector) -> Posted {
-        let left = may
-            && match ShortWr::of(&wr).filter(|wr| wr.wr_id % 2 == 0) {
-                Some(short) => self.qp.send_at_once(&self.host, sink, &&short),
-                None => self.qp.send_at_once(&self.host, sink, &wr),
-            };
-        if left {
+        if may && self.qp.send_at_once(&self.host, sink, &wr) {
             self.qp.note_sent(|| now, wr);
             return Posted::AtOnce;
         }

@@ -166,7 +166,7 @@ fn fail_a_send(qp: &mut Qp) {
         flags: SendFlags::SIGNALED,
         target: Some(match qp.config().qp_type {
             T::XrcSend => Target::SharedQueue(1),
-            _ => Target::Datagram(Datagram { path: path_to(peer()), qpn: 1, qkey: 1 }),
+            _ => Target::Datagram(Box::new(Datagram { path: path_to(peer()), qpn: 1, qkey: 1 })),
         }),
     };
     qp.post_send(wr).expect("RTS takes sends");

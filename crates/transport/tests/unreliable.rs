@@ -84,7 +84,7 @@ fn message(qp_type: QpType, number: u32, random: &mut Random) -> SendWr {
         op,
         payload: Payload::Sges(smallvec![Sge { addr: slot, length, lkey: KEY }]),
         flags: SendFlags::SIGNALED,
-        target: Some(Target::Datagram(Datagram { path: path_to(address(2)), qpn: 2, qkey: QKEY })),
+        target: Some(Target::Datagram(Box::new(Datagram { path: path_to(address(2)), qpn: 2, qkey: QKEY }))),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
+use terrace_transport::{SendFlags, SendOp, SendWr, Sge, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::pages::PageBitmap;
 use crate::proto::Mode;
@@ -213,10 +213,7 @@ impl Entry {
 
     /// The elements of its list; none for a payload that is not the program's memory.
     pub(super) fn sges(&self) -> &[Sge] {
-        match &self.wr.payload {
-            Payload::Sges(sges) => sges,
-            _ => &[],
-        }
+        self.wr.payload.sges().unwrap_or_default()
     }
 
     /// Whether no post or call of it is in flight.

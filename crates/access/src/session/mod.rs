@@ -297,7 +297,7 @@ impl Session {
     /// How a work request is to be carried out.
     fn way(&self, entry: &Entry) -> Way {
         let (Some(mode), Some(region)) = (self.mode, &entry.region) else { return Way::Queue };
-        let is_list = matches!(entry.wr.payload, Payload::Sges(_));
+        let is_list = entry.wr.payload.sges().is_some();
         match (mode, entry.kind) {
             (Mode::OneSided, Kind::Read) if is_list && !self.grants.is_refused(region) => Way::Checked,
             (Mode::RpcOnly, Kind::Read) if is_list && self.grants.is_granted(region) => Way::Fetch,
@@ -397,7 +397,7 @@ impl Session {
                 op: entry.wr.op,
                 payload: take_payload(&mut entry.wr.payload),
                 flags: entry.wr.flags | SendFlags::SIGNALED,
-                target: entry.wr.target,
+                target: entry.wr.target.clone(),
             },
         };
         self.posted.push_back(post);
@@ -432,7 +432,7 @@ fn is_unchecked(posted: &VecDeque<Post>, unposted: &VecDeque<Post>, rkey: u32) -
 /// A payload for the queue pair. Data that only the queue pair needs is moved, not copied.
 fn take_payload(payload: &mut Payload) -> Payload {
     match payload {
-        Payload::Sges(_) => payload.clone(),
+        Payload::Sge(_) | Payload::Sges(_) => payload.clone(),
         _ => std::mem::replace(payload, Payload::Sges(terrace_transport::SgeList::new())),
     }
 }

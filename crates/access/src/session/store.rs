@@ -35,7 +35,7 @@ pub(super) fn stores(seq: Seq, entry: &Entry, memory: &impl LocalMemory) -> Resu
         let request = Request::Write { rkey, va: va + offset, length, source };
         Task { seq: Some(seq), offset, local, request, refusals: 0 }
     };
-    if let Payload::Sges(sges) = &entry.wr.payload
+    if let Some(sges) = entry.wr.payload.sges()
         && entry.length > SMALL_BYTES_MAX
     {
         let by_element = pieces(sges, 0, entry.length).map(|(at, sge)| {
@@ -56,7 +56,7 @@ pub(super) fn stores(seq: Seq, entry: &Entry, memory: &impl LocalMemory) -> Resu
 fn bytes_of(entry: &Entry, memory: &impl LocalMemory) -> Result<Vec<u8>, LocalError> {
     let mut data = vec![0; entry.length as usize];
     match &entry.wr.payload {
-        Payload::Sges(sges) => gather(memory, sges, 0, &mut data)?,
+        Payload::Sge(_) | Payload::Sges(_) => gather(memory, entry.sges(), 0, &mut data)?,
         Payload::Inline(bytes) => data.copy_from_slice(bytes),
         Payload::Provided(provided) => {
             if !provided.source.copy(provided.offset, &mut data) {

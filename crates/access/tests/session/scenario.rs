@@ -7,7 +7,7 @@ use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, Status};
 use terrace_access::region::Knowledge;
 use terrace_access::session::{Config, Session};
-use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus};
+use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, SgeList, Wc, WcStatus};
 
 use crate::reference::Reference;
 use crate::rng::Rng;
@@ -482,9 +482,9 @@ impl Run {
 }
 
 /// A list of `count` elements over a range of memory, not in address order.
-fn split(addr: u64, length: usize, count: usize, shuffle: usize) -> SmallVec<[Sge; 2]> {
+fn split(addr: u64, length: usize, count: usize, shuffle: usize) -> SgeList {
     let count = count.min(length).max(1);
-    let mut sges: SmallVec<[Sge; 2]> = SmallVec::new();
+    let mut sges: SgeList = SmallVec::new();
     let mut at = 0;
     for index in 0..count {
         let end = if index + 1 == count { length } else { (length * (index + 1)) / count };

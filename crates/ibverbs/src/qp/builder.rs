@@ -390,7 +390,7 @@ unsafe fn set_sges(qp: *mut ibv_qp_ex, sges: &[ibv_sge]) {
         if sges.len() > object.limits.send_sges as usize {
             return Err(Error::Invalid("more gather elements than the queue has room for"));
         }
-        wr.payload = Payload::Sges(convert::sge_list(sges));
+        wr.payload = convert::payload(sges);
         Ok(())
     };
     // SAFETY: the caller's.

@@ -4,8 +4,7 @@
 
 use smallvec::SmallVec;
 use terrace_nic::{
-    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, ShortWr,
-    Target,
+    BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
 };
 
 use super::PostLimits;
@@ -49,6 +48,15 @@ fn element(sge: &ibv_sge) -> Sge {
 /// C's list as ours.
 pub fn sge_list(elements: &[ibv_sge]) -> SgeList {
     elements.iter().map(element).collect()
+}
+
+/// C's list as a payload.
+#[inline(always)]
+pub fn payload(elements: &[ibv_sge]) -> Payload {
+    match elements {
+        [only] => Payload::Sge(element(only)),
+        more => Payload::Sges(sge_list(more)),
+    }
 }
 
 /// Copies inline data; `parts` are addresses and lengths in the program's memory.
@@ -106,17 +114,18 @@ pub unsafe fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Resul
     }))
 }
 
-/// The operation, if it is one that may be carried out while it is posted.
+/// The operation, if it is one of those that most requests have.
 ///
 /// # Safety
 /// The fields that the opcode uses are filled in.
-#[inline]
-unsafe fn access(wr: *const ibv_send_wr) -> Option<SendOp> {
+#[inline(always)]
+unsafe fn common_operation(wr: *const ibv_send_wr) -> Option<SendOp> {
     // SAFETY: the caller's; each arm reads what its opcode defines.
     unsafe {
         let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
         let atomic = || ((*wr).wr.atomic.remote_addr, (*wr).wr.atomic.rkey);
         Some(match (*wr).opcode {
+            IBV_WR_SEND => SendOp::Send,
             IBV_WR_RDMA_WRITE => {
                 let (va, rkey) = rdma();
                 SendOp::Write { va, rkey }
@@ -143,16 +152,15 @@ unsafe fn access(wr: *const ibv_send_wr) -> Option<SendOp> {
 /// The fields that the opcode uses are filled in.
 unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
     // SAFETY: the caller's.
-    if let Some(access) = unsafe { access(wr) } {
-        return Ok(access);
+    if let Some(op) = unsafe { common_operation(wr) } {
+        return Ok(op);
     }
     // SAFETY: the caller's; each arm reads what its opcode defines.
     unsafe {
-        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
         let imm = || (*wr).__bindgen_anon_1.imm_data;
         let invalidate = || (*wr).__bindgen_anon_1.invalidate_rkey;
+        let rdma = || ((*wr).wr.rdma.remote_addr, (*wr).wr.rdma.rkey);
         Ok(match (*wr).opcode {
-            IBV_WR_SEND => SendOp::Send,
             IBV_WR_SEND_WITH_IMM => SendOp::SendImm(imm()),
             IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate(invalidate()),
             IBV_WR_RDMA_WRITE_WITH_IMM => {
@@ -173,32 +181,39 @@ unsafe fn operation(wr: *const ibv_send_wr) -> Result<SendOp, Error> {
     }
 }
 
-/// One send work request.
+/// Operation and payload of any request.
 ///
 /// # Safety
-/// `wr` points to a work request of a program that keeps to `ibv_post_send(3)`.
-pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) -> Result<SendWr, Error> {
-    // SAFETY: the caller's.
-    let (wr_id, flags, list, count) =
-        unsafe { ((*wr).wr_id, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
+/// As for [`send`].
+#[inline(never)]
+unsafe fn operation_and_payload(
+    wr: *const ibv_send_wr,
+    flags: SendFlags,
+    limits: PostLimits,
+) -> Result<(SendOp, Payload), Error> {
     // SAFETY: the caller's.
     let op = unsafe { operation(wr)? };
-    let flags = check_flags(flags)?;
-    let payload = if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindWindow(_)) {
+    if matches!(op, SendOp::LocalInvalidate(_) | SendOp::BindWindow(_)) {
         // These have no payload, and programs leave the list unset.
-        Payload::Sges(SgeList::new())
-    } else {
-        // SAFETY: the caller's.
-        let elements = unsafe { elements(list, count, limits.send_sges)? };
-        if flags.contains(SendFlags::INLINE) {
-            let parts = elements.iter().map(|sge| (sge.addr, u64::from(sge.length)));
-            // SAFETY: the caller's.
-            unsafe { inline_data(parts, limits.inline_bytes)? }
-        } else {
-            Payload::Sges(sge_list(elements))
-        }
-    };
-    let target = match qp_type {
+        return Ok((op, Payload::Sges(SgeList::new())));
+    }
+    // SAFETY: the caller's.
+    let elements = unsafe { elements((*wr).sg_list, (*wr).num_sge, limits.send_sges)? };
+    if !flags.contains(SendFlags::INLINE) {
+        return Ok((op, payload(elements)));
+    }
+    let parts = elements.iter().map(|sge| (sge.addr, u64::from(sge.length)));
+    // SAFETY: the caller's.
+    Ok((op, unsafe { inline_data(parts, limits.inline_bytes)? }))
+}
+
+/// The destination of a request of a queue pair that is not one of RC.
+///
+/// # Safety
+/// As for [`send`].
+#[inline(never)]
+unsafe fn target(wr: *const ibv_send_wr, qp_type: QpType) -> Result<Option<Target>, Error> {
+    Ok(match qp_type {
         QpType::Ud => {
             // SAFETY: the caller's: a send of a UD queue pair names its destination.
             let (ah, qpn, qkey) =
@@ -209,30 +224,35 @@ pub unsafe fn send(wr: *const ibv_send_wr, qp_type: QpType, limits: PostLimits) 
         // SAFETY: the caller's: one of XRC names a shared receive queue.
         QpType::XrcSend => Some(Target::SharedQueue(unsafe { (*wr).qp_type.xrc.remote_srqn })),
         QpType::Rc | QpType::Uc | QpType::XrcRecv => None,
-    };
-    Ok(SendWr { wr_id, op, payload, flags, target })
+    })
 }
 
-/// The short form of the work request, if it may be carried out, or sent, while it is posted, and is the only one.
+/// Passes one send work request to `post`: made in its place, it is not moved.
 ///
 /// # Safety
-/// As for [`send`].
-#[inline]
-pub unsafe fn short(wr: *const ibv_send_wr) -> Option<ShortWr> {
+/// `wr` points to a work request of a program that keeps to `ibv_post_send(3)`.
+#[inline(always)]
+pub unsafe fn send(
+    wr: *const ibv_send_wr,
+    qp_type: QpType,
+    limits: PostLimits,
+    post: impl FnOnce(SendWr) -> Result<(), Error>,
+) -> Result<(), Error> {
     // SAFETY: the caller's.
-    let is_send = unsafe { (*wr).opcode } == IBV_WR_SEND;
+    let (wr_id, flags, list, count) =
+        unsafe { ((*wr).wr_id, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
+    let flags = check_flags(flags)?;
+    let is_one = count == 1 && !list.is_null() && !flags.contains(SendFlags::INLINE);
     // SAFETY: the caller's.
-    let op = if is_send { SendOp::Send } else { unsafe { access(wr)? } };
+    let (op, payload) = match unsafe { common_operation(wr) } {
+        // SAFETY: the caller's: a list of one has one element.
+        Some(op) if is_one => (op, Payload::Sge(element(unsafe { &*list }))),
+        // SAFETY: the caller's.
+        _ => unsafe { operation_and_payload(wr, flags, limits)? },
+    };
     // SAFETY: the caller's.
-    let (wr_id, next, flags, list, count) =
-        unsafe { ((*wr).wr_id, (*wr).next, (*wr).send_flags, (*wr).sg_list, (*wr).num_sge) };
-    let flags = check_flags(flags).ok().filter(|flags| !flags.contains(SendFlags::INLINE))?;
-    if !next.is_null() || list.is_null() || count != 1 {
-        return None;
-    }
-    // SAFETY: the caller's: a list of one has one element.
-    let local = unsafe { element(&*list) };
-    Some(ShortWr { wr_id, op, local, flags })
+    let target = if qp_type == QpType::Rc { None } else { unsafe { target(wr, qp_type)? } };
+    post(SendWr { wr_id, op, payload, flags, target })
 }
 
 /// The flags that this NIC supports; checksum offload is refused.

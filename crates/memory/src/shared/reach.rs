@@ -192,22 +192,6 @@ impl Lead {
         &self.reach
     }
 
-    /// Reads from `va` on into the program's memory.
-    ///
-    /// # Errors
-    /// See [`Refusal`]; part of the memory may then have been overwritten.
-    pub fn read(&mut self, key: u32, va: u64, into: &[HostRange]) -> Result<(), Refusal> {
-        self.copy(Direction::Read, key, va, into)
-    }
-
-    /// Writes the program's memory to `va` on.
-    ///
-    /// # Errors
-    /// See [`Refusal`]; a part may then have been written.
-    pub fn write(&mut self, key: u32, va: u64, from: &[HostRange]) -> Result<(), Refusal> {
-        self.copy(Direction::Write, key, va, from)
-    }
-
     /// Reads from `va` on into memory of the caller's own, which need not be registered.
     ///
     /// # Errors
@@ -337,7 +321,17 @@ impl Lead {
         }
     }
 
-    fn copy(&mut self, direction: Direction, key: u32, va: u64, locals: &[HostRange]) -> Result<(), Refusal> {
+    /// Copies the program's memory from `va` on, or to there.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; a part may then have been copied.
+    pub fn copy(
+        &mut self,
+        direction: Direction,
+        key: u32,
+        va: u64,
+        locals: &[HostRange],
+    ) -> Result<(), Refusal> {
         let whole: u64 = locals.iter().map(|local| local.len).sum();
         let mut va = va;
         let mut left = whole;

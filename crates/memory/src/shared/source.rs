@@ -57,7 +57,7 @@ impl Direction {
 
     /// The access that the region at this end must permit.
     #[inline]
-    pub(super) fn need_here(self) -> AccessNeed {
+    pub fn need_here(self) -> AccessNeed {
         match self {
             Direction::Read => AccessNeed::Write,
             Direction::Write => AccessNeed::Read,

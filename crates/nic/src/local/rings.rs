@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
 use terrace_memory::shared::{Origin, Reach, RxRing, TxRing, Writer};
-use terrace_transport::{AckPolicy, SendRequest, Sink, Time, Transmit};
+use terrace_transport::{AckPolicy, SendWr, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 
 use crate::device::Device;
@@ -211,29 +211,26 @@ impl Device {
         }
     }
 
-    /// Writes a work request that is not posted yet into the queue pair's ring, if it can leave at once, and posts it
-    /// then; otherwise returns it. What needs no answer of the peer is complete when it has left.
+    /// Writes a work request that is not posted yet into the queue pair's ring, if it can leave at once. The caller
+    /// then posts it by [`Device::note_sent`].
     #[inline]
-    pub(crate) fn send_at_once<W: SendRequest>(
-        &self,
-        qp: &QueuePair,
-        core: &mut QpCore,
-        wr: W,
-    ) -> Result<(), W> {
+    pub(crate) fn send_at_once(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
         // Nothing may overtake packets that are under way over the network.
         if !core.local.has_tx_ring() || !qp.token.is_free() {
-            return Err(wr);
+            return false;
         }
         let host = qp.host(core);
         let mut has_sent = false;
-        self.with_ring(core, |core, sink| has_sent = core.qp.send_at_once(&host, sink, &wr));
-        if !has_sent {
-            return Err(wr);
-        }
+        self.with_ring(core, |core, sink| has_sent = core.qp.send_at_once(&host, sink, wr));
+        has_sent
+    }
+
+    /// Posts a work request that [`Device::send_at_once`] has sent.
+    #[inline]
+    pub(crate) fn note_sent(&self, core: &mut QpCore, wr: SendWr) {
         // A late coarse clock costs one retransmission. Without retransmissions the exact time is read.
         let is_patient = core.qp.attr().retry_cnt > 0;
-        core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr.into());
-        Ok(())
+        core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr);
     }
 
     /// Calls `act` with the queue pair's ring, if it has a usable one, and publishes what was written.

@@ -71,7 +71,7 @@ impl ReadJob {
     fn send(&self, control: &mut Control, piece: Piece, brought: Brought, answer: Option<u32>) {
         let (va, rkey) = (self.dest_va.wrapping_add(piece.offset), self.dest_rkey);
         let source = Arc::new(Leaving(brought));
-        let payload = Payload::Provided(Provided { source, offset: 0, len: piece.len as u32 });
+        let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: piece.len as u32 }));
         let op = match answer {
             // Immediates are in network byte order.
             Some(immediate) => SendOp::WriteImm { va, rkey, imm: immediate.to_be() },

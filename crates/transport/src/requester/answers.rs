@@ -3,10 +3,11 @@
 use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome, Time};
 
 use super::Requester;
+use super::operations::{Answer, Row};
 use crate::common::{Common, Verdict};
 use crate::host::Host;
 use crate::timers::rnr_timer_ns;
-use crate::types::{Payload, SendOp, WcStatus};
+use crate::types::{ATOMIC_LEN, WcStatus};
 
 /// An RNR retry count of 7 means infinite (IBTA volume 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;
@@ -236,16 +237,17 @@ impl Requester {
         // The owner is at the front: retire() removed what was done. Only local operations can wait behind it.
         let wqe = self.queue.front().ok_or(WcStatus::BadResponse)?;
         let offset = (sequence - wqe.first) * common.mtu();
-        let (expected, expected_len) = match wqe.wr.op {
-            SendOp::Read { .. } => (Operation::ReadResponse, common.mtu().min(wqe.length - offset)),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (Operation::AtomicAcknowledge, 8),
-            _ => (Operation::ReadResponse, 0),
+        let (expected, expected_len) = match Row::of(&wqe.wr.op).answer {
+            Answer::Data => (Operation::ReadResponse, common.mtu().min(wqe.length - offset)),
+            Answer::Value => (Operation::AtomicAcknowledge, ATOMIC_LEN.into()),
+            Answer::Empty => (Operation::ReadResponse, 0),
+            Answer::Ack => return Err(WcStatus::BadResponse),
         };
         if operation != expected || data.len() as u64 != expected_len {
             return Err(WcStatus::BadResponse);
         }
-        match &wqe.wr.payload {
-            Payload::Sges(sges) if !data.is_empty() => {
+        match wqe.wr.payload.sges() {
+            Some(sges) if !data.is_empty() => {
                 host.scatter(sges, offset, data).map_err(|_| WcStatus::LocalProtection)
             }
             _ => Ok(()),

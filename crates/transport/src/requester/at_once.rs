@@ -6,7 +6,7 @@ use terrace_wire::{Bth, Extensions, Opcode, Psn, Time};
 use super::wqe::Wqe;
 use super::{Requester, is_signaled, success_entry};
 use crate::common::{Common, push_packet};
-use crate::host::{Host, SendRequest, Sink};
+use crate::host::{Host, Sink};
 use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Wc};
 use crate::window::PACKET_OVERHEAD;
 
@@ -40,16 +40,16 @@ impl Requester {
         common: &Common,
         host: &impl Host,
         sink: &mut impl Sink,
-        wr: &impl SendRequest,
+        wr: &SendWr,
     ) -> bool {
         let Some(path) = &common.attr.path else { return false };
-        let length = wr.length();
+        let length = wr.payload.len();
         let cap = &common.config.cap;
-        let is_usual = *wr.op() == SendOp::Send
+        let is_usual = wr.op == SendOp::Send
             && common.is(QpType::Rc)
             && common.attr.state == QpState::Rts
             && length <= common.mtu()
-            && wr.fits(cap)
+            && Requester::validate(common, wr).is_ok()
             && self.is_caught_up()
             && self.queue.len() < cap.max_send_wr as usize
             && self.window.admits(self.in_flight_bytes, length + PACKET_OVERHEAD)
@@ -57,10 +57,11 @@ impl Requester {
         if !is_usual {
             return false;
         }
-        let solicited = wr.flags().contains(SendFlags::SOLICITED);
+        let solicited = wr.flags.contains(SendFlags::SOLICITED);
         let bth = Bth { solicited, ack_request: true, ..common.bth(Opcode::RcSendOnly, self.psn(self.next)) };
-        let pushed =
-            push_packet(sink, path, bth, &Extensions::default(), length as usize, |out| wr.gather(host, out));
+        let pushed = push_packet(sink, path, bth, &Extensions::default(), length as usize, |out| {
+            wr.payload.gather(host, 0, out)
+        });
         // The full requester finds the error again and reports it.
         matches!(pushed, Ok(Some(_)))
     }

@@ -4,7 +4,8 @@ use terrace_wire::{
     AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
 };
 
-use super::wqe::{self, Wqe};
+use super::operations::Row;
+use super::wqe::Wqe;
 use super::{Requester, complete};
 use crate::common::{Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
@@ -263,16 +264,17 @@ impl Requester {
         let mtu = common.mtu();
         let packet = self.next - wqe.first;
         let offset = packet * mtu;
-        let operation = wqe::operation(&wqe.wr.op).expect("local operations never get here");
+        let row = Row::of(&wqe.wr.op);
+        let operation = row.wire.expect("local operations never get here");
         let (position, payload_len) = match operation {
             Operation::Send | Operation::Write => {
                 let position = position_of(packet, wqe.packets);
                 (position, mtu.min(wqe.length - offset))
             }
-            Operation::AtomicWrite => (Position::Only, wqe.length.min(8)),
+            Operation::AtomicWrite => (Position::Only, wqe.length),
             _ => (Position::Only, 0),
         };
-        let trailer = if position.is_last() { wqe::trailer(&wqe.wr.op) } else { terrace_wire::Trailer::None };
+        let trailer = if position.is_last() { row.trailer } else { terrace_wire::Trailer::None };
         let (service, path, dest_qpn) = address(common, wqe);
         let Some(path) = path else { return Err(LocalError::Protection) };
         let Some(opcode) = Opcode::for_message(service, operation, position, trailer) else {
@@ -320,7 +322,7 @@ fn position_of(packet: u64, packets: u64) -> Position {
 
 fn address(common: &Common, wqe: &Wqe) -> (Service, Option<Path>, u32) {
     let service = common.config.qp_type.service();
-    match (service, wqe.wr.target) {
+    match (service, &wqe.wr.target) {
         (Service::Ud, Some(Target::Datagram(datagram))) => (service, Some(datagram.path), datagram.qpn),
         (Service::Ud, _) => (service, None, 0),
         _ => (service, common.attr.path, common.attr.dest_qpn),
@@ -360,13 +362,13 @@ fn extensions(common: &Common, wqe: &Wqe, position: Position, offset: u64, room_
         }
         SendOp::LocalInvalidate(_) | SendOp::BindWindow(_) => {}
     }
-    match (common.config.qp_type, wqe.wr.target) {
+    match (common.config.qp_type, &wqe.wr.target) {
         (QpType::Ud, Some(Target::Datagram(target))) => {
             // The high bit selects the queue pair's own Q_Key; only privileged programs can set a Q_Key with this bit.
             let qkey = if target.qkey & 0x8000_0000 != 0 { common.attr.qkey } else { target.qkey };
             ext.deth = Some(Deth { qkey, source_qpn: common.config.qpn });
         }
-        (QpType::XrcSend, Some(Target::SharedQueue(srqn))) => ext.xrc_srqn = Some(srqn),
+        (QpType::XrcSend, Some(Target::SharedQueue(srqn))) => ext.xrc_srqn = Some(*srqn),
         _ => {}
     }
     ext

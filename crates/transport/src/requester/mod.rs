@@ -13,6 +13,7 @@
 mod answers;
 mod at_once;
 mod emit;
+mod operations;
 mod wqe;
 
 use std::collections::VecDeque;
@@ -22,14 +23,15 @@ use terrace_wire::{Psn, Time, XRC_SRQN_MAX};
 use crate::common::{Common, Verdict};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendOp, SendWr, ShortWr, Target, Wc,
-    WcFlags, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
 };
 use crate::window::Window;
+use operations::{Answer, Suitable};
 use wqe::Wqe;
 
 pub use at_once::Sent;
 pub(crate) use emit::Emitted;
+pub(crate) use operations::Row;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -152,22 +154,25 @@ impl Requester {
         self.acknowledged == self.assigned && self.queue.front().is_none_or(|wqe| !wqe.started)
     }
 
+    #[inline(always)]
     pub(crate) fn validate(common: &Common, wr: &SendWr) -> Result<(), PostError> {
         let config = &common.config;
         match &wr.payload {
+            crate::Payload::Sge(_) if config.cap.max_send_sge == 0 => return Err(PostError::TooManySges),
             crate::Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
                 return Err(PostError::TooManySges);
             }
             // The operand of an ATOMIC WRITE is inline whatever the queue pair's max_inline_data.
             crate::Payload::Inline(bytes)
                 if bytes.len() > config.cap.max_inline_data as usize
-                    && !matches!(wr.op, SendOp::AtomicWrite { .. }) =>
+                    && Row::of(&wr.op).payload != Suitable::Operand =>
             {
                 return Err(PostError::TooMuchInline);
             }
             _ => {}
         }
-        if !wqe::allowed_on(config.qp_type, &wr.op) || !wqe::payload_fits(wr) {
+        let row = Row::of(&wr.op);
+        if !row.is_offered_by(config.qp_type) || !row.payload.admits(&wr.payload) {
             return Err(PostError::BadOpcode);
         }
         let knows_where = match config.qp_type {
@@ -315,27 +320,8 @@ fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -
 /// The completion of a successful request, if it has one.
 #[inline(always)] // Built in its destination.
 pub(crate) fn success(common: &Common, wr: &SendWr) -> Option<Wc> {
-    is_signaled(common, wr.flags).then(|| success_entry(common, wr))
-}
-
-#[inline(always)]
-fn success_entry(common: &Common, wr: &SendWr) -> Wc {
-    send_entry(common, wr.wr_id, &wr.op, local_len(wr))
-}
-
-fn local_len(wr: &SendWr) -> u32 {
-    wr.payload.len().min(u64::from(u32::MAX)) as u32
-}
-
-/// The completion of a successful short request, if it has one.
-#[inline(always)]
-pub(crate) fn short_completion(common: &Common, wr: &ShortWr) -> Option<Wc> {
     // No closure: compilers may leave it out of line, and build the entry elsewhere first.
-    if is_signaled(common, wr.flags) {
-        Some(send_entry(common, wr.wr_id, &wr.op, wr.local.length))
-    } else {
-        None
-    }
+    if is_signaled(common, wr.flags) { Some(success_entry(common, wr)) } else { None }
 }
 
 #[inline(always)]
@@ -343,17 +329,18 @@ fn is_signaled(common: &Common, flags: SendFlags) -> bool {
     common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
 }
 
-/// The successful completion entry of a request with `local_len` bytes of local memory.
+/// The successful completion entry of a request.
 #[inline(always)]
-fn send_entry(common: &Common, wr_id: u64, op: &SendOp, local_len: u32) -> Wc {
-    let byte_len = match op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => ATOMIC_LEN,
-        _ => local_len,
+fn success_entry(common: &Common, wr: &SendWr) -> Wc {
+    let row = Row::of(&wr.op);
+    let byte_len = match row.answer {
+        Answer::Value => ATOMIC_LEN,
+        _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
     };
     Wc {
-        wr_id,
+        wr_id: wr.wr_id,
         status: WcStatus::Success,
-        opcode: wqe::completion_opcode(op),
+        opcode: row.completion,
         vendor_err: 0,
         byte_len,
         imm: 0,

@@ -199,7 +199,7 @@ impl Model {
             // Bytes that a service provides, after others that do not belong to the message.
             (true, true) => {
                 let source = Arc::new([b"other".as_slice(), &data].concat());
-                Payload::Provided(Provided { source, offset: 5, len })
+                Payload::Provided(Box::new(Provided { source, offset: 5, len }))
             }
             (false, _) => Payload::Sges(sges),
         };

@@ -29,7 +29,7 @@ pub fn send_request(kind: &str, line: &mut Line, peer: IpAddr) -> Result<SendWr,
     let target = match line.number("to_qpn")? {
         Some(qpn) => {
             let qkey = line.small("qkey", 0)?;
-            Some(Target::Datagram(Datagram { path: path_to(peer), qpn: qpn as u32, qkey }))
+            Some(Target::Datagram(Box::new(Datagram { path: path_to(peer), qpn: qpn as u32, qkey })))
         }
         None => line.number("srqn")?.map(|srqn| Target::SharedQueue(srqn as u32)),
     };

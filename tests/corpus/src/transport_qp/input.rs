@@ -263,7 +263,7 @@ impl SendStep {
         let datagram = Datagram { path: path_to(peer), qpn: 0x22, qkey: 5 };
         // The queue that exists, another one, and a number too large for the header.
         let target = match self.value % 4 {
-            0 | 1 => Target::Datagram(datagram),
+            0 | 1 => Target::Datagram(Box::new(datagram)),
             2 => Target::SharedQueue(SRQN + u32::from(self.key % 2)),
             _ => Target::SharedQueue(0x100_0000),
         };
