@@ -234,6 +234,9 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
         assert_eq!(done(wr(add(0), a.sge(0, 8))).status, WcStatus::Success);
         direct(&qa) > 0
     });
+    let listed_before = direct(&qa);
+    assert_eq!(done(a.wr(3, add(0), 0, 8)).status, WcStatus::Success);
+    assert_eq!(direct(&qa), listed_before + 1, "a list of one element is one element");
     let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
     let operations = [
         (add(5), 0, WcOpcode::FetchAdd),

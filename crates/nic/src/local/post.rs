@@ -23,9 +23,9 @@ impl Device {
             _ => return self.reach_atomic(qp, core, wr),
         };
         let Some(lead) = core.local.lead() else { return Reached::No };
-        let copied = match &wr.payload {
-            Payload::Sge(sge) => lead.copy_piece(direction, rkey, va, &self.local_piece(qp, sge)),
-            payload => self.copy_pieces(qp, lead, (direction, rkey, va), payload),
+        let copied = match wr.payload.sges() {
+            Some([sge]) => lead.copy_piece(direction, rkey, va, &self.local_piece(qp, sge)),
+            _ => self.copy_pieces(qp, lead, (direction, rkey, va), &wr.payload),
         };
         lead.tell(&qp.prefetch_hint);
         match copied {
@@ -72,7 +72,7 @@ impl Device {
             SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
             _ => return Reached::No,
         };
-        let (Some(lead), Payload::Sge(sge)) = (core.local.lead(), &wr.payload) else { return Reached::No };
+        let (Some(lead), Some([sge])) = (core.local.lead(), wr.payload.sges()) else { return Reached::No };
         let Local { who, memo, piece, .. } = self.local_piece(qp, sge);
         let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
         let act = |into| lead.atomic_into(rkey, va, op, into);
