@@ -2,7 +2,7 @@
 //! IBVERBS_1.0.
 //!
 //! A program that old finds an empty list of devices, so it never has an object for the other functions; they exist so
-//! that the program starts. See `docs/decisions/0008-verbs-of-2005.md`.
+//! that the program starts. See `docs/decisions/0008-ibverbs-1-0-lists-no-devices.md`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -8,7 +8,7 @@ use crate::errno::{EINVAL, Result};
 /// Reads a field of a structure whose fields were stored one by one just before. The processor can forward only loads
 /// of single fields. Where another structure has the same fields in the same order, compilers load several as one, and
 /// that load waits until all of the stores are in the cache (
-/// [decision 41](../../../docs/decisions/0041-what-was-stored-is-waited-for.md)).
+/// [decision 41](../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)).
 #[inline(always)]
 pub fn by_itself<T: Copy>(field: &T) -> T {
     // SAFETY: a valid reference.

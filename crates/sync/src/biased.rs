@@ -2,7 +2,7 @@
 //!
 //! A locked instruction waits until all earlier stores of the thread are in the cache, and later instructions wait for
 //! it. Several locks around a few bytes are faster without locked instructions. Behind a copy of a page the difference
-//! is small ([decision 42](../../../docs/decisions/0042-locks-lean-and-stores-count.md)).
+//! is small ([decision 42](../../../docs/decisions/0042-biased-locks-and-the-store-buffer.md)).
 //!
 //! ```text
 //!   the biased thread                    another thread, which has locked `others`

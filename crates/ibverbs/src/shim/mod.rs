@@ -7,7 +7,7 @@
 //! (`signals`). Regions larger than memory are notified before the mapping below them changes (`mappings`). A write to
 //! `/dev/infiniband/rdma_cm` is a command to our connection manager (`descriptors`).
 //!
-//! `docs/decisions/0007-one-library-with-the-shim-inside.md` gives the reasons why this is not a library of its own.
+//! `docs/decisions/0007-the-shim-is-part-of-libibverbs.md` gives the reasons why this is not a library of its own.
 
 mod descriptors;
 mod mappings;

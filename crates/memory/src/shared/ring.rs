@@ -118,7 +118,7 @@ impl Default for Stage {
 impl Stage {
     /// Copies what follows the first word, as far as `to` reaches. The stage was written just now, the headers in
     /// pieces of four bytes. A processor forwards to a load only what one store has stored, and otherwise waits until
-    /// all of it is in the cache ([decision 41](../../../../docs/decisions/0041-what-was-stored-is-waited-for.md)):
+    /// all of it is in the cache ([decision 41](../../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)):
     /// `memcpy` loads more at a time, and would wait.
     #[inline]
     fn copy_to(&self, to: &mut [u8]) {

@@ -7,7 +7,7 @@ use rustix::process::{getpriority_process, setpriority_process};
 const STEP: i32 = -10;
 
 /// The priority of the calling thread, which it may raise for a while. That needs CAP_SYS_NICE; without it nothing
-/// happens. `docs/decisions/0035-the-engine-goes-first.md` has the reason.
+/// happens. `docs/decisions/0035-the-engine-raises-its-priority.md` has the reason.
 #[derive(Debug, Default)]
 pub(super) struct Rank {
     /// The nice values before and after, while the priority is raised.
