@@ -25,7 +25,7 @@ CFLAGS ?= -O2 -Wall -Wextra -Werror
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Install everything that any target needs
+setup: ## Install the dependencies of all targets
 	@scripts/setup.sh all
 
 build: ## Build build/bin/terrace and build/lib/terrace/
@@ -34,7 +34,7 @@ build: ## Build build/bin/terrace and build/lib/terrace/
 	crates/ibverbs/link.sh build/lib/terrace
 	install -D $(TARGET_DIR)/release/terrace build/bin/terrace
 
-profile: ## Profile Terrace at work, and build by what was seen, now and later: a small operation within a host takes up to a third less; eight minutes
+profile: ## PGO build, eight minutes: later release builds in this directory use its profile; small same-host operations take up to a third less
 	@scripts/setup.sh profile
 	$(PYTHON) scripts/profile.py
 
@@ -106,7 +106,7 @@ build/endurance/programs/%: tests/endurance/programs/%.c $(BADINPUT_SHARED)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -D_GNU_SOURCE -Itests/badinput/programs -o $@ $< tests/badinput/programs/lab.c -libverbs -lpthread
 
-# What runs on either side of `make interop`.
+# Programs that run on either side of `make interop`.
 interop-programs: build/badinput/programs/endpoint build/interop/programs/mad build/interop/programs/cm_talk build/examples/file_region
 
 demo: build ## Run unmodified RDMA programs, and READ a file larger than the server's memory
@@ -205,7 +205,7 @@ bench-peers-full: build ## The same with all sizes and more rounds, into bench/p
 	-@$(MAKE) --no-print-directory --keep-going peers-programs
 	$(PYTHON) bench/peers/peers.py --full --out bench/peers/results
 
-bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly (WAY=local: without packets)
+bench-term: build ## Measure regions larger than memory as TeRM does: all figures, briefly (WAY=local: over shared memory)
 	@scripts/setup.sh bench
 	build/bin/terrace bench --short $(if $(WAY),--path $(WAY)) bench/term/*.toml
 
@@ -213,7 +213,7 @@ bench-term-full: build ## The same with all points, into bench/term/results, whe
 	@scripts/setup.sh bench
 	build/bin/terrace bench --full $(if $(WAY),--path $(WAY)) --out bench/term/results bench/term/*.toml
 
-lint: ## Check formatting, clippy's and cargo-deny's opinion
+lint: ## Run rustfmt, clippy and cargo-deny
 	@scripts/setup.sh lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- --deny warnings
