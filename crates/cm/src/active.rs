@@ -8,9 +8,10 @@ use terrace_wire::cm::{
 use terrace_wire::port_of;
 
 use crate::connection::{Connection, State, padded};
+use crate::ids::ConnId;
+use crate::listen;
 use crate::manager::{Cm, Error, EventKind};
 use crate::timing::{PATIENCE_CODE, RESPONSE_CODE, RETRIES_CODE, code_to_ns};
-use crate::{ConnId, listen};
 
 /// Parameters of a REQ.
 #[derive(Clone, Debug)]

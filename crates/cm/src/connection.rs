@@ -6,7 +6,7 @@ use terrace_wire::Time;
 use terrace_wire::cm::{MAD_BYTES, Mad, Message};
 use terrace_wire::{Path, ROCE_PORT};
 
-use crate::listen::ListenerId;
+use crate::ids::ListenerId;
 
 /// State of a connection; see the crate's picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

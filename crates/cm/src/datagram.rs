@@ -4,8 +4,8 @@ use terrace_wire::Path;
 use terrace_wire::Time;
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message, SidrRep, SidrReq, SidrStatus};
 
-use crate::ConnId;
 use crate::connection::{Connection, State, padded};
+use crate::ids::ConnId;
 use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 use crate::passive::{behind_header, redirect};

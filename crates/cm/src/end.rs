@@ -4,8 +4,8 @@ use terrace_wire::Path;
 use terrace_wire::Time;
 use terrace_wire::cm::{Answered, Drep, Dreq, Mad, Message, Rej, RejReason};
 
-use crate::ConnId;
 use crate::connection::{Connection, State, padded};
+use crate::ids::ConnId;
 use crate::liveness::NO_QPN;
 use crate::manager::{Cm, Error, EventKind};
 

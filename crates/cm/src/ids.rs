@@ -1,7 +1,30 @@
-//! Communication IDs and PSNs that others cannot guess.
+//! IDs of connections and listeners, and numbers that others cannot guess, for communication IDs and PSNs.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+/// A connection or a SIDR request: its communication ID on the wire, unique within this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnId(pub u32);
+
+/// Position of the process's instance index in a communication ID.
+const SLOT_SHIFT: u32 = 24;
+
+impl ConnId {
+    /// The ID from the process's instance index and a number.
+    pub(crate) fn new(slot: u8, number: u32) -> ConnId {
+        ConnId(u32::from(slot) << SLOT_SHIFT | number & ((1 << SLOT_SHIFT) - 1))
+    }
+
+    /// The instance index of the process whose ID it is.
+    pub(crate) fn slot(self) -> u8 {
+        (self.0 >> SLOT_SHIFT) as u8
+    }
+}
+
+/// ID of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(pub u64);
 
 /// A sequence of numbers from a seed. They come from a cryptographic generator: an observer of some of them, as every
 /// peer is, can compute the others only with the 64-bit seed.

@@ -43,11 +43,7 @@ mod timing;
 pub use active::Connect;
 pub use connection::Agreed;
 pub use datagram::{Answer, Ask};
-pub use listen::ListenerId;
+pub use ids::{ConnId, ListenerId};
 pub use manager::{Cm, Config, Counters, Elsewhere, Error, Event, EventKind, Limits, Transmit};
 pub use passive::Accept;
 pub use timing::Timing;
-
-/// A connection or a SIDR request: its communication ID on the wire, unique within this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnId(pub u32);

@@ -5,13 +5,9 @@ use std::net::IpAddr;
 use terrace_wire::Path;
 use terrace_wire::Time;
 
-use crate::ConnId;
 use crate::connection::{Connection, State};
+use crate::ids::{ConnId, ListenerId};
 use crate::manager::{Cm, Elsewhere, Error};
-
-/// ID of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenerId(pub u64);
 
 /// After a listener was closed, requests for its service are dropped instead of rejected for this long. Programs that
 /// accept one connection close their listener and open another one for the next, at the same port but not always in the
@@ -84,7 +80,7 @@ impl Cm {
 
     /// Drops a request that the program has not taken, as if the network had lost it. A peer that was sent an MRA
     /// is rejected instead: it would not repeat its request for long.
-    pub fn forget_request(&mut self, conn: crate::ConnId, now: Time) {
+    pub fn forget_request(&mut self, conn: ConnId, now: Time) {
         match self.connections.get(&conn) {
             Some(connection) if connection.is_told_to_wait => self.destroy(conn, now),
             Some(_) => self.forget(conn),
@@ -93,7 +89,7 @@ impl Cm {
     }
 
     /// Assigns a request to the program; it no longer counts against its listener's backlog.
-    pub fn take_request(&mut self, conn: crate::ConnId, owner: u64) {
+    pub fn take_request(&mut self, conn: ConnId, owner: u64) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.owner = Some(owner);
         let listener = connection.waits_at.take();

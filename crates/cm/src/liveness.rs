@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use terrace_wire::Time;
 use terrace_wire::cm::{Dreq, Mad, Message};
 
-use crate::ConnId;
 use crate::connection::{Connection, PeerQp, Repeat, State};
+use crate::ids::ConnId;
 use crate::manager::{Cm, EventKind, Transmit};
 
 /// The multicast number, which no queue pair has.

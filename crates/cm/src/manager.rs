@@ -7,11 +7,9 @@ use terrace_wire::Path;
 use terrace_wire::Time;
 use terrace_wire::cm::{IpHeader, MAD_BYTES, Mad, Message, RejReason, Rep, Req, SidrRep};
 
-use crate::ConnId;
 use crate::connection::{Agreed, Connection, PeerQp, Repeat, State};
-use crate::ids::Numbers;
-use crate::listen::{Listener, ListenerId};
-use crate::route;
+use crate::ids::{ConnId, ListenerId, Numbers};
+use crate::listen::Listener;
 use crate::timing::Timing;
 
 /// Configuration of a manager.
@@ -297,7 +295,7 @@ impl Cm {
     /// Adds a connection under an unused communication ID.
     pub(crate) fn insert(&mut self, connection: Connection) -> ConnId {
         let conn = loop {
-            let conn = route::name(self.config.slot, self.numbers.next());
+            let conn = ConnId::new(self.config.slot, self.numbers.next());
             if conn.0 != 0 && !self.connections.contains_key(&conn) {
                 break conn;
             }

@@ -8,8 +8,8 @@ use terrace_wire::cm::{
 };
 use terrace_wire::{Path, QPN_SLOT_SHIFT};
 
-use crate::ConnId;
 use crate::connection::{Agreed, Connection, State, padded};
+use crate::ids::ConnId;
 use crate::listen::Turned;
 use crate::manager::{Cm, Elsewhere, Error, EventKind};
 

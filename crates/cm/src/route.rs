@@ -6,16 +6,8 @@
 
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, Mad, Message};
 
-use crate::ConnId;
+use crate::ids::ConnId;
 use crate::manager::{Cm, Elsewhere};
-
-/// Position of the instance index in a communication ID.
-const SLOT_SHIFT: u32 = 24;
-
-/// A communication ID, from the process's instance index and a number.
-pub(crate) fn name(slot: u8, number: u32) -> ConnId {
-    ConnId(u32::from(slot) << SLOT_SHIFT | number & ((1 << SLOT_SHIFT) - 1))
-}
 
 impl Cm {
     /// The instance index of the other process that a datagram received here is for. `None` if it is for this one, or
@@ -43,7 +35,7 @@ impl Cm {
             Message::Drep(drep) => drep.remote_comm_id,
             Message::SidrRep(rep) => rep.request_id,
         };
-        let slot = (named >> SLOT_SHIFT) as u8;
+        let slot = ConnId(named).slot();
         (slot != self.config.slot).then_some(slot)
     }
 
