@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use crate::abi::ibv_pd;
-use crate::abi::newer::{ibv_buf, ibv_mr_init_attr, mr_init};
+use crate::abi::newer::{ibv_buf, ibv_mr_init_attr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
 use crate::object;
 use crate::pd::{PdObject, Use};
@@ -63,25 +63,6 @@ pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     // SAFETY: made by `ibv_alloc_buf`.
     let buffer = unsafe { Box::from_raw(buf.cast::<Buffer>()) };
     unmap(buffer.c.addr, buffer.c.size);
-}
-
-/// `ibv_reg_buf_mr(3)`.
-///
-/// # Safety
-/// `pd` is null or a protection domain, `buf` null or a buffer.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut ibv_buf,
-    addr: *mut c_void,
-    length: usize,
-    access: std::ffi::c_int,
-) -> *mut crate::abi::ibv_mr {
-    let comp_mask = mr_init::ADDR | mr_init::BUF;
-    let (fd, fd_offset, dmah) = (-1, 0, null_mut());
-    let mut attr = ibv_mr_init_attr { length, access, comp_mask, iova: 0, addr, fd, fd_offset, dmah, buf };
-    // SAFETY: the caller's; the attributes are ours.
-    unsafe { crate::mr::ibv_reg_mr_ex(pd, &raw mut attr) }
 }
 
 /// EINVAL unless the range to register lies within the buffer.

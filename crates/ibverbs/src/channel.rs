@@ -1,6 +1,6 @@
 //! Completion event channels.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -8,7 +8,6 @@ use terrace_nic::{CompChannel, Error};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::context::Context;
-use crate::cq::CqObject;
 use crate::errno::{Result, minus_one, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::room;
@@ -92,18 +91,4 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         }
     };
     minus_one(get())
-}
-
-/// `ibv_ack_cq_events(3)`.
-///
-/// # Safety
-/// `cq` is null or a completion queue.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    // SAFETY: the caller's.
-    if let Ok(object) = unsafe { borrow::<CqObject>(cq.cast()) } {
-        // A share: a thread that destroys the queue may be woken, and free the object, before this call returns.
-        let cq = object.cq().clone();
-        cq.ack_events(count);
-    }
 }

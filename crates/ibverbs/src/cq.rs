@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use terrace_nic::{Cq, CqInit, Wc};
@@ -239,6 +239,20 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
         Ok(object.cq.request_notify(solicited_only != 0)?)
     };
     status(arm())
+}
+
+/// `ibv_ack_cq_events(3)`.
+///
+/// # Safety
+/// `cq` is null or a completion queue.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: the caller's.
+    if let Ok(object) = unsafe { borrow::<CqObject>(cq.cast()) } {
+        // A share: a thread that destroys the queue may be woken, and free the object, before this call returns.
+        let cq = object.cq().clone();
+        cq.ack_events(count);
+    }
 }
 
 /// The completion queue that a create verb names.

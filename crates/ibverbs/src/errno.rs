@@ -71,3 +71,13 @@ impl From<terrace_nic::Error> for Errno {
         Errno(error.errno())
     }
 }
+
+impl From<terrace_cm::Error> for Errno {
+    fn from(error: terrace_cm::Error) -> Errno {
+        match error {
+            terrace_cm::Error::TooMany => ENOMEM,
+            terrace_cm::Error::InUse => Errno(libc::EADDRINUSE),
+            _ => EINVAL,
+        }
+    }
+}

@@ -15,11 +15,11 @@
 //! |---|---|
 //! | the path shim's tree is made (`shim/tree.rs`, `MAKING`) | held. Lookups take no lock: they read a pointer to memory that is never freed |
 //! | the C library's functions are looked up (`dlsym`, the dynamic linker's lock) | done when the library is loaded (`shim/real.rs`) |
-//! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is read: once per process | `ONCE`, held |
+//! | the log is started, the identity and settings are read, the handlers for faults are installed, a fault plan is read: once per process (`once.rs`, `ONCE`) | held |
 //! | a served mapping begins or ceases to be one (`paged/table.rs`, `TABLE`) | held; the child forgets the tier with all of its locks and threads |
 //! | the shared NIC is opened or closed (`nic.rs`, `SHARED`) | held; the child forgets it |
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
-//! | a device joins the list (`DEVICES`) | held |
+//! | a device joins the list (`nic.rs`, `DEVICES`) | held |
 //! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other locks are held; the child starts an engine of its own |
 //! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding.rs`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and removes its parent's devices from the list |
 //! | a lock's waiters are listed | locks are words, and the kernel lists their waiters (`sync/src/futex.rs`); a table in the process, as `parking_lot` has, may be locked in the child. Locks that a child may take are in this table all the same |
@@ -48,39 +48,33 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{MutexGuard, Weak};
 
 use terrace_faults::Faults;
 use terrace_memory::fault;
-use terrace_nic::{Device, ForkPause};
+use terrace_nic::ForkPause;
 use tracing::level_filters::LevelFilter;
 
 use crate::errno::{Errno, Result};
 use crate::log::tell_user;
+use crate::once::once;
 use crate::paged::{self, ForkHold};
-use crate::{nic, rdma_cm, shim, xrcd};
+use crate::rdma_cm::service;
+use crate::shim::{real, tree};
+use crate::{nic, xrcd};
 
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_int = 2;
 
-type Devices = Vec<Weak<Device>>;
-
-/// The devices of this process, to be paused around a fork.
-static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
-
-/// Held by a thread that does once-per-process work. While it is held, no other lock of this table is taken but a
-/// device's.
-static ONCE: Mutex<()> = Mutex::new(());
-
 /// The locks that the forking thread holds.
 struct Paused {
     pauses: Vec<ForkPause>,
-    rdma_cm: rdma_cm::Hold,
-    _devices: MutexGuard<'static, Devices>,
+    service: service::Hold,
+    _devices: MutexGuard<'static, nic::Devices>,
     _once: MutexGuard<'static, ()>,
     xrcd: xrcd::Hold,
     nic: nic::Hold,
-    _shim: shim::Hold,
+    _tree: tree::Hold,
     paged: ForkHold,
 }
 
@@ -88,23 +82,13 @@ struct Paused {
 /// the dynamic linker lock.
 static PAUSED: AtomicPtr<Paused> = AtomicPtr::new(null_mut());
 
-fn devices() -> MutexGuard<'static, Devices> {
-    // Nothing panics while it holds the list; after a panic the list would still be valid.
-    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// To be held during once-per-process work: a child finds it done, or not begun.
-pub fn once() -> MutexGuard<'static, ()> {
-    ONCE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The dynamic linker calls this when it has loaded the library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
 
 extern "C" fn on_load() {
-    shim::find_all();
+    real::find_all();
     // An allocator that is not the C library's installs hooks of its own when it is first used. Its hooks have to be
     // installed before ours, so that it is usable within ours. `black_box` keeps the compiler from removing the
     // allocation.
@@ -146,26 +130,19 @@ pub fn install() -> Result<()> {
     note(&NOTED, || if unsafe { libc::atexit(at_exit) } == 0 { 0 } else { libc::ENOMEM })
 }
 
-/// Adds a device to those that forks pause.
-pub fn track(device: &Arc<Device>) {
-    let mut devices = devices();
-    devices.retain(|other| other.strong_count() > 0);
-    devices.push(Arc::downgrade(device));
-}
-
 /// Takes every lock, so that a child finds nothing half done. See the table at the top.
 extern "C" fn before() {
     // First, because a thread that holds it may need the devices to go on.
     let paged = paged::hold_for_fork();
-    let shim = shim::hold_for_fork();
+    let tree = tree::hold_for_fork();
     let nic = nic::hold_for_fork();
     let xrcd = xrcd::hold_for_fork();
     let once = once();
-    let devices = devices();
+    let devices = nic::devices();
     let pauses = devices.iter().filter_map(Weak::upgrade).map(|device| device.pause_for_fork()).collect();
     // Last, because an engine that is to pause may be handling a datagram there.
-    let rdma_cm = rdma_cm::hold_for_fork();
-    let paused = Paused { pauses, paged, _shim: shim, nic, xrcd, _once: once, rdma_cm, _devices: devices };
+    let service = service::hold_for_fork();
+    let paused = Paused { pauses, paged, _tree: tree, nic, xrcd, _once: once, service, _devices: devices };
     PAUSED.store(Box::into_raw(Box::new(paused)), Ordering::Relaxed);
 }
 
@@ -185,9 +162,9 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     fault::note_process();
     if let Some(paused) = take_paused() {
-        let Paused { pauses, rdma_cm, _devices, _once, xrcd, nic, _shim, paged } = *paused;
+        let Paused { pauses, service, _devices, _once, xrcd, nic, _tree, paged } = *paused;
         pauses.into_iter().rev().for_each(ForkPause::resume_in_child);
-        rdma_cm::forget_in_child(rdma_cm);
+        service::forget_in_child(service);
         xrcd::forget_in_child(xrcd);
         nic::forget_in_child(nic);
         paged.forget_in_child();
@@ -196,12 +173,8 @@ extern "C" fn in_child() {
 
 /// Sends what the devices have deferred, except what a thread in the middle of a verb holds.
 extern "C" fn at_exit() {
-    rdma_cm::say_goodbye();
-    let devices = match DEVICES.try_lock() {
-        Ok(devices) => devices,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return,
-    };
+    service::say_goodbye();
+    let Some(devices) = nic::try_devices() else { return };
     devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
     drop(devices);
     tell_of_faults();

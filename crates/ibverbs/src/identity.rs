@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock};
 use terrace_nic::{Device, DeviceConfig, Error, Gid, OpenError, PathChoice, PortConfig};
 
 use crate::errno::{Errno, Result};
-use crate::{fork, log};
+use crate::log;
+use crate::once::once;
 
 /// Values that stay the same while the process lives.
 pub struct Identity {
@@ -15,7 +16,7 @@ pub struct Identity {
     pub gids: Vec<Gid>,
 }
 
-/// Set with [`fork::once`].
+/// Set with [`once`] held.
 static IDENTITY: OnceLock<Identity> = OnceLock::new();
 
 /// Opens a NIC as configured by `TERRACE_ADDR` and the other variables.
@@ -23,7 +24,7 @@ static IDENTITY: OnceLock<Identity> = OnceLock::new();
 /// # Errors
 /// The errno that fits; one line on standard error says what is wrong, since an errno cannot.
 pub fn open_device() -> Result<Arc<Device>> {
-    let _once = fork::once();
+    let _once = once();
     log::install();
     let device = open(port()?, |_| ())?;
     IDENTITY.get_or_init(|| describe(&device));
@@ -35,7 +36,7 @@ pub fn open_device() -> Result<Arc<Device>> {
 /// # Errors
 /// The errno that fits. The user is not told: the program did not ask for this NIC.
 pub fn open_front() -> Result<Arc<Device>> {
-    let _once = fork::once();
+    let _once = once();
     // A forwarded packet must not be corrupted twice.
     let port = PortConfig { slot: Some(0), fault_plan: None, ..port()? };
     let port = port.open().map_err(|error| Errno(Error::from(&error).errno()))?;
@@ -50,7 +51,7 @@ pub fn get() -> Result<&'static Identity> {
     if let Some(identity) = IDENTITY.get() {
         return Ok(identity);
     }
-    let _once = fork::once();
+    let _once = once();
     // Another thread may have set it meanwhile.
     if let Some(identity) = IDENTITY.get() {
         return Ok(identity);

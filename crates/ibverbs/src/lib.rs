@@ -42,6 +42,8 @@ mod mw;
 mod neighbour;
 mod nic;
 mod object;
+mod once;
+mod open;
 mod paged;
 mod pd;
 #[allow(non_snake_case, non_upper_case_globals)]

@@ -23,7 +23,7 @@ impl Write for StandardError {
 }
 
 /// Starts the log once per process. Unknown levels mean the default, warnings; a program's own subscriber stays. The
-/// caller has [`fork::once`](crate::fork::once).
+/// caller holds [`once`](crate::once::once).
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {

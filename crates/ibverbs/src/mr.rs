@@ -1,6 +1,7 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,11 +9,12 @@ use terrace_memory::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
 use terrace_sync::Mutex;
 
-use crate::abi::newer::{ibv_mr_init_attr, mr_init};
+use crate::abi::newer::{ibv_buf, ibv_mr_init_attr, mr_init};
 use crate::abi::{
     IB_UVERBS_ACCESS_OPTIONAL_FIRST, IB_UVERBS_ACCESS_OPTIONAL_LAST, IBV_REREG_MR_CHANGE_ACCESS,
     IBV_REREG_MR_CHANGE_PD, IBV_REREG_MR_CHANGE_TRANSLATION, ibv_mr, ibv_pd, ibv_sge,
 };
+use crate::buffer;
 use crate::context::Context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
@@ -188,13 +190,32 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
         }
         if attr.comp_mask & mr_init::BUF != 0 {
             // SAFETY: the caller's.
-            unsafe { crate::buffer::check_range(pd, attr)? };
+            unsafe { buffer::check_range(pd, attr)? };
         }
         let iova = if attr.comp_mask & mr_init::IOVA != 0 { attr.iova } else { attr.addr as u64 };
         // SAFETY: the caller's.
         unsafe { register_range(pd, attr.addr, attr.length, iova, attr.access as c_uint) }
     };
     pointer(register())
+}
+
+/// `ibv_reg_buf_mr(3)`.
+///
+/// # Safety
+/// `pd` is null or a protection domain, `buf` null or a buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    let comp_mask = mr_init::ADDR | mr_init::BUF;
+    let (fd, fd_offset, dmah) = (-1, 0, null_mut());
+    let mut attr = ibv_mr_init_attr { length, access, comp_mask, iova: 0, addr, fd, fd_offset, dmah, buf };
+    // SAFETY: the caller's; the attributes are ours.
+    unsafe { ibv_reg_mr_ex(pd, &raw mut attr) }
 }
 
 /// `ibv_rereg_mr(3)`: the keys stay. Addresses that peers use follow the new address.

@@ -10,14 +10,15 @@
 //! ([`stand_in`]).
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use terrace_nic::{Device, Gid};
 use terrace_wire::ROCE_PORT;
 
 use crate::backings::ProgramFiles;
 use crate::errno::Result;
-use crate::{fork, identity, rdma_cm, room};
+use crate::rdma_cm::forwarding;
+use crate::{identity, room};
 
 /// The NIC that may be shared.
 #[derive(Default)]
@@ -47,6 +48,34 @@ fn shared() -> MutexGuard<'static, Shared> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The devices of this process, those that only forward among them.
+pub type Devices = Vec<Weak<Device>>;
+
+/// See [`devices`].
+static DEVICES: Mutex<Devices> = Mutex::new(Vec::new());
+
+/// The devices of this process, to be paused around a fork.
+pub fn devices() -> MutexGuard<'static, Devices> {
+    // As above.
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same; `None` while another thread has the list.
+pub fn try_devices() -> Option<MutexGuard<'static, Devices>> {
+    match DEVICES.try_lock() {
+        Ok(devices) => Some(devices),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Adds a device to the list.
+fn track(device: &Arc<Device>) {
+    let mut devices = devices();
+    devices.retain(|other| other.strong_count() > 0);
+    devices.push(Arc::downgrade(device));
+}
+
 /// Keeps other threads from opening and closing NICs while the process forks.
 pub struct Hold(MutexGuard<'static, Shared>);
 
@@ -64,9 +93,9 @@ fn open() -> Result<Arc<Device>> {
 /// Registers a NIC wherever every NIC has to be registered.
 fn introduce(device: &Arc<Device>) {
     device.set_backings(Arc::new(ProgramFiles));
-    fork::track(device);
+    track(device);
     device.join_colocated();
-    rdma_cm::show_the_way(device);
+    forwarding::serve_without_manager(device);
 }
 
 /// A NIC for a context.
@@ -106,7 +135,6 @@ pub fn closed_by_context(device: &Arc<Device>) {
 /// # Errors
 /// Those of [`identity::open_device`]; EMFILE when the process has no descriptors left for one.
 pub fn for_service() -> Result<Arc<Device>> {
-    fork::install()?;
     let mut shared = shared();
     let device = match &shared.device {
         Some(device) => device.clone(),

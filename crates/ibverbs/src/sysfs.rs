@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::errno::{EINVAL, Errno, Result};
-use crate::shim::redirected;
+use crate::shim::redirect::redirected;
 
 /// The path of sysfs.
 #[unsafe(no_mangle)]

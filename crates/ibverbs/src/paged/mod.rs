@@ -23,12 +23,12 @@ use terrace_tier::TierConfig;
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;
 use crate::errno::{EINVAL, Result};
-use crate::fork;
 use crate::log::tell_user;
+use crate::once::once;
 use settings::Settings;
 
 /// The settings in the environment, or what is wrong with them.
-/// Read when a device is opened, with [`fork::once`]; ready from then on.
+/// Read when a device is opened, with [`once`] held; ready from then on.
 fn settings() -> &'static std::result::Result<Option<Settings>, String> {
     static SETTINGS: OnceLock<std::result::Result<Option<Settings>, String>> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
@@ -39,7 +39,7 @@ fn settings() -> &'static std::result::Result<Option<Settings>, String> {
 /// # Errors
 /// EINVAL, after the user was told what is wrong.
 pub fn check_environment() -> Result<()> {
-    let _once = fork::once();
+    let _once = once();
     let problem = match settings() {
         Ok(None) => return Ok(()),
         Ok(Some(settings)) => terrace_tier::check_budget(&TierConfig::new(settings.dram_bytes))

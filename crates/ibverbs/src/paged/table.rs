@@ -21,7 +21,7 @@ use super::settings::{Mode, Settings};
 use super::{churn, ranges};
 use crate::errno::{ENOMEM, Errno, Result};
 use crate::log::tell_user;
-use crate::shim::without_signals;
+use crate::shim::signals::without_signals;
 
 /// A mapping that is served.
 pub struct Served {

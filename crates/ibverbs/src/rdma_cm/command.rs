@@ -12,10 +12,11 @@ use super::abi::{
     Fields, HEADER_BYTES, PRIVATE_BYTES,
 };
 use super::attributes::{self, DEFAULT_QKEY};
+use super::clock::now;
 use super::connecting::{bind, connect, listen, resolve_address};
 use super::descriptor::{self, FileId};
 use super::id::{Id, Stage, Waiting};
-use super::service::{self, Service, now, with};
+use super::service::{self, Service, with};
 use crate::abi::{IBV_EVENT_COMM_EST, IBV_QPT_RC, IBV_QPT_UD, ib_uverbs_qp_attr};
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::identity;
@@ -259,13 +260,13 @@ impl Call<'_> {
             let id = service.ids.get(self.file, number)?;
             let conn = connection_of(id)?;
             if !param.valid {
-                return service.cm.establish(now(), conn).map_err(refused);
+                return service.cm.establish(now(), conn).map_err(Errno::from);
             }
             id.uid = uid;
             if id.is_ud() {
                 let qkey = if param.qkey == 0 { DEFAULT_QKEY } else { param.qkey };
                 let answer = terrace_cm::Answer { qpn: param.qp_num, qkey, private_data: param.private_data };
-                return service.cm.answer(now(), conn, &answer).map_err(refused);
+                return service.cm.answer(now(), conn, &answer).map_err(Errno::from);
             }
             let accept = Accept {
                 qpn: param.qp_num,
@@ -276,7 +277,7 @@ impl Call<'_> {
                 srq: param.srq,
                 private_data: param.private_data,
             };
-            service.cm.accept(now(), conn, &accept).map_err(refused)
+            service.cm.accept(now(), conn, &accept).map_err(Errno::from)
         })
     }
 
@@ -291,7 +292,7 @@ impl Call<'_> {
         };
         with(|service| {
             let conn = connection_of(service.ids.get(self.file, self.fields.u32(0)?)?)?;
-            service.cm.reject(now(), conn, reason, private).map_err(refused)
+            service.cm.reject(now(), conn, reason, private).map_err(Errno::from)
         })
     }
 
@@ -367,7 +368,7 @@ impl Call<'_> {
             if event != IBV_EVENT_COMM_EST {
                 return Err(EINVAL);
             }
-            service.cm.note_traffic(now(), conn).map_err(refused)
+            service.cm.note_traffic(now(), conn).map_err(Errno::from)
         })
     }
 
@@ -392,15 +393,6 @@ const _: () = assert!(size_of::<ib_uverbs_qp_attr>() == QP_ATTR_BYTES);
 
 fn connection_of(id: &Id) -> Result<ConnId> {
     id.conn.ok_or(EINVAL)
-}
-
-/// The errno for an error of the connection manager.
-pub fn refused(error: terrace_cm::Error) -> Errno {
-    match error {
-        terrace_cm::Error::TooMany => Errno(libc::ENOMEM),
-        terrace_cm::Error::InUse => Errno(libc::EADDRINUSE),
-        _ => EINVAL,
-    }
 }
 
 /// Takes the oldest event of a file. A connection request becomes an identifier now.

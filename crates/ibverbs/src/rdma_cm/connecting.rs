@@ -8,12 +8,12 @@ use terrace_wire::cm::{IpHeader, PortSpace, Transport, service_id};
 
 use super::abi::{ConnParam, gid_of};
 use super::attributes::{ACK_TIMEOUT, mtu_code};
-use super::command::refused;
+use super::clock::now;
 use super::descriptor::FileId;
 use super::id::{Id, Stage};
 use super::rendezvous::{self, Claim};
 use super::resolve::{self, Source};
-use super::service::{Service, now};
+use super::service::Service;
 use crate::abi::{IBV_QPT_RC, IBV_QPT_UC};
 use crate::errno::{EINVAL, Errno, Result};
 
@@ -135,7 +135,7 @@ pub fn connect(service: &mut Service, file: FileId, number: u32, param: ConnPara
         let connect = request(id, &device, source, &ask, param)?;
         service.cm.connect(now(), number.into(), &connect)
     };
-    let conn = conn.map_err(refused)?;
+    let conn = conn.map_err(Errno::from)?;
     let id = service.ids.get(file, number)?;
     (id.conn, id.stage) = (Some(conn), Stage::Connecting);
     Ok(())
@@ -181,7 +181,7 @@ pub fn listen(service: &mut Service, file: FileId, number: u32, backlog: u32) ->
     let (space, address) = (id.space, id.source.map(|source| source.address));
     let listener = ListenerId(service.next_listener);
     service.next_listener += 1;
-    service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(refused)?;
+    service.cm.listen(listener, service_id(space, local.port()), address, backlog).map_err(Errno::from)?;
     let id = service.ids.get(file, number)?;
     // Last: requesters that find the name send requests at once.
     if let Err(errno) = id.claims.iter_mut().try_for_each(|claim| claim.listen(device.slot())) {

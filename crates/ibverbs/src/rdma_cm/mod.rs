@@ -16,28 +16,31 @@
 //! | `resolve` | which of our addresses, and which queue pair 1 of the peer, a connection uses |
 //! | `rendezvous` | which process of this host listens where |
 //! | `tell` | the connection manager's events for programs |
-//! | `service` | the process's connection manager: its NIC, its thread, its lock |
+//! | `service`, `clock` | the process's connection manager: its NIC, its thread, its lock; its clock |
+//! | `forwarding` | datagrams for other processes of this host, and those that come without a connection manager |
 //!
 //! `docs/decisions/0027-connections-by-address.md` gives the reasons for this design.
 
 mod abi;
 mod attributes;
+mod clock;
 mod command;
 mod connecting;
 mod descriptor;
+pub mod forwarding;
 mod id;
 mod rendezvous;
 mod resolve;
-mod service;
+pub mod service;
 mod tell;
 
 use std::ffi::{c_int, c_void};
 
 pub use descriptor::{device_number, is_channel};
-pub use service::{Hold, forget_in_child, hold_for_fork, say_goodbye, show_the_way};
 
 use crate::errno::Errno;
-use crate::shim::without_signals;
+use crate::fork;
+use crate::shim::signals::without_signals;
 
 /// Whether a path is the device's.
 pub fn is_device(path: &[u8]) -> bool {
@@ -52,7 +55,7 @@ pub fn is_ours(fd: c_int) -> bool {
 /// `open(2)` of the device.
 pub fn open(flags: c_int) -> c_int {
     // A signal handler may use the device as well, or fork.
-    match without_signals(|| service::open_channel(flags)) {
+    match without_signals(|| fork::install().and_then(|()| service::open_channel(flags))) {
         Ok(fd) => fd,
         Err(errno) => {
             errno.set();

@@ -7,7 +7,7 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use terrace_cm::{Cm, Config, Limits, Timing, Transmit};
 use terrace_nic::{Device, Probe, Time};
 use terrace_wire::Path;
-use terrace_wire::cm::{CM_CLASS, service_of};
+use terrace_wire::cm::CM_CLASS;
 
 use super::attributes::mtu_code;
+use super::clock::now;
 use super::descriptor::{self, FileId};
+use super::forwarding::{forward_or_handle, serve_without_manager};
 use super::id::{File, Ids};
-use super::rendezvous;
-use super::resolve::own_address;
 use crate::errno::{ENOMEM, Errno, Result};
-use crate::shim::without_signals;
-use crate::{fork, identity, nic};
+use crate::shim::signals::without_signals;
+use crate::{identity, nic};
 
 /// A process's connection manager.
 pub struct Service {
@@ -46,14 +46,6 @@ static SERVICE: Mutex<Option<Box<Service>>> = Mutex::new(None);
 
 fn locked() -> MutexGuard<'static, Option<Box<Service>>> {
     SERVICE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Nanoseconds of the monotonic clock.
-pub fn now() -> Time {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a structure to be written to. The clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    Time(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
 /// Runs `work` on the connection manager, then sends the datagrams and queues the events that resulted.
@@ -102,7 +94,6 @@ pub fn ensure_device() -> Result<()> {
 /// # Errors
 /// EMFILE and similar errors.
 pub fn open_channel(flags: c_int) -> Result<RawFd> {
-    fork::install()?;
     identity::get()?;
     let mut service = locked();
     let service = match &mut *service {
@@ -327,53 +318,15 @@ fn random_seed() -> Result<u64> {
     if got == 8 { Ok(u64::from_ne_bytes(seed)) } else { Err(Errno::last()) }
 }
 
-/// The slot of another process of this host that listens for a service at one of a device's addresses.
-fn elsewhere(device: &Device, service_id: u64, address: IpAddr) -> Option<u8> {
-    let (space, port) = service_of(service_id)?;
-    let own = own_address(device.gids(), address)?;
-    let slot = rendezvous::find_lately(space, port, own.address)?;
-    (slot != device.slot()).then_some(slot)
-}
-
 /// Handles a datagram. Called by the thread that makes progress on the NIC.
 fn receive(path: &Path, bytes: &[u8]) {
     let handled = with(|service| {
         let Some(device) = service.device.clone() else { return Ok(()) };
-        take_in(&mut service.cm, &device, path, bytes);
+        forward_or_handle(&mut service.cm, &device, path, bytes);
         Ok(())
     });
     // Fails in a child of the process that owns the NIC: the parent receives the datagram, too.
     let _ = handled;
-}
-
-/// Forwards a datagram to the process of this host that it is for, or else has the connection manager handle it.
-fn take_in(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]) {
-    let elsewhere = |service, address| elsewhere(device, service, address);
-    if let Some(slot) = cm.meant_for(path, bytes, &elsewhere)
-        // It may get lost, as any datagram.
-        && !matches!(device.pass_on_management(slot, path, bytes), Ok(false))
-    {
-        return;
-    }
-    cm.handle_mad(now(), path, bytes, &elsewhere);
-}
-
-/// Has a NIC serve connection requests while its process has no connection manager: a request for another process is
-/// forwarded to that process, and a request without a listener is refused. No state is kept.
-pub fn show_the_way(device: &Arc<Device>) {
-    let weak = Arc::downgrade(device);
-    let handler = move |path: &Path, bytes: &[u8]| {
-        let Some(device) = weak.upgrade() else { return };
-        let limits = Limits { connections_max: 0, ..Limits::default() };
-        let (guid, slot) = (device.node_guid(), device.slot());
-        let mut cm = Cm::new(Config { guid, slot, path_mtu: 5, seed: 0, timing: Timing::default(), limits });
-        take_in(&mut cm, &device, path, bytes);
-        while let Some(transmit) = cm.poll_transmit() {
-            // It may get lost, as any datagram.
-            let _ = device.send_management(&transmit.path, &transmit.bytes);
-        }
-    };
-    device.on_management_class(CM_CLASS, Arc::new(handler));
 }
 
 /// How long a probe's refusal is waited for, and how many probes at a time; refusals of further probes are not noticed.
@@ -404,7 +357,7 @@ fn run() {
         })
         .and_then(|()| with(|service| Ok(service.is_unused().then(|| service.device.take()).flatten())));
         if let Ok(Some(device)) = unused {
-            show_the_way(&device);
+            serve_without_manager(&device);
             drop(device);
             nic::released_by_service();
         }

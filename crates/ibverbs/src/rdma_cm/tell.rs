@@ -5,9 +5,10 @@ use terrace_wire::Path;
 use terrace_wire::cm::{IP_HEADER_BYTES, IpHeader, SidrStatus, Transport};
 
 use super::abi::{Answer, ConnParam, EVENT_BYTES, EventCode, UdParam, gid_of};
+use super::clock::now;
 use super::id::Request;
 use super::resolve::Source;
-use super::service::{Service, now};
+use super::service::Service;
 use crate::abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_qp_type};
 
 impl Service {

@@ -12,12 +12,7 @@
 mod descriptors;
 mod mappings;
 mod paths;
-mod real;
-mod redirect;
-mod signals;
-mod tree;
-
-pub use real::find_all;
-pub use redirect::redirected;
-pub use signals::without_signals;
-pub use tree::{Hold, hold_for_fork};
+pub mod real;
+pub mod redirect;
+pub mod signals;
+pub mod tree;
