@@ -1,13 +1,8 @@
 //! Extended completion queues: entries are read field by field, between `start_poll` and `end_poll`.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use lock_api::RawMutex as _;
-use terrace_nic::{Time, Wc};
-use terrace_sync::{Mutex, RawMutex};
+use terrace_nic::Wc;
 
 use crate::abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
@@ -16,12 +11,10 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::{CqObject, CqRequest};
-use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result, pointer};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result, pointer};
+use crate::extended_poll::{Entry, ExtendedPoll};
 use crate::object::{self, borrow};
 use crate::pd::PdObject;
-
-/// Entries taken from the NIC at a time.
-const BATCH: usize = 16;
 
 /// Fields that need the time of each completion.
 const TIME_FLAGS: u64 =
@@ -30,98 +23,17 @@ const TIME_FLAGS: u64 =
 /// All fields of `ibv_wc`, a VLAN tag, which is always none, and times.
 const SUPPORTED_WC_FLAGS: u64 = (IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_CVLAN) as u64 | TIME_FLAGS;
 
-/// An entry, and the time of its completion.
-type Entry = (Wc, Time);
-
-/// The state of an extended poll, from `start_poll` to `end_poll`.
-pub struct ExtendedPoll {
-    /// Held from a successful `start_poll` to `end_poll`.
-    session: RawMutex,
-    /// The entry that the read functions return; accessed only while the session is held.
-    current: UnsafeCell<Entry>,
-    ahead: Mutex<Ahead>,
-    /// See [`ExtendedPoll::wall_clock_lead_ns`].
-    lead_ns: AtomicU64,
-}
-
-// SAFETY: `current` is touched only by the thread that holds the session.
-unsafe impl Sync for ExtendedPoll {}
-
-/// Entries taken from the NIC and not yet read.
-#[derive(Default)]
-struct Ahead {
-    entries: [Entry; BATCH],
-    next: usize,
-    end: usize,
-}
-
-impl ExtendedPoll {
-    fn new() -> ExtendedPoll {
-        ExtendedPoll {
-            session: RawMutex::INIT,
-            current: UnsafeCell::default(),
-            ahead: Mutex::new(Ahead::default()),
-            lead_ns: AtomicU64::new(0),
-        }
-    }
-
-    /// How far the wall clock is ahead of the device's. It never falls, so that times never go backwards, not even
-    /// after the wall clock has been set back.
-    fn wall_clock_lead_ns(&self, now: impl FnOnce() -> Time) -> u64 {
-        let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        // Read second: a delay between the two makes the lead smaller, never larger than it is.
-        let lead_ns = wall_ns.saturating_sub(now().0);
-        self.lead_ns.fetch_max(lead_ns, Relaxed).max(lead_ns)
-    }
-
-    /// Takes entries that an extended poll left over, for a plain poll. Returns how many.
-    pub fn take_prefetched(&self, wanted: usize, mut take: impl FnMut(usize, &Wc)) -> usize {
-        let mut ahead = self.ahead.lock();
-        let count = wanted.min(ahead.end - ahead.next);
-        let first = ahead.next;
-        ahead.entries[first..first + count].iter().enumerate().for_each(|(at, (wc, _))| take(at, wc));
-        ahead.next += count;
-        count
-    }
-
-    /// Drops the entries of a queue pair that was reset or destroyed.
-    pub fn purge(&self, qpn: u32) {
-        let mut ahead = self.ahead.lock();
-        let (next, mut kept) = (ahead.next, ahead.next);
-        for index in next..ahead.end {
-            if ahead.entries[index].0.qpn != qpn {
-                ahead.entries[kept] = ahead.entries[index];
-                kept += 1;
-            }
-        }
-        ahead.end = kept;
-    }
-}
-
 /// Steps to the next entry: ENOENT when there is none.
-fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
-    let mut ahead = poll.ahead.lock();
-    if ahead.next == ahead.end {
-        let mut entries = [Entry::default(); BATCH];
-        let mut count = 0;
-        let polled = object.cq().poll_timed(BATCH, &mut |wc, time| {
-            entries[count] = (*wc, time);
-            count += 1;
-        });
-        *ahead = Ahead { entries, next: 0, end: count };
-        polled?;
-        if count == 0 {
-            return Err(Errno(libc::ENOENT));
-        }
-    }
-    let entry = ahead.entries[ahead.next];
-    ahead.next += 1;
-    // SAFETY: this thread holds the session.
-    unsafe { poll.current.get().write(entry) };
+///
+/// # Safety
+/// The calling thread holds the session.
+unsafe fn advance(object: &CqObject, poll: &ExtendedPoll) -> Result<()> {
+    // SAFETY: the caller's.
+    let (wc, _) = unsafe { poll.advance(object.cq())? };
     // SAFETY: our own structure; these two fields are the poll functions' to write.
     unsafe {
-        (*object.as_c()).wr_id = entry.0.wr_id;
-        (*object.as_c()).status = entry.0.status as u32;
+        (*object.as_c()).wr_id = wc.wr_id;
+        (*object.as_c()).status = wc.status as u32;
     }
     Ok(())
 }
@@ -148,27 +60,23 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
             return Err(EINVAL);
         }
-        poll.session.lock();
-        advance(object, poll).inspect_err(|_| {
-            // SAFETY: locked above by this thread; a poll that finds nothing is over.
-            unsafe { poll.session.unlock() }
-        })
+        poll.begin();
+        // SAFETY: begun above by this thread; a poll that finds nothing is over.
+        unsafe { advance(object, poll).inspect_err(|_| poll.end()) }
     };
     code(start())
 }
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above; the program is in a session.
-    code(unsafe { sessions(cq) }.and_then(|(object, poll)| advance(object, poll)))
+    code(unsafe { sessions(cq).and_then(|(object, poll)| advance(object, poll)) })
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: as above.
     let Ok((_, poll)) = (unsafe { sessions(cq) }) else { return };
-    if poll.session.is_locked() {
-        // SAFETY: the program ends the session that its successful `start_poll` began.
-        unsafe { poll.session.unlock() };
-    }
+    // SAFETY: the program ends the session that its successful `start_poll` began.
+    unsafe { poll.end() };
 }
 
 /// The current entry.
@@ -180,7 +88,7 @@ fn entry(cq: *mut ibv_cq_ex) -> Entry {
     // SAFETY: only extended completion queues carry the read functions, and they are for use within a session.
     match unsafe { sessions(cq) } {
         // SAFETY: the calling thread holds the session.
-        Ok((_, poll)) => unsafe { *poll.current.get() },
+        Ok((_, poll)) => unsafe { poll.current() },
         Err(_) => Entry::default(),
     }
 }

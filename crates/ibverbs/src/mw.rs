@@ -3,18 +3,14 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use terrace_nic::{Mw, MwBind, MwKind, SendFlags};
+use terrace_nic::{Mw, MwKind};
 
-use crate::abi::{
-    IBV_ACCESS_ZERO_BASED, IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd,
-    ibv_qp,
-};
+use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind_info, ibv_pd};
 use crate::context::Context;
 use crate::errno::{EINVAL, Result, pointer, status};
 use crate::mr::MrObject;
-use crate::object::{self, CPart, Object, borrow, retire};
+use crate::object::{CPart, Object, borrow, retire};
 use crate::pd::{PdObject, Use};
-use crate::qp::QpObject;
 use crate::room;
 
 /// `ibv_mw`.
@@ -97,35 +93,4 @@ pub unsafe fn bound_region(info: &ibv_mw_bind_info) -> Result<u32> {
     }
     // SAFETY: the caller's.
     Ok(unsafe { borrow::<MrObject>(info.mr)? }.mr().lkey())
-}
-
-/// `ibv_bind_mw(3)`, for windows of type 1.
-///
-/// # Safety
-/// `qp` is a queue pair, `mw` a window, `bind` attributes, or any of them null.
-pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
-    let post = || {
-        // SAFETY: the caller's.
-        let (queue_pair, window, bind) =
-            unsafe { (borrow::<QpObject>(qp.cast())?, borrow::<MwObject>(mw)?, object::read(bind)?) };
-        let info = &bind.bind_info;
-        // Zero-based windows are type 2 only.
-        if !matches!(window.mw.kind(), MwKind::Type1) || info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
-            return Err(EINVAL);
-        }
-        // SAFETY: the caller's.
-        let region_lkey = unsafe { bound_region(info)? };
-        let request = MwBind {
-            wr_id: bind.wr_id,
-            flags: SendFlags::from_bits_truncate(bind.send_flags),
-            region_lkey,
-            addr: info.addr,
-            length: info.length,
-            access: info.mw_access_flags,
-        };
-        let rkey = queue_pair.qp().bind_mw(&window.mw, &request)?;
-        window.set_rkey(rkey);
-        Ok(())
-    };
-    status(post())
 }

@@ -85,7 +85,7 @@ fn operations() -> ibv_context_ops {
     ops._compat_query_device = Some(query::ibv_query_device);
     ops._compat_query_port = Some(query::ibv_query_port);
     ops.alloc_mw = Some(mw::alloc_mw);
-    ops.bind_mw = Some(mw::bind_mw);
+    ops.bind_mw = Some(qp::post::bind_mw);
     ops.dealloc_mw = Some(mw::dealloc_mw);
     ops.poll_cq = Some(cq::poll_cq);
     ops.req_notify_cq = Some(cq::req_notify_cq);

@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::errno::{EAGAIN, EINVAL, EOPNOTSUPP, Errno, Result, pointer, status};
 use crate::object::{self, CPart, Object, borrow, retire};
 use crate::pd::{Use, Users};
-use crate::qp::modify::Remembered;
+use crate::qp::remembered::Remembered;
 use crate::room;
 
 /// `ibv_xrcd`: a handle of a domain.

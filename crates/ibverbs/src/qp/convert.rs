@@ -7,7 +7,6 @@ use terrace_nic::{
     BindWindow, Error, MwKind, Payload, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target,
 };
 
-use super::PostLimits;
 use crate::abi::{
     IBV_SEND_INLINE, IBV_SEND_IP_CSUM, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
     IBV_WR_ATOMIC_WRITE, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
@@ -18,6 +17,19 @@ use crate::ah::AhObject;
 use crate::errno::Errno;
 use crate::mw::{self, MwObject};
 use crate::object::{borrow, by_itself};
+
+/// The limits of a work request.
+#[derive(Clone, Copy)]
+pub struct PostLimits {
+    /// Gather elements of a send.
+    pub send_sges: u32,
+    /// Scatter elements of a receive.
+    pub recv_sges: u32,
+    /// Bytes of inline data.
+    pub inline_bytes: u32,
+    /// Work requests in the send queue.
+    pub sends: u32,
+}
 
 /// An errno of our checks as the NIC's error.
 fn refused(errno: Errno) -> Error {

@@ -8,15 +8,16 @@ use terrace_nic::{QPN_SLOT_SHIFT, QpCap, QpInit, QpType, QueuePair};
 use terrace_sync::Mutex;
 
 use super::builder::Builder;
-use super::modify::Remembered;
-use super::{PostLimits, QpObject};
+use super::convert::PostLimits;
+use super::remembered::Remembered;
+use super::{QpObject, capacities, wr};
 use crate::abi::newer::QpEx;
 use crate::abi::{
     IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
     IBV_QP_INIT_ATTR_XRCD, IBV_QP_OPEN_ATTR_CONTEXT, IBV_QP_OPEN_ATTR_NUM, IBV_QP_OPEN_ATTR_RESERVED,
     IBV_QP_OPEN_ATTR_TYPE, IBV_QP_OPEN_ATTR_XRCD, IBV_QPT_DRIVER, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC,
-    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_type, ibv_srq, ibv_xrcd,
+    IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_qp_type, ibv_srq, ibv_xrcd,
 };
 use crate::context::Context;
 use crate::cq;
@@ -36,28 +37,6 @@ fn kind(qp_type: ibv_qp_type) -> Result<QpType> {
         IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
         IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(EOPNOTSUPP),
         _ => Err(EINVAL),
-    }
-}
-
-/// Our capacities from C's.
-fn cap(cap: &ibv_qp_cap) -> QpCap {
-    QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-/// C's capacities from ours.
-pub fn c_cap(cap: QpCap) -> ibv_qp_cap {
-    ibv_qp_cap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
     }
 }
 
@@ -85,7 +64,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
         send_cq,
         // SAFETY: the caller's; null means none.
         srq: unsafe { borrow::<SrqObject>(srq) }.ok().map(|srq| srq.srq().clone()),
-        cap: cap(&init.cap),
+        cap: capacities::from_c(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         cookie: slot.as_c() as u64,
     };
@@ -97,7 +76,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, send_ops: Option<
         builder,
     };
     // SAFETY: the caller's: the sizes come back as granted.
-    unsafe { (*attr).cap = c_cap(parts.qp.cap()) };
+    unsafe { (*attr).cap = capacities::to_c(parts.qp.cap()) };
     let shown =
         Shown { qp_context: init.qp_context, pd, send_cq: init.send_cq, recv_cq, srq, qp_type: init.qp_type };
     Ok(publish(slot, &shown, parts))
@@ -159,7 +138,7 @@ fn describe(shown: &Shown, parts: &Parts) -> QpEx {
     base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     base.cond = libc::PTHREAD_COND_INITIALIZER;
     if parts.builder.is_some() {
-        super::builder::install(&mut c);
+        wr::install(&mut c);
     }
     c
 }
@@ -266,7 +245,7 @@ pub unsafe extern "C" fn create_qp_ex(
                 return Err(EOPNOTSUPP);
             }
             // SAFETY: the caller's: the sizes come back as granted, which is none.
-            unsafe { (*attr).cap = c_cap(QpCap::default()) };
+            unsafe { (*attr).cap = capacities::to_c(QpCap::default()) };
             // SAFETY: the caller's.
             return unsafe { target(init.xrcd, None, init.qp_context) };
         }

@@ -3,16 +3,20 @@
 //! | module | verbs |
 //! |---|---|
 //! | `create` | create, open, destroy |
-//! | `modify` | modify and query, and the attributes that only C's side keeps |
-//! | `post` | `ibv_post_send` and `ibv_post_recv` |
+//! | `modify` | modify and query |
+//! | `remembered`, `capacities` | the attributes that only C's side keeps; sizes in C's shape and in ours |
+//! | `post` | `ibv_post_send`, `ibv_post_recv` and `ibv_bind_mw` |
 //! | `convert` | from C's work requests to ours |
-//! | `builder` | `ibv_wr_*` |
+//! | `wr`, `builder` | `ibv_wr_*`; the work requests that they have collected |
 
-pub mod builder;
+mod builder;
+mod capacities;
 mod convert;
 pub mod create;
-pub mod modify;
+mod modify;
 pub mod post;
+pub mod remembered;
+mod wr;
 
 use std::sync::Arc;
 
@@ -32,11 +36,11 @@ pub struct QpObject {
     context: Arc<Context>,
     qp: Arc<QueuePair>,
     /// Limits that posting checks before it follows a pointer.
-    limits: PostLimits,
+    limits: convert::PostLimits,
     /// Null without completions: an XRC target has neither, an initiator no receives.
     send_cq: *mut ibv_cq,
     recv_cq: *mut ibv_cq,
-    remembered: Arc<Mutex<modify::Remembered>>,
+    remembered: Arc<Mutex<remembered::Remembered>>,
     /// `None` unless created with `send_ops_flags`.
     builder: Option<builder::Builder>,
     /// The protection domain, or the XRC domain of a target.
@@ -52,19 +56,6 @@ unsafe impl Send for QpObject {}
 // SAFETY: repr(C), the C structure first.
 unsafe impl Object for QpObject {
     type C = QpEx;
-}
-
-/// The limits of a work request.
-#[derive(Clone, Copy)]
-pub struct PostLimits {
-    /// Gather elements of a send.
-    pub send_sges: u32,
-    /// Scatter elements of a receive.
-    pub recv_sges: u32,
-    /// Bytes of inline data.
-    pub inline_bytes: u32,
-    /// Work requests in the send queue.
-    pub sends: u32,
 }
 
 impl QpObject {

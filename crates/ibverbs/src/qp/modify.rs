@@ -5,45 +5,20 @@ use std::ffi::{c_int, c_uint};
 use terrace_nic::{QpAttr, QpAttrMask as M, QpState, QpType};
 
 use super::QpObject;
-use super::create::c_cap;
+use super::capacities;
+use super::remembered::{Alternate, Remembered};
 use crate::abi::newer::{
     IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES, IBV_QUERY_QP_DATA_IN_ORDER_DEVICE_ONLY,
     IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS, IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG,
 };
 use crate::abi::{
-    IBV_MIG_MIGRATED, IBV_MTU_256, IBV_MTU_4096, ibv_ah_attr, ibv_ece, ibv_mig_state, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_qp_state, ibv_wr_opcode,
+    IBV_MIG_MIGRATED, IBV_MTU_256, IBV_MTU_4096, ibv_ece, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
+    ibv_qp_state, ibv_wr_opcode,
 };
 use crate::ah;
 use crate::errno::{EINVAL, EOPNOTSUPP, Result, status};
 use crate::object::{self, borrow};
 use crate::query::{PORT, mtu_code};
-
-/// Attributes that never reach the NIC, kept for `ibv_query_qp`.
-#[derive(Clone, Copy)]
-pub struct Remembered {
-    address: ibv_ah_attr,
-    alternate: Alternate,
-    migration: ibv_mig_state,
-}
-
-/// The alternate path: accepted where the state machine allows it, and never used.
-#[derive(Clone, Copy)]
-struct Alternate {
-    address: ibv_ah_attr,
-    pkey_index: u16,
-    port_num: u8,
-    timeout: u8,
-}
-
-impl Default for Remembered {
-    fn default() -> Remembered {
-        // SAFETY: integers only.
-        let address: ibv_ah_attr = unsafe { object::zeroed() };
-        let alternate = Alternate { address, pkey_index: 0, port_num: 0, timeout: 0 };
-        Remembered { address, alternate, migration: IBV_MIG_MIGRATED }
-    }
-}
 
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
@@ -171,7 +146,7 @@ impl QpObject {
             sq_psn: now.sq_psn,
             dest_qp_num: now.dest_qpn,
             qp_access_flags: now.access,
-            cap: c_cap(self.qp.cap()),
+            cap: capacities::to_c(self.qp.cap()),
             ah_attr: remembered.address,
             alt_ah_attr: address,
             pkey_index: now.pkey_index,

@@ -1,14 +1,16 @@
-//! `ibv_post_send` and `ibv_post_recv`: C's list is converted while it is posted.
+//! `ibv_post_send` and `ibv_post_recv`: C's list is converted while it is posted. `ibv_bind_mw` posts a single bind.
 
 use std::ffi::c_int;
 
-use terrace_nic::{Error, RecvWr};
+use terrace_nic::{Error, MwBind, MwKind, RecvWr, SendFlags};
 
 use super::{QpObject, convert};
-use crate::abi::{IBV_WR_BIND_MW, ibv_qp, ibv_recv_wr, ibv_send_wr};
-use crate::errno::{EINVAL, Errno};
-use crate::mw::MwObject;
-use crate::object::borrow;
+use crate::abi::{
+    IBV_ACCESS_ZERO_BASED, IBV_WR_BIND_MW, ibv_mw, ibv_mw_bind, ibv_qp, ibv_recv_wr, ibv_send_wr,
+};
+use crate::errno::{EINVAL, Errno, status};
+use crate::mw::{self, MwObject};
+use crate::object::{self, borrow};
 
 /// A list of receives.
 pub struct RecvList {
@@ -141,4 +143,35 @@ pub unsafe extern "C" fn post_recv(
     let posted = object.qp.post_recv(unsafe { RecvList::new(wr, object.limits.recv_sges) });
     // SAFETY: the caller's.
     unsafe { report_recv(posted, wr, bad_wr) }
+}
+
+/// `ibv_bind_mw(3)`, for windows of type 1.
+///
+/// # Safety
+/// `qp` is a queue pair, `mw` a window, `bind` attributes, or any of them null.
+pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    let post = || {
+        // SAFETY: the caller's.
+        let (queue_pair, window, bind) =
+            unsafe { (borrow::<QpObject>(qp.cast())?, borrow::<MwObject>(mw)?, object::read(bind)?) };
+        let info = &bind.bind_info;
+        // Zero-based windows are type 2 only.
+        if !matches!(window.mw().kind(), MwKind::Type1) || info.mw_access_flags & IBV_ACCESS_ZERO_BASED != 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: the caller's.
+        let region_lkey = unsafe { mw::bound_region(info)? };
+        let request = MwBind {
+            wr_id: bind.wr_id,
+            flags: SendFlags::from_bits_truncate(bind.send_flags),
+            region_lkey,
+            addr: info.addr,
+            length: info.length,
+            access: info.mw_access_flags,
+        };
+        let rkey = queue_pair.qp.bind_mw(window.mw(), &request)?;
+        window.set_rkey(rkey);
+        Ok(())
+    };
+    status(post())
 }
