@@ -116,7 +116,7 @@ profile)
         fail "rustc has no llvm-profdata: run 'rustup component add llvm-tools'"
     ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
-test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils ;;
+test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
 interop)
     [ "$(dpkg --print-architecture 2>/dev/null)" = amd64 ] || fail "the guest is made of Debian's packages for amd64"
