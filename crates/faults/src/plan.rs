@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::FaultPlanError;
-use crate::rule::{Kind, RawRule, Rule};
+use crate::rule::{RawRule, Rule};
 
 /// Faults to inject, from a TOML file. Every key is optional.
 ///
@@ -121,11 +121,6 @@ impl FaultPlan {
     /// Whether the plan has storage faults.
     pub fn troubles_storage(&self) -> bool {
         self.rules.iter().any(|rule| rule.kind.is_of_storage())
-    }
-
-    /// Whether the plan has RNR faults.
-    pub fn withholds_receives(&self) -> bool {
-        self.rules.iter().any(|rule| matches!(rule.kind, Kind::Rnr))
     }
 
     fn check(&self) -> Result<(), FaultPlanError> {

@@ -31,6 +31,11 @@ impl LazyTimestamp<'_> {
         LazyTimestamp { clock, at: Cell::new(at) }
     }
 
+    /// The time if it is known, otherwise [`Clock::soon`].
+    pub fn soon(&self) -> Time {
+        self.at.get().unwrap_or_else(|| self.clock.soon())
+    }
+
     /// The time.
     pub fn get(&self) -> Time {
         let at = self.at.get().unwrap_or_else(|| self.clock.now());

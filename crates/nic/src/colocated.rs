@@ -68,12 +68,12 @@ impl Device {
     pub(crate) fn take_passed_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let Some(qp) = self.query_qp_by_number(packet.bth.qpn) else { return false };
         let mut core = qp.lock();
-        if core.dead {
+        if core.nic.dead {
             return false;
         }
-        let host = qp.host(&core);
-        core.qp.handle_packet(self.clock.now(), meta, packet, &host);
-        self.deliver(&qp, &mut core);
+        let (transport, host) = core.parts(&qp, None);
+        transport.handle_packet(|| self.clock.now(), meta, packet, None, &host);
+        self.note_state(&qp, &mut core);
         drop(core);
         self.look_at(&qp);
         true

@@ -11,17 +11,18 @@ use std::sync::atomic::Ordering;
 
 use terrace_fabric::RxBatch;
 use terrace_sync::Guard;
-use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpEvent, QpState, Sent, Time, Transmit, Wc};
+use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpState, SendWr, Time, Transmit};
 use terrace_wire::{Packet, Psn, RxMeta};
 
 use crate::clock::LazyTimestamp;
 use crate::cq::{CompletionBypass, Cq};
 use crate::device::Device;
+use crate::error::Error;
 use crate::events::AsyncEvent;
 use crate::host::QpHost;
-use crate::local::{Filled, PeerRxSet, RxPending};
+use crate::local::{Carrier, Filled, PeerRxSet, RxPending, deadline_clock};
 use crate::management::is_management;
-use crate::qp::{CompletionHook, QpCore, QueuePair};
+use crate::qp::{QpCore, QueuePair};
 use crate::table::TableReader;
 use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
 
@@ -54,7 +55,7 @@ impl Device {
     ) -> bool {
         let attended = self.callbacks.advance();
         if self.tx.is_blocked() {
-            self.retry_blocked(now.unwrap_or_else(|| self.clock.now()));
+            self.retry_blocked(&LazyTimestamp::new(&*self.clock, now));
         }
         let mut rx = self.rx.try_lock();
         let mail = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.look(bypass.is_none()));
@@ -117,7 +118,7 @@ impl Device {
             Some(rx) if unit.is_idle() => rx.unit = Some(unit),
             _ => {
                 drop(rx.take());
-                self.flush(unit, now.get());
+                self.flush(unit, now);
             }
         }
         drop(rx);
@@ -269,39 +270,19 @@ impl Device {
             return Arrival::Done;
         }
         let mut core = qp.lock();
-        if core.dead {
+        if core.nic.dead {
             return Arrival::Nowhere;
         }
-        let unit = &mut *look.unit;
-        if core.last_way != way && !is_next {
+        if core.nic.last_way != way && !is_next {
             return Arrival::TooEarly;
         }
-        core.last_way = way;
-        let host = qp.host(&core);
-        let QpCore { qp: transport, hook, .. } = &mut *core;
-        let bypass = look.bypass.filter(|_| hook.is_none());
-        // Each arm makes its own completion: see `Entries`.
-        let tell = |sent: Sent<'_>| match bypass.and_then(|bypass| bypass.room(qp.send_cq())) {
-            Some(mut room) => room.push(sent.completion()),
-            None => self.complete_send(qp, hook.as_ref(), sent.completion()),
-        };
-        match transport.take_message(meta, packet, ack, &host, tell) {
-            Some(taken) => {
-                if ack.is_some() {
-                    self.book(&mut core);
-                }
-                match look.bypass.and_then(|bypass| bypass.room(qp.recv_cq())) {
-                    Some(mut room) => room.push(core.qp.completion_of(packet, &taken)),
-                    None => core.has_woken |= qp.complete_receive(core.qp.completion_of(packet, &taken)),
-                }
-            }
-            None => {
-                core.qp.handle_packet_carrying(|| look.now.get(), meta, packet, ack, &host);
-                self.deliver(qp, &mut core);
-                self.arm(qp, &core);
-            }
-        }
-        if core.qp.wants_only_to_acknowledge() && !core.touched {
+        core.nic.last_way = way;
+        let (transport, host) = core.parts(qp, look.bypass);
+        transport.handle_packet(|| look.now.get(), meta, packet, ack, &host);
+        self.note_state(qp, &mut core);
+        self.arm(qp, &core);
+        let unit = &mut *look.unit;
+        if core.qp.wants_only_to_acknowledge() && !core.nic.touched {
             qp.holds_ack.store(true, Ordering::Relaxed);
             unit.has_held = true;
             if !qp.is_known_holder.load(Ordering::Relaxed) {
@@ -317,11 +298,12 @@ impl Device {
     fn handle_timers(&self, now: Time, work: &mut WorkList) {
         for qp in self.timers.take_due(now) {
             let mut core = qp.lock();
-            if core.dead {
+            if core.nic.dead {
                 continue;
             }
-            core.qp.handle_timeout(now);
-            self.deliver(&qp, &mut core);
+            let (transport, host) = core.parts(&qp, None);
+            transport.handle_timeout(now, &host);
+            self.note_state(&qp, &mut core);
             self.arm(&qp, &core);
             touch(&qp, &mut core, work);
         }
@@ -335,16 +317,27 @@ impl Device {
         self.callbacks.attend();
     }
 
-    /// Does what a change by the program requires: completions, timers, packets. Over the network, packets of pending
-    /// queue pairs leave along with it.
+    /// Does what a change by the program requires: packets, timers. Over the network, packets of pending queue pairs
+    /// leave along with it.
     pub(crate) fn after_change(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
-        self.deliver(qp, &mut core);
-        self.arm(qp, &core);
         if core.qp.wants_transmit() {
-            self.transmit_first(qp, core, acks);
-        } else {
-            drop(core);
+            return self.transmit(qp, core, acks);
         }
+        self.note_state(qp, &mut core);
+        self.arm(qp, &core);
+        drop(core);
+        self.after_unlock();
+    }
+
+    /// Sends for a queue pair. Over the network, packets of pending queue pairs leave along with it.
+    pub(crate) fn transmit(&self, qp: &Arc<QueuePair>, core: Guard<'_, QpCore>, acks: AckPolicy) {
+        self.transmit_first(qp, core, acks);
+        self.after_unlock();
+    }
+
+    /// Does what may not be done under a queue pair's lock.
+    #[inline]
+    fn after_unlock(&self) {
         if self.in_flight.has_turns() {
             self.engine.wake_by(Time(0));
         }
@@ -352,14 +345,18 @@ impl Device {
         self.callbacks.attend();
     }
 
+    #[inline]
     fn transmit_first(&self, qp: &Arc<QueuePair>, mut core: Guard<'_, QpCore>, acks: AckPolicy) {
-        let now = self.clock.now();
+        let now = &LazyTimestamp::new(&*self.clock, None);
         match self.fill_by_ring(qp, &mut core, now, acks) {
             Filled::Sent => return,
             Filled::Full(retry_at) => return self.retry_ring(qp, core, retry_at),
             Filled::NotHere => {}
         }
         if self.tx.is_blocked() {
+            self.note_state(qp, &mut core);
+            self.arm(qp, &core);
+            drop(core);
             self.set_aside(qp);
             return;
         }
@@ -390,7 +387,7 @@ impl Device {
 
     /// Sends for the queue pairs on the work list until nothing is left, the network blocks, or [`BATCHES_PER_LOOK`]
     /// batches have left: the rest is for the next pass.
-    pub(crate) fn flush(&self, mut unit: Box<TxUnit>, now: Time) {
+    pub(crate) fn flush(&self, mut unit: Box<TxUnit>, now: &LazyTimestamp<'_>) {
         for batch in 1.. {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
@@ -421,11 +418,11 @@ impl Device {
     }
 
     /// Fills the batch from the work list. A queue pair that has more to send than fits goes to the end of the list.
-    fn fill_from_work(&self, unit: &mut TxUnit, now: Time) {
+    fn fill_from_work(&self, unit: &mut TxUnit, now: &LazyTimestamp<'_>) {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
             // A queue pair that is on the list twice has been handled when its mark is gone.
-            if core.dead || (acks == AckPolicy::Hold && !core.touched) {
+            if core.nic.dead || (acks == AckPolicy::Hold && !core.nic.touched) {
                 continue;
             }
             match self.fill_by_ring(&qp, &mut core, now, acks) {
@@ -447,7 +444,7 @@ impl Device {
         &self,
         qp: &Arc<QueuePair>,
         core: &mut QpCore,
-        now: Time,
+        now: &LazyTimestamp<'_>,
         acks: AckPolicy,
         unit: &mut TxUnit,
     ) -> Transmit {
@@ -455,12 +452,13 @@ impl Device {
             return Transmit::Idle;
         }
         let before_count = unit.batch.len();
-        let host = self.begin_to_fill(qp, core);
+        self.begin_to_fill(qp, core);
         // A woken program may send its response before the ACK of the message that woke it. A peer that sleeps on one
         // channel for both of its queues may rely on the completion of its message before that of the response:
         // perftest does, up to 4.5-0.17.
-        let order = if core.has_woken && acks == AckPolicy::Now { AckPolicy::First } else { acks };
-        let outcome = core.qp.poll_transmit(now, &host, &mut BatchSink(&mut unit.batch), order);
+        let order = if core.nic.has_woken.get() && acks == AckPolicy::Now { AckPolicy::First } else { acks };
+        let (transport, host) = core.parts(qp, None);
+        let outcome = transport.poll_transmit(|| now.get(), &host, &mut BatchSink(&mut unit.batch), order);
         self.end_to_fill(qp, core, acks);
         if unit.batch.len() > before_count {
             unit.owners.push(qp.clone());
@@ -471,18 +469,57 @@ impl Device {
         outcome
     }
 
-    /// Fills the queue pair's ring, if it has one and none of its packets is under way over the network: no thread can
-    /// take the token while this one has the lock.
-    fn fill_by_ring(&self, qp: &Arc<QueuePair>, core: &mut QpCore, now: Time, acks: AckPolicy) -> Filled {
-        core.touched = false;
-        self.meet(qp, core);
-        if !core.local.has_tx_ring() || !qp.token.is_free() {
+    /// Fills the queue pair's ring, if that is its route and none of its packets is under way over the network: no thread
+    /// can take the token while this one has the lock.
+    #[inline]
+    fn fill_by_ring(
+        &self,
+        qp: &Arc<QueuePair>,
+        core: &mut QpCore,
+        now: &LazyTimestamp<'_>,
+        acks: AckPolicy,
+    ) -> Filled {
+        core.nic.touched = false;
+        self.update_route(qp, core);
+        let Carrier::Ring(peer_tx) = &core.nic.local.route.packets else { return Filled::NotHere };
+        if !self.may_use(peer_tx) {
+            self.choose_route(qp, core);
             return Filled::NotHere;
         }
-        let host = self.begin_to_fill(qp, core);
-        let filled = self.fill_ring(core, &host, now, acks);
+        if !qp.token.is_free() {
+            return Filled::NotHere;
+        }
+        self.begin_to_fill(qp, core);
+        let QpCore { qp: transport, nic } = core;
+        let Carrier::Ring(peer_tx) = &nic.local.route.packets else { return Filled::NotHere };
+        let filled = self.fill_ring(transport, &QpHost::new(qp, nic, None), peer_tx, now, acks);
         self.end_to_fill(qp, core, acks);
         filled
+    }
+
+    /// Queues a send work request with the transport. An ordinary message leaves at once if the queue pair's route is a
+    /// ring; over the network, messages leave in batches.
+    #[inline]
+    pub(crate) fn queue_send(
+        self: &Arc<Self>,
+        qp: &Arc<QueuePair>,
+        core: &mut QpCore,
+        wr: SendWr,
+    ) -> Result<(), Error> {
+        let QpCore { qp: transport, nic } = core;
+        let (now, host) = (&LazyTimestamp::new(&*self.clock, None), &QpHost::new(qp, nic, None));
+        match &nic.local.route.packets {
+            Carrier::Ring(peer_tx) if self.may_use(peer_tx) && qp.token.is_free() => {
+                self.ensure_engine();
+                let mut sink = self.ring_sink(peer_tx);
+                transport.post_send(deadline_clock(transport, now), wr, host, &mut sink)?;
+                sink.send();
+                drop(sink);
+                self.note_filled(qp, core);
+            }
+            _ => transport.post_send(|| now.get(), wr, host, &mut ())?,
+        }
+        Ok(())
     }
 
     /// Schedules a queue pair whose ring is full: for `at`, or for the next pass.
@@ -497,12 +534,12 @@ impl Device {
         }
     }
 
-    fn begin_to_fill<'a>(&self, qp: &'a Arc<QueuePair>, core: &mut QpCore) -> QpHost<'a> {
+    #[inline]
+    fn begin_to_fill(&self, qp: &QueuePair, core: &mut QpCore) {
         if qp.take_woken() {
             core.qp.wake();
         }
-        core.has_turn = qp.take_turn();
-        qp.host(core)
+        core.nic.has_turn = qp.take_turn();
     }
 
     /// Updates timer and deferred ACK after packets of a queue pair were, or may have been, sent.
@@ -510,13 +547,14 @@ impl Device {
     pub(crate) fn note_filled(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
-            core.has_woken = false;
+            core.nic.has_woken.set(false);
             qp.holds_ack.store(false, Ordering::Relaxed);
         }
     }
 
+    #[inline]
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
-        self.deliver(qp, core);
+        self.note_state(qp, core);
         if core.qp.is_held_back() {
             self.in_flight.wait(qp);
         }
@@ -527,7 +565,7 @@ impl Device {
     }
 
     /// Retries what the network did not take.
-    fn retry_blocked(&self, now: Time) {
+    fn retry_blocked(&self, now: &LazyTimestamp<'_>) {
         while self.tx.is_blocked() {
             let Some(mut unit) = self.tx.take_blocked() else { return };
             if !self.port.transmit(&mut unit.batch) {
@@ -543,51 +581,17 @@ impl Device {
     #[inline]
     pub(crate) fn book(&self, core: &mut QpCore) {
         // Packets in a ring do not count as in flight.
-        let now_bytes = if core.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
-        let before_bytes = std::mem::replace(&mut core.booked_bytes, now_bytes);
+        let now_bytes = if core.nic.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
+        let before_bytes = std::mem::replace(&mut core.nic.booked_bytes, now_bytes);
         self.in_flight.book(before_bytes, now_bytes);
     }
 
-    /// Moves the transport's events to the completion queues and the queue of asynchronous events, and updates the
-    /// in-flight budget.
+    /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, and what
+    /// same-host peers see of it.
     #[inline]
-    pub(crate) fn deliver(&self, qp: &Arc<QueuePair>, core: &mut QpCore) {
+    pub(crate) fn note_state(&self, qp: &QueuePair, core: &mut QpCore) {
         self.book(core);
         self.show(qp, core, false);
-        while let Some(event) = core.qp.poll_event() {
-            match event {
-                QpEvent::SendComplete(wc) => self.complete_send(qp, core.hook.as_ref(), wc),
-                QpEvent::RecvComplete(wc) => core.has_woken |= qp.complete_receive(wc),
-                event => self.raise(qp, event),
-            }
-        }
-    }
-
-    #[cold]
-    fn raise(&self, qp: &Arc<QueuePair>, event: QpEvent) {
-        self.events.raise(match event {
-            QpEvent::SendComplete(_) | QpEvent::RecvComplete(_) => return,
-            QpEvent::Fatal => AsyncEvent::QpFatal(qp.clone()),
-            QpEvent::RequestError => AsyncEvent::QpRequestError(qp.clone()),
-            QpEvent::AccessError => AsyncEvent::QpAccessError(qp.clone()),
-            QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp.clone()),
-            QpEvent::SqDrained => AsyncEvent::SqDrained(qp.clone()),
-            QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp.clone()),
-        });
-    }
-
-    /// Delivers a completion of a send work request to the hook or the completion queue.
-    #[inline]
-    pub(crate) fn complete_send(&self, qp: &QueuePair, hook: Option<&Arc<dyn CompletionHook>>, wc: Wc) {
-        match hook {
-            None => {
-                qp.send_cq().push(wc);
-            }
-            Some(hook) => {
-                hook.completed(wc);
-                self.callbacks.ask();
-            }
-        }
     }
 
     fn arm(&self, qp: &Arc<QueuePair>, core: &QpCore) {
@@ -627,13 +631,14 @@ impl Device {
 
     fn fail(&self, qp: &Arc<QueuePair>) {
         let mut core = qp.lock();
-        if core.dead || matches!(core.qp.state(), QpState::Reset | QpState::Err) {
+        if core.nic.dead || matches!(core.qp.state(), QpState::Reset | QpState::Err) {
             return;
         }
         let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        let (transport, host) = core.parts(qp, None);
         // The error state can be reached from every state.
-        let _ = core.qp.modify(&error, QpAttrMask::STATE);
-        self.deliver(qp, &mut core);
+        let _ = transport.modify(&error, QpAttrMask::STATE, &host);
+        self.note_state(qp, &mut core);
         self.events.raise(AsyncEvent::QpFatal(qp.clone()));
     }
 }
@@ -690,7 +695,7 @@ enum Arrival {
 
 /// Puts a queue pair on the work list, once.
 fn touch(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList) {
-    if !std::mem::replace(&mut core.touched, true) {
+    if !std::mem::replace(&mut core.nic.touched, true) {
         work.push_back((qp.clone(), AckPolicy::Now));
     }
 }

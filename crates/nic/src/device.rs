@@ -17,7 +17,7 @@ use terrace_wire::Path;
 
 use crate::address::{self, AddressVector};
 use crate::channel::CompChannel;
-use crate::clock::{Clock, ManualClock, MonotonicClock};
+use crate::clock::{Clock, LazyTimestamp, ManualClock, MonotonicClock};
 use crate::cq::{CompletionBypass, Cq, CqInit};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -339,7 +339,7 @@ impl Device {
             if let Some(mut rx) = self.rx.try_lock() {
                 self.release_acks(&mut rx, &mut unit.work);
             }
-            self.flush(unit, self.clock.now());
+            self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
         }
     }
 

@@ -1,4 +1,4 @@
-//! The transport's host: memory through the queue pair's protection domain, and shared receives.
+//! The transport's host: memory through the queue pair's protection domain, shared receives, and where completions go.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,11 +11,14 @@ use terrace_memory::{
 };
 use terrace_sync::RwLock;
 use terrace_transport::{
-    AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,
+    Sge, Time,
 };
 
+use crate::cq::CompletionBypass;
 use crate::device::Device;
-use crate::qp::QueuePair;
+use crate::events::AsyncEvent;
+use crate::qp::{CompletionHook, NicState, QueuePair};
 use crate::srq::Srq;
 
 /// The regions of which a queue pair's peer gets signature pages in place of absent memory.
@@ -50,16 +53,6 @@ impl MagicKeys {
     }
 }
 
-/// The source of a queue pair's receives.
-pub(crate) enum Receives<'a> {
-    /// Its own queue.
-    Own,
-    /// The shared one that it was created with.
-    Shared(&'a Srq),
-    /// With XRC, the one that the request names.
-    Named(Arc<Srq>),
-}
-
 /// The slots of the local keys that a queue pair's work requests used last.
 #[derive(Default)]
 pub(crate) struct LastKeys {
@@ -71,29 +64,40 @@ pub(crate) struct LastKeys {
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
-    pub qp: &'a QueuePair,
-    pub device: &'a Device,
-    pub pd: u32,
-    pub receives: Receives<'a>,
-    /// Bytes of the queue pair that count as in flight.
-    pub booked_bytes: u64,
-    /// Whether it has a grant to send although others wait.
-    pub has_turn: bool,
-    /// Whether its packets go through a ring, which loses none: what is in flight there takes no space of any receive
-    /// buffer.
-    pub has_ring: bool,
+    qp: &'a QueuePair,
+    nic: &'a NicState,
+    /// Where completions may bypass their queue to.
+    bypass: Option<&'a CompletionBypass<'a>>,
+    /// With XRC, the shared receive queue that the request names: it lends its protection domain.
+    named_srq: Option<Arc<Srq>>,
 }
 
-impl QpHost<'_> {
+impl<'a> QpHost<'a> {
+    /// The host for one call into the transport.
+    #[inline(always)]
+    pub fn new(qp: &'a QueuePair, nic: &'a NicState, bypass: Option<&'a CompletionBypass<'a>>) -> QpHost<'a> {
+        QpHost { qp, nic, bypass, named_srq: None }
+    }
+
+    #[inline(always)]
+    fn device(&self) -> &'a Arc<Device> {
+        self.qp.device()
+    }
+
+    #[inline(always)]
+    fn pd(&self) -> u32 {
+        self.named_srq.as_ref().map_or(self.qp.pd(), |srq| srq.pd()).handle()
+    }
+
     fn local(&self) -> Accessor {
-        Accessor::local(self.pd, self.qp.qpn())
+        Accessor::local(self.pd(), self.qp.qpn())
     }
 
     /// The accessor of receives: those of a shared receive queue are in that queue's protection domain.
     fn receiver(&self) -> Accessor {
-        match &self.receives {
-            Receives::Shared(srq) => Accessor::local(srq.pd().handle(), self.qp.qpn()),
-            Receives::Own | Receives::Named(_) => self.local(),
+        match self.qp.srq() {
+            Some(srq) => Accessor::local(srq.pd().handle(), self.qp.qpn()),
+            None => self.local(),
         }
     }
 
@@ -103,7 +107,7 @@ impl QpHost<'_> {
         for piece in Pieces::new(sges, offset, data.len()) {
             let part = &data[done..done + piece.len];
             let keys = &self.qp.keys;
-            let written = self.device.memory.write_again(who, piece.lkey, &keys.received, piece.addr, part);
+            let written = self.device().memory.write_again(who, piece.lkey, &keys.received, piece.addr, part);
             written.map_err(local_error)?;
             done += piece.len;
         }
@@ -112,7 +116,7 @@ impl QpHost<'_> {
 
     fn remote(&self, rkey: u32) -> Accessor {
         let absence = if self.qp.magic.contains(rkey) { Absence::Magic } else { Absence::Wait };
-        Accessor::remote(self.pd, self.qp.qpn()).with_absence(absence)
+        Accessor::remote(self.pd(), self.qp.qpn()).with_absence(absence)
     }
 
     /// A pager's transfer as the transport's deferred operation. Requests the callbacks: the pager's device has work
@@ -121,7 +125,7 @@ impl QpHost<'_> {
         &self,
         transfer: Result<Arc<dyn Transfer>, AccessError>,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.device.callbacks.ask();
+        self.device().callbacks.ask();
         match transfer {
             Ok(transfer) => Ok(Box::new(Carried(transfer))),
             Err(error) => Err(remote_error(error)),
@@ -130,12 +134,62 @@ impl QpHost<'_> {
 }
 
 impl Host for QpHost<'_> {
+    // Each arm makes its own entry, so that it is made in its place: see `Entries`.
+    #[inline(always)]
+    fn complete_send(&self, completion: impl Completion) {
+        let cq = self.qp.send_cq();
+        match (&self.nic.hook, self.bypass.and_then(|bypass| bypass.room(cq))) {
+            (Some(hook), _) => complete_to_hook(self.device(), hook, completion),
+            (None, Some(mut room)) => room.push(completion.entry()),
+            (None, None) => {
+                cq.push(completion.entry());
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn complete_receive(&self, completion: impl Completion) {
+        match (self.qp.xrcd(), self.bypass.and_then(|bypass| bypass.room(self.qp.recv_cq()))) {
+            (None, Some(mut room)) => room.push(completion.entry()),
+            (None, None) => {
+                if self.qp.recv_cq().push(completion.entry()) {
+                    self.nic.has_woken.set(true);
+                }
+            }
+            (Some(xrcd), _) => {
+                // A destroyed shared receive queue takes its completions along.
+                let wc = completion.entry();
+                if xrcd.srq(wc.srqn).is_some_and(|srq| srq.complete(wc)) {
+                    self.nic.has_woken.set(true);
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn raise(&self, event: QpEvent) {
+        let qp = self.qp.strong();
+        self.device().events.raise(match event {
+            QpEvent::Fatal => AsyncEvent::QpFatal(qp),
+            QpEvent::RequestError => AsyncEvent::QpRequestError(qp),
+            QpEvent::AccessError => AsyncEvent::QpAccessError(qp),
+            QpEvent::CommunicationEstablished => AsyncEvent::CommunicationEstablished(qp),
+            QpEvent::SqDrained => AsyncEvent::SqDrained(qp),
+            QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp),
+        });
+    }
+
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         let mut done = 0;
         for piece in Pieces::new(sges, offset, out.len()) {
             let part = &mut out[done..done + piece.len];
-            let read =
-                self.device.memory.read_again(self.local(), piece.lkey, &self.qp.keys.sent, piece.addr, part);
+            let read = self.device().memory.read_again(
+                self.local(),
+                piece.lkey,
+                &self.qp.keys.sent,
+                piece.addr,
+                part,
+            );
             read.map_err(local_error)?;
             done += piece.len;
         }
@@ -158,19 +212,19 @@ impl Host for QpHost<'_> {
             // The flush itself checks what its placement needs; a range that is covered is covered for both.
             RemoteAccess::Flush => return Ok(()),
         };
-        self.device.memory.announce(self.remote(rkey), rkey, va, len, need).map_err(remote_error)
+        self.device().memory.announce(self.remote(rkey), rkey, va, len, need).map_err(remote_error)
     }
 
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError> {
-        self.device.memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
+        self.device().memory.read(self.remote(rkey), rkey, va, out).map_err(remote_error)
     }
 
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
-        self.device.memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
+        self.device().memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
-        self.device.memory.atomic(self.remote(rkey), rkey, va, memory_atomic(op)).map_err(remote_error)
+        self.device().memory.atomic(self.remote(rkey), rkey, va, memory_atomic(op)).map_err(remote_error)
     }
 
     fn remote_flush(
@@ -182,19 +236,19 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<(), RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.device.memory.flush(self.remote(rkey), rkey, va, len, placement, scope).map_err(remote_error)
+        self.device().memory.flush(self.remote(rkey), rkey, va, len, placement, scope).map_err(remote_error)
     }
 
     fn fetch(&self, rkey: u32, va: u64, len: u64) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.device.memory.fetch(self.remote(rkey), rkey, va, len, &self.qp.waker))
+        self.deferred(self.device().memory.fetch(self.remote(rkey), rkey, va, len, &self.qp.waker))
     }
 
     fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.device.memory.put(self.remote(rkey), rkey, va, data, &self.qp.waker))
+        self.deferred(self.device().memory.put(self.remote(rkey), rkey, va, data, &self.qp.waker))
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.deferred(self.device.memory.put_atomic(
+        self.deferred(self.device().memory.put_atomic(
             self.remote(rkey),
             rkey,
             va,
@@ -212,7 +266,7 @@ impl Host for QpHost<'_> {
         selectivity: u8,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
         let scope = FlushScope::from_selectivity(selectivity).ok_or(RemoteError::Invalid)?;
-        self.deferred(self.device.memory.flush_paged(
+        self.deferred(self.device().memory.flush_paged(
             self.remote(rkey),
             rkey,
             va,
@@ -224,11 +278,11 @@ impl Host for QpHost<'_> {
     }
 
     fn remote_invalidate(&self, rkey: u32) -> Result<(), RemoteError> {
-        self.device.memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
+        self.device().memory.invalidate(self.remote(rkey), rkey).map_err(remote_error)
     }
 
     fn local_invalidate(&self, rkey: u32) -> Result<(), LocalError> {
-        self.device.memory.invalidate(self.local(), rkey).map_err(local_error)
+        self.device().memory.invalidate(self.local(), rkey).map_err(local_error)
     }
 
     fn bind_window(&self, bind: &BindWindow) -> Result<(), LocalError> {
@@ -240,10 +294,10 @@ impl Host for QpHost<'_> {
             addr: bind.addr,
             len: bind.length,
             access,
-            pd: self.pd,
+            pd: self.pd(),
             qpn: self.qp.qpn(),
         };
-        self.device.memory.bind_window(&bind).map_err(|error| {
+        self.device().memory.bind_window(&bind).map_err(|error| {
             tracing::debug!(%error, qpn = self.qp.qpn(), "memory window bind refused");
             LocalError::Protection
         })
@@ -251,34 +305,34 @@ impl Host for QpHost<'_> {
 
     fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Self) -> T) -> Option<T> {
         let srq = self.qp.xrcd()?.srq(srqn)?;
-        Some(act(&QpHost { pd: srq.pd().handle(), receives: Receives::Named(srq), ..*self }))
+        Some(act(&QpHost { named_srq: Some(srq), ..*self }))
     }
 
     fn take_shared_receive(&self) -> Option<RecvWr> {
-        match &self.receives {
-            Receives::Own => None,
-            Receives::Shared(srq) => srq.take(),
-            Receives::Named(srq) => srq.take(),
-        }
+        self.named_srq.as_ref().or(self.qp.srq())?.take()
     }
 
     fn withholds_receive(&self, peer: IpAddr) -> bool {
-        self.device.faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer))
-    }
-
-    fn may_withhold_receives(&self) -> bool {
-        self.device.faults.as_ref().is_some_and(|faults| faults.plan().withholds_receives())
+        self.device().faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer))
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {
-        self.device.pace.book(now, len)
+        self.device().pace.book(now, len)
     }
 
     fn admits(&self, in_flight_bytes: u64) -> bool {
-        self.has_ring
-            || (self.has_turn && in_flight_bytes == 0)
-            || self.device.in_flight.admits(self.booked_bytes, in_flight_bytes)
+        // A ring loses no packets: what is in flight there takes no space of any receive buffer.
+        self.nic.local.has_tx_ring()
+            || (self.nic.has_turn && in_flight_bytes == 0)
+            || self.device().in_flight.admits(self.nic.booked_bytes, in_flight_bytes)
     }
+}
+
+#[cold]
+#[inline(never)]
+fn complete_to_hook(device: &Device, hook: &Arc<dyn CompletionHook>, completion: impl Completion) {
+    hook.completed(completion.entry());
+    device.callbacks.ask();
 }
 
 /// An access that a pager carries out.

@@ -17,6 +17,7 @@ use terrace_wire::{
     port_of,
 };
 
+use crate::clock::LazyTimestamp;
 use crate::device::Device;
 use crate::error::Error;
 
@@ -253,7 +254,7 @@ impl Device {
         write(&mut unit.batch, path, psn, [slot, self.port.slot()], payload)
             .inspect_err(|_| unit.batch.clear())?;
         self.activate_gid(path.source_gid_index);
-        self.flush(unit, self.clock.now());
+        self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
         Ok(())
     }
 

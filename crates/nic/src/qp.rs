@@ -1,5 +1,6 @@
 //! Queue pairs: the transport's queue pair with the objects around it.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -12,14 +13,14 @@ use terrace_transport::{
     RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
 };
 
-use crate::cq::Cq;
+use crate::cq::{CompletionBypass, Cq};
 use crate::datapath::Way;
 use crate::device::Device;
 use crate::error::{Error, still_reached};
 use crate::events::EventAccount;
-use crate::host::{LastKeys, MagicKeys, QpHost, Receives};
+use crate::host::{LastKeys, MagicKeys, QpHost};
 use crate::limits::{Life, Limits};
-use crate::local::{QpLocal, Reached};
+use crate::local::QpLocal;
 use crate::mr::{Mw, MwKind};
 use crate::pd::Pd;
 use crate::source::SourceFilter;
@@ -74,6 +75,7 @@ pub trait CompletionHook: Send + Sync {
 
 /// A queue pair.
 pub struct QueuePair {
+    me: Weak<QueuePair>,
     pd: Arc<Pd>,
     qpn: u32,
     init: QpInit,
@@ -113,6 +115,11 @@ pub struct QueuePair {
 /// The state under the queue pair's lock.
 pub(crate) struct QpCore {
     pub qp: Qp,
+    pub nic: NicState,
+}
+
+/// What the NIC keeps of a queue pair beside the transport's state.
+pub(crate) struct NicState {
     /// Receives the completions of send work requests in place of the completion queue.
     pub hook: Option<Arc<dyn CompletionHook>>,
     /// Whether the current burst has put it on the work list.
@@ -120,28 +127,38 @@ pub(crate) struct QpCore {
     /// Whether it was destroyed.
     pub dead: bool,
     /// Whether a message has made an event since the queue pair last had no ACK deferred.
-    pub has_woken: bool,
+    pub has_woken: Cell<bool>,
     /// How the last packet arrived.
     pub last_way: Way,
     /// Bytes of it that the device counts as in flight.
     pub booked_bytes: u64,
     /// Whether it has a grant to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
     pub has_turn: bool,
-    /// The path to a same-host peer.
+    /// Its route, and what same-host peers see of it.
     pub local: QpLocal,
+}
+
+impl QpCore {
+    /// The transport's queue pair, and the host for a call into it.
+    #[inline(always)]
+    pub fn parts<'a>(
+        &'a mut self,
+        qp: &'a QueuePair,
+        bypass: Option<&'a CompletionBypass<'a>>,
+    ) -> (&'a mut Qp, QpHost<'a>) {
+        (&mut self.qp, QpHost::new(qp, &self.nic, bypass))
+    }
 }
 
 /// Send work requests that are being posted, under the queue pair's lock: see [`QueuePair::post`].
 pub struct Posting<'a> {
     qp: &'a Arc<QueuePair>,
     core: &'a mut QpCore,
-    /// Whether something is left to do for what was posted.
-    has_changed: bool,
 }
 
 impl Posting<'_> {
-    /// Posts a work request. It is carried out here and now if direct access to the peer's memory is possible, and
-    /// leaves now if it can.
+    /// Posts a work request. It is carried out here and now if direct access to the peer's memory is possible; otherwise
+    /// it is queued, and packets carry it.
     ///
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else; the request is not posted then.
@@ -149,45 +166,22 @@ impl Posting<'_> {
     pub fn post(&mut self, wr: SendWr) -> Result<(), Error> {
         self.qp.prefetch(&wr.op);
         let device = self.qp.device();
-        device.meet(self.qp, self.core);
-        match device.reach(self.qp, self.core, &wr) {
-            Reached::Whole => Ok(()),
-            Reached::WithEvents => {
-                self.has_changed = true;
-                Ok(())
-            }
-            Reached::No if self.send_at_once(&wr) => {
-                self.note_sent(wr);
-                Ok(())
-            }
-            Reached::No => self.queue(wr),
+        device.update_route(self.qp, self.core);
+        if device.carry_out_direct(self.qp, self.core, &wr) {
+            return Ok(());
         }
+        self.queue(wr)
     }
 
-    // By reference: a copy of what was stored just now would wait for the stores (decision 41).
-    #[inline(never)]
-    fn send_at_once(&mut self, wr: &SendWr) -> bool {
-        self.qp.device().send_at_once(self.qp, self.core, wr)
-    }
-
-    #[inline(never)]
-    fn note_sent(&mut self, wr: SendWr) {
-        let device = self.qp.device();
-        device.ensure_engine();
-        device.note_sent(self.core, wr);
-        device.note_filled(self.qp, self.core);
-    }
-
+    // Not inlined: what was stored just now would be copied, and the copy would wait for the stores (decision 41).
     #[inline(never)]
     fn queue(&mut self, wr: SendWr) -> Result<(), Error> {
-        self.core.qp.post_send(wr)?;
-        self.has_changed = true;
-        Ok(())
+        self.qp.device().queue_send(self.qp, self.core, wr)
     }
 }
 
-/// Nagle's rule for work requests: a request that is posted while this many packets are in flight, and does not leave
-/// through a ring at once, can wait for the answer to one of them, ...
+/// Nagle's rule for work requests: a request that is posted while this many packets are in flight over the network can
+/// wait for the answer to one of them, ...
 const BUSY_PACKETS: u32 = 8;
 /// ... unless this many requests wait already. Batches of small messages share one system call that way.
 const BATCH_REQUESTS: usize = 16;
@@ -257,6 +251,7 @@ impl QueuePair {
             mtu_limit: device.port.mtu_limit(),
         };
         QueuePair {
+            me: me.clone(),
             pd: pd.clone(),
             qpn,
             holders: Holders::new(init.cookie),
@@ -265,14 +260,16 @@ impl QueuePair {
             xrcd: xrcd.cloned(),
             state: BiasedMutex::new(QpCore {
                 qp: Qp::new(config),
-                hook: None,
-                touched: false,
-                dead: false,
-                has_woken: false,
-                last_way: Way::Network,
-                booked_bytes: 0,
-                has_turn: false,
-                local: QpLocal::default(),
+                nic: NicState {
+                    hook: None,
+                    touched: false,
+                    dead: false,
+                    has_woken: Cell::new(false),
+                    last_way: Way::Network,
+                    booked_bytes: 0,
+                    has_turn: false,
+                    local: QpLocal::default(),
+                },
             }),
             token: TxToken::default(),
             listed: AtomicBool::new(false),
@@ -376,7 +373,8 @@ impl QueuePair {
             self.send_held_ack();
         }
         let mut core = self.lock_alive()?;
-        core.qp.modify(attr, mask)?;
+        let (transport, host) = core.parts(self, None);
+        transport.modify(attr, mask, &host)?;
         self.note_peer(&core);
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
@@ -423,10 +421,8 @@ impl QueuePair {
         make: impl FnOnce(&mut Posting<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut core = self.lock_alive()?;
-        let mut posting = Posting { qp: self, core: &mut core, has_changed: false };
-        let made = make(&mut posting);
-        let has_changed = posting.has_changed;
-        self.send_posted(core, has_changed);
+        let made = make(&mut Posting { qp: self, core: &mut core });
+        self.send_posted(core);
         made
     }
 
@@ -450,10 +446,10 @@ impl QueuePair {
         })
     }
 
-    /// Sends what was posted, at once or with what is posted next, unless nothing has changed and nothing waits.
+    /// Sends what was posted, at once or with what is posted next, if anything waits.
     #[inline]
-    fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>, changed: bool) {
-        if changed || core.qp.wants_transmit() {
+    fn send_posted(self: &Arc<Self>, core: Guard<'_, QpCore>) {
+        if core.qp.wants_transmit() {
             self.send_pending(core);
         } else {
             self.device().leave(core);
@@ -464,12 +460,13 @@ impl QueuePair {
     fn send_pending(self: &Arc<Self>, core: Guard<'_, QpCore>) {
         let device = self.device();
         device.ensure_engine();
-        let can_wait =
-            core.qp.unacknowledged_packets() >= BUSY_PACKETS && core.qp.queued_requests() < BATCH_REQUESTS;
+        let can_wait = !core.nic.local.has_tx_ring()
+            && core.qp.unacknowledged_packets() >= BUSY_PACKETS
+            && core.qp.queued_requests() < BATCH_REQUESTS;
         if can_wait {
             device.pending.add(self);
         } else {
-            device.after_change(self, core, AckPolicy::Now);
+            device.transmit(self, core, AckPolicy::Now);
         }
     }
 
@@ -482,15 +479,12 @@ impl QueuePair {
         let mut core = self.lock_alive().map_err(|error| (0, error))?;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
-            let posted = wr.and_then(|wr| Ok(core.qp.post_recv(wr)?));
+            let (transport, host) = core.parts(self, None);
+            let posted = wr.and_then(|wr| Ok(transport.post_recv(wr, &host)?));
             if let Err(error) = posted {
                 result = Err((index, error));
                 break;
             }
-        }
-        // Posting to a queue pair in error completes at once; otherwise there is nothing to do.
-        if core.qp.has_events() {
-            self.device().deliver(self, &mut core);
         }
         drop(core);
         self.device().settle_overruns();
@@ -505,7 +499,7 @@ impl QueuePair {
     /// Sets what receives the completions of send work requests from now on; `None` for the completion queue. Entries
     /// in the queue stay there.
     pub fn set_completion_hook(&self, hook: Option<Arc<dyn CompletionHook>>) {
-        let before = std::mem::replace(&mut self.lock().hook, hook);
+        let before = std::mem::replace(&mut self.lock().nic.hook, hook);
         drop(before);
     }
 
@@ -559,7 +553,7 @@ impl QueuePair {
     /// published.
     pub fn withdraw(&self) -> bool {
         let mut core = self.lock();
-        let was_shown = core.local.withdraw();
+        let was_shown = core.nic.local.withdraw();
         if was_shown {
             self.device().memory.set_queue_pair(self.qpn, None);
         }
@@ -605,7 +599,7 @@ impl QueuePair {
     pub(crate) fn send_held_ack(self: &Arc<Self>) {
         for _ in 0..HELD_ACK_TRIES_MAX {
             let core = self.lock();
-            if core.dead || !core.qp.holds_ack() {
+            if core.nic.dead || !core.qp.holds_ack() {
                 return;
             }
             self.device().after_change(self, core, AckPolicy::Now);
@@ -617,16 +611,21 @@ impl QueuePair {
     /// Stops all activity, without an event.
     pub(crate) fn silence(&self) {
         let mut core = self.lock();
-        core.dead = true;
+        core.nic.dead = true;
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        let (transport, host) = core.parts(self, None);
         // RESET can be reached from every state.
-        let _ = core.qp.modify(&reset, QpAttrMask::STATE);
+        let _ = transport.modify(&reset, QpAttrMask::STATE, &host);
         self.note_peer(&core);
         self.device().book(&mut core);
         self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();
+    }
+
+    pub(crate) fn strong(&self) -> Arc<QueuePair> {
+        self.me.upgrade().expect("a method is running, so somebody holds the queue pair")
     }
 
     /// Its peer may have changed.
@@ -661,18 +660,6 @@ impl QueuePair {
         self.pd.device()
     }
 
-    pub(crate) fn host(&self, core: &QpCore) -> QpHost<'_> {
-        QpHost {
-            qp: self,
-            device: self.device(),
-            pd: self.pd.handle(),
-            receives: self.init.srq.as_deref().map_or(Receives::Own, Receives::Shared),
-            booked_bytes: core.booked_bytes,
-            has_turn: core.has_turn,
-            has_ring: core.local.has_tx_ring(),
-        }
-    }
-
     #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, QpCore> {
         self.state.lock()
@@ -681,7 +668,7 @@ impl QueuePair {
     #[inline(always)]
     pub(crate) fn lock_alive(&self) -> Result<Guard<'_, QpCore>, Error> {
         let core = self.lock();
-        if core.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
+        if core.nic.dead { Err(Error::Invalid("the queue pair was destroyed")) } else { Ok(core) }
     }
 
     /// Whether completions go to that queue; for a target of XRC, whether they could.
@@ -690,15 +677,6 @@ impl QueuePair {
         Arc::ptr_eq(&self.init.send_cq, cq)
             || Arc::ptr_eq(&self.init.recv_cq, cq)
             || self.xrcd.as_ref().is_some_and(could)
-    }
-
-    /// Completes a receive: with XRC, to the completion queue of the shared receive queue. A destroyed shared receive
-    /// queue takes its completions along. Returns whether that made an event.
-    pub(crate) fn complete_receive(&self, wc: Wc) -> bool {
-        match &self.xrcd {
-            None => self.init.recv_cq.push(wc),
-            Some(xrcd) => xrcd.srq(wc.srqn).is_some_and(|srq| srq.complete(wc)),
-        }
     }
 
     /// Whether it was woken and has not been handled since.

@@ -1,10 +1,10 @@
-//! State shared by requester and responder: configuration, attributes, counters and the event queue.
+//! State shared by requester and responder: configuration, attributes and counters; and a call into the queue pair.
 
-use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 
 use terrace_wire::{Bth, Extensions, Opcode, Path, Psn, emit_headers};
 
-use crate::host::Sink;
+use crate::host::{Host, Sink};
 use crate::types::{QpAttr, QpConfig, QpCounters, QpEvent, QpType, Wc, WcFlags, WcOpcode, WcStatus};
 
 /// The NIC's only partition: full membership of the default one.
@@ -14,8 +14,45 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 pub(crate) struct Common {
     pub(crate) config: QpConfig,
     pub(crate) attr: QpAttr,
-    pub(crate) events: VecDeque<QpEvent>,
     pub(crate) counters: QpCounters,
+}
+
+/// A call into the queue pair: its common state, and the host that the caller passed in.
+pub(crate) struct Call<'a, H> {
+    pub(crate) common: &'a mut Common,
+    pub(crate) host: &'a H,
+}
+
+impl<H> Deref for Call<'_, H> {
+    type Target = Common;
+
+    #[inline(always)]
+    fn deref(&self) -> &Common {
+        self.common
+    }
+}
+
+impl<H> DerefMut for Call<'_, H> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Common {
+        self.common
+    }
+}
+
+impl<H: Host> Call<'_, H> {
+    /// Completes a receive in error.
+    pub(crate) fn fail_receive(&self, wr_id: u64, srqn: u32, status: WcStatus) {
+        self.host.complete_receive(Wc {
+            wr_id,
+            status,
+            opcode: WcOpcode::Recv,
+            qpn: self.config.qpn,
+            srqn,
+            flags: WcFlags::empty(),
+            solicited: true,
+            ..Wc::default()
+        });
+    }
 }
 
 /// State change of the queue pair that a call into the requester or responder requires.
@@ -48,27 +85,6 @@ impl Common {
             qpn: self.attr.dest_qpn,
             ack_request: false,
             psn,
-        }
-    }
-
-    pub(crate) fn complete_receive(&mut self, wc: Wc) {
-        self.events.push_back(QpEvent::RecvComplete(wc));
-    }
-
-    pub(crate) fn flushed_receive(&self, wr_id: u64, srqn: u32) -> Wc {
-        self.receive_error(wr_id, srqn, WcStatus::Flushed)
-    }
-
-    pub(crate) fn receive_error(&self, wr_id: u64, srqn: u32, status: WcStatus) -> Wc {
-        Wc {
-            wr_id,
-            status,
-            opcode: WcOpcode::Recv,
-            qpn: self.config.qpn,
-            srqn,
-            flags: WcFlags::empty(),
-            solicited: true,
-            ..Wc::default()
         }
     }
 

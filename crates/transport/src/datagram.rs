@@ -2,7 +2,7 @@
 
 use terrace_wire::{GRH_LEN, Packet, RxMeta, Trailer, grh};
 
-use crate::common::{Common, Verdict};
+use crate::common::{Call, Verdict};
 use crate::host::{Host, LocalError};
 use crate::responder::Responder;
 use crate::types::{QpEvent, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
@@ -16,39 +16,37 @@ impl Responder {
     /// receive whose own memory cannot be written does that.
     pub(crate) fn handle_datagram(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         meta: &RxMeta,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Verdict {
-        let Some(deth) = packet.ext.deth.filter(|deth| deth.qkey == common.attr.qkey) else {
-            common.counters.dropped += 1;
+        let Some(deth) = packet.ext.deth.filter(|deth| deth.qkey == call.attr.qkey) else {
+            call.counters.dropped += 1;
             return Verdict::Fine;
         };
-        let Ok(receive) = self.next_receive(common, host) else {
-            common.counters.dropped += 1;
+        let Ok(receive) = self.next_receive(call) else {
+            call.counters.dropped += 1;
             return Verdict::Fine;
         };
         let length = GRH_LEN + packet.payload.len();
         let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if length as u64 > capacity {
             self.give_back(receive);
-            common.counters.dropped += 1;
+            call.counters.dropped += 1;
             return Verdict::Fine;
         }
-        if place(host, &receive, meta, packet).is_err() {
-            let wc = common.receive_error(receive.wr_id, 0, WcStatus::LocalProtection);
-            common.complete_receive(wc);
+        if place(call.host, &receive, meta, packet).is_err() {
+            call.fail_receive(receive.wr_id, 0, WcStatus::LocalProtection);
             return Verdict::ResponderFatal(QpEvent::Fatal);
         }
         let with_imm = packet.bth.opcode.info().trailer == Trailer::Immediate;
         let is_ipv4 = meta.source.ip().to_canonical().is_ipv4();
-        common.complete_receive(Wc {
+        call.host.complete_receive(Wc {
             wr_id: receive.wr_id,
             opcode: WcOpcode::Recv,
             byte_len: length as u32,
             imm: packet.ext.imm.unwrap_or(0),
-            qpn: common.config.qpn,
+            qpn: call.config.qpn,
             src_qp: deth.source_qpn,
             flags: if with_imm { WcFlags::GRH | WcFlags::WITH_IMM } else { WcFlags::GRH },
             sl: if is_ipv4 { GRH_KIND_IPV4 } else { 0 },

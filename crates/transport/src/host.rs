@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use terrace_wire::{Path, Psn, Time};
 
-use crate::types::{BindWindow, Payload, RecvWr, Sge};
+use crate::types::{BindWindow, Payload, QpEvent, RecvWr, Sge, Wc};
 
 /// Why a local scatter or gather failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,9 +75,32 @@ pub enum AtomicOp {
     },
 }
 
+/// A completion on its way to the host, which has the entry built in its place. A closure would do, but compilers leave
+/// the bodies of closures out of line, and then build the entry elsewhere first.
+pub trait Completion {
+    /// Builds the entry.
+    fn entry(self) -> Wc;
+}
+
+impl Completion for Wc {
+    #[inline(always)]
+    fn entry(self) -> Wc {
+        self
+    }
+}
+
 /// The NIC around a queue pair. One is made for each call into the queue pair; it knows the queue pair's
-/// protection domain and number, and checks keys against both.
+/// protection domain and number, and checks keys against both. What the call completes goes to it at once, in order.
 pub trait Host {
+    /// Whether ordinary messages and their ACKs may take the fast paths. The general paths have the same effects: a
+    /// test compares the two.
+    const HAS_FAST_PATHS: bool = true;
+    /// Takes the completion of a send work request.
+    fn complete_send(&self, completion: impl Completion);
+    /// Takes the completion of a receive work request.
+    fn complete_receive(&self, completion: impl Completion);
+    /// Takes an event of the queue pair.
+    fn raise(&self, event: QpEvent);
     /// Copies `out.len()` bytes from `offset` in the list's concatenation.
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
     /// Copies `data` to `offset` in the list's concatenation. The caller has checked the length.
@@ -145,10 +168,6 @@ pub trait Host {
     fn withholds_receive(&self, _peer: IpAddr) -> bool {
         false
     }
-    /// Whether [`Host::withholds_receive`] can ever be true: if not, the fast path of messages does not call it.
-    fn may_withhold_receives(&self) -> bool {
-        false
-    }
     /// Accounts for a packet of `len` bytes of an unreliable service. Returns until when the queue pair must pause if
     /// the port exceeds its rate limit. These packets are not acknowledged, so no window limits their sender.
     fn pace(&self, _now: Time, _len: usize) -> Option<Time> {
@@ -170,14 +189,22 @@ pub trait Sink {
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;
     /// Removes the last pushed packet.
     fn cancel(&mut self);
-    /// Piggybacks an acknowledgement of everything up to `psn` on the last pushed packet, for [`Qp::take_message`] or
-    /// [`Qp::handle_packet_carrying`] at the peer; false if there is no such packet, or the sink cannot piggyback.
+    /// Piggybacks an acknowledgement of everything up to `psn` on the last pushed packet, for [`Qp::handle_packet`] at
+    /// the peer; false if there is no such packet, or the sink cannot piggyback.
     ///
-    /// [`Qp::take_message`]: crate::Qp::take_message
-    /// [`Qp::handle_packet_carrying`]: crate::Qp::handle_packet_carrying
+    /// [`Qp::handle_packet`]: crate::Qp::handle_packet
     fn carry_ack(&mut self, _psn: Psn) -> bool {
         false
     }
+}
+
+/// Takes nothing.
+impl Sink for () {
+    fn push(&mut self, _path: &Path, _len: usize) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn cancel(&mut self) {}
 }
 
 impl Payload {

@@ -1,8 +1,9 @@
 //! The RC, XRC, UC and UD transport of InfiniBand over RoCEv2 (IBTA volume 1, chapter 9): requester,
 //! responder, completer and their timers, without IO, clock or unsafe code.
 //!
-//! [`Qp`] is the whole interface. Packets, work requests and the time go in; packets, completions and the next
-//! deadline come out. Everything it needs from the NIC around it (memory, shared receives) is the [`Host`] trait.
+//! [`Qp`] is the whole interface. Packets, work requests and the time go in; packets and the next deadline come out.
+//! Everything it needs from the NIC around it is the [`Host`] trait: memory, shared receives, and where completions and
+//! events go.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +18,8 @@ mod timers;
 mod types;
 mod window;
 
-pub use host::{AtomicOp, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
+pub use host::{AtomicOp, Completion, Deferred, Host, LocalError, RemoteAccess, RemoteError, Sink};
 pub use qp::{AckPolicy, Qp, Transmit, may_come_from};
-pub use requester::Sent;
-pub use responder::Taken;
 pub use state::{required_attributes, transition_exists};
 pub use terrace_wire::Time;
 pub use timers::{ack_timeout_ns, rnr_timer_ns};

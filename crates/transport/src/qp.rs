@@ -1,19 +1,18 @@
 //! A queue pair: requester, responder, their state machine, and the calls by which the
 //! NIC drives them.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta, Service, Time};
 
-use crate::common::{Common, DEFAULT_PKEY, Verdict, push_packet};
+use crate::common::{Call, Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, Sink};
-use crate::requester::{self, Emitted, Requester, Row, Sent};
-use crate::responder::{Answered, Responder, Taken};
+use crate::requester::{self, Emitted, Requester, Row};
+use crate::responder::{Answered, Responder};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
-    SendWr, Wc, WcStatus,
+    SendWr, WcStatus,
 };
 
 /// Shortest interval between CNPs to a peer (the usual interval of a notification point).
@@ -47,9 +46,8 @@ pub enum Transmit {
     SinkFull,
 }
 
-/// A queue pair. Call it under one lock, in any order; after each call that may have changed something, drain
-/// [`Qp::poll_event`], then [`Qp::poll_transmit`] (whose sends may bring further events), and keep a timer for
-/// [`Qp::deadline`].
+/// A queue pair. Call it under one lock, in any order; completions and events go to the [`Host`] of the call. After each
+/// call that may have changed something, call [`Qp::poll_transmit`], and keep a timer for [`Qp::deadline`].
 #[derive(Debug)]
 pub struct Qp {
     common: Common,
@@ -65,12 +63,7 @@ impl Qp {
     /// A queue pair in RESET.
     pub fn new(config: QpConfig) -> Qp {
         let requester = Requester::new(config.window_bytes);
-        let common = Common {
-            config,
-            attr: QpAttr::default(),
-            events: VecDeque::new(),
-            counters: QpCounters::default(),
-        };
+        let common = Common { config, attr: QpAttr::default(), counters: QpCounters::default() };
         Qp {
             common,
             requester,
@@ -115,7 +108,7 @@ impl Qp {
     ///
     /// # Errors
     /// If the transition table has no such change, or a value is out of range.
-    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
+    pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask, host: &impl Host) -> Result<(), ModifyError> {
         let from = self.common.attr.state;
         let to = state::check(&self.common.config, from, attr, mask)?;
         state::apply(&mut self.common.attr, attr, mask);
@@ -124,8 +117,8 @@ impl Qp {
             (_, QpState::Reset) => self.reset(),
             (QpState::Err, QpState::Err) => {}
             (_, QpState::Err) => {
-                self.responder.stop_reading(&mut self.common);
-                self.enter_error();
+                self.responder.stop_reading(&mut Call { common: &mut self.common, host });
+                self.enter_error(host);
             }
             (QpState::Init, QpState::Rtr) => self.responder.start(&self.common),
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.common),
@@ -133,7 +126,7 @@ impl Qp {
             (QpState::Rts, QpState::Sqd) => {
                 self.common.attr.sq_draining = true;
                 self.common.attr.en_sqd_async_notify &= mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY);
-                self.note_drained();
+                self.note_drained(host);
             }
             _ => {}
         }
@@ -143,81 +136,78 @@ impl Qp {
     fn reset(&mut self) {
         self.requester.clear(&self.common);
         self.responder.clear();
-        self.common.events.clear();
         self.common.attr = QpAttr::default();
         self.established = false;
         self.cnp_due = false;
         self.congestion_noted_at = None;
     }
 
-    fn enter_error(&mut self) {
+    fn enter_error(&mut self, host: &impl Host) {
         self.common.attr.state = QpState::Err;
-        self.requester.flush(&mut self.common);
-        self.responder.flush(&mut self.common);
+        let call = &mut Call { common: &mut self.common, host };
+        self.requester.flush(call);
+        self.responder.flush(call);
         self.cnp_due = false;
         if self.common.config.has_srq {
-            self.common.events.push_back(QpEvent::LastWqeReached);
+            host.raise(QpEvent::LastWqeReached);
         }
     }
 
-    fn settle(&mut self, verdict: Verdict) {
+    /// Changes the state as a call into the requester or responder requires.
+    fn apply(&mut self, verdict: Verdict, host: &impl Host) {
         match verdict {
-            Verdict::Fine => self.note_drained(),
+            Verdict::Fine => self.note_drained(host),
             Verdict::RequesterFatal if self.common.is_reliable() => {
-                self.responder.stop_reading(&mut self.common);
-                self.enter_error();
+                self.responder.stop_reading(&mut Call { common: &mut self.common, host });
+                self.enter_error(host);
             }
             Verdict::RequesterFatal => self.common.attr.state = QpState::Sqe,
             // Responses that were pending when the queue pair failed may fail, too: no second event.
             Verdict::ResponderFatal(_) if self.common.attr.state == QpState::Err => {}
             Verdict::ResponderFatal(event) => {
-                self.common.events.push_back(event);
-                self.enter_error();
+                host.raise(event);
+                self.enter_error(host);
             }
         }
     }
 
     /// Ends the draining of the send queue once all started requests are acknowledged.
-    fn note_drained(&mut self) {
+    fn note_drained(&mut self, host: &impl Host) {
         let attr = &mut self.common.attr;
         if attr.state == QpState::Sqd && attr.sq_draining && self.requester.is_idle() {
             attr.sq_draining = false;
             if attr.en_sqd_async_notify {
-                self.common.events.push_back(QpEvent::SqDrained);
+                host.raise(QpEvent::SqDrained);
             }
         }
     }
 
-    /// Queues a send work request. In an error state it completes as flushed at once.
+    /// Queues a send work request. [`Qp::poll_transmit`] sends it, but for an ordinary message that can leave now: with a
+    /// pending ACK, if that can be piggybacked, it goes to `sink` at once. In an error state the request completes as
+    /// flushed at once.
     ///
     /// # Errors
     /// If the queue is full, or the request does not fit the queue pair.
-    pub fn post_send(&mut self, wr: SendWr) -> Result<(), PostError> {
+    #[inline]
+    pub fn post_send<H: Host>(
+        &mut self,
+        now: impl Fn() -> Time,
+        wr: SendWr,
+        host: &H,
+        sink: &mut impl Sink,
+    ) -> Result<(), PostError> {
         self.check_sends(std::slice::from_ref(&wr))?;
-        if self.flushes_sends() {
-            Requester::flush_posted(&mut self.common, wr);
+        let flushes = self.flushes_sends();
+        let call = &mut Call { common: &mut self.common, host };
+        if H::HAS_FAST_PATHS && self.requester.send_message(call, &wr, sink) {
+            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+            self.requester.queue_sent(now, call, wr);
+        } else if flushes {
+            requester::complete(call, &wr, WcStatus::Flushed, 0);
         } else {
             self.requester.post(&self.common, wr);
         }
         Ok(())
-    }
-
-    /// Sends a work request before it is posted, if it is a SEND of one packet that can be posted and sent now.
-    /// Otherwise it changes nothing, and [`Qp::post_send`] and [`Qp::poll_transmit`] handle the request. A pending ACK
-    /// is piggybacked if possible. If it was sent, the caller must post it by [`Qp::note_sent`] before anything else.
-    #[inline]
-    pub fn send_at_once(&mut self, host: &impl Host, sink: &mut impl Sink, wr: &SendWr) -> bool {
-        let sent = self.requester.send_at_once(&self.common, host, sink, wr);
-        if sent {
-            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
-        }
-        sent
-    }
-
-    /// Posts a request that [`Qp::send_at_once`] has sent. It raises no event.
-    #[inline]
-    pub fn note_sent(&mut self, now: impl FnOnce() -> Time, wr: SendWr) {
-        self.requester.note_sent(now, &mut self.common, wr);
     }
 
     /// Checks whether these work requests can all be queued.
@@ -257,12 +247,12 @@ impl Qp {
             && Requester::validate(&self.common, wr).is_ok()
     }
 
-    /// Counts a send work request that the caller has executed without packets while the send queue was empty. Returns
-    /// its completion, if it has one; raises no event.
+    /// Counts and completes a send work request that the caller has executed without packets while the send queue was
+    /// empty.
     #[inline(always)]
-    pub fn complete_direct(&mut self, wr: &SendWr) -> Option<Wc> {
+    pub fn complete_direct(&mut self, wr: &SendWr, host: &impl Host) {
         self.count_direct(wr.payload.len());
-        requester::success(&self.common, wr)
+        requester::complete_success(&self.common, wr, host);
     }
 
     /// Counts an access of `len` bytes that was made without packets.
@@ -272,11 +262,11 @@ impl Qp {
         self.common.counters.direct_bytes += len;
     }
 
-    /// Completes in error a request whose result could not be stored: the queue pair enters the error state, with
-    /// events.
-    pub fn fail_direct(&mut self, wr: &SendWr) {
-        requester::complete(&mut self.common, wr, WcStatus::LocalProtection, 0);
-        self.settle(Verdict::RequesterFatal);
+    /// Completes in error a request whose result could not be stored: the queue pair enters the error state.
+    pub fn fail_direct(&mut self, wr: &SendWr, host: &impl Host) {
+        let call = &mut Call { common: &mut self.common, host };
+        requester::complete(call, wr, WcStatus::LocalProtection, 0);
+        self.apply(Verdict::RequesterFatal, host);
     }
 
     /// Whether send work requests are flushed when they are posted.
@@ -289,7 +279,7 @@ impl Qp {
     /// # Errors
     /// If the queue is full, the queue pair has no receive queue of its own, or it is in RESET.
     #[inline]
-    pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
+    pub fn post_recv(&mut self, wr: RecvWr, host: &impl Host) -> Result<(), PostError> {
         let has_queue = self.common.config.qp_type.has_receives() && !self.common.config.has_srq;
         if !has_queue || self.common.attr.state == QpState::Reset {
             return Err(PostError::BadState);
@@ -298,8 +288,7 @@ impl Qp {
             return Err(PostError::TooManySges);
         }
         if self.common.attr.state == QpState::Err {
-            let wc = self.common.flushed_receive(wr.wr_id, 0);
-            self.common.complete_receive(wc);
+            Call { common: &mut self.common, host }.fail_receive(wr.wr_id, 0, WcStatus::Flushed);
             return Ok(());
         }
         if self.responder.receives_len() >= self.common.config.cap.max_recv_wr as usize {
@@ -307,38 +296,6 @@ impl Qp {
         }
         self.responder.post(wr);
         Ok(())
-    }
-
-    /// Fast path: accepts an ordinary message for a posted receive, whose piggybacked ACK, if any, acknowledges all
-    /// packets in flight. Otherwise it changes nothing, and the caller uses [`Qp::handle_packet_carrying`]. Calls
-    /// `tell` for the work requests that the ACK completes. The message's own completion comes behind them, by
-    /// [`Qp::completion_of`]. It raises no event.
-    #[inline]
-    pub fn take_message(
-        &mut self,
-        meta: &RxMeta,
-        packet: &Packet<'_>,
-        ack: Option<Psn>,
-        host: &impl Host,
-        tell: impl FnMut(Sent<'_>),
-    ) -> Option<Taken> {
-        let is_usual = self.is_usual(meta, packet)
-            && ack.is_none_or(|psn| self.requester.is_usual_ack(&self.common, psn));
-        if !is_usual {
-            return None;
-        }
-        let taken = self.responder.receive_at_once(&mut self.common, packet, host)?;
-        if ack.is_some() {
-            self.requester.acknowledge_at_once(&self.common, tell);
-        }
-        self.count_received(packet);
-        Some(taken)
-    }
-
-    /// The completion of a message that [`Qp::take_message`] accepted from this packet.
-    #[inline(always)]
-    pub fn completion_of(&self, packet: &Packet<'_>, taken: &Taken) -> Wc {
-        taken.completion(&self.common, packet)
     }
 
     #[inline]
@@ -349,23 +306,20 @@ impl Qp {
     }
 
     /// Handles a packet that was addressed to this queue pair. Whatever its content, it can at most do what the
-    /// protocol lets the connected peer do; packets from other sources are dropped.
-    pub fn handle_packet(&mut self, now: Time, meta: &RxMeta, packet: &Packet<'_>, host: &impl Host) {
-        self.handle_packet_carrying(|| now, meta, packet, None, host);
-    }
-
-    /// The same with a piggybacked ACK of everything up to a PSN, which takes effect first. Reads the clock
-    /// only if needed.
-    pub fn handle_packet_carrying(
+    /// protocol lets the connected peer do; packets from other sources are dropped. A piggybacked ACK of everything up
+    /// to a PSN takes effect before the packet. Reads the clock only if needed.
+    #[inline]
+    pub fn handle_packet<H: Host>(
         &mut self,
         now: impl Fn() -> Time,
         meta: &RxMeta,
         packet: &Packet<'_>,
         ack: Option<Psn>,
-        host: &impl Host,
+        host: &H,
     ) {
         let info = packet.bth.opcode.info();
-        if !self.accepts(meta, packet) {
+        let is_predicted = H::HAS_FAST_PATHS && self.predicts(meta, packet);
+        if !is_predicted && !self.accepts(meta, packet) {
             self.common.counters.dropped += 1;
             return;
         }
@@ -373,14 +327,20 @@ impl Qp {
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
             self.note_congestion(now(), info.operation);
         }
-        if let Some(psn) = ack.filter(|_| info.service.is_reliable()) {
-            let verdict = self.requester.handle_ack(now(), &mut self.common, psn);
-            self.settle(verdict);
+        if let Some(psn) = ack.filter(|_| is_predicted || info.service.is_reliable()) {
+            let call = &mut Call { common: &mut self.common, host };
+            let verdict = self.requester.handle_ack(&now, call, psn);
+            self.apply(verdict, host);
             if self.common.attr.state == QpState::Err {
                 // A separate packet behind such an ACK would be dropped, too.
                 self.common.counters.dropped += 1;
                 return;
             }
+        }
+        if is_predicted
+            && self.responder.receive_message(&mut Call { common: &mut self.common, host }, packet)
+        {
+            return;
         }
         let verdict = match info.service {
             Service::Cnp => {
@@ -388,30 +348,33 @@ impl Qp {
                 self.requester.on_congestion(&self.common);
                 Verdict::Fine
             }
-            Service::Ud => self.responder.handle_datagram(&mut self.common, meta, packet, host),
+            Service::Ud => {
+                self.responder.handle_datagram(&mut Call { common: &mut self.common, host }, meta, packet)
+            }
             Service::Uc => {
-                self.note_established();
-                self.responder.handle_unreliable(&mut self.common, packet, host)
+                self.note_established(host);
+                self.responder.handle_unreliable(&mut Call { common: &mut self.common, host }, packet)
             }
             Service::Rc | Service::Xrc if is_answer(info.operation) => {
-                self.requester.handle_answer(now(), &mut self.common, packet, host)
+                self.requester.handle_answer(&now, &mut Call { common: &mut self.common, host }, packet)
             }
             Service::Rc | Service::Xrc => {
-                self.note_established();
-                self.responder.handle_request(&mut self.common, packet, host)
+                self.note_established(host);
+                self.responder.handle_request(&mut Call { common: &mut self.common, host }, packet)
             }
         };
-        self.settle(verdict);
+        self.apply(verdict, host);
     }
 
-    /// Whether a packet is an ordinary message of the peer that changes no other state (established, congestion).
+    /// Header prediction: whether this is the next ordinary message of the peer, and changes nothing else (established,
+    /// congestion).
     #[inline]
-    fn is_usual(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+    fn predicts(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         packet.bth.opcode == Opcode::RcSendOnly
             && self.common.is(QpType::Rc)
             && self.common.attr.state == QpState::Rts
             && self.established
-            && self.common.attr.path.is_some_and(|path| path.remote == meta.source)
+            && self.common.attr.path.as_ref().is_some_and(|path| path.remote == meta.source)
             && packet.bth.pkey == DEFAULT_PKEY
             && meta.traffic_class & 3 != ECN_CONGESTED
     }
@@ -450,11 +413,12 @@ impl Qp {
         service_fits && state_fits && from_peer && is_default_partition(packet.bth.pkey)
     }
 
-    fn note_established(&mut self) {
+    #[inline]
+    fn note_established(&mut self, host: &impl Host) {
         if !self.established {
             self.established = true;
             if self.common.attr.state == QpState::Rtr {
-                self.common.events.push_back(QpEvent::CommunicationEstablished);
+                host.raise(QpEvent::CommunicationEstablished);
             }
         }
     }
@@ -465,9 +429,9 @@ impl Qp {
     }
 
     /// Handles the timers that have expired by `now`; harmless when none has.
-    pub fn handle_timeout(&mut self, now: Time) {
-        let verdict = self.requester.handle_timeout(now, &mut self.common);
-        self.settle(verdict);
+    pub fn handle_timeout(&mut self, now: Time, host: &impl Host) {
+        let verdict = self.requester.handle_timeout(now, &mut Call { common: &mut self.common, host });
+        self.apply(verdict, host);
     }
 
     /// A deferred access may have ended, or a buffer may be free for one: the next [`Qp::poll_transmit`]
@@ -520,10 +484,11 @@ impl Qp {
         (self.requester.len(), self.responder.receives_len())
     }
 
-    /// Sends what can be sent: requests and pending responses.
+    /// Sends what can be sent: requests and pending responses. Reads the clock only if needed.
+    #[inline]
     pub fn poll_transmit(
         &mut self,
-        now: Time,
+        now: impl Fn() -> Time,
         host: &impl Host,
         sink: &mut impl Sink,
         acks: AckPolicy,
@@ -531,7 +496,7 @@ impl Qp {
         if acks == AckPolicy::First && self.holds_ack() && !self.emit_owed(host, sink, acks) {
             return Transmit::SinkFull;
         }
-        if !self.emit_requests(now, host, sink) {
+        if !self.emit_requests(&now, host, sink) {
             return Transmit::SinkFull;
         }
         if acks == AckPolicy::Now {
@@ -540,19 +505,19 @@ impl Qp {
         if !self.emit_owed(host, sink, acks) {
             return Transmit::SinkFull;
         }
-        self.note_drained();
+        self.note_drained(host);
         if self.cnp_due { self.emit_cnp(sink) } else { Transmit::Idle }
     }
 
     /// False when the sink is full.
-    fn emit_requests(&mut self, now: Time, host: &impl Host, sink: &mut impl Sink) -> bool {
+    fn emit_requests(&mut self, now: &impl Fn() -> Time, host: &impl Host, sink: &mut impl Sink) -> bool {
         loop {
-            match self.requester.emit(now, &mut self.common, host, sink) {
+            match self.requester.emit(now, &mut Call { common: &mut self.common, host }, sink) {
                 Emitted::Sent => {}
                 Emitted::Nothing => return true,
                 Emitted::SinkFull => return false,
                 Emitted::Broken => {
-                    self.settle(Verdict::RequesterFatal);
+                    self.apply(Verdict::RequesterFatal, host);
                     return true;
                 }
             }
@@ -562,14 +527,14 @@ impl Qp {
     /// False when the sink is full.
     fn emit_owed(&mut self, host: &impl Host, sink: &mut impl Sink, acks: AckPolicy) -> bool {
         loop {
-            if acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
+            if !self.responder.owes() || acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
                 return true;
             }
-            match self.responder.emit(&mut self.common, host, sink) {
+            match self.responder.emit(&mut Call { common: &mut self.common, host }, sink) {
                 Answered::Sent => {}
                 Answered::Nothing => return true,
                 Answered::SinkFull => return false,
-                Answered::Broken(event) => self.settle(Verdict::ResponderFatal(event)),
+                Answered::Broken(event) => self.apply(Verdict::ResponderFatal(event), host),
             }
         }
     }
@@ -586,18 +551,6 @@ impl Qp {
         self.common.counters.tx_packets += 1;
         self.common.counters.tx_bytes += len as u64;
         Transmit::Idle
-    }
-
-    /// Whether [`Qp::poll_event`] has an event.
-    #[inline]
-    pub fn has_events(&self) -> bool {
-        !self.common.events.is_empty()
-    }
-
-    /// The next event, oldest first.
-    #[inline]
-    pub fn poll_event(&mut self) -> Option<QpEvent> {
-        self.common.events.pop_front()
     }
 }
 

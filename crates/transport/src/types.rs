@@ -478,13 +478,9 @@ pub enum ModifyError {
     OutOfRange { field: &'static str, value: u64, allowed: &'static str },
 }
 
-/// An event for the queue pair's owner.
+/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpEvent {
-    /// An entry for the send completion queue.
-    SendComplete(Wc),
-    /// An entry for the receive completion queue.
-    RecvComplete(Wc),
     /// `IBV_EVENT_QP_FATAL`.
     Fatal,
     /// `IBV_EVENT_QP_REQ_ERR`.

@@ -60,12 +60,12 @@ fn answers_to(packets: impl Iterator<Item = Packet<'static>>) -> usize {
     let meta = meta_between(IpAddr::from(PEER), IpAddr::from([10, 0, 0, 1]), 0);
     let mut sink = Collector { room: Some(0), ..Collector::default() };
     for packet in packets {
-        qp.handle_packet(Time(1), &meta, &packet, &host);
-        qp.poll_transmit(Time(1), &host, &mut sink, AckPolicy::Now);
-        while qp.poll_event().is_some() {}
+        qp.handle_packet(|| Time(1), &meta, &packet, None, &host);
+        qp.poll_transmit(|| Time(1), &host, &mut sink, AckPolicy::Now);
+        host.events.borrow_mut().clear()
     }
     sink.room = None;
-    qp.poll_transmit(Time(2), &host, &mut sink, AckPolicy::Now);
+    qp.poll_transmit(|| Time(2), &host, &mut sink, AckPolicy::Now);
     sink.packets.len()
 }
 
@@ -106,8 +106,8 @@ fn requests_to_absent_memory_do_not_pile_up() {
                 ..request(Opcode::RcWriteOnly, psn, Some(Reth { va: 0, rkey: 1, length: 4 }))
             },
         };
-        qp.handle_packet(Time(1), &meta, &packet, &host);
-        qp.poll_transmit(Time(1), &host, &mut sink, AckPolicy::Now);
+        qp.handle_packet(|| Time(1), &meta, &packet, None, &host);
+        qp.poll_transmit(|| Time(1), &host, &mut sink, AckPolicy::Now);
         if qp.state() == QpState::Err {
             break;
         }

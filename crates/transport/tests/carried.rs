@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::host::Memory;
+use support::host::{Event, Memory};
 use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::*;
@@ -54,7 +54,7 @@ fn receive(wr_id: u64) -> RecvWr {
 /// A queue pair's packets, with the acknowledgement that each carries.
 fn sent(qp: &mut Qp, host: &Memory) -> Vec<(Vec<u8>, Option<Psn>)> {
     let mut sink = Collector { acks: Some(Vec::new()), ..Collector::default() };
-    qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
+    qp.poll_transmit(|| Time(1), host, &mut sink, AckPolicy::Now);
     let acks = sink.acks.unwrap_or_default();
     let carried = |at: usize| acks.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
     sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, carried(at))).collect()
@@ -64,12 +64,12 @@ fn hand(packets: &[(Vec<u8>, Option<Psn>)], to: u8, qp: &mut Qp, host: &Memory) 
     let meta = meta_between([10, 0, 0, 3 - to].into(), [10, 0, 0, to].into(), 0);
     for (bytes, ack) in packets {
         let packet = Packet::parse(bytes).expect("a packet");
-        qp.handle_packet_carrying(|| Time(2), &meta, &packet, *ack, host);
+        qp.handle_packet(|| Time(2), &meta, &packet, *ack, host);
     }
 }
 
-fn events(qp: &mut Qp) -> Vec<QpEvent> {
-    std::iter::from_fn(|| qp.poll_event()).collect()
+fn events(host: &Memory) -> Vec<Event> {
+    std::iter::from_fn(|| host.poll_event()).collect()
 }
 
 /// The carried acknowledgement completes earlier requests, and a request that cannot be sent then fails. The queue pair
@@ -78,23 +78,23 @@ fn events(qp: &mut Qp) -> Vec<QpEvent> {
 fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, true), node(2, false));
     ours.shared_receives.borrow_mut().push_back(receive(7));
-    b.post_recv(receive(8)).expect("posted");
-    a.post_send(send(1, KEY)).expect("posted");
-    a.post_send(send(2, KEY ^ 0x100)).expect("posted");
+    b.post_recv(receive(8), &theirs).expect("posted");
+    a.post_send(|| Time(1), send(1, KEY), &ours, &mut ()).expect("posted");
+    a.post_send(|| Time(1), send(2, KEY ^ 0x100), &ours, &mut ()).expect("posted");
     let question = sent(&mut a, &ours);
     assert_eq!(question.len(), 1);
     hand(&question, 2, &mut b, &theirs);
-    b.post_send(send(3, KEY)).expect("posted");
+    b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
     let answer = sent(&mut b, &theirs);
     assert!(matches!(answer.as_slice(), [(_, Some(_))]), "{answer:?}");
     hand(&answer, 1, &mut a, &ours);
-    let events = events(&mut a);
+    let events = events(&ours);
     let statuses = events.iter().filter_map(|event| match event {
-        QpEvent::SendComplete(wc) => Some((wc.wr_id, wc.status)),
+        Event::SendComplete(wc) => Some((wc.wr_id, wc.status)),
         _ => None,
     });
     assert!(statuses.eq([(1, WcStatus::Success), (2, WcStatus::LocalProtection)]), "{events:?}");
-    assert_eq!(events.last(), Some(&QpEvent::LastWqeReached));
+    assert_eq!(events.last(), Some(&Event::Raised(QpEvent::LastWqeReached)));
     assert_eq!((a.state(), ours.shared_receives.borrow().len()), (QpState::Err, 1));
 }
 
@@ -102,15 +102,15 @@ fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
 #[test]
 fn what_is_taken_back_carries_nothing() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
-    b.post_recv(receive(8)).expect("posted");
-    a.post_send(send(1, KEY)).expect("posted");
+    b.post_recv(receive(8), &theirs).expect("posted");
+    a.post_send(|| Time(1), send(1, KEY), &ours, &mut ()).expect("posted");
     hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
-    b.post_send(send(3, KEY)).expect("posted");
-    b.post_send(send(4, KEY ^ 0x100)).expect("posted");
+    b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
+    b.post_send(|| Time(1), send(4, KEY ^ 0x100), &theirs, &mut ()).expect("posted");
     let answer = sent(&mut b, &theirs);
     assert_eq!(answer.len(), 2, "an answer, and the acknowledgement alone: {answer:?}");
     hand(&answer[1..], 1, &mut a, &ours);
-    assert!(matches!(events(&mut a).as_slice(), [QpEvent::SendComplete(wc)] if wc.wr_id == 1));
+    assert!(matches!(events(&ours).as_slice(), [Event::SendComplete(wc)] if wc.wr_id == 1));
 }
 
 /// With [`AckPolicy::First`] an acknowledgement leaves ahead of requests, unless READ responses are pending ahead of
@@ -123,15 +123,21 @@ fn acknowledgements_leave_ahead_of_requests_if_asked() {
         (AckPolicy::First, true, &[Opcode::RcSendOnly, Opcode::RcReadResponseOnly, Opcode::RcAcknowledge]),
     ] {
         let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
-        b.post_recv(receive(8)).expect("posted");
+        b.post_recv(receive(8), &theirs).expect("posted");
         if has_read {
-            a.post_send(SendWr { op: SendOp::Read { va: 0, rkey: KEY }, ..send(1, KEY) }).expect("posted");
+            a.post_send(
+                || Time(1),
+                SendWr { op: SendOp::Read { va: 0, rkey: KEY }, ..send(1, KEY) },
+                &ours,
+                &mut (),
+            )
+            .expect("posted");
         }
-        a.post_send(send(2, KEY)).expect("posted");
+        a.post_send(|| Time(1), send(2, KEY), &ours, &mut ()).expect("posted");
         hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
-        b.post_send(send(3, KEY)).expect("posted");
+        b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
         let mut sink = Collector::default();
-        assert_eq!(b.poll_transmit(Time(3), &theirs, &mut sink, acks), Transmit::Idle);
+        assert_eq!(b.poll_transmit(|| Time(3), &theirs, &mut sink, acks), Transmit::Idle);
         let opcodes =
             sink.packets.iter().map(|(_, bytes)| Packet::parse(bytes).expect("a packet").bth.opcode);
         assert!(opcodes.eq(expected.iter().copied()), "{acks:?}, READ {has_read}: {:?}", sink.packets);

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use random::Random;
 use smallvec::smallvec;
-use support::host::{Memory, Slots, pattern};
+use support::host::{Event, Memory, Slots, pattern};
 use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::{
-    AckPolicy, Payload, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, SendFlags, SendOp, SendWr,
-    Sge, Time, Transmit, WcStatus,
+    AckPolicy, Payload, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, SendFlags, SendOp, SendWr, Sge, Time,
+    Transmit, WcStatus,
 };
 use terrace_wire::Packet;
 
@@ -107,7 +107,7 @@ impl Pair {
             let payload = Payload::Sges(smallvec![Sge { addr: wr_id * READ_LEN_MAX, length, lkey: KEY }]);
             let op = SendOp::Read { va, rkey: KEY };
             let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
-            self.asks.post_send(wr).expect("there is room");
+            self.asks.post_send(|| Time(1), wr, &self.ours, &mut ()).expect("there is room");
         }
     }
 
@@ -121,8 +121,8 @@ impl Pair {
                 break;
             }
         }
-        while let Some(event) = self.asks.poll_event() {
-            let QpEvent::SendComplete(wc) = event else { panic!("{event:?}") };
+        while let Some(event) = self.ours.poll_event() {
+            let Event::SendComplete(wc) = event else { panic!("{event:?}") };
             assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, self.done as u64));
             let (va, len) = self.reads[self.done];
             let arrived = self.ours.read(wc.wr_id * READ_LEN_MAX, len as usize);
@@ -138,7 +138,7 @@ fn transmit(qp: &mut Qp, host: &Memory, random: &mut Random) -> Vec<Vec<u8>> {
     loop {
         let room = Some(1 + random.below(40) as usize);
         let mut sink = Collector { room, ..Collector::default() };
-        let stopped = qp.poll_transmit(Time(1), host, &mut sink, AckPolicy::Now);
+        let stopped = qp.poll_transmit(|| Time(1), host, &mut sink, AckPolicy::Now);
         sent.extend(sink.packets.into_iter().map(|(_, bytes)| bytes));
         if stopped != Transmit::SinkFull {
             return sent;
@@ -151,7 +151,7 @@ fn hand_over(packets: Vec<Vec<u8>>, from: u8, to: &mut Qp, host: &Memory) -> boo
     let meta = meta_between(address(from), address(3 - from), 0);
     for bytes in &packets {
         let packet = Packet::parse(bytes).expect("well-formed");
-        to.handle_packet(Time(1), &meta, &packet, host);
+        to.handle_packet(|| Time(1), &meta, &packet, None, host);
     }
     !packets.is_empty()
 }

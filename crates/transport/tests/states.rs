@@ -6,12 +6,12 @@ mod support;
 use std::net::IpAddr;
 
 use smallvec::smallvec;
-use support::host::Memory;
+use support::host::{Event, Memory};
 use support::sink::Collector;
 use support::{bring_up, path_to, required};
 use terrace_transport::{
-    AckPolicy, Datagram, ModifyError, Payload, Qp, QpAttr, QpAttrMask as M, QpCap, QpConfig, QpEvent,
-    QpState, QpState as S, QpType, QpType as T, SendFlags, SendOp, SendWr, Sge, Target, Time,
+    AckPolicy, Datagram, ModifyError, Payload, Qp, QpAttr, QpAttrMask as M, QpCap, QpConfig, QpState,
+    QpState as S, QpType, QpType as T, SendFlags, SendOp, SendWr, Sge, Target, Time,
 };
 
 const STATES: [S; 7] = [S::Reset, S::Init, S::Rtr, S::Rts, S::Sqd, S::Sqe, S::Err];
@@ -169,9 +169,10 @@ fn fail_a_send(qp: &mut Qp) {
             _ => Target::Datagram(Box::new(Datagram { path: path_to(peer()), qpn: 1, qkey: 1 })),
         }),
     };
-    qp.post_send(wr).expect("RTS takes sends");
-    qp.poll_transmit(Time(1), &Memory::new(16), &mut Collector::default(), AckPolicy::Now);
-    assert!(matches!(qp.poll_event(), Some(QpEvent::SendComplete(_))));
+    let host = Memory::new(16);
+    qp.post_send(|| Time(1), wr, &host, &mut ()).expect("RTS takes sends");
+    qp.poll_transmit(|| Time(1), &host, &mut Collector::default(), AckPolicy::Now);
+    assert!(matches!(host.poll_event(), Some(Event::SendComplete(_))));
 }
 
 fn attributes_of(qp_type: QpType, from: QpState, to: QpState) -> Option<(M, M)> {
@@ -192,7 +193,7 @@ fn try_modify(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<Qp
     let mut qp = queue_pair_in(qp_type, from).expect("each_pair names states that exist");
     let before = qp.query();
     let attr = QpAttr { state: to, cur_state: from, ..good_attributes() };
-    match qp.modify(&attr, mask | M::STATE) {
+    match qp.modify(&attr, mask | M::STATE, &Memory::new(0)) {
         Ok(()) => Ok(qp.state()),
         Err(error) => {
             assert_eq!(qp.query(), before, "{qp_type:?} {from:?} -> {to:?} with {mask:?} changed something");
@@ -265,11 +266,14 @@ fn attributes_change_without_a_state() {
         let Some((needed, allowed)) = attributes_of(qp_type, from, to) else { continue };
         let mut qp = queue_pair_in(qp_type, from).expect("it exists");
         let attr = QpAttr { state: S::Reset, cur_state: from, ..good_attributes() };
-        assert_eq!(qp.modify(&attr, needed | allowed), Ok(()), "{qp_type:?} {from:?}");
+        assert_eq!(qp.modify(&attr, needed | allowed, &Memory::new(0)), Ok(()), "{qp_type:?} {from:?}");
         assert_eq!(qp.state(), from);
     }
     let mut qp = queue_pair_in(T::Rc, S::Rtr).expect("it exists");
-    assert!(qp.modify(&good_attributes(), M::MIN_RNR_TIMER).is_err(), "RTR does not lead to RTR");
+    assert!(
+        qp.modify(&good_attributes(), M::MIN_RNR_TIMER, &Memory::new(0)).is_err(),
+        "RTR does not lead to RTR"
+    );
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn a_wrong_current_state_is_refused() {
     let mut qp = queue_pair_in(T::Rc, S::Rts).expect("it exists");
     let attr = QpAttr { state: S::Rts, cur_state: S::Sqd, ..good_attributes() };
     let error = ModifyError::WrongCurrentState { actual: S::Rts, claimed: S::Sqd };
-    assert_eq!(qp.modify(&attr, M::STATE | M::CUR_STATE), Err(error));
+    assert_eq!(qp.modify(&attr, M::STATE | M::CUR_STATE, &Memory::new(0)), Err(error));
 }
 
 /// Tries one value in the transition to a state.
@@ -291,7 +295,7 @@ fn try_value(to: QpState, change: impl Fn(&mut QpAttr)) -> Result<(), ModifyErro
     let before = qp.query();
     let mut attr = QpAttr { state: to, ..good_attributes() };
     change(&mut attr);
-    let result = qp.modify(&attr, M::STATE | required(T::Rc, from, to));
+    let result = qp.modify(&attr, M::STATE | required(T::Rc, from, to), &Memory::new(0));
     if result.is_err() {
         assert_eq!(qp.query(), before);
     }
@@ -361,6 +365,7 @@ fn a_query_tells_what_was_set() {
 #[test]
 fn reset_forgets_the_attributes() {
     let mut qp = queue_pair_in(T::Rc, S::Rts).expect("it exists");
-    qp.modify(&QpAttr { state: S::Reset, ..QpAttr::default() }, M::STATE).expect("always possible");
+    qp.modify(&QpAttr { state: S::Reset, ..QpAttr::default() }, M::STATE, &Memory::new(0))
+        .expect("always possible");
     assert_eq!(qp.query(), QpAttr::default());
 }

@@ -10,12 +10,12 @@ use std::net::IpAddr;
 
 use random::Random;
 use smallvec::smallvec;
-use support::host::Memory;
+use support::host::{Event, Memory};
 use support::sink::Collector;
 use support::{bring_up, meta_between, path_to};
 use terrace_transport::{
-    AckPolicy, Datagram, Payload, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, RecvWr, SendFlags,
-    SendOp, SendWr, Sge, Target, Time, WcFlags, WcStatus,
+    AckPolicy, Datagram, Payload, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, RecvWr, SendFlags, SendOp,
+    SendWr, Sge, Target, Time, WcFlags, WcStatus,
 };
 use terrace_wire::{GRH_LEN, Packet};
 
@@ -96,14 +96,14 @@ fn run(qp_type: QpType, seed: u64, reorders: bool) -> Vec<u32> {
     theirs.write(0, &vec![0; (SLOT_LEN * u64::from(MESSAGES)) as usize]);
     for slot in 0..u64::from(MESSAGES) {
         let sge = Sge { addr: slot * SLOT_LEN, length: SLOT_LEN as u32, lkey: KEY };
-        receiver.post_recv(RecvWr { wr_id: slot, sges: smallvec![sge] }).expect("there is room");
+        receiver.post_recv(RecvWr { wr_id: slot, sges: smallvec![sge] }, &theirs).expect("there is room");
     }
     let messages: Vec<SendWr> = (0..MESSAGES).map(|number| message(qp_type, number, &mut random)).collect();
     for wr in &messages {
-        sender.post_send(wr.clone()).expect("there is room");
+        sender.post_send(|| Time(1), wr.clone(), &ours, &mut ()).expect("there is room");
     }
     let mut sink = Collector::default();
-    sender.poll_transmit(Time(1), &ours, &mut sink, AckPolicy::Now);
+    sender.poll_transmit(|| Time(1), &ours, &mut sink, AckPolicy::Now);
     let mut link = BTreeMap::new();
     for (order, (_, bytes)) in (0u64..).zip(sink.packets) {
         let copies = if random.percent(5) { 0 } else { 1 + usize::from(reorders && random.percent(5)) };
@@ -116,16 +116,16 @@ fn run(qp_type: QpType, seed: u64, reorders: bool) -> Vec<u32> {
     let mut arrived = Vec::new();
     for bytes in link.values() {
         let packet = Packet::parse(bytes).expect("well-formed");
-        receiver.handle_packet(Time(2), &meta, &packet, &theirs);
-        while let Some(event) = receiver.poll_event() {
-            let QpEvent::RecvComplete(wc) = event else { panic!("{event:?}") };
+        receiver.handle_packet(|| Time(2), &meta, &packet, None, &theirs);
+        while let Some(event) = theirs.poll_event() {
+            let Event::RecvComplete(wc) = event else { panic!("{event:?}") };
             assert_eq!((wc.status, wc.flags.contains(WcFlags::WITH_IMM)), (WcStatus::Success, true));
             check_content(&messages[wc.imm as usize], wc.wr_id, wc.byte_len, &ours, &theirs, qp_type);
             arrived.push(wc.imm);
         }
     }
     let mut silent = Collector::default();
-    receiver.poll_transmit(Time(3), &theirs, &mut silent, AckPolicy::Now);
+    receiver.poll_transmit(|| Time(3), &theirs, &mut silent, AckPolicy::Now);
     assert!(silent.packets.is_empty(), "an unreliable queue pair answers");
     assert_eq!(receiver.state(), QpState::Rts);
     arrived
@@ -181,25 +181,27 @@ fn all_messages_behind_a_write_to_absent_memory_are_told_of_when_it_is_done() {
         };
         let payload = Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: KEY }]);
         let (wr_id, flags) = (number.into(), SendFlags::SIGNALED);
-        sender.post_send(SendWr { wr_id, op, payload, flags, target: None }).expect("there is room");
+        sender
+            .post_send(|| Time(1), SendWr { wr_id, op, payload, flags, target: None }, &ours, &mut ())
+            .expect("there is room");
         let sges = smallvec![Sge { addr: SLOT_LEN, length: 8, lkey: KEY }];
-        receiver.post_recv(RecvWr { wr_id, sges }).expect("there is room");
+        receiver.post_recv(RecvWr { wr_id, sges }, &theirs).expect("there is room");
     }
     let mut sink = Collector::default();
-    sender.poll_transmit(Time(1), &ours, &mut sink, AckPolicy::Now);
+    sender.poll_transmit(|| Time(1), &ours, &mut sink, AckPolicy::Now);
     let meta = meta_between(address(1), address(2), 0);
     for (_, bytes) in std::mem::take(&mut sink.packets) {
         let packet = Packet::parse(&bytes).expect("well-formed");
-        receiver.handle_packet(Time(2), &meta, &packet, &theirs);
-        receiver.poll_transmit(Time(2), &theirs, &mut sink, AckPolicy::Now);
+        receiver.handle_packet(|| Time(2), &meta, &packet, None, &theirs);
+        receiver.poll_transmit(|| Time(2), &theirs, &mut sink, AckPolicy::Now);
     }
-    assert_eq!(receiver.poll_event(), None);
+    assert_eq!(theirs.poll_event(), None);
     assert!(theirs.complete(0, Ok(())));
     receiver.wake();
-    receiver.poll_transmit(Time(3), &theirs, &mut sink, AckPolicy::Now);
+    receiver.poll_transmit(|| Time(3), &theirs, &mut sink, AckPolicy::Now);
     for number in 0..MESSAGES {
-        let event = receiver.poll_event();
-        assert!(matches!(event, Some(QpEvent::RecvComplete(wc)) if wc.imm == number), "{number}: {event:?}");
+        let event = theirs.poll_event();
+        assert!(matches!(event, Some(Event::RecvComplete(wc)) if wc.imm == number), "{number}: {event:?}");
     }
     assert!(sink.packets.is_empty());
 }

@@ -12,14 +12,14 @@ use crate::{decoded, support};
 use arbitrary::Arbitrary;
 use smallvec::smallvec;
 use terrace_transport::{
-    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, RemoteError, SendFlags, SendOp,
-    SendWr, Sge, Time, Transmit, WcStatus,
+    AckPolicy, Payload, Qp, QpAttr, QpAttrMask, QpState, QpType, RemoteError, SendFlags, SendOp, SendWr, Sge,
+    Time, Transmit, WcStatus,
 };
 use terrace_wire::{Headers, Packet, Psn, Service, emit_headers};
 
-use crate::support::host::Memory;
+use crate::support::host::{Event, Memory};
 use crate::support::sink::Collector;
-use crate::support::{bring_up, hand, meta_between};
+use crate::support::{bring_up, meta_between};
 use input::{MEMORY_LEN, Setup, Step};
 
 /// Most steps of a case; more would only be slow.
@@ -103,7 +103,7 @@ impl World {
             flags: SendFlags::SIGNALED,
             target: None,
         };
-        if self.qp.post_send(wr).is_ok() {
+        if self.qp.post_send(|| self.now, wr, &self.host, &mut ()).is_ok() {
             self.sends.push_back(self.next_id);
             self.next_id += 1;
             self.transmit(None, AckPolicy::Now);
@@ -120,7 +120,7 @@ impl World {
             Step::Raw { bytes, foreign } => self.handle(bytes, *foreign, 0),
             Step::Send(send) => {
                 let wr = send.request(self.next_id, peer());
-                if self.qp.post_send(wr).is_ok() {
+                if self.qp.post_send(|| self.now, wr, &self.host, &mut ()).is_ok() {
                     self.sends.push_back(self.next_id);
                     self.next_id += 1;
                 }
@@ -141,12 +141,12 @@ impl World {
             }
             Step::Wait { ns } => {
                 self.now = self.now.after_ns(u64::from(*ns) * 64);
-                self.qp.handle_timeout(self.now);
+                self.qp.handle_timeout(self.now, &self.host);
             }
             Step::WaitForTimer => {
                 if let Some(due) = self.qp.deadline() {
                     self.now = self.now.max(due);
-                    self.qp.handle_timeout(self.now);
+                    self.qp.handle_timeout(self.now, &self.host);
                     let next = self.qp.deadline();
                     assert!(next.is_none_or(|next| next > self.now), "a timer that went off is still due");
                 }
@@ -190,7 +190,7 @@ impl World {
             self.host.shared_receives.borrow_mut().push_back(wr);
             true
         } else {
-            self.qp.post_recv(wr).is_ok()
+            self.qp.post_recv(wr, &self.host).is_ok()
         };
         if posted {
             self.receives.push_back(self.next_id);
@@ -200,10 +200,11 @@ impl World {
 
     fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) {
         let before = self.qp.query();
-        if self.qp.modify(attr, mask).is_err() {
+        if self.qp.modify(attr, mask, &self.host).is_err() {
             assert_eq!(self.qp.query(), before, "a refused change changed something");
         } else if self.qp.state() == QpState::Reset {
-            // RESET does not empty a shared queue.
+            // RESET discards completions, but does not empty a shared queue.
+            self.host.events.borrow_mut().clear();
             self.sends.clear();
             let (left, of_xrc) = (self.host.shared_receives.borrow(), self.host.srqs.borrow());
             let left = left.iter().chain(of_xrc.values().flatten());
@@ -219,8 +220,8 @@ impl World {
         // The packet's length decides whether it carries an acknowledgement, and of which PSN near the last one sent.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
-        let events = hand(&mut self.qp, self.now, &meta, &packet, ack, &self.host);
-        self.note_events(events);
+        self.qp.handle_packet(|| self.now, &meta, &packet, ack, &self.host);
+        self.take_events();
         if foreign && self.qp.config().qp_type != QpType::Ud {
             assert_eq!(self.qp.state(), state, "a stranger changed the state");
         }
@@ -229,7 +230,7 @@ impl World {
     fn transmit(&mut self, room: Option<usize>, policy: AckPolicy) -> usize {
         let acks = room.is_some_and(|room| room & 1 == 1).then(Vec::new);
         let mut sink = Collector { room, acks, ..Collector::default() };
-        let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, policy);
+        let stopped = self.qp.poll_transmit(|| self.now, &self.host, &mut sink, policy);
         if stopped == Transmit::Idle && policy == AckPolicy::Now {
             assert!(!self.qp.wants_transmit(), "idle, but wants to transmit");
         }
@@ -266,22 +267,17 @@ impl World {
 
     /// Checks that completions are for posted work requests, in order.
     fn take_events(&mut self) {
-        let events = iter::from_fn(|| self.qp.poll_event()).collect();
-        self.note_events(events);
-    }
-
-    fn note_events(&mut self, events: Vec<QpEvent>) {
         let signal_all = self.qp.config().sq_sig_all;
-        for event in events {
+        while let Some(event) = self.host.poll_event() {
             match event {
-                QpEvent::SendComplete(wc) => loop {
+                Event::SendComplete(wc) => loop {
                     let id = self.sends.pop_front().expect("a completion of something posted");
                     if id == wc.wr_id {
                         break;
                     }
                     assert!(!signal_all, "a request was passed over in silence");
                 },
-                QpEvent::RecvComplete(wc) => {
+                Event::RecvComplete(wc) => {
                     assert_eq!(self.receives.pop_front(), Some(wc.wr_id), "receives complete in order");
                     let takes_more = self.qp.state() != QpState::Err;
                     assert!(!takes_more || wc.status == WcStatus::Success, "an error that breaks nothing");
@@ -319,7 +315,7 @@ impl World {
         for _ in 0..40 {
             let Some(due) = self.qp.deadline() else { return };
             self.now = self.now.max(due);
-            self.qp.handle_timeout(self.now);
+            self.qp.handle_timeout(self.now, &self.host);
             self.take_events();
             left = self.transmit(None, AckPolicy::Now);
             assert!(left < BACKLOG_MAX, "{left} packets at once");

@@ -34,8 +34,7 @@ use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 use crate::semaphore::Doorbell;
 
-pub(crate) use post::Reached;
-pub(crate) use rings::{Filled, PeerRxSet, RxPending};
+pub(crate) use rings::{Filled, PeerRxSet, RxPending, deadline_clock};
 use rings::{PeerTx, SameHostPeer};
 
 /// Finds the files behind the program's memory.
@@ -97,15 +96,33 @@ pub(crate) struct Held {
     running: ArcMutexGuard<Option<Running>>,
 }
 
+/// The route of a queue pair's work requests to its peer: [`Device::choose_route`] alone changes it.
+#[derive(Default)]
+pub(crate) struct Route {
+    /// Direct access to the peer's memory, for one-sided requests that find the send queue empty.
+    direct: Option<Lead>,
+    /// The carrier of everything else.
+    pub packets: Carrier,
+}
+
+/// What carries packets.
+#[derive(Default)]
+pub(crate) enum Carrier {
+    /// The network.
+    #[default]
+    Udp,
+    /// The peer's ring.
+    Ring(Arc<PeerTx>),
+}
+
 /// A queue pair's part of the local path.
 #[derive(Default)]
 pub(crate) struct QpLocal {
-    /// The peer's address and the own GID index between which it looks for paths.
+    pub route: Route,
+    /// The peer's address and the own GID index between which the route was chosen.
     ends: Option<(SocketAddr, u8)>,
-    lead: Option<Lead>,
-    peer_tx: Option<Arc<PeerTx>>,
-    /// The generation of peers in which it last searched for its own.
-    looked: u32,
+    /// The generation of peers in which the route was chosen.
+    generation: u32,
     /// The region it has asked about last.
     asked: Option<(u32, Version)>,
     /// The state that is published to peers.
@@ -118,7 +135,7 @@ impl QpLocal {
     /// Whether packets go through a ring.
     #[inline]
     pub fn has_tx_ring(&self) -> bool {
-        self.peer_tx.is_some()
+        matches!(self.route.packets, Carrier::Ring(_))
     }
 
     /// Notes that peers are to see it no more. False if they did not.
@@ -126,23 +143,6 @@ impl QpLocal {
         let was_shown = self.shown.is_some();
         self.is_withdrawn = true;
         was_shown
-    }
-
-    /// The direct path into the peer's memory. A path into a process that has gone is dropped: it would keep that
-    /// process's memory.
-    #[inline(always)]
-    fn lead(&mut self) -> Option<&mut Lead> {
-        match &self.lead {
-            Some(lead) if lead.reach().is_gone() => self.give_up_lead(),
-            _ => {}
-        }
-        self.lead.as_mut()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn give_up_lead(&mut self) {
-        self.lead = None;
     }
 }
 
@@ -261,71 +261,90 @@ impl Device {
         *self.local.on_peer_gone.write() = Some(hear);
     }
 
-    /// Searches for the peer of a newly connected queue pair, and drops the peer of a queue pair that is no longer
-    /// connected.
+    /// Chooses the route of a newly connected queue pair, and has the thread search for its peer. A queue pair that is
+    /// no longer connected loses its route.
     pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
         self.show(qp, core, true);
-        match core.qp.state() {
+        let ends = match core.qp.state() {
             QpState::Rts | QpState::Sqd if self.local.is_on() && qp.qp_type() != QpType::Ud => {
-                let ends = core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index));
-                // With the same ends the paths stay: what is in the ring must not be overtaken.
-                if let Some((remote, _)) = ends
-                    && ends != core.local.ends
-                {
-                    // If the peer is connected already, the queue pair finds it when it next has something to do.
-                    let before = self.local.generation.load(Ordering::Acquire).wrapping_sub(1);
-                    let shown = core.local.shown;
-                    core.local = QpLocal { ends, looked: before, shown, ..QpLocal::default() };
-                    self.local.command(Command::Connect(remote));
-                }
+                core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index))
             }
-            QpState::Reset | QpState::Init => {
-                (core.local.ends, core.local.lead, core.local.peer_tx) = (None, None, None);
+            QpState::Reset | QpState::Init => None,
+            _ => return,
+        };
+        // With the same ends the route stays: what is in the ring must not be overtaken.
+        if ends != core.nic.local.ends {
+            (core.nic.local.ends, core.nic.local.asked) = (ends, None);
+            self.choose_route(qp, core);
+            if let Some((remote, _)) = ends {
+                self.local.command(Command::Connect(remote));
             }
-            _ => {}
         }
     }
 
-    /// Finds the paths to a queue pair's peer that the thread has opened since the last time. Only while nothing is
-    /// outstanding: a change of path then cannot overtake anything.
+    /// Chooses the route anew if the thread has found peers since it was chosen. Only while nothing is outstanding: a
+    /// change then cannot overtake anything.
     #[inline(always)]
-    pub(crate) fn meet(&self, qp: &QueuePair, core: &mut QpCore) {
+    pub(crate) fn update_route(&self, qp: &QueuePair, core: &mut QpCore) {
         if self.local.is_on()
-            && core.local.looked != self.local.generation.load(Ordering::Acquire)
+            && core.nic.local.generation != self.local.generation.load(Ordering::Acquire)
             && core.qp.is_quiet()
         {
-            self.find_same_host_peer(qp, core);
+            self.choose_route(qp, core);
         }
     }
 
+    /// Chooses a queue pair's route to its peer: direct access and a ring to a process of this host that the thread has
+    /// found, the network to all others. While requests are outstanding, and the queue pair has lost its route, that is
+    /// the network; once the send queue is empty, [`Device::update_route`] searches again.
     #[cold]
-    fn find_same_host_peer(&self, qp: &QueuePair, core: &mut QpCore) {
-        core.local.looked = self.local.generation.load(Ordering::Acquire);
-        let attr = core.qp.attr();
-        let Some(path) = attr.path.filter(|_| qp.qp_type() != QpType::Ud) else { return };
-        let peers = self.local.peers.read();
-        let Some(same_host_peer) = peers.get(&canonical(path.remote)) else { return };
-        let own = self.gids().get(usize::from(path.source_gid_index)).map(|gid| gid.addr);
-        let has_lead = core.local.lead.as_ref().is_some_and(|lead| !lead.reach().is_gone());
-        if let (QpType::Rc, Some(own), false) = (qp.qp_type(), own, has_lead) {
-            let own = address_bytes((own, 0).into());
-            core.local.lead = same_host_peer.reach.lead(own, qp.qpn(), attr.dest_qpn);
+    #[inline(never)]
+    pub(crate) fn choose_route(&self, qp: &QueuePair, core: &mut QpCore) {
+        let generation = self.local.generation.load(Ordering::Acquire);
+        let may_search = core.qp.is_quiet();
+        core.nic.local.generation = if may_search { generation } else { generation.wrapping_sub(1) };
+        let before = std::mem::take(&mut core.nic.local.route);
+        if may_search && let Some(route) = self.find_route(qp, core, before) {
+            core.nic.local.route = route;
         }
-        core.local.peer_tx = Some(same_host_peer.peer_tx.clone());
+    }
+
+    /// The route to the queue pair's peer, if that is a process of this host.
+    fn find_route(&self, qp: &QueuePair, core: &QpCore, before: Route) -> Option<Route> {
+        let (remote, gid_index) = core.nic.local.ends.filter(|_| self.local.is_on())?;
+        let SameHostPeer { reach, peer_tx } = self.local.peers.read().get(&remote)?.clone();
+        let own = self.gids().get(usize::from(gid_index)).map(|gid| gid.addr);
+        // The same access to the same process stays: there are not many reader slots.
+        let kept = before.direct.filter(|lead| Arc::ptr_eq(lead.reach(), &reach));
+        let direct = kept.or_else(|| {
+            let own = own.filter(|_| qp.qp_type() == QpType::Rc)?;
+            reach.lead(address_bytes((own, 0).into()), qp.qpn(), core.qp.attr().dest_qpn)
+        });
+        Some(Route { direct, packets: Carrier::Ring(peer_tx) })
+    }
+
+    /// The direct path into the peer's memory. A path into a process that has gone is dropped: it would keep that
+    /// process's memory.
+    #[inline(always)]
+    fn direct<'a>(&self, qp: &QueuePair, core: &'a mut QpCore) -> Option<&'a mut Lead> {
+        if core.nic.local.route.direct.as_ref().is_some_and(|lead| lead.reach().is_gone()) {
+            self.choose_route(qp, core);
+        }
+        core.nic.local.route.direct.as_mut()
     }
 
     /// Publishes a queue pair's present state to same-host peers.
     #[inline]
     pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
-        core.local.is_withdrawn &= !anew;
-        if self.memory.is_shown() && (anew || core.local.shown != Some(core.qp.state())) {
+        core.nic.local.is_withdrawn &= !anew;
+        if self.memory.is_shown() && (anew || core.nic.local.shown != Some(core.qp.state())) {
             self.show_now(qp, core);
         }
     }
 
     #[cold]
     fn show_now(&self, qp: &QueuePair, core: &mut QpCore) {
-        core.local.shown = Some(core.qp.state());
+        core.nic.local.shown = Some(core.qp.state());
         if qp.qp_type() == QpType::Rc {
             self.memory.set_queue_pair(qp.qpn(), shown(qp, core).as_ref());
         }
@@ -335,7 +354,7 @@ impl Device {
     fn show_all(&self) {
         for qp in self.table.all() {
             let mut core = qp.lock();
-            if !core.dead {
+            if !core.nic.dead {
                 self.show(&qp, &mut core, true);
             }
         }
@@ -346,7 +365,7 @@ impl Device {
 fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     let attr = core.qp.attr();
     let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-    let path = attr.path.filter(|_| takes_requests && !core.dead && !core.local.is_withdrawn)?;
+    let path = attr.path.filter(|_| takes_requests && !core.nic.dead && !core.nic.local.is_withdrawn)?;
     let mut access = Access::from_bits_truncate(attr.access);
     if attr.max_dest_rd_atomic == 0 {
         access -= Access::REMOTE_READ | Access::REMOTE_ATOMIC;

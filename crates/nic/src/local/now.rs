@@ -55,12 +55,12 @@ impl QueuePair {
     ) -> Result<Option<R>, Error> {
         let mut core = self.lock_alive()?;
         let device = self.device();
-        device.meet(self, &mut core);
+        device.update_route(self, &mut core);
         let may_be_asked = !brings || core.qp.attr().max_rd_atomic > 0;
         if !may_be_asked || len > MESSAGE_LEN_MAX.into() || !device.may_reach(&core) {
             return Ok(None);
         }
-        let Some(lead) = core.local.lead() else { return Ok(None) };
+        let Some(lead) = device.direct(self, &mut core) else { return Ok(None) };
         let acted = act(lead);
         lead.tell(&self.prefetch_hint);
         match acted {

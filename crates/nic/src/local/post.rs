@@ -10,19 +10,19 @@ use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 
 impl Device {
-    /// Carries out a work request, if direct access to the peer's memory is possible and everything posted before is
-    /// complete. Packets do the rest.
+    /// Carries out and completes a work request, if direct access to the peer's memory is possible and everything posted
+    /// before is complete. Otherwise false: packets carry it.
     #[inline(always)]
-    pub(crate) fn reach(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> Reached {
+    pub(crate) fn carry_out_direct(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
         if !self.local.is_on() || !core.qp.may_go_direct(wr) {
-            return Reached::No;
+            return false;
         }
         let (direction, rkey, va) = match wr.op {
             SendOp::Read { va, rkey } => (Direction::Read, rkey, va),
             SendOp::Write { va, rkey } => (Direction::Write, rkey, va),
-            _ => return self.reach_atomic(qp, core, wr),
+            _ => return self.carry_out_atomic(qp, core, wr),
         };
-        let Some(lead) = core.local.lead() else { return Reached::No };
+        let Some(lead) = self.direct(qp, core) else { return false };
         let copied = match wr.payload.sges() {
             Some([sge]) => lead.copy_piece(direction, rkey, va, &self.local_piece(qp, sge)),
             _ => self.copy_pieces(qp, lead, (direction, rkey, va), &wr.payload),
@@ -30,12 +30,13 @@ impl Device {
         lead.tell(&qp.prefetch_hint);
         match copied {
             Ok(()) => {
-                self.complete_direct(qp, core, wr);
-                Reached::Whole
+                let (transport, host) = core.parts(qp, None);
+                transport.complete_direct(wr, &host);
+                true
             }
             Err(refusal) => {
                 self.note_refusal(core, rkey, refusal);
-                Reached::No
+                false
             }
         }
     }
@@ -64,15 +65,15 @@ impl Device {
     }
 
     #[inline(never)]
-    fn reach_atomic(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> Reached {
+    fn carry_out_atomic(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
         let (op, rkey, va) = match wr.op {
             SendOp::CompareSwap { va, rkey, compare, swap } => {
                 (AtomicOp::CompareSwap { compare, swap }, rkey, va)
             }
             SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
-            _ => return Reached::No,
+            _ => return false,
         };
-        let (Some(lead), Some([sge])) = (core.local.lead(), wr.payload.sges()) else { return Reached::No };
+        let (Some(lead), Some([sge])) = (self.direct(qp, core), wr.payload.sges()) else { return false };
         let Local { who, memo, piece, .. } = self.local_piece(qp, sge);
         let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
         let act = |into| lead.atomic_into(rkey, va, op, into);
@@ -80,19 +81,22 @@ impl Device {
         lead.tell(&qp.prefetch_hint);
         match done {
             Ok(Ok(Ok(()))) => {
-                self.complete_direct(qp, core, wr);
-                Reached::Whole
+                let (transport, host) = core.parts(qp, None);
+                transport.complete_direct(wr, &host);
+                true
             }
             Ok(Ok(Err(Fault))) => {
                 // The operation was performed, and its result had no memory left to go to.
-                core.qp.fail_direct(wr);
-                Reached::WithEvents
+                let (transport, host) = core.parts(qp, None);
+                transport.fail_direct(wr, &host);
+                self.note_state(qp, core);
+                true
             }
             Ok(Err(refusal)) => {
                 self.note_refusal(core, rkey, refusal);
-                Reached::No
+                false
             }
-            Err(_) => Reached::No,
+            Err(_) => false,
         }
     }
 
@@ -101,27 +105,6 @@ impl Device {
     fn local_piece<'a>(&'a self, qp: &'a QueuePair, sge: &Sge) -> Local<'a> {
         let who = Accessor::local(qp.pd().handle(), qp.qpn());
         Local { registry: &self.memory, who, memo: &qp.keys.sent, piece: piece_of(sge) }
-    }
-
-    #[inline(always)]
-    fn complete_direct(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) {
-        // Each arm makes its own entry, so that the queue's entry is made in place: see `Entries`.
-        match &core.hook {
-            None => {
-                if let Some(wc) = core.qp.complete_direct(wr) {
-                    qp.send_cq().push(wc);
-                }
-            }
-            Some(_) => self.complete_to_hook(qp, core, wr),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn complete_to_hook(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) {
-        if let Some(wc) = core.qp.complete_direct(wr) {
-            self.complete_send(qp, core.hook.as_ref(), wc);
-        }
     }
 
     /// Whether a work request that is posted now is the only one, and direct access is on.
@@ -134,7 +117,7 @@ impl Device {
     #[cold]
     pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
         let Refusal::Unknown(version) = refusal else { return };
-        if core.local.asked.replace((rkey, version)) != Some((rkey, version))
+        if core.nic.local.asked.replace((rkey, version)) != Some((rkey, version))
             && let Some(path) = core.qp.attr().path
         {
             self.local.command(Command::Ask(canonical(path.remote), rkey, version));
@@ -145,15 +128,4 @@ impl Device {
 #[inline(always)]
 fn piece_of(sge: &Sge) -> LocalPiece {
     LocalPiece { lkey: sge.lkey, addr: sge.addr, len: sge.length.into() }
-}
-
-/// Whether a work request was carried out as it was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reached {
-    /// It is complete, and its completion delivered.
-    Whole,
-    /// It is complete, and the queue pair has events.
-    WithEvents,
-    /// It goes by packets.
-    No,
 }

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
 use terrace_memory::shared::{Origin, Reach, RxRing, TxRing, Writer};
-use terrace_transport::{AckPolicy, SendWr, Sink, Time, Transmit};
+use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 
+use crate::clock::LazyTimestamp;
 use crate::device::Device;
 use crate::host::QpHost;
-use crate::qp::{QpCore, QueuePair};
 
 /// Packets that one pass takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
@@ -42,7 +42,7 @@ const FULL_STEP_NS: u64 = 100_000_000;
 const LOST_PER_TURN: u64 = 64;
 
 /// The TX ring to one peer.
-pub(super) struct PeerTx {
+pub(crate) struct PeerTx {
     tx_ring: TxRing,
     doorbell: OwnedFd,
     /// When the ring was last seen to be full, 0 if it is not; and for how long it had been full then. In nanoseconds,
@@ -101,7 +101,7 @@ impl PeerTx {
 }
 
 /// A ring as the transport's sink.
-struct RingSink<'a> {
+pub(crate) struct RingSink<'a> {
     writer: Writer<'a>,
     peer_tx: &'a PeerTx,
     gids: &'a [Gid],
@@ -116,6 +116,20 @@ impl RingSink<'_> {
     #[inline]
     fn publish(&mut self) {
         self.sleeps |= self.writer.publish();
+    }
+
+    /// Publishes what was written, if anything, counts it, and wakes the reader if it sleeps.
+    #[inline]
+    pub fn send(&mut self) {
+        if self.packets == 0 {
+            return;
+        }
+        self.publish();
+        self.peer_tx.note_sent(self.packets);
+        if self.sleeps {
+            // A write fails only when the doorbell's counter is at its limit: then it is rung anyway.
+            let _ = rustix::io::write(&self.peer_tx.doorbell, &1u64.to_ne_bytes());
+        }
     }
 }
 
@@ -171,87 +185,78 @@ pub(crate) enum Filled {
     Sent,
     /// The ring is full: to be retried then, or at once.
     Full(Option<Time>),
-    /// The queue pair has no ring, or an unusable one.
+    /// Packets of the queue pair go by the network, or still do.
     NotHere,
 }
 
+/// The clock for the deadlines of packets in a ring, which loses none: a late coarse clock costs one retransmission.
+/// Without retransmissions the exact time is read.
+#[inline]
+pub(crate) fn deadline_clock<'a>(transport: &Qp, now: &'a LazyTimestamp<'_>) -> impl Fn() -> Time + use<'a> {
+    let is_patient = transport.attr().retry_cnt > 0;
+    move || if is_patient { now.soon() } else { now.get() }
+}
+
 impl Device {
-    /// Fills a queue pair's ring, if it has one, with what the queue pair has to send.
+    /// Whether this ring may be used.
+    #[inline]
+    pub(crate) fn may_use(&self, peer_tx: &PeerTx) -> bool {
+        self.local.is_on() && !peer_tx.is_gone()
+    }
+
+    /// A ring as the transport's sink, locked.
+    #[inline]
+    pub(crate) fn ring_sink<'a>(&'a self, peer_tx: &'a PeerTx) -> RingSink<'a> {
+        let (gids, port) = (self.port.gids(), self.port.udp_port());
+        RingSink { writer: peer_tx.tx_ring.write(), peer_tx, gids, port, packets: 0, sleeps: false }
+    }
+
+    /// Fills a ring with what a queue pair has to send.
+    #[inline]
     pub(crate) fn fill_ring(
         &self,
-        core: &mut QpCore,
+        transport: &mut Qp,
         host: &QpHost<'_>,
+        peer_tx: &PeerTx,
+        now: &LazyTimestamp<'_>,
+        acks: AckPolicy,
+    ) -> Filled {
+        let mut sink = self.ring_sink(peer_tx);
+        let outcome = transport.poll_transmit(deadline_clock(transport, now), host, &mut sink, acks);
+        sink.send();
+        match outcome {
+            Transmit::Idle => Filled::Sent,
+            Transmit::SinkFull if sink.packets > 0 => Filled::Full(None),
+            Transmit::SinkFull => self.wait_for_room(transport, host, peer_tx, now.get(), acks),
+        }
+    }
+
+    /// The outcome of filling a ring that takes nothing.
+    #[cold]
+    fn wait_for_room(
+        &self,
+        transport: &mut Qp,
+        host: &QpHost<'_>,
+        peer_tx: &PeerTx,
         now: Time,
         acks: AckPolicy,
     ) -> Filled {
-        let mut filled = Filled::NotHere;
-        self.with_ring(core, |core, sink| {
-            filled = match core.qp.poll_transmit(now, host, sink, acks) {
-                Transmit::Idle => Filled::Sent,
-                Transmit::SinkFull if sink.packets > 0 => Filled::Full(None),
-                Transmit::SinkFull => match sink.peer_tx.note_full(now) {
-                    ..FULL_RETRY_NS => Filled::Full(None),
-                    FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
-                    STALLED_NS.. => self.lose(core, host, now, acks),
-                },
-            };
-        });
-        filled
+        match peer_tx.note_full(now) {
+            ..FULL_RETRY_NS => Filled::Full(None),
+            FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
+            STALLED_NS.. => self.lose(transport, host, now, acks),
+        }
     }
 
     /// Discards what a queue pair has to send. Retransmission timers keep running.
-    #[cold]
-    fn lose(&self, core: &mut QpCore, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
+    fn lose(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
         let mut lost = LostSink::default();
-        let outcome = core.qp.poll_transmit(now, host, &mut lost, acks);
+        let outcome = transport.poll_transmit(|| now, host, &mut lost, acks);
         self.local.lost.fetch_add(lost.packets, Ordering::Relaxed);
         match outcome {
             Transmit::Idle => Filled::Sent,
             Transmit::SinkFull => Filled::Full(None),
         }
-    }
-
-    /// Writes a work request that is not posted yet into the queue pair's ring, if it can leave at once. The caller
-    /// then posts it by [`Device::note_sent`].
-    #[inline]
-    pub(crate) fn send_at_once(&self, qp: &QueuePair, core: &mut QpCore, wr: &SendWr) -> bool {
-        // Nothing may overtake packets that are under way over the network.
-        if !core.local.has_tx_ring() || !qp.token.is_free() {
-            return false;
-        }
-        let host = qp.host(core);
-        let mut has_sent = false;
-        self.with_ring(core, |core, sink| has_sent = core.qp.send_at_once(&host, sink, wr));
-        has_sent
-    }
-
-    /// Posts a work request that [`Device::send_at_once`] has sent.
-    #[inline]
-    pub(crate) fn note_sent(&self, core: &mut QpCore, wr: SendWr) {
-        // A late coarse clock costs one retransmission. Without retransmissions the exact time is read.
-        let is_patient = core.qp.attr().retry_cnt > 0;
-        core.qp.note_sent(|| if is_patient { self.clock.soon() } else { self.clock.now() }, wr);
-    }
-
-    /// Calls `act` with the queue pair's ring, if it has a usable one, and publishes what was written.
-    #[inline]
-    fn with_ring(&self, core: &mut QpCore, act: impl FnOnce(&mut QpCore, &mut RingSink<'_>)) {
-        let is_of_use = |peer_tx: &Arc<PeerTx>| self.local.is_on() && !peer_tx.is_gone();
-        let Some(peer_tx) = core.local.peer_tx.take().filter(is_of_use) else { return };
-        let (gids, port) = (self.port.gids(), self.port.udp_port());
-        let writer = peer_tx.tx_ring.write();
-        let mut sink = RingSink { writer, peer_tx: &peer_tx, gids, port, packets: 0, sleeps: false };
-        act(core, &mut sink);
-        if sink.packets > 0 {
-            peer_tx.note_sent(sink.packets);
-            sink.publish();
-            if sink.sleeps {
-                // A write fails only when the doorbell's counter is at its limit: then it is rung anyway.
-                let _ = rustix::io::write(&peer_tx.doorbell, &1u64.to_ne_bytes());
-            }
-        }
-        drop(sink);
-        core.local.peer_tx = Some(peer_tx);
     }
 }
 

@@ -2,12 +2,12 @@
 
 use terrace_wire::{NakCode, Operation, Packet, Psn, Syndrome, Time};
 
-use super::Requester;
 use super::operations::{Answer, Row};
-use crate::common::{Common, Verdict};
+use super::{Requester, complete_success};
+use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
 use crate::timers::rnr_timer_ns;
-use crate::types::{ATOMIC_LEN, WcStatus};
+use crate::types::{ATOMIC_LEN, QpState, WcStatus};
 
 /// An RNR retry count of 7 means infinite (IBTA volume 1, 9.7.5).
 const RNR_RETRY_FOR_EVER: u8 = 7;
@@ -15,24 +15,23 @@ const RNR_RETRY_FOR_EVER: u8 = 7;
 impl Requester {
     pub(crate) fn handle_answer(
         &mut self,
-        now: Time,
-        common: &mut Common,
+        now: &impl Fn() -> Time,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Verdict {
         match packet.bth.opcode.info().operation {
             Operation::Acknowledge => match packet.ext.aeth.map(|aeth| aeth.syndrome) {
-                Some(Syndrome::Ack { .. }) => self.handle_ack(now, common, packet.bth.psn),
-                Some(Syndrome::RnrNak { timer }) => self.handle_rnr(now, common, packet.bth.psn, timer),
-                Some(Syndrome::Nak(code)) => self.handle_nak(now, common, packet.bth.psn, code),
-                None => self.drop_packet(common),
+                Some(Syndrome::Ack { .. }) => self.handle_ack(now, call, packet.bth.psn),
+                Some(Syndrome::RnrNak { timer }) => self.handle_rnr(now(), call, packet.bth.psn, timer),
+                Some(Syndrome::Nak(code)) => self.handle_nak(now(), call, packet.bth.psn, code),
+                None => self.drop_packet(call),
             },
-            Operation::ReadResponse => self.handle_response(now, common, packet, packet.payload, host),
+            Operation::ReadResponse => self.handle_response(now(), call, packet, packet.payload),
             Operation::AtomicAcknowledge => {
                 let value = packet.ext.atomic_ack.unwrap_or(0).to_ne_bytes();
-                self.handle_response(now, common, packet, &value, host)
+                self.handle_response(now(), call, packet, &value)
             }
-            _ => self.drop_packet(common),
+            _ => self.drop_packet(call),
         }
     }
 
@@ -43,14 +42,50 @@ impl Requester {
 
     /// An ACK covers all packets up to its PSN but cannot replace response data: a READ response or an
     /// atomic result before its PSN was lost (IBTA volume 1, 9.7.5).
-    pub(crate) fn handle_ack(&mut self, now: Time, common: &mut Common, psn: Psn) -> Verdict {
+    #[inline]
+    pub(crate) fn handle_ack<H: Host>(
+        &mut self,
+        now: &impl Fn() -> Time,
+        call: &mut Call<'_, H>,
+        psn: Psn,
+    ) -> Verdict {
+        if H::HAS_FAST_PATHS && self.acknowledges_all(call, psn) {
+            self.complete_all(call);
+            return Verdict::Fine;
+        }
         let Some(sequence) = self.in_flight(psn) else {
-            common.counters.duplicates += 1;
+            call.counters.duplicates += 1;
             return Verdict::Fine;
         };
-        let response_lost = self.acknowledge(now, common, sequence + 1);
-        let verdict = self.retire(common);
-        if verdict == Verdict::Fine && response_lost { self.repair_gap(now, common) } else { verdict }
+        let response_lost = self.acknowledge(now(), call, sequence + 1);
+        let verdict = self.retire(call);
+        if verdict == Verdict::Fine && response_lost { self.repair_gap(now(), call) } else { verdict }
+    }
+
+    /// Whether this is an ACK of everything in the send queue: all of it was sent, nothing is to be retransmitted, and
+    /// nothing expects response data.
+    #[inline]
+    fn acknowledges_all(&self, common: &Common, psn: Psn) -> bool {
+        psn.next() == self.psn(self.next)
+            && self.next > self.acknowledged
+            && self.is_caught_up()
+            && common.attr.state == QpState::Rts
+    }
+
+    /// The fast path of [`Requester::handle_ack`]: completes everything in the send queue.
+    #[inline]
+    fn complete_all(&mut self, call: &Call<'_, impl Host>) {
+        self.window.on_acknowledged(self.in_flight_bytes, call.mtu());
+        self.in_flight_bytes = 0;
+        self.acknowledged = self.next;
+        self.gap_repaired_at = None;
+        self.ack_deadline = None;
+        self.reset_retries(call);
+        for wqe in &self.queue {
+            complete_success(call, &wqe.wr, call.host);
+        }
+        self.queue.clear();
+        self.index = 0;
     }
 
     /// Acknowledges the packets before `end` up to the first one that expects a response. Returns whether there is one.
@@ -111,57 +146,57 @@ impl Requester {
 
     /// A packet between the acknowledged mark and the PSN that the peer answered was lost: retransmits from the mark,
     /// once. This costs a retry unless a timeout has cost one for the same loss.
-    fn repair_gap(&mut self, now: Time, common: &mut Common) -> Verdict {
+    fn repair_gap(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
         if self.gap_repaired_at == Some(self.acknowledged) {
             return Verdict::Fine;
         }
         self.gap_repaired_at = Some(self.acknowledged);
-        self.window.on_congestion(common.mtu());
+        self.window.on_congestion(call.mtu());
         if self.timed_out_at == Some(self.acknowledged) {
-            self.send_again(now, common);
+            self.send_again(now, call);
             return Verdict::Fine;
         }
-        self.retry(now, common)
+        self.retry(now, call)
     }
 
-    fn handle_rnr(&mut self, now: Time, common: &mut Common, psn: Psn, timer: u8) -> Verdict {
-        let Some(sequence) = self.in_flight(psn) else { return self.drop_packet(common) };
-        common.counters.rnr_naks_received += 1;
-        let response_lost = self.acknowledge(now, common, sequence);
-        let verdict = self.retire(common);
+    fn handle_rnr(&mut self, now: Time, call: &mut Call<'_, impl Host>, psn: Psn, timer: u8) -> Verdict {
+        let Some(sequence) = self.in_flight(psn) else { return self.drop_packet(call) };
+        call.counters.rnr_naks_received += 1;
+        let response_lost = self.acknowledge(now, call, sequence);
+        let verdict = self.retire(call);
         if verdict != Verdict::Fine {
             return verdict;
         }
         if response_lost {
-            return self.repair_gap(now, common);
+            return self.repair_gap(now, call);
         }
         if self.quiet_until.is_some() {
             // This attempt was refused already: the network duplicated the NAK or the packet.
             return Verdict::Fine;
         }
         if self.rnr_retries_left == 0 {
-            return self.fail_front(common, WcStatus::RnrRetryExceeded, 0);
+            return self.fail_front(call, WcStatus::RnrRetryExceeded, 0);
         }
-        if common.attr.rnr_retry != RNR_RETRY_FOR_EVER {
+        if call.attr.rnr_retry != RNR_RETRY_FOR_EVER {
             self.rnr_retries_left -= 1;
         }
         // The peer answers, so its RNR NAKs use the RNR retry count, not the transport retry count.
-        self.retries_left = common.attr.retry_cnt;
+        self.retries_left = call.attr.retry_cnt;
         self.go_back();
         self.quiet_until = Some(now.after_ns(rnr_timer_ns(timer)));
-        self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), common);
+        self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), call);
         Verdict::Fine
     }
 
-    fn handle_nak(&mut self, now: Time, common: &mut Common, psn: Psn, code: NakCode) -> Verdict {
-        let Some(sequence) = self.in_flight(psn) else { return self.drop_packet(common) };
+    fn handle_nak(&mut self, now: Time, call: &mut Call<'_, impl Host>, psn: Psn, code: NakCode) -> Verdict {
+        let Some(sequence) = self.in_flight(psn) else { return self.drop_packet(call) };
         if code == NakCode::PsnSequence {
-            common.counters.sequence_naks_received += 1;
+            call.counters.sequence_naks_received += 1;
         } else {
-            common.counters.error_naks_received += 1;
+            call.counters.error_naks_received += 1;
         }
-        let response_lost = self.acknowledge(now, common, sequence);
-        let verdict = self.retire(common);
+        let response_lost = self.acknowledge(now, call, sequence);
+        let verdict = self.retire(call);
         if verdict != Verdict::Fine {
             return verdict;
         }
@@ -171,14 +206,14 @@ impl Requester {
             return Verdict::Fine;
         }
         if response_lost || code == NakCode::PsnSequence {
-            return self.repair_gap(now, common);
+            return self.repair_gap(now, call);
         }
         let status = match code {
             NakCode::RemoteAccess => WcStatus::RemoteAccess,
             NakCode::RemoteOperation => WcStatus::RemoteOperation,
             _ => WcStatus::RemoteInvalidRequest,
         };
-        self.fail_front(common, status, 0x60 | code as u32)
+        self.fail_front(call, status, 0x60 | code as u32)
     }
 
     /// READ data, the result of an atomic, or the empty response to a FLUSH or an ATOMIC WRITE. It
@@ -186,33 +221,32 @@ impl Requester {
     fn handle_response(
         &mut self,
         now: Time,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
         data: &[u8],
-        host: &impl Host,
     ) -> Verdict {
         let Some(sequence) = self.in_flight(packet.bth.psn) else {
-            common.counters.duplicates += 1;
+            call.counters.duplicates += 1;
             return Verdict::Fine;
         };
-        let Some(first) = self.response_owner(sequence) else { return self.drop_packet(common) };
-        let response_lost = self.acknowledge(now, common, first);
-        let verdict = self.retire(common);
+        let Some(first) = self.response_owner(sequence) else { return self.drop_packet(call) };
+        let response_lost = self.acknowledge(now, call, first);
+        let verdict = self.retire(call);
         if verdict != Verdict::Fine {
             return verdict;
         }
         if response_lost || sequence != self.acknowledged {
-            return self.repair_gap(now, common);
+            return self.repair_gap(now, call);
         }
         if packet.ext.aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack { .. })) {
-            return self.fail_front(common, WcStatus::BadResponse, 0);
+            return self.fail_front(call, WcStatus::BadResponse, 0);
         }
-        match self.take_response(common, sequence, packet.bth.opcode.info().operation, data, host) {
+        match self.take_response(call, sequence, packet.bth.opcode.info().operation, data, call.host) {
             Ok(()) => {
-                self.advance(now, common, sequence + 1);
-                self.retire(common)
+                self.advance(now, call, sequence + 1);
+                self.retire(call)
             }
-            Err(status) => self.fail_front(common, status, 0),
+            Err(status) => self.fail_front(call, status, 0),
         }
     }
 

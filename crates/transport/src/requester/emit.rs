@@ -1,15 +1,16 @@
 //! Sending: one packet at a time, as far as the window, the queue and the sink allow.
 
 use terrace_wire::{
-    AtomicEth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
+    AtomicEth, Bth, Deth, Extensions, Feth, Opcode, Operation, Path, Position, Reth, Service, Time,
 };
 
+use super::Requester;
 use super::operations::Row;
 use super::wqe::Wqe;
-use super::{Requester, complete};
-use crate::common::{Common, Verdict, push_packet};
+use crate::common::{Call, Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
-use crate::types::{QpState, QpType, SendFlags, SendOp, Target, WcStatus};
+use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Target, WcStatus};
+use crate::window::PACKET_OVERHEAD;
 
 /// A long message requests an ACK this often, so that the window moves while the message is being sent.
 const ACK_EVERY_PACKETS: u64 = 16;
@@ -68,7 +69,7 @@ impl Requester {
         }
         if !wqe.is_read() {
             let offset = (from - if wqe.started { wqe.first } else { self.assigned }) * mtu;
-            let cost = mtu.min(wqe.length.saturating_sub(offset)) + crate::window::PACKET_OVERHEAD;
+            let cost = mtu.min(wqe.length.saturating_sub(offset)) + PACKET_OVERHEAD;
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
             return (!common.is_reliable() || admitted).then_some(1);
         }
@@ -77,7 +78,7 @@ impl Requester {
         }
         let next_cut = self.cuts.get(self.cuts.partition_point(|cut| *cut <= from));
         let left = next_cut.map_or(left, |cut| left.min(cut - from));
-        let packet_cost = mtu + crate::window::PACKET_OVERHEAD;
+        let packet_cost = mtu + PACKET_OVERHEAD;
         let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
         let whole = self.window.bytes() / packet_cost;
         // A READ is not cut into slivers: it waits for a quarter of the window, unless less completes it.
@@ -106,29 +107,73 @@ impl Requester {
         self.asked_until <= self.acknowledged
     }
 
+    /// The fast path of a message: sends a request before it is queued, if it is a SEND of one packet over RC that can
+    /// leave now. Otherwise it changes nothing, and [`Requester::emit`] sends the request. The caller queues the request
+    /// by [`Requester::queue_sent`] before anything else.
+    #[inline]
+    pub(crate) fn send_message(&self, call: &Call<'_, impl Host>, wr: &SendWr, sink: &mut impl Sink) -> bool {
+        let length = wr.payload.len();
+        let is_ordinary = wr.op == SendOp::Send
+            && call.is(QpType::Rc)
+            && call.attr.state == QpState::Rts
+            && length <= call.mtu()
+            && self.is_caught_up()
+            && self.window.admits(self.in_flight_bytes, length + PACKET_OVERHEAD)
+            && call.host.admits(self.in_flight_bytes);
+        let Some(path) = call.attr.path.as_ref().filter(|_| is_ordinary) else { return false };
+        let solicited = wr.flags.contains(SendFlags::SOLICITED);
+        let bth = Bth { solicited, ack_request: true, ..call.bth(Opcode::RcSendOnly, self.psn(self.next)) };
+        let pushed = push_packet(sink, path, bth, &Extensions::default(), length as usize, |out| {
+            wr.payload.gather(call.host, 0, out)
+        });
+        // `emit` finds the error again and reports it.
+        matches!(pushed, Ok(Some(_)))
+    }
+
+    /// Queues a request that [`Requester::send_message`] has sent.
+    #[inline]
+    pub(crate) fn queue_sent(&mut self, now: impl Fn() -> Time, common: &mut Common, wr: SendWr) {
+        let mut wqe = Wqe::new(wr, common.mtu());
+        common.counters.tx_packets += 1;
+        common.counters.tx_bytes +=
+            Opcode::RcSendOnly.info().header_len as u64 + wqe.length.next_multiple_of(4);
+        self.in_flight_bytes += wqe.length + PACKET_OVERHEAD;
+        wqe.started = true;
+        wqe.first = self.next;
+        self.queue.push_back(wqe);
+        self.next += 1;
+        self.index += 1;
+        self.assigned = self.next;
+        self.highest = self.next;
+        self.asked_until = self.next;
+        if self.ack_deadline.is_none() {
+            self.restart_ack_timer(now(), common);
+        }
+    }
+
+    /// Sends one packet of the request at `index`, or executes it if it is a local operation.
     pub(crate) fn emit(
         &mut self,
-        now: Time,
-        common: &mut Common,
-        host: &impl Host,
+        now: &impl Fn() -> Time,
+        call: &mut Call<'_, impl Host>,
         sink: &mut impl Sink,
     ) -> Emitted {
         self.held_back = false;
-        if !self.wants_to_emit(common) {
+        if !self.wants_to_emit(call) {
             return Emitted::Nothing;
         }
         if self.queue[self.index].is_local() {
-            return self.execute_local(common, host);
+            return self.execute_local(call);
         }
-        let room = self.room_for(common, &self.queue[self.index]);
+        let room = self.room_for(call, &self.queue[self.index]);
         let Some(room) = room else { return Emitted::Nothing };
-        if common.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
-            return self.give_up(common, WcStatus::LocalQpOperation);
+        if call.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
+            return self.give_up(call, WcStatus::LocalQpOperation);
         }
-        if common.is(QpType::Ud) && self.queue[self.index].length > common.mtu() {
-            return self.give_up(common, WcStatus::LocalLength);
+        if call.is(QpType::Ud) && self.queue[self.index].length > call.mtu() {
+            return self.give_up(call, WcStatus::LocalLength);
         }
-        if common.is_reliable() && self.is_to_wait(host) {
+        if call.is_reliable() && self.is_to_wait(call.host) {
             return Emitted::Nothing;
         }
         if !self.queue[self.index].started {
@@ -138,16 +183,16 @@ impl Requester {
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        let asks = self.asks_for_ack(common, host, &self.queue[self.index]);
-        match self.push(common, host, sink, room, asks) {
+        let asks = self.asks_for_ack(call, &self.queue[self.index]);
+        match self.push(call, sink, room, asks) {
             Ok(None) => Emitted::SinkFull,
             Ok(Some(len)) => {
                 if asks {
                     self.asked_until = self.next + room;
                 }
-                self.sent(now, common, host, room, len)
+                self.sent(now, call, room, len)
             }
-            Err(LocalError::Protection) => self.give_up(common, WcStatus::LocalProtection),
+            Err(LocalError::Protection) => self.give_up(call, WcStatus::LocalProtection),
         }
     }
 
@@ -167,26 +212,32 @@ impl Requester {
     }
 
     /// Marks the request that cannot be sent; it completes in error once everything before it is done.
-    fn give_up(&mut self, common: &mut Common, status: WcStatus) -> Emitted {
+    fn give_up(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus) -> Emitted {
         self.queue[self.index].failed = Some(status);
-        match self.retire(common) {
+        match self.retire(call) {
             Verdict::Fine => Emitted::Nothing,
             _ => Emitted::Broken,
         }
     }
 
     /// Accounts for a packet that was sent and stands for `taken` sequence numbers.
-    fn sent(&mut self, now: Time, common: &mut Common, host: &impl Host, taken: u64, len: usize) -> Emitted {
+    fn sent(
+        &mut self,
+        now: &impl Fn() -> Time,
+        call: &mut Call<'_, impl Host>,
+        taken: u64,
+        len: usize,
+    ) -> Emitted {
         let wqe = &self.queue[self.index];
         let to = self.next + taken;
         if self.next < self.highest {
-            common.counters.retransmits += 1;
+            call.counters.retransmits += 1;
         }
-        common.counters.tx_packets += 1;
-        common.counters.tx_bytes += len as u64;
+        call.counters.tx_packets += 1;
+        call.counters.tx_bytes += len as u64;
         let (is_read, is_complete) = (wqe.is_read(), to == wqe.end());
-        if common.is_reliable() {
-            self.in_flight_bytes += wqe.cost(self.next, to, common.mtu());
+        if call.is_reliable() {
+            self.in_flight_bytes += wqe.cost(self.next, to, call.mtu());
             if wqe.expects_response() {
                 self.responses_due.push_back(to);
             }
@@ -202,17 +253,17 @@ impl Requester {
         if is_complete {
             self.index += 1;
         }
-        if !common.is_reliable() {
+        if !call.is_reliable() {
             // There are no ACKs: a request is done when its last packet was sent.
             self.acknowledged = to;
-            self.quiet_until = host.pace(now, len);
-            return match self.retire(common) {
+            self.quiet_until = call.host.pace(now(), len);
+            return match self.retire(call) {
                 Verdict::Fine => Emitted::Sent,
                 _ => Emitted::Broken,
             };
         }
         if self.ack_deadline.is_none() {
-            self.restart_ack_timer(now, common);
+            self.restart_ack_timer(now(), call);
         }
         Emitted::Sent
     }
@@ -225,7 +276,7 @@ impl Requester {
         }
     }
 
-    fn execute_local(&mut self, common: &mut Common, host: &impl Host) -> Emitted {
+    fn execute_local(&mut self, call: &mut Call<'_, impl Host>) -> Emitted {
         let wqe = &mut self.queue[self.index];
         if wqe.executed {
             // Reached again after going back for a loss: a local operation is executed only once.
@@ -234,9 +285,9 @@ impl Requester {
         }
         let done = match &wqe.wr.op {
             SendOp::LocalInvalidate(rkey) => {
-                host.local_invalidate(*rkey).map_err(|_| WcStatus::LocalQpOperation)
+                call.host.local_invalidate(*rkey).map_err(|_| WcStatus::LocalQpOperation)
             }
-            SendOp::BindWindow(bind) => host.bind_window(bind).map_err(|_| WcStatus::WindowBind),
+            SendOp::BindWindow(bind) => call.host.bind_window(bind).map_err(|_| WcStatus::WindowBind),
             _ => Ok(()),
         };
         match done {
@@ -246,7 +297,7 @@ impl Requester {
             }
             Err(status) => wqe.failed = Some(status),
         }
-        match self.retire(common) {
+        match self.retire(call) {
             Verdict::Fine => Emitted::Sent,
             _ => Emitted::Broken,
         }
@@ -254,14 +305,13 @@ impl Requester {
 
     fn push(
         &self,
-        common: &Common,
-        host: &impl Host,
+        call: &Call<'_, impl Host>,
         sink: &mut impl Sink,
         room: u64,
         asks: bool,
     ) -> Result<Option<usize>, LocalError> {
         let wqe = &self.queue[self.index];
-        let mtu = common.mtu();
+        let mtu = call.mtu();
         let packet = self.next - wqe.first;
         let offset = packet * mtu;
         let row = Row::of(&wqe.wr.op);
@@ -275,39 +325,33 @@ impl Requester {
             _ => (Position::Only, 0),
         };
         let trailer = if position.is_last() { row.trailer } else { terrace_wire::Trailer::None };
-        let (service, path, dest_qpn) = address(common, wqe);
+        let (service, path, dest_qpn) = address(call, wqe);
         let Some(path) = path else { return Err(LocalError::Protection) };
         let Some(opcode) = Opcode::for_message(service, operation, position, trailer) else {
             return Err(LocalError::Protection);
         };
-        let mut bth = common.bth(opcode, self.psn(self.next));
+        let mut bth = call.bth(opcode, self.psn(self.next));
         bth.qpn = dest_qpn;
         bth.solicited = position.is_last() && wqe.wr.flags.contains(SendFlags::SOLICITED);
         bth.ack_request = service.is_reliable() && asks;
-        let ext = extensions(common, wqe, position, offset, room * mtu);
+        let ext = extensions(call, wqe, position, offset, room * mtu);
         push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
-            wqe.wr.payload.gather(host, offset, out)
+            wqe.wr.payload.gather(call.host, offset, out)
         })
     }
 
     /// An ACK is requested by the last packet of a message and every [`ACK_EVERY_PACKETS`] packets of a long one. So
     /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer.
-    fn asks_for_ack(&self, common: &Common, host: &impl Host, wqe: &Wqe) -> bool {
+    fn asks_for_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe) -> bool {
         let packet = self.next - wqe.first;
         let is_last = wqe.is_read() || packet + 1 == wqe.packets;
         if is_last || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
             return true;
         }
-        let mtu = common.mtu();
+        let mtu = call.mtu();
         let this = wqe.cost(self.next, self.next + 1, mtu);
         let in_flight = self.in_flight_bytes + this;
-        !self.window.admits(in_flight, mtu + crate::window::PACKET_OVERHEAD) || !host.admits(in_flight)
-    }
-
-    /// Completes a request as flushed when it is posted to a queue pair in an error state.
-    pub(crate) fn flush_posted(common: &mut Common, wr: crate::types::SendWr) {
-        let wqe = Wqe::new(wr, common.mtu());
-        complete(common, &wqe.wr, WcStatus::Flushed, 0);
+        !self.window.admits(in_flight, mtu + PACKET_OVERHEAD) || !call.host.admits(in_flight)
     }
 }
 

@@ -11,7 +11,6 @@
 //! ```
 
 mod answers;
-mod at_once;
 mod emit;
 mod operations;
 mod wqe;
@@ -20,16 +19,16 @@ use std::collections::VecDeque;
 
 use terrace_wire::{Psn, Time, XRC_SRQN_MAX};
 
-use crate::common::{Common, Verdict};
+use crate::common::{Call, Common, Verdict};
+use crate::host::{Completion, Host};
 use crate::timers::{ack_timeout_ns, patience_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpEvent, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
 };
 use crate::window::Window;
 use operations::{Answer, Suitable};
 use wqe::Wqe;
 
-pub use at_once::Sent;
 pub(crate) use emit::Emitted;
 pub(crate) use operations::Row;
 
@@ -186,6 +185,13 @@ impl Requester {
         if wr.payload.len() > MESSAGE_LEN_MAX.into() { Err(PostError::TooLong) } else { Ok(()) }
     }
 
+    /// Whether every queued packet was sent, none is to be retransmitted, and none expects response data. Going back
+    /// after a loss or an RNR NAK restarts at the queue's front.
+    #[inline]
+    fn is_caught_up(&self) -> bool {
+        self.index == self.queue.len() && self.responses_due.is_empty()
+    }
+
     /// Queues a validated request.
     #[inline]
     pub(crate) fn post(&mut self, common: &Common, wr: SendWr) {
@@ -197,7 +203,7 @@ impl Requester {
         self.quiet_until.or(self.ack_deadline)
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Time, common: &mut Common) -> Verdict {
+    pub(crate) fn handle_timeout(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
         if self.quiet_until.is_some_and(|until| until <= now) {
             self.quiet_until = None;
             return Verdict::Fine;
@@ -205,20 +211,20 @@ impl Requester {
         if self.quiet_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
             return Verdict::Fine;
         }
-        common.counters.timeouts += 1;
+        call.counters.timeouts += 1;
         self.gap_repaired_at = None;
         self.timed_out_at = Some(self.acknowledged);
-        self.window.on_congestion(common.mtu());
-        self.retry(now, common)
+        self.window.on_congestion(call.mtu());
+        self.retry(now, call)
     }
 
     /// Goes back to the oldest unacknowledged packet, or fails the request when no retries are left.
-    fn retry(&mut self, now: Time, common: &mut Common) -> Verdict {
+    fn retry(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
         if self.retries_left == 0 {
-            return self.fail_front(common, WcStatus::RetryExceeded, 0);
+            return self.fail_front(call, WcStatus::RetryExceeded, 0);
         }
         self.retries_left -= 1;
-        self.send_again(now, common);
+        self.send_again(now, call);
         Verdict::Fine
     }
 
@@ -247,14 +253,14 @@ impl Requester {
 
     /// Completes the done requests at the front. A request that failed before it was sent fails the
     /// queue once all requests before it are done.
-    fn retire(&mut self, common: &mut Common) -> Verdict {
+    fn retire(&mut self, call: &mut Call<'_, impl Host>) -> Verdict {
         while let Some(front) = self.queue.front() {
             if front.is_done(self.acknowledged) {
-                complete(common, &front.wr, WcStatus::Success, 0);
+                complete(call, &front.wr, WcStatus::Success, 0);
                 self.queue.pop_front();
                 self.index = self.index.saturating_sub(1);
             } else if let Some(status) = front.failed {
-                return self.fail_front(common, status, 0);
+                return self.fail_front(call, status, 0);
             } else {
                 break;
             }
@@ -263,18 +269,18 @@ impl Requester {
     }
 
     /// Completes the oldest request in error and flushes the rest.
-    fn fail_front(&mut self, common: &mut Common, status: WcStatus, vendor_err: u32) -> Verdict {
+    fn fail_front(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus, vendor_err: u32) -> Verdict {
         if let Some(wqe) = self.queue.pop_front() {
-            complete(common, &wqe.wr, status, vendor_err);
+            complete(call, &wqe.wr, status, vendor_err);
         }
-        self.flush(common);
+        self.flush(call);
         Verdict::RequesterFatal
     }
 
     /// Completes all requests as flushed and drops all in-flight state.
-    pub(crate) fn flush(&mut self, common: &mut Common) {
+    pub(crate) fn flush(&mut self, call: &mut Call<'_, impl Host>) {
         while let Some(wqe) = self.queue.pop_front() {
-            complete(common, &wqe.wr, WcStatus::Flushed, 0);
+            complete(call, &wqe.wr, WcStatus::Flushed, 0);
         }
         self.forget();
     }
@@ -302,53 +308,51 @@ impl Requester {
     }
 }
 
-/// Queues the completion of a request: always for an error, otherwise if it is signaled.
-pub(crate) fn complete(common: &mut Common, wr: &SendWr, status: WcStatus, vendor_err: u32) {
-    if let Some(wc) = completion(common, wr, status, vendor_err) {
-        common.events.push_back(QpEvent::SendComplete(wc));
-    }
-}
-
-/// The completion of a request, if it has one.
-fn completion(common: &Common, wr: &SendWr, status: WcStatus, vendor_err: u32) -> Option<Wc> {
+/// Completes a request: with an entry for every error, otherwise if it is signaled.
+pub(crate) fn complete(call: &Call<'_, impl Host>, wr: &SendWr, status: WcStatus, vendor_err: u32) {
     if status == WcStatus::Success {
-        return success(common, wr);
+        return complete_success(call, wr, call.host);
     }
-    Some(Wc { status, vendor_err, solicited: true, ..success_entry(common, wr) })
+    let entry = Succeeded { common: call, wr }.entry();
+    call.host.complete_send(Wc { status, vendor_err, solicited: true, ..entry });
 }
 
-/// The completion of a successful request, if it has one.
-#[inline(always)] // Built in its destination.
-pub(crate) fn success(common: &Common, wr: &SendWr) -> Option<Wc> {
-    // No closure: compilers may leave it out of line, and build the entry elsewhere first.
-    if is_signaled(common, wr.flags) { Some(success_entry(common, wr)) } else { None }
-}
-
+/// Completes a successful request.
 #[inline(always)]
-fn is_signaled(common: &Common, flags: SendFlags) -> bool {
-    common.config.sq_sig_all || flags.contains(SendFlags::SIGNALED)
+pub(crate) fn complete_success(common: &Common, wr: &SendWr, host: &impl Host) {
+    if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {
+        host.complete_send(Succeeded { common, wr });
+    }
 }
 
-/// The successful completion entry of a request.
-#[inline(always)]
-fn success_entry(common: &Common, wr: &SendWr) -> Wc {
-    let row = Row::of(&wr.op);
-    let byte_len = match row.answer {
-        Answer::Value => ATOMIC_LEN,
-        _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
-    };
-    Wc {
-        wr_id: wr.wr_id,
-        status: WcStatus::Success,
-        opcode: row.completion,
-        vendor_err: 0,
-        byte_len,
-        imm: 0,
-        qpn: common.config.qpn,
-        src_qp: 0,
-        srqn: 0,
-        flags: WcFlags::empty(),
-        sl: 0,
-        solicited: false,
+/// The completion of a successful request.
+struct Succeeded<'a> {
+    common: &'a Common,
+    wr: &'a SendWr,
+}
+
+impl Completion for Succeeded<'_> {
+    #[inline(always)]
+    fn entry(self) -> Wc {
+        let Succeeded { common, wr } = self;
+        let row = Row::of(&wr.op);
+        let byte_len = match row.answer {
+            Answer::Value => ATOMIC_LEN,
+            _ => wr.payload.len().min(u64::from(u32::MAX)) as u32,
+        };
+        Wc {
+            wr_id: wr.wr_id,
+            status: WcStatus::Success,
+            opcode: row.completion,
+            vendor_err: 0,
+            byte_len,
+            imm: 0,
+            qpn: common.config.qpn,
+            src_qp: 0,
+            srqn: 0,
+            flags: WcFlags::empty(),
+            sl: 0,
+            solicited: false,
+        }
     }
 }

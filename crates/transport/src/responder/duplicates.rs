@@ -6,27 +6,26 @@ use terrace_wire::{Operation, Packet, Psn, Syndrome};
 
 use super::parked::ReadAnswer;
 use super::{Kept, Owed, Remembered, Responder};
-use crate::common::{Common, Verdict};
+use crate::common::{Call, Common, Verdict};
 use crate::host::{Host, RemoteError};
 
 impl Responder {
     pub(super) fn handle_duplicate(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Verdict {
         let psn = packet.bth.psn;
         let operation = packet.bth.opcode.info().operation;
         match operation {
             Operation::Send | Operation::Write => self.acknowledge_again(psn),
             Operation::ReadRequest => {
-                if let Err(error) = self.repeat_read(common, packet, host) {
-                    let nak = refuse_repetition(common, psn, self.msn, error);
+                if let Err(error) = self.repeat_read(call, packet) {
+                    let nak = refuse_repetition(call, psn, self.msn, error);
                     self.owe_again(psn, nak);
                 }
             }
-            _ => self.repeat_result(common, psn, operation),
+            _ => self.repeat_result(call, psn, operation),
         }
         Verdict::Fine
     }
@@ -88,15 +87,14 @@ impl Responder {
     /// resources; the keys are checked again, since the region may be gone.
     fn repeat_read(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(), RemoteError> {
         let (Some(reth), psn) = (packet.ext.reth, packet.bth.psn) else { return Ok(()) };
-        let mut answer = ReadAnswer::new(common, reth, psn, packet.ext.xrc_srqn);
-        let known = self.history.iter().any(|kept| kept.covers_read(&answer, common));
+        let mut answer = ReadAnswer::new(call, reth, psn, packet.ext.xrc_srqn);
+        let known = self.history.iter().any(|kept| kept.covers_read(&answer, call));
         if !known {
-            common.counters.dropped += 1;
+            call.counters.dropped += 1;
             return Ok(());
         }
         // Newest first: the response with the end of the READ has the latest PSNs.
@@ -106,14 +104,14 @@ impl Responder {
         if answer.end == 0 {
             return Ok(());
         }
-        if self.reads_owed(true) >= usize::from(common.attr.max_dest_rd_atomic) {
+        if self.reads_owed(true) >= usize::from(call.attr.max_dest_rd_atomic) {
             // Sending is blocked and the peer's ACK timer is short: it will repeat the request.
-            common.counters.dropped += 1;
+            call.counters.dropped += 1;
             return Ok(());
         }
         (answer.repeat, answer.msn) = (true, self.msn);
         if reth.length > 0 {
-            match answer.prepare(common, host, || self.defers_fetching(reth.rkey)) {
+            match answer.prepare(call, || self.defers_fetching(reth.rkey)) {
                 // The READ was accepted once, so it is not refused now; it is answered when its data are there.
                 Ok(()) | Err(RemoteError::Retry) => {}
                 Err(error) => return Err(error),

@@ -5,7 +5,7 @@ use terrace_wire::{Aeth, Extensions, Opcode, Operation, Path, Position, Psn, Ser
 use super::duplicates::refuse_repetition;
 use super::parked::{ReadAnswer, Settled, Source};
 use super::{Owed, PATIENCE_TIMER, Responder, event_of};
-use crate::common::{Common, push_packet};
+use crate::common::{Call, Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
 use crate::types::{QpEvent, QpType};
 
@@ -41,20 +41,20 @@ impl Responder {
     }
 
     /// Sends one packet of the pending responses.
-    pub(crate) fn emit(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
+    pub(crate) fn emit(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
         if self.impatient {
-            return self.ask_for_patience(common, host, sink);
+            return self.ask_for_patience(call, sink);
         }
         if self.parked {
             return Answered::Nothing;
         }
-        if let Some(broken) = self.settle(common) {
+        if let Some(broken) = self.settle(call) {
             return broken;
         }
-        self.schedule(common, host);
+        self.schedule(call);
         let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
         let pushed = match owed {
-            Owed::Read(_) => return self.emit_read(common, host, sink),
+            Owed::Read(_) => return self.emit_read(call, sink),
             // Deferred until memory is there.
             Owed::Settle(_) | Owed::Parked(_) | Owed::Tell(_) => {
                 self.parked = true;
@@ -63,22 +63,22 @@ impl Responder {
             Owed::Ack { psn, syndrome, msn } => {
                 let ext =
                     Extensions { aeth: Some(Aeth { syndrome: *syndrome, msn: *msn }), ..Default::default() };
-                push_answer(common, sink, Operation::Acknowledge, *psn, &ext)
+                push_answer(call, sink, Operation::Acknowledge, *psn, &ext)
             }
             Owed::AtomicResult { psn, value, msn } => {
                 let ext =
                     Extensions { aeth: Some(ack_with(*msn)), atomic_ack: Some(*value), ..Default::default() };
-                push_answer(common, sink, Operation::AtomicAcknowledge, *psn, &ext)
+                push_answer(call, sink, Operation::AtomicAcknowledge, *psn, &ext)
             }
             Owed::Done { psn, msn } => {
                 let ext = Extensions { aeth: Some(ack_with(*msn)), ..Default::default() };
-                push_answer(common, sink, Operation::ReadResponse, *psn, &ext)
+                push_answer(call, sink, Operation::ReadResponse, *psn, &ext)
             }
         };
         match pushed {
             None => Answered::SinkFull,
             Some(len) => {
-                count(common, len);
+                count(call, len);
                 self.owed.pop_front();
                 Answered::Sent
             }
@@ -86,37 +86,37 @@ impl Responder {
     }
 
     /// Sends an RNR NAK to a peer that repeats a deferred operation, unless that has completed.
-    fn ask_for_patience(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
-        if let Some(psn) = self.waits_at(common) {
+    fn ask_for_patience(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
+        if let Some(psn) = self.waits_at(call) {
             let syndrome = Syndrome::RnrNak { timer: PATIENCE_TIMER };
             let ext = Extensions { aeth: Some(Aeth { syndrome, msn: self.msn }), ..Default::default() };
-            let Some(len) = push_answer(common, sink, Operation::Acknowledge, psn, &ext) else {
+            let Some(len) = push_answer(call, sink, Operation::Acknowledge, psn, &ext) else {
                 return Answered::SinkFull;
             };
-            count(common, len);
-            common.counters.rnr_naks_sent += 1;
+            count(call, len);
+            call.counters.rnr_naks_sent += 1;
             self.impatient = false;
             return Answered::Sent;
         }
         self.impatient = false;
-        self.emit(common, host, sink)
+        self.emit(call, sink)
     }
 
     /// Completes the oldest deferred operations, until a response can be sent or has to wait.
-    fn settle(&mut self, common: &mut Common) -> Option<Answered> {
+    fn settle(&mut self, call: &mut Call<'_, impl Host>) -> Option<Answered> {
         loop {
             match self.owed.front_mut()? {
                 Owed::Settle(settle) => match settle.look() {
-                    Settled::Failed(psn, error) => return Some(self.fail(common, psn, self.msn, error)),
+                    Settled::Failed(psn, error) => return Some(self.fail(call, psn, self.msn, error)),
                     Settled::InPart(ack) => {
-                        self.owe_first(common, ack);
+                        self.owe_first(call, ack);
                         return None;
                     }
                     Settled::All(ack) => {
                         self.owed.pop_front();
                         self.woken |= self.hungry;
-                        self.tell_settled(common);
-                        self.owe_first(common, ack);
+                        self.tell_settled(call);
+                        self.owe_first(call, ack);
                     }
                 },
                 Owed::Parked(parked) => {
@@ -127,9 +127,9 @@ impl Responder {
                                 self.remember_value(psn, value, msn);
                             }
                             self.owed[0] = answer;
-                            self.tell_settled(common);
+                            self.tell_settled(call);
                         }
-                        Err(error) => return Some(self.fail(common, psn, msn, error)),
+                        Err(error) => return Some(self.fail(call, psn, msn, error)),
                     }
                 }
                 _ => return None,
@@ -138,17 +138,17 @@ impl Responder {
     }
 
     /// Sends one packet of READ data. If the memory is gone by now, a NAK takes the place of the rest.
-    fn emit_read(&mut self, common: &mut Common, host: &impl Host, sink: &mut impl Sink) -> Answered {
+    fn emit_read(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
         let Some(Owed::Read(read)) = self.owed.front_mut() else { return Answered::Nothing };
-        let Some(path) = common.attr.path else { return Answered::Nothing };
-        let offset = u64::from(read.sent) * common.mtu();
-        let mut pushed = push_data(common, read, &path, offset, host, sink);
+        let Some(path) = call.attr.path else { return Answered::Nothing };
+        let offset = u64::from(read.sent) * call.mtu();
+        let mut pushed = push_data(call, read, &path, offset, call.host, sink);
         if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
-            let asked = if read.lacks_room() { Ok(()) } else { read.fetch(common, host) };
+            let asked = if read.lacks_room() { Ok(()) } else { read.fetch(call) };
             pushed = asked.and_then(|()| match read.is_blocked() {
                 true => Ok(Pushed::UnderWay),
                 // The fetched data may be there already.
-                false => push_data(common, read, &path, offset, host, sink),
+                false => push_data(call, read, &path, offset, call.host, sink),
             });
         }
         match pushed {
@@ -159,34 +159,34 @@ impl Responder {
                 Answered::Nothing
             }
             Ok(Pushed::Sent(len)) => {
-                read.advance(common, host, offset);
+                read.advance(call, offset);
                 self.hungry |= read.is_hungry();
                 if read.sent == read.end {
                     self.owed.pop_front();
                     self.woken |= self.hungry;
                 }
-                count(common, len);
+                count(call, len);
                 Answered::Sent
             }
             Err(error) => {
                 let (here, msn) = (read.next_psn(), read.msn);
                 if read.repeat {
-                    self.owed[0] = refuse_repetition(common, here, msn, error);
-                    return self.emit(common, host, sink);
+                    self.owed[0] = refuse_repetition(call, here, msn, error);
+                    return self.emit(call, sink);
                 }
-                self.fail(common, here, msn, error)
+                self.fail(call, here, msn, error)
             }
         }
     }
 
     /// Fails a request that was accepted. The pending responses behind it are dropped: the connection ends here.
-    fn fail(&mut self, common: &mut Common, psn: Psn, msn: u32, error: RemoteError) -> Answered {
+    fn fail(&mut self, call: &mut Call<'_, impl Host>, psn: Psn, msn: u32, error: RemoteError) -> Answered {
         let code = error.into();
-        self.forget_owed(common, 0);
-        if common.is(QpType::Uc) {
+        self.forget_owed(call, 0);
+        if call.is(QpType::Uc) {
             return Answered::Broken(QpEvent::Fatal);
         }
-        common.counters.error_naks_sent += 1;
+        call.counters.error_naks_sent += 1;
         self.owed.push_back(Owed::Ack { psn, syndrome: Syndrome::Nak(code), msn });
         Answered::Broken(event_of(code))
     }

@@ -1,7 +1,7 @@
 //! The responder: takes request packets in order, acts on memory and on the receive queue, and queues responses.
 //!
 //! Every NAK of a connected queue pair is decided in this file or in `duplicates.rs`. `emit.rs` only sends pending
-//! responses, and `at_once.rs` is the fast path for ordinary messages. Every request packet passes the same gates:
+//! responses. Every request packet passes the same gates:
 //!
 //! ```text
 //!   PSN ---- ahead ----> NAK sequence error, once
@@ -19,7 +19,6 @@
 //!    \- absent --> parked.rs
 //! ```
 
-mod at_once;
 mod duplicates;
 mod emit;
 mod one_sided;
@@ -28,14 +27,13 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-pub use at_once::Taken;
 pub(crate) use emit::Answered;
 
 use terrace_wire::{NakCode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
 
 use crate::access;
-use crate::common::{Common, Verdict};
-use crate::host::{Host, RemoteAccess, RemoteError};
+use crate::common::{Call, Common, Verdict};
+use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
 use parked::{Parked, ReadAnswer, Settle};
 
@@ -213,61 +211,54 @@ impl Responder {
     }
 
     /// Completes all receives as flushed. Pending responses are still sent: one may be the NAK that tells the peer why.
-    pub(crate) fn flush(&mut self, common: &mut Common) {
+    pub(crate) fn flush(&mut self, call: &mut Call<'_, impl Host>) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            let wc = common.flushed_receive(receive.wr_id, self.srqn);
-            common.complete_receive(wc);
+            call.fail_receive(receive.wr_id, self.srqn, WcStatus::Flushed);
         }
         while let Some(receive) = self.receives.pop_front() {
-            let wc = common.flushed_receive(receive.wr_id, self.srqn);
-            common.complete_receive(wc);
+            call.fail_receive(receive.wr_id, self.srqn, WcStatus::Flushed);
         }
     }
 
     /// Drops READ responses and deferred operations when the program or the requester puts the queue pair in error.
     /// Other responses report finished requests, and may be sent.
-    pub(crate) fn stop_reading(&mut self, common: &mut Common) {
+    pub(crate) fn stop_reading(&mut self, call: &mut Call<'_, impl Host>) {
         let settled = self.owed.iter().position(Owed::is_unsettled).unwrap_or(self.owed.len());
-        self.forget_owed(common, settled);
+        self.forget_owed(call, settled);
         self.owed.retain(|owed| !matches!(owed, Owed::Read(_)));
         self.parked = false;
     }
 
     /// Handles a request packet of a reliable connection.
-    pub(crate) fn handle_request(
-        &mut self,
-        common: &mut Common,
-        packet: &Packet<'_>,
-        host: &impl Host,
-    ) -> Verdict {
+    pub(crate) fn handle_request(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Verdict {
         let distance = packet.bth.psn.since(self.expected);
-        if distance < 0 && self.waits_at(common).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
-            common.counters.duplicates += 1;
+        if distance < 0 && self.waits_at(call).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
+            call.counters.duplicates += 1;
             self.impatient = true;
             return Verdict::Fine;
         }
-        if self.owed.len() >= OWED_MAX + 4 * usize::from(common.attr.max_dest_rd_atomic) {
-            common.counters.dropped += 1;
+        if self.owed.len() >= OWED_MAX + 4 * usize::from(call.attr.max_dest_rd_atomic) {
+            call.counters.dropped += 1;
             return Verdict::Fine;
         }
         if distance > 0 {
             if !self.nak_out {
-                common.counters.sequence_naks_sent += 1;
+                call.counters.sequence_naks_sent += 1;
                 self.nak_out = true;
                 self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
             }
             return Verdict::Fine;
         }
         if distance < 0 {
-            common.counters.duplicates += 1;
-            return self.handle_duplicate(common, packet, host);
+            call.counters.duplicates += 1;
+            return self.handle_duplicate(call, packet);
         }
         self.nak_out = false;
-        match self.carry_out_for(common, packet, host) {
+        match self.carry_out_for(call, packet) {
             Ok(()) => Verdict::Fine,
             Err(refusal) => {
                 let refusal = self.postpone(packet.bth.opcode.info(), refusal);
-                self.refuse(common, refusal)
+                self.refuse(call, refusal)
             }
         }
     }
@@ -277,25 +268,28 @@ impl Responder {
     }
 
     /// Refuses the request at the expected PSN.
-    fn refuse(&mut self, common: &mut Common, refusal: Refusal) -> Verdict {
+    fn refuse(&mut self, call: &mut Call<'_, impl Host>, refusal: Refusal) -> Verdict {
         let code = match refusal {
-            Refusal::NotReady => return self.refuse_for_now(common, common.attr.min_rnr_timer),
-            Refusal::Rnr { timer } => return self.refuse_for_now(common, timer),
+            Refusal::NotReady => {
+                let timer = call.attr.min_rnr_timer;
+                return self.refuse_for_now(call, timer);
+            }
+            Refusal::Rnr { timer } => return self.refuse_for_now(call, timer),
             Refusal::Nak(code) => code,
             Refusal::ReceiveTooShort => {
-                self.fail_receive(common, WcStatus::LocalLength);
+                self.fail_receive(call, WcStatus::LocalLength);
                 NakCode::InvalidRequest
             }
             Refusal::ReceiveProtection => {
-                self.fail_receive(common, WcStatus::LocalProtection);
+                self.fail_receive(call, WcStatus::LocalProtection);
                 NakCode::RemoteOperation
             }
             Refusal::Invalidation => {
-                self.fail_receive(common, WcStatus::RemoteInvalidRequest);
+                self.fail_receive(call, WcStatus::RemoteInvalidRequest);
                 return Verdict::ResponderFatal(QpEvent::AccessError);
             }
         };
-        common.counters.error_naks_sent += 1;
+        call.counters.error_naks_sent += 1;
         self.owe_nak(Syndrome::Nak(code));
         Verdict::ResponderFatal(event_of(code))
     }
@@ -307,73 +301,61 @@ impl Responder {
         Verdict::Fine
     }
 
-    fn fail_receive(&mut self, common: &mut Common, status: WcStatus) {
+    fn fail_receive(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus) {
         if let Some(Incoming::Send { receive, .. }) = self.incoming.take() {
-            let wc = common.receive_error(receive.wr_id, self.srqn, status);
-            common.complete_receive(wc);
+            call.fail_receive(receive.wr_id, self.srqn, status);
         }
     }
 
     /// Completes in error the receive that a WRITE with immediate would have consumed, had the peer been allowed to
     /// write (IBTA volume 1, 9.9.3, class C). Not while the refusal is postponed: the peer sends the packet again.
-    fn fail_receive_of_write(&mut self, common: &mut Common, host: &impl Host) {
+    fn fail_receive_of_write(&mut self, call: &mut Call<'_, impl Host>) {
         if !self.is_unsettled()
-            && let Ok(receive) = self.next_receive(common, host)
+            && let Ok(receive) = self.next_receive(call)
         {
-            let wc = common.receive_error(receive.wr_id, self.srqn, WcStatus::LocalAccess);
-            common.complete_receive(wc);
+            call.fail_receive(receive.wr_id, self.srqn, WcStatus::LocalAccess);
         }
     }
 
     /// Executes a request; an XRC request with the shared receive queue that it names. All packets of a message name
     /// the same one (IBTA annex A14).
-    fn carry_out_for(
-        &mut self,
-        common: &mut Common,
-        packet: &Packet<'_>,
-        host: &impl Host,
-    ) -> Result<(), Refusal> {
-        let Some(srqn) = packet.ext.xrc_srqn else { return self.carry_out(common, packet, host) };
+    fn carry_out_for(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(srqn) = packet.ext.xrc_srqn else { return self.carry_out(call, packet) };
         let is_bound = self.incoming.is_some() || !self.receives.is_empty();
         if is_bound && self.srqn != srqn {
             return Err(INVALID_REQUEST);
         }
-        let carried_out = host.with_srq(srqn, |host| {
+        let carried_out = call.host.with_srq(srqn, |host| {
             self.srqn = srqn;
-            self.carry_out(common, packet, host)
+            self.carry_out(&mut Call { common: call.common, host }, packet)
         });
         carried_out.unwrap_or(Err(INVALID_REQUEST))
     }
 
-    fn carry_out(
-        &mut self,
-        common: &mut Common,
-        packet: &Packet<'_>,
-        host: &impl Host,
-    ) -> Result<(), Refusal> {
+    fn carry_out(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.bth.opcode.info();
         match info.operation {
             Operation::Send => {
                 self.check_order(info)?;
-                check_payload_len(common, packet, info)?;
-                self.receive_send(common, packet, info, host)?;
-                self.finish_packet(common, packet, info);
+                check_payload_len(call, packet, info)?;
+                self.receive_send(call, packet, info)?;
+                self.finish_packet(call, packet, info);
             }
             Operation::Write => {
                 self.check_order(info)?;
-                check_payload_len(common, packet, info)?;
-                let written = self.receive_write(common, packet, info, host);
+                check_payload_len(call, packet, info)?;
+                let written = self.receive_write(call, packet, info);
                 if written == Err(Refusal::Nak(NakCode::RemoteAccess)) && info.trailer == Trailer::Immediate {
-                    self.fail_receive_of_write(common, host);
+                    self.fail_receive_of_write(call);
                 }
                 written?;
-                self.finish_packet(common, packet, info);
+                self.finish_packet(call, packet, info);
             }
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
-            Operation::ReadRequest => self.accept_read(common, packet, host)?,
-            Operation::CompareSwap | Operation::FetchAdd => self.perform_atomic(common, packet, host)?,
-            Operation::AtomicWrite => self.perform_atomic_write(common, packet, host)?,
-            Operation::Flush => self.perform_flush(common, packet, host)?,
+            Operation::ReadRequest => self.accept_read(call, packet)?,
+            Operation::CompareSwap | Operation::FetchAdd => self.perform_atomic(call, packet)?,
+            Operation::AtomicWrite => self.perform_atomic_write(call, packet)?,
+            Operation::Flush => self.perform_flush(call, packet)?,
             _ => return Err(INVALID_REQUEST),
         }
         Ok(())
@@ -427,23 +409,22 @@ impl Responder {
 
     /// The oldest receive. With a shared queue, the queue pair's own queue holds at most one receive, given back by a
     /// message.
-    pub(crate) fn next_receive(&mut self, common: &Common, host: &impl Host) -> Result<RecvWr, Refusal> {
+    pub(crate) fn next_receive(&mut self, call: &Call<'_, impl Host>) -> Result<RecvWr, Refusal> {
         let own = self.receives.pop_front();
-        let shares = common.config.has_srq || common.is(QpType::XrcRecv);
-        own.or_else(|| if shares { host.take_shared_receive() } else { None }).ok_or(Refusal::NotReady)
+        let shares = call.config.has_srq || call.is(QpType::XrcRecv);
+        own.or_else(|| if shares { call.host.take_shared_receive() } else { None }).ok_or(Refusal::NotReady)
     }
 
     fn receive_send(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
-            self.require_room_to_tell(common)?;
-            require_receive(common, host)?;
-            let receive = self.next_receive(common, host)?;
+            self.require_room_to_tell(call)?;
+            require_receive(call)?;
+            let receive = self.next_receive(call)?;
             let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
             self.incoming = Some(Incoming::Send { receive, capacity, offset: 0 });
         }
@@ -455,7 +436,7 @@ impl Responder {
             return Err(Refusal::ReceiveTooShort);
         }
         if !packet.payload.is_empty() {
-            let scattered = host.scatter_to_receive(&receive.sges, *offset, packet.payload);
+            let scattered = call.host.scatter_to_receive(&receive.sges, *offset, packet.payload);
             scattered.map_err(|_| Refusal::ReceiveProtection)?;
         }
         if !info.position.is_last() {
@@ -463,22 +444,47 @@ impl Responder {
             return Ok(());
         }
         if let Some(rkey) = packet.ext.ieth {
-            host.remote_invalidate(rkey).map_err(|_| Refusal::Invalidation)?;
+            call.host.remote_invalidate(rkey).map_err(|_| Refusal::Invalidation)?;
         }
         let wr_id = receive.wr_id;
         self.incoming = None;
-        self.tell(common, receive_completion(common, packet, info, wr_id, end, WcOpcode::Recv));
+        self.tell(call, Received { common: call, packet, wr_id, length: end, opcode: WcOpcode::Recv });
         Ok(())
+    }
+
+    /// The fast path of [`Responder::handle_request`]: takes a predicted message for a receive of the queue pair's own
+    /// queue. Otherwise, and when the receive does not take the message, it changes nothing but the receive's memory.
+    #[inline]
+    pub(crate) fn receive_message(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> bool {
+        let len = packet.payload.len() as u64;
+        let is_next = packet.bth.psn == self.expected
+            && self.incoming.is_none()
+            && self.owed.len() <= 1
+            && !self.is_unsettled()
+            && !call.config.has_srq
+            && len <= call.mtu()
+            && require_receive(call).is_ok();
+        let Some(receive) = self.receives.front().filter(|_| is_next) else { return false };
+        let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let is_placed = len <= capacity
+            && (len == 0 || call.host.scatter_to_receive(&receive.sges, 0, packet.payload).is_ok());
+        if is_placed {
+            let (wr_id, opcode) = (receive.wr_id, WcOpcode::Recv);
+            self.receives.pop_front();
+            self.nak_out = false;
+            self.finish_packet(call, packet, packet.bth.opcode.info());
+            call.host.complete_receive(Received { common: call, packet, wr_id, length: len, opcode });
+        }
+        is_placed
     }
 
     fn receive_write(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
-        let (va, rkey, length, offset) = self.write_target(common, packet, host)?;
+        let (va, rkey, length, offset) = self.write_target(call, packet)?;
         let end = offset + packet.payload.len() as u64;
         // The first packet's header announces the length; every packet but the last leaves a remainder.
         if end > length || info.position.is_last() != (end == length) {
@@ -486,14 +492,14 @@ impl Responder {
         }
         // The receive is taken before the write: without a receive the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
-            self.require_room_to_tell(common)?;
-            require_receive(common, host)?;
-            Some(self.next_receive(common, host)?)
+            self.require_room_to_tell(call)?;
+            require_receive(call)?;
+            Some(self.next_receive(call)?)
         } else {
             None
         };
         if !packet.payload.is_empty()
-            && let Err(refusal) = self.write(common, host, rkey, va.wrapping_add(offset), packet.payload)
+            && let Err(refusal) = self.write(call, rkey, va.wrapping_add(offset), packet.payload)
         {
             receive.into_iter().for_each(|receive| self.give_back(receive));
             return Err(refusal);
@@ -501,8 +507,8 @@ impl Responder {
         self.incoming =
             (!info.position.is_last()).then_some(Incoming::Write { va, rkey, length, offset: end });
         if let Some(receive) = receive {
-            let opcode = WcOpcode::RecvRdmaWithImm;
-            self.tell(common, receive_completion(common, packet, info, receive.wr_id, length, opcode));
+            let (wr_id, opcode) = (receive.wr_id, WcOpcode::RecvRdmaWithImm);
+            self.tell(call, Received { common: call, packet, wr_id, length, opcode });
         }
         Ok(())
     }
@@ -511,21 +517,20 @@ impl Responder {
     /// range is checked with the first packet; every packet's own range again when it is written.
     fn write_target(
         &self,
-        common: &Common,
+        call: &Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(u64, u32, u64, u64), Refusal> {
         if let Some(Incoming::Write { va, rkey, length, offset }) = &self.incoming {
             return Ok((*va, *rkey, *length, *offset));
         }
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
-        require(common, access::REMOTE_WRITE)?;
+        require(call, access::REMOTE_WRITE)?;
         if reth.length > MESSAGE_LEN_MAX {
             return Err(INVALID_REQUEST);
         }
         // Without data, address and key need not be valid (IBTA volume 1, C9-88).
         if reth.length > 0 {
-            match host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write) {
+            match call.host.remote_check(reth.rkey, reth.va, reth.length.into(), RemoteAccess::Write) {
                 // Absence is handled for each packet.
                 Ok(()) | Err(RemoteError::NotReady) => {}
                 Err(error) => return Err(error.into()),
@@ -541,9 +546,9 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
 }
 
 /// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
-fn require_receive(common: &Common, host: &impl Host) -> Result<(), Refusal> {
-    match common.attr.path {
-        Some(path) if common.is_reliable() && host.withholds_receive(path.remote.ip()) => {
+fn require_receive(call: &Call<'_, impl Host>) -> Result<(), Refusal> {
+    match &call.attr.path {
+        Some(path) if call.is_reliable() && call.host.withholds_receive(path.remote.ip()) => {
             Err(Refusal::NotReady)
         }
         _ => Ok(()),
@@ -561,31 +566,36 @@ fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) ->
     if good { Ok(()) } else { Err(INVALID_REQUEST) }
 }
 
-#[inline(always)] // Built in its destination.
-fn receive_completion(
-    common: &Common,
-    packet: &Packet<'_>,
-    info: &OpcodeInfo,
+/// The successful completion of a receive by this packet.
+struct Received<'a> {
+    common: &'a Common,
+    packet: &'a Packet<'a>,
     wr_id: u64,
     length: u64,
     opcode: WcOpcode,
-) -> Wc {
-    let (imm, flags) = match info.trailer {
-        Trailer::Immediate => (packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM),
-        Trailer::Invalidate => (packet.ext.ieth.unwrap_or(0), WcFlags::WITH_INV),
-        Trailer::None => (0, WcFlags::empty()),
-    };
-    Wc {
-        wr_id,
-        status: WcStatus::Success,
-        opcode,
-        byte_len: length.min(u64::from(u32::MAX)) as u32,
-        imm,
-        qpn: common.config.qpn,
-        src_qp: if common.is(QpType::Ud) { 0 } else { common.attr.dest_qpn },
-        srqn: packet.ext.xrc_srqn.unwrap_or(0),
-        flags,
-        solicited: packet.bth.solicited,
-        ..Wc::default()
+}
+
+impl Completion for Received<'_> {
+    #[inline(always)]
+    fn entry(self) -> Wc {
+        let Received { common, packet, wr_id, length, opcode } = self;
+        let (imm, flags) = match packet.bth.opcode.info().trailer {
+            Trailer::Immediate => (packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM),
+            Trailer::Invalidate => (packet.ext.ieth.unwrap_or(0), WcFlags::WITH_INV),
+            Trailer::None => (0, WcFlags::empty()),
+        };
+        Wc {
+            wr_id,
+            status: WcStatus::Success,
+            opcode,
+            byte_len: length.min(u64::from(u32::MAX)) as u32,
+            imm,
+            qpn: common.config.qpn,
+            src_qp: if common.is(QpType::Ud) { 0 } else { common.attr.dest_qpn },
+            srqn: packet.ext.xrc_srqn.unwrap_or(0),
+            flags,
+            solicited: packet.bth.solicited,
+            ..Wc::default()
+        }
     }
 }

@@ -6,7 +6,7 @@ use terrace_wire::{Operation, Packet};
 use super::parked::{Parked, ReadAnswer};
 use super::{INVALID_REQUEST, Kept, Owed, Refusal, Remembered, Responder, UNSETTLED, require};
 use crate::access;
-use crate::common::Common;
+use crate::common::{Call, Common};
 use crate::host::{AtomicOp, Deferred, Host, RemoteError};
 use crate::types::MESSAGE_LEN_MAX;
 
@@ -18,23 +18,22 @@ const FLUSH_WHOLE_REGION: u8 = 1;
 impl Responder {
     pub(super) fn accept_read(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
-        require(common, access::REMOTE_READ)?;
+        require(call, access::REMOTE_READ)?;
         let under_way = self.reads_owed(false);
-        if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(common.attr.max_dest_rd_atomic) {
+        if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(call.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
-        let mut answer = ReadAnswer::new(common, reth, self.expected, packet.ext.xrc_srqn);
+        let mut answer = ReadAnswer::new(call, reth, self.expected, packet.ext.xrc_srqn);
         if reth.length > 0 {
-            answer.prepare(common, host, || self.defers_fetching(reth.rkey))?;
+            answer.prepare(call, || self.defers_fetching(reth.rkey))?;
             self.hungry |= answer.is_hungry();
         }
         let ReadAnswer { va, rkey, length, packets, .. } = answer;
-        self.finish_request(common, packets, Kept::Read { va, rkey, length });
+        self.finish_request(call, packets, Kept::Read { va, rkey, length });
         answer.msn = self.msn;
         self.owed.push_back(Owed::Read(answer));
         Ok(())
@@ -42,13 +41,12 @@ impl Responder {
 
     pub(super) fn perform_atomic(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
         let atomic = packet.ext.atomic.ok_or(INVALID_REQUEST)?;
-        require(common, access::REMOTE_ATOMIC)?;
-        if common.attr.max_dest_rd_atomic == 0 {
+        require(call, access::REMOTE_ATOMIC)?;
+        if call.attr.max_dest_rd_atomic == 0 {
             return Err(INVALID_REQUEST);
         }
         let op = if packet.bth.opcode.info().operation == Operation::CompareSwap {
@@ -61,11 +59,11 @@ impl Responder {
         }
         self.require_settled()?;
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
-        let (kept, owed) = match host.remote_atomic(atomic.rkey, atomic.va, op) {
+        let (kept, owed) = match call.host.remote_atomic(atomic.rkey, atomic.va, op) {
             Ok(value) => (Kept::Atomic { value, msn }, Owed::AtomicResult { psn, value, msn }),
             Err(RemoteError::NotReady) => {
-                let transfer = host.put_atomic(atomic.rkey, atomic.va, op)?;
-                common.counters.puts += 1;
+                let transfer = call.host.put_atomic(atomic.rkey, atomic.va, op)?;
+                call.counters.puts += 1;
                 (
                     Kept::Parked,
                     Owed::Parked(Parked { psn, msn, rkey: atomic.rkey, returns_value: true, transfer }),
@@ -73,30 +71,29 @@ impl Responder {
             }
             Err(error) => return Err(error.into()),
         };
-        self.finish_request(common, 1, kept);
+        self.finish_request(call, 1, kept);
         self.owed.push_back(owed);
         Ok(())
     }
 
     pub(super) fn perform_atomic_write(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
-        require(common, access::REMOTE_WRITE)?;
+        require(call, access::REMOTE_WRITE)?;
         let bytes: [u8; 8] = packet.payload.try_into().map_err(|_| INVALID_REQUEST)?;
-        if reth.length != 8 || reth.va % 8 != 0 || common.attr.max_dest_rd_atomic == 0 {
+        if reth.length != 8 || reth.va % 8 != 0 || call.attr.max_dest_rd_atomic == 0 {
             return Err(INVALID_REQUEST);
         }
         self.require_settled()?;
         let op = AtomicOp::Write { value: u64::from_ne_bytes(bytes) };
-        match host.remote_atomic(reth.rkey, reth.va, op) {
-            Ok(_) => self.finish_done(common, reth.rkey, None),
+        match call.host.remote_atomic(reth.rkey, reth.va, op) {
+            Ok(_) => self.finish_done(call, reth.rkey, None),
             Err(RemoteError::NotReady) => {
-                let transfer = host.put_atomic(reth.rkey, reth.va, op)?;
-                self.finish_done(common, reth.rkey, Some(transfer));
+                let transfer = call.host.put_atomic(reth.rkey, reth.va, op)?;
+                self.finish_done(call, reth.rkey, Some(transfer));
             }
             Err(error) => return Err(error.into()),
         }
@@ -105,9 +102,8 @@ impl Responder {
 
     pub(super) fn perform_flush(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Result<(), Refusal> {
         let (Some(reth), Some(feth)) = (packet.ext.reth, packet.ext.feth) else {
             return Err(INVALID_REQUEST);
@@ -118,19 +114,19 @@ impl Responder {
             [(FLUSH_TO_GLOBAL, access::FLUSH_GLOBAL), (FLUSH_TO_PERSISTENCE, access::FLUSH_PERSISTENT)]
         {
             if placement & kind != 0 {
-                require(common, flag)?;
+                require(call, flag)?;
             }
         }
-        if common.attr.max_dest_rd_atomic == 0 || feth.selectivity > FLUSH_WHOLE_REGION {
+        if call.attr.max_dest_rd_atomic == 0 || feth.selectivity > FLUSH_WHOLE_REGION {
             return Err(INVALID_REQUEST);
         }
         self.require_settled()?;
         let (rkey, va, length, selectivity) = (reth.rkey, reth.va, reth.length.into(), feth.selectivity);
-        match host.remote_flush(rkey, va, length, placement, selectivity) {
-            Ok(()) => self.finish_done(common, reth.rkey, None),
+        match call.host.remote_flush(rkey, va, length, placement, selectivity) {
+            Ok(()) => self.finish_done(call, reth.rkey, None),
             Err(RemoteError::NotReady) => {
-                let transfer = host.flush(rkey, va, length, placement, selectivity)?;
-                self.finish_done(common, reth.rkey, Some(transfer));
+                let transfer = call.host.flush(rkey, va, length, placement, selectivity)?;
+                self.finish_done(call, reth.rkey, Some(transfer));
             }
             Err(error) => return Err(error.into()),
         }

@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 use terrace_wire::{OpcodeInfo, Psn, Reth, Syndrome};
 
 use super::{ABSENT, Incoming, Kept, OWED_MAX, Owed, Refusal, Responder, UNSETTLED};
-use crate::common::Common;
-use crate::host::{Deferred, Host, RemoteAccess, RemoteError};
-use crate::types::{QpType, Wc};
+use crate::common::{Call, Common};
+use crate::host::{Completion, Deferred, Host, RemoteAccess, RemoteError};
+use crate::types::{QpType, WcStatus};
 
 /// Most bytes of a READ per fetch; a multiple of every path MTU. While they are sent, as many are fetched.
 const FETCH_BYTES_MAX: u64 = 64 << 10;
@@ -116,17 +116,16 @@ impl ReadAnswer {
     /// Checks the request, and begins to fetch absent memory unless `later` returns true.
     pub(super) fn prepare(
         &mut self,
-        common: &mut Common,
-        host: &impl Host,
+        call: &mut Call<'_, impl Host>,
         later: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
-        let (rkey, va, length) = (self.rkey, self.va, self.answered_bytes(common));
-        match self.reach(host, |host| host.remote_check(rkey, va, length, RemoteAccess::Read)) {
+        let (rkey, va, length) = (self.rkey, self.va, self.answered_bytes(call));
+        match self.reach(call.host, |host| host.remote_check(rkey, va, length, RemoteAccess::Read)) {
             Err(RemoteError::NotReady) if later() => {
                 self.fetch_state = FetchState::Turn;
                 Ok(())
             }
-            Err(RemoteError::NotReady) => self.fetch(common, host),
+            Err(RemoteError::NotReady) => self.fetch(call),
             result => result,
         }
     }
@@ -167,16 +166,16 @@ impl ReadAnswer {
     }
 
     /// Begins to fetch the next part. Records it if no buffer is free.
-    pub(super) fn fetch(&mut self, common: &mut Common, host: &impl Host) -> Result<(), RemoteError> {
-        let start = self.parts.back().map_or(u64::from(self.sent) * common.mtu(), |part| part.end);
-        let end = self.answered_bytes(common).min(start + FETCH_BYTES_MAX);
+    pub(super) fn fetch(&mut self, call: &mut Call<'_, impl Host>) -> Result<(), RemoteError> {
+        let start = self.parts.back().map_or(u64::from(self.sent) * call.mtu(), |part| part.end);
+        let end = self.answered_bytes(call).min(start + FETCH_BYTES_MAX);
         self.fetch_state = FetchState::Sated;
         if start >= end || self.parts.len() == PARTS_MAX {
             return Ok(());
         }
-        match self.reach(host, |host| host.fetch(self.rkey, self.va.wrapping_add(start), end - start)) {
+        match self.reach(call.host, |host| host.fetch(self.rkey, self.va.wrapping_add(start), end - start)) {
             Ok(data) => {
-                common.counters.fetches += 1;
+                call.counters.fetches += 1;
                 self.parts.push_back(Part { start, end, data });
                 Ok(())
             }
@@ -209,14 +208,14 @@ impl ReadAnswer {
 
     /// Records that the packet with the data at `offset` was sent. If it was the first of a part, the next part is
     /// fetched meanwhile.
-    pub(super) fn advance(&mut self, common: &mut Common, host: &impl Host, offset: u64) {
+    pub(super) fn advance(&mut self, call: &mut Call<'_, impl Host>, offset: u64) {
         self.sent += 1;
-        let next = offset + common.mtu();
+        let next = offset + call.mtu();
         let Some(part) = self.parts.front() else { return };
         let (begins, end) = (part.start == offset, part.end);
         if begins && self.parts.len() == 1 {
             // The error is found again when that part is to be sent.
-            let _ = self.fetch(common, host);
+            let _ = self.fetch(call);
         }
         if next >= end {
             self.parts.pop_front();
@@ -381,19 +380,18 @@ impl Responder {
     /// Writes a packet's data, at once or deferred.
     pub(super) fn write(
         &mut self,
-        common: &mut Common,
-        host: &impl Host,
+        call: &mut Call<'_, impl Host>,
         rkey: u32,
         va: u64,
         data: &[u8],
     ) -> Result<(), Refusal> {
-        match host.remote_write(rkey, va, data) {
+        match call.host.remote_write(rkey, va, data) {
             Ok(()) => return Ok(()),
             Err(RemoteError::NotReady) if self.writes_under_way() < WRITES_MAX => {}
             Err(error) => return Err(error.into()),
         }
-        let transfer = host.put(rkey, va, data)?;
-        common.counters.puts += 1;
+        let transfer = call.host.put(rkey, va, data)?;
+        call.counters.puts += 1;
         let write = Write { psn: self.expected, transfer, ack: None };
         if !matches!(self.owed.back(), Some(Owed::Settle(_))) {
             self.owed.push_back(Owed::Settle(Settle::default()));
@@ -411,20 +409,20 @@ impl Responder {
     }
 
     /// Completes a receive when all writes before the message are done.
-    pub(super) fn tell(&mut self, common: &mut Common, wc: Wc) {
+    pub(super) fn tell(&mut self, call: &Call<'_, impl Host>, completion: impl Completion) {
         match self.is_unsettled() {
-            true => self.owed.push_back(Owed::Tell(wc)),
-            false => common.complete_receive(wc),
+            true => self.owed.push_back(Owed::Tell(completion.entry())),
+            false => call.host.complete_receive(completion),
         }
     }
 
     /// Delivers the deferred completions that no longer wait for writes. READ responses before them do not matter.
-    pub(super) fn tell_settled(&mut self, common: &mut Common) {
+    pub(super) fn tell_settled(&mut self, call: &Call<'_, impl Host>) {
         let mut index = 0;
         while let Some(owed) = self.owed.get(index) {
             match owed {
                 Owed::Tell(wc) => {
-                    common.complete_receive(*wc);
+                    call.host.complete_receive(*wc);
                     self.owed.remove(index);
                 }
                 owed if owed.is_unsettled() => return,
@@ -471,7 +469,7 @@ impl Responder {
     }
 
     /// Starts the fetches of waiting READs, oldest first.
-    pub(super) fn schedule(&mut self, common: &mut Common, host: &impl Host) {
+    pub(super) fn schedule(&mut self, call: &mut Call<'_, impl Host>) {
         if !std::mem::take(&mut self.woken) || !std::mem::take(&mut self.hungry) {
             return;
         }
@@ -487,7 +485,7 @@ impl Responder {
                     read.fetch_state = FetchState::Turn;
                 } else {
                     // The error is found again when that READ is to be sent.
-                    let _ = read.fetch(common, host);
+                    let _ = read.fetch(call);
                 }
             }
             fetched_bytes += read.fetched_bytes();
@@ -517,11 +515,10 @@ impl Responder {
     }
 
     /// Drops the pending responses from `first` on; their deferred completions are flushed.
-    pub(super) fn forget_owed(&mut self, common: &mut Common, first: usize) {
+    pub(super) fn forget_owed(&mut self, call: &mut Call<'_, impl Host>, first: usize) {
         for owed in self.owed.drain(first..) {
             if let Owed::Tell(wc) = owed {
-                let wc = common.flushed_receive(wc.wr_id, wc.srqn);
-                common.complete_receive(wc);
+                call.fail_receive(wc.wr_id, wc.srqn, WcStatus::Flushed);
             }
         }
         self.parked = false;

@@ -4,16 +4,15 @@
 use terrace_wire::{Operation, Packet};
 
 use super::{Incoming, Refusal, Responder, check_payload_len};
-use crate::common::{Common, Verdict};
+use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
 use crate::types::QpEvent;
 
 impl Responder {
     pub(crate) fn handle_unreliable(
         &mut self,
-        common: &mut Common,
+        call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
-        host: &impl Host,
     ) -> Verdict {
         let info = packet.bth.opcode.info();
         let in_sequence = packet.bth.psn == self.expected;
@@ -21,24 +20,24 @@ impl Responder {
         if info.position.is_first() {
             self.abandon();
         } else if !in_sequence {
-            return self.skip(common);
+            return self.skip(call);
         }
         let result = match info.operation {
             Operation::Send => self
                 .check_order(info)
-                .and_then(|()| check_payload_len(common, packet, info))
-                .and_then(|()| self.receive_send(common, packet, info, host)),
+                .and_then(|()| check_payload_len(call, packet, info))
+                .and_then(|()| self.receive_send(call, packet, info)),
             Operation::Write => self
                 .check_order(info)
-                .and_then(|()| check_payload_len(common, packet, info))
-                .and_then(|()| self.receive_write(common, packet, info, host)),
+                .and_then(|()| check_payload_len(call, packet, info))
+                .and_then(|()| self.receive_write(call, packet, info)),
             _ => Err(super::INVALID_REQUEST),
         };
         match result {
             Ok(()) => Verdict::Fine,
             // The program's own error, so it is reported.
             Err(Refusal::ReceiveProtection) => {
-                self.fail_receive(common, crate::WcStatus::LocalProtection);
+                self.fail_receive(call, crate::WcStatus::LocalProtection);
                 Verdict::ResponderFatal(QpEvent::Fatal)
             }
             Err(
@@ -47,7 +46,7 @@ impl Responder {
                 | Refusal::Rnr { .. }
                 | Refusal::ReceiveTooShort
                 | Refusal::Invalidation,
-            ) => self.skip(common),
+            ) => self.skip(call),
         }
     }
 

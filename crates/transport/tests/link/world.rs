@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use terrace_transport::{
-    AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpEvent, QpState, QpType, Time, Transmit, WcStatus,
-};
-use terrace_wire::{Packet, Psn, ROCE_PORT};
+use terrace_transport::{AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, Time, Transmit, WcStatus};
+use terrace_wire::{Packet, Psn};
 
 use crate::model::{Arrival, KEY, Model, Side};
 use crate::plan::Plan;
 use crate::random::Random;
-use crate::support::host::Memory;
+use crate::support::host::{Event, Memory};
 use crate::support::sink::Collector;
-use crate::support::{bring_up, hand, meta_between, path_to};
+use crate::support::{bring_up, meta_between, path_to};
 
 /// Most receives posted to a queue pair at a time.
 const RECEIVES_MAX: u32 = 6;
@@ -141,7 +139,8 @@ fn node(plan: &Plan, side: usize, work: Side) -> Node {
 impl World<'_> {
     /// Runs one side until it is idle.
     fn serve(&mut self, side: usize) -> Result<(), String> {
-        self.nodes[side].qp.handle_timeout(Time(self.now));
+        let node = &mut self.nodes[side];
+        node.qp.handle_timeout(Time(self.now), &node.host);
         loop {
             let posted = self.post_sends(side);
             self.post_receives(side);
@@ -158,7 +157,7 @@ impl World<'_> {
         let node = &mut self.nodes[side];
         let before = node.next_send;
         while let Some(wr) = node.side.sends.get(node.next_send) {
-            if node.qp.post_send(wr.clone()).is_err() {
+            if node.qp.post_send(|| Time(self.now), wr.clone(), &node.host, &mut ()).is_err() {
                 break;
             }
             node.next_send += 1;
@@ -174,7 +173,7 @@ impl World<'_> {
             }
             if self.plan.attributes.shared_receives {
                 node.host.shared_receives.borrow_mut().push_back(wr.clone());
-            } else if node.qp.post_recv(wr.clone()).is_err() {
+            } else if node.qp.post_recv(wr.clone(), &node.host).is_err() {
                 return;
             }
             node.next_receive += 1;
@@ -193,7 +192,7 @@ impl World<'_> {
         let carries = self.random.percent(self.plan.carried_acks);
         let mut sink = Collector { room, acks: carries.then(Vec::new), ..Collector::default() };
         let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
-        let stopped = node.qp.poll_transmit(Time(self.now), &node.host, &mut sink, policy);
+        let stopped = node.qp.poll_transmit(|| Time(self.now), &node.host, &mut sink, policy);
         if stopped == Transmit::SinkFull || node.qp.holds_ack() {
             node.look_again_at.get_or_insert(self.now + TICK_NS);
         } else {
@@ -227,17 +226,11 @@ impl World<'_> {
     }
 
     fn take_events(&mut self, side: usize) -> Result<(), String> {
-        let qp = &mut self.nodes[side].qp;
-        let events = std::iter::from_fn(|| qp.poll_event()).collect();
-        self.note_events(side, events)
-    }
-
-    fn note_events(&mut self, side: usize, events: Vec<QpEvent>) -> Result<(), String> {
         let node = &mut self.nodes[side];
-        for event in events {
+        while let Some(event) = node.host.poll_event() {
             match event {
-                QpEvent::SendComplete(wc) if wc.status == WcStatus::Success => node.done.push(wc.wr_id),
-                QpEvent::RecvComplete(wc) if wc.status == WcStatus::Success => {
+                Event::SendComplete(wc) if wc.status == WcStatus::Success => node.done.push(wc.wr_id),
+                Event::RecvComplete(wc) if wc.status == WcStatus::Success => {
                     let (wr_id, opcode, len, imm) = (wc.wr_id, wc.opcode, wc.byte_len, wc.imm);
                     node.arrived.push(Arrival { wr_id, opcode, len, imm });
                 }
@@ -254,14 +247,10 @@ impl World<'_> {
             let InFlight { to, bytes, ack, marked } = entry.remove();
             any = true;
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
-            let mut meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
-            if self.random.percent(50) {
-                // The port that header prediction expects.
-                meta.source.set_port(ROCE_PORT);
-            }
+            let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             let node = &mut self.nodes[to];
-            let events = hand(&mut node.qp, Time(self.now), &meta, &packet, ack, &node.host);
-            self.note_events(to, events)?;
+            node.qp.handle_packet(|| Time(self.now), &meta, &packet, ack, &node.host);
+            self.take_events(to)?;
             if self.random.percent(30) {
                 return Ok(true);
             }

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use terrace_transport::{
-    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpEvent, QpState, QpType, RemoteError, Time,
-    Transmit, Wc, WcFlags, WcStatus,
+    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpState, QpType, RemoteError, Time, Transmit, Wc,
+    WcFlags, WcStatus,
 };
 use terrace_wire::{Packet, Path};
 
 use crate::packet::{self, Described};
 use crate::posts;
-use crate::support::host::{Memory, pattern};
+use crate::support::host::{Event, Memory, pattern};
 use crate::support::sink::Collector;
 use crate::support::{bring_up, meta_between, path_to};
 use crate::syntax::{Line, duration_ns};
@@ -32,7 +32,7 @@ pub struct Machine {
     peer: IpAddr,
     attr: QpAttr,
     packets: VecDeque<Described>,
-    events: VecDeque<QpEvent>,
+    events: VecDeque<Event>,
 }
 
 impl Machine {
@@ -191,13 +191,13 @@ impl Machine {
     fn run(&mut self) -> Result<(), String> {
         loop {
             let mut sink = Collector { room: self.room, ..Collector::default() };
-            let stopped = self.qp.poll_transmit(self.now, &self.host, &mut sink, self.acks);
+            let stopped = self.qp.poll_transmit(|| self.now, &self.host, &mut sink, self.acks);
             self.room = sink.room;
             let sent_any = !sink.packets.is_empty();
             for (path, bytes) in sink.packets {
                 self.take_packet(path, &bytes)?;
             }
-            while let Some(event) = self.qp.poll_event() {
+            while let Some(event) = self.host.poll_event() {
                 self.events.push_back(event);
             }
             if stopped == Transmit::SinkFull {
@@ -268,7 +268,7 @@ impl Machine {
         for described in packet::parse(line)? {
             let bytes = described.to_bytes(qp_type)?;
             let packet = Packet::parse(&bytes).map_err(|error| error.to_string())?;
-            self.qp.handle_packet(self.now, &meta, &packet, &self.host);
+            self.qp.handle_packet(|| self.now, &meta, &packet, None, &self.host);
             if then_run {
                 self.run()?;
             }
@@ -280,7 +280,7 @@ impl Machine {
         let kind = line.word("what to post")?;
         let refused = line.text("refused");
         let result = match kind.as_str() {
-            "recv" => self.qp.post_recv(posts::receive_request(line)?),
+            "recv" => self.qp.post_recv(posts::receive_request(line)?, &self.host),
             "xrc-shared" => {
                 let srqn = line.small("srqn", 0)?;
                 let receive = posts::receive_request(line)?;
@@ -291,7 +291,10 @@ impl Machine {
                 self.host.shared_receives.borrow_mut().push_back(posts::receive_request(line)?);
                 Ok(())
             }
-            _ => self.qp.post_send(posts::send_request(&kind, line, self.peer)?),
+            _ => {
+                let wr = posts::send_request(&kind, line, self.peer)?;
+                self.qp.post_send(|| self.now, wr, &self.host, &mut ())
+            }
         };
         let batched = line.flag("batched");
         let got = result.err().map(|error| format!("{error:?}"));
@@ -308,13 +311,14 @@ impl Machine {
         let (qp_type, from) = (self.qp.config().qp_type, self.qp.state());
         mask |= terrace_transport::required_attributes(qp_type, from, to).unwrap_or(QpAttrMask::empty());
         let refused = line.flag("refused");
-        let result = self.qp.modify(&attr, mask);
+        let result = self.qp.modify(&attr, mask, &self.host);
         if result.is_err() != refused {
             return Err(format!("modify: {result:?}"));
         }
         if to == QpState::Reset {
             // RESET discards outstanding work, and its events with it.
             self.events.clear();
+            self.host.events.borrow_mut().clear();
         }
         self.run()
     }
@@ -328,11 +332,11 @@ impl Machine {
         for _ in 0..TIMERS_MAX {
             let Some(due) = self.qp.deadline().filter(|due| *due <= end) else {
                 self.now = end;
-                self.qp.handle_timeout(self.now);
+                self.qp.handle_timeout(self.now, &self.host);
                 return self.run();
             };
             self.now = self.now.max(due);
-            self.qp.handle_timeout(self.now);
+            self.qp.handle_timeout(self.now, &self.host);
             self.run()?;
         }
         Err("timers go off without end".to_owned())
@@ -384,7 +388,7 @@ impl Machine {
     fn expect_completion(&mut self, verb: &str, line: &mut Line) -> Result<(), String> {
         let event = self.events.pop_front();
         let wc = match (verb, &event) {
-            ("done", Some(QpEvent::SendComplete(wc))) | ("recv", Some(QpEvent::RecvComplete(wc))) => *wc,
+            ("done", Some(Event::SendComplete(wc))) | ("recv", Some(Event::RecvComplete(wc))) => *wc,
             _ => return Err(format!("got: {}", event.as_ref().map_or("nothing".to_owned(), describe_event))),
         };
         let (id, status) = (line.word("the id")?, line.word("the status")?);
@@ -419,7 +423,7 @@ impl Machine {
 
     fn expect_event(&mut self, name: &str) -> Result<(), String> {
         match self.events.pop_front() {
-            Some(event) if format!("{event:?}") == name => Ok(()),
+            Some(Event::Raised(event)) if format!("{event:?}") == name => Ok(()),
             event => Err(format!("got: {}", event.as_ref().map_or("nothing".to_owned(), describe_event))),
         }
     }
@@ -525,11 +529,11 @@ fn status_name(status: WcStatus) -> String {
     if status == WcStatus::Success { "ok".to_owned() } else { format!("{status:?}") }
 }
 
-fn describe_event(event: &QpEvent) -> String {
+fn describe_event(event: &Event) -> String {
     match event {
-        QpEvent::SendComplete(wc) => format!("done {}", describe_completion(wc)),
-        QpEvent::RecvComplete(wc) => format!("recv {}", describe_completion(wc)),
-        other => format!("event {other:?}"),
+        Event::SendComplete(wc) => format!("done {}", describe_completion(wc)),
+        Event::RecvComplete(wc) => format!("recv {}", describe_completion(wc)),
+        Event::Raised(event) => format!("event {event:?}"),
     }
 }
 

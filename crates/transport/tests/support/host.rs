@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use terrace_transport::{
-    AtomicOp, BindWindow, Deferred, Host, LocalError, RecvWr, RemoteAccess, RemoteError, Sge, Time,
+    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,
+    Sge, Time, Wc,
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
@@ -31,9 +32,19 @@ impl Region {
     }
 }
 
-/// The NIC around the queue pair under test.
+/// What a queue pair has reported to its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    SendComplete(Wc),
+    RecvComplete(Wc),
+    Raised(QpEvent),
+}
+
+/// The NIC around the queue pair under test. `FAST` says whether the queue pair may take its fast paths.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct Memory<const FAST: bool = true> {
+    /// Reports, oldest first.
+    pub events: RefCell<VecDeque<Event>>,
     pub bytes: RefCell<Vec<u8>>,
     pub regions: RefCell<BTreeMap<u32, Region>>,
     pub shared_receives: RefCell<VecDeque<RecvWr>>,
@@ -175,8 +186,20 @@ pub fn pattern(addr: u64) -> u8 {
 impl Memory {
     /// An address space of `len` bytes, filled with the pattern, without regions.
     pub fn new(len: usize) -> Memory {
+        Memory::with_paths(len)
+    }
+}
+
+impl<const FAST: bool> Memory<FAST> {
+    /// The same, with or without fast paths.
+    pub fn with_paths(len: usize) -> Memory<FAST> {
         let bytes = (0..len as u64).map(pattern).collect();
         Memory { bytes: RefCell::new(bytes), ..Memory::default() }
+    }
+
+    /// The oldest report.
+    pub fn poll_event(&self) -> Option<Event> {
+        self.events.borrow_mut().pop_front()
     }
 
     pub fn add_region(&self, key: u32, addr: u64, len: u64, rights: &str) {
@@ -287,10 +310,24 @@ impl Memory {
     }
 }
 
-impl Host for Memory {
+impl<const FAST: bool> Host for Memory<FAST> {
+    const HAS_FAST_PATHS: bool = FAST;
+
+    fn complete_send(&self, completion: impl Completion) {
+        self.events.borrow_mut().push_back(Event::SendComplete(completion.entry()));
+    }
+
+    fn complete_receive(&self, completion: impl Completion) {
+        self.events.borrow_mut().push_back(Event::RecvComplete(completion.entry()));
+    }
+
+    fn raise(&self, event: QpEvent) {
+        self.events.borrow_mut().push_back(Event::Raised(event));
+    }
+
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
         let mut at = 0;
-        for (piece, len) in Memory::pieces(sges, offset, out.len()) {
+        for (piece, len) in Self::pieces(sges, offset, out.len()) {
             self.local(piece.lkey, piece.addr, len as u64, false)?;
             out[at..at + len].copy_from_slice(&self.read(piece.addr, len));
             at += len;
@@ -301,7 +338,7 @@ impl Host for Memory {
 
     fn scatter(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
         let mut at = 0;
-        for (piece, len) in Memory::pieces(sges, offset, data.len()) {
+        for (piece, len) in Self::pieces(sges, offset, data.len()) {
             self.local(piece.lkey, piece.addr, len as u64, true)?;
             self.write(piece.addr, &data[at..at + len]);
             at += len;
@@ -424,7 +461,7 @@ impl Host for Memory {
         Ok(())
     }
 
-    fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Memory) -> T) -> Option<T> {
+    fn with_srq<T>(&self, srqn: u32, act: impl FnOnce(&Self) -> T) -> Option<T> {
         if !self.srqs.borrow().contains_key(&srqn) {
             return None;
         }

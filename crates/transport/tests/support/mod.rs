@@ -8,8 +8,10 @@ pub mod sink;
 
 use std::net::{IpAddr, SocketAddr};
 
-use terrace_transport::{Host, Qp, QpAttr, QpAttrMask, QpEvent, QpState, QpType, Time};
-use terrace_wire::{Packet, Path, Psn, ROCE_PORT, RxMeta};
+use terrace_transport::{Qp, QpAttr, QpAttrMask, QpState, QpType};
+use terrace_wire::{Path, ROCE_PORT, RxMeta};
+
+use host::Memory;
 
 /// An environment variable's number, if it is one.
 pub fn from_env(name: &str) -> Option<u64> {
@@ -35,6 +37,7 @@ pub fn meta_between(source: IpAddr, destination: IpAddr, traffic_class: u8) -> R
 
 /// Moves a queue pair from RESET to `state` through the usual transitions.
 pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
+    let host = Memory::new(0);
     let qp_type = qp.config().qp_type;
     let route: &[QpState] = match state {
         QpState::Reset => &[],
@@ -47,31 +50,11 @@ pub fn bring_up(qp: &mut Qp, attr: &QpAttr, state: QpState) {
     };
     for &to in route {
         let mask = QpAttrMask::STATE | required(qp_type, qp.state(), to);
-        qp.modify(&QpAttr { state: to, ..*attr }, mask).expect("the usual way up is open");
+        qp.modify(&QpAttr { state: to, ..*attr }, mask, &host).expect("the usual way up is open");
     }
 }
 
 /// The attributes that a usual transition requires.
 pub fn required(qp_type: QpType, from: QpState, to: QpState) -> QpAttrMask {
     terrace_transport::required_attributes(qp_type, from, to).expect("the transition exists")
-}
-
-/// Delivers a packet to a queue pair as the NIC does, and returns the events.
-pub fn hand(
-    qp: &mut Qp,
-    now: Time,
-    meta: &RxMeta,
-    packet: &Packet<'_>,
-    ack: Option<Psn>,
-    host: &impl Host,
-) -> Vec<QpEvent> {
-    let mut events = Vec::new();
-    match qp
-        .take_message(meta, packet, ack, host, |sent| events.push(QpEvent::SendComplete(sent.completion())))
-    {
-        Some(taken) => events.push(QpEvent::RecvComplete(qp.completion_of(packet, &taken))),
-        None => qp.handle_packet_carrying(|| now, meta, packet, ack, host),
-    }
-    events.extend(std::iter::from_fn(|| qp.poll_event()));
-    events
 }
