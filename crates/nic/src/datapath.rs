@@ -504,7 +504,7 @@ impl Device {
         self: &Arc<Self>,
         qp: &Arc<QueuePair>,
         core: &mut QpCore,
-        wr: SendWr,
+        wr: &mut SendWr,
     ) -> Result<(), Error> {
         let QpCore { qp: transport, nic } = core;
         let (now, host) = (&LazyTimestamp::new(&*self.clock, None), &QpHost::new(qp, nic, None));
@@ -513,7 +513,6 @@ impl Device {
                 self.ensure_engine();
                 let mut sink = self.ring_sink(peer_tx);
                 transport.post_send(deadline_clock(transport, now), wr, host, &mut sink)?;
-                sink.send();
                 drop(sink);
                 self.note_filled(qp, core);
             }

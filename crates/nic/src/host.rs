@@ -1,6 +1,6 @@
 //! The transport's host: memory through the queue pair's protection domain, shared receives, and where completions go.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -312,8 +312,9 @@ impl Host for QpHost<'_> {
         self.named_srq.as_ref().or(self.qp.srq())?.take()
     }
 
-    fn withholds_receive(&self, peer: IpAddr) -> bool {
-        self.device().faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer))
+    #[inline(always)]
+    fn withholds_receive(&self, peer: &SocketAddr) -> bool {
+        self.device().faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer.ip()))
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {

@@ -163,19 +163,18 @@ impl Posting<'_> {
     /// # Errors
     /// ENOMEM when the queue is full, EINVAL for all else; the request is not posted then.
     #[inline(always)]
-    pub fn post(&mut self, wr: SendWr) -> Result<(), Error> {
+    pub fn post(&mut self, mut wr: SendWr) -> Result<(), Error> {
         self.qp.prefetch(&wr.op);
         let device = self.qp.device();
         device.update_route(self.qp, self.core);
         if device.carry_out_direct(self.qp, self.core, &wr) {
             return Ok(());
         }
-        self.queue(wr)
+        self.queue(&mut wr)
     }
 
-    // Not inlined: what was stored just now would be copied, and the copy would wait for the stores (decision 41).
     #[inline(never)]
-    fn queue(&mut self, wr: SendWr) -> Result<(), Error> {
+    fn queue(&mut self, wr: &mut SendWr) -> Result<(), Error> {
         self.qp.device().queue_send(self.qp, self.core, wr)
     }
 }

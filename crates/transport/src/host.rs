@@ -1,7 +1,7 @@
 //! Services that the transport needs from the NIC around it: memory, shared receives, buffers for packets.
 
 use std::fmt::Debug;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use terrace_wire::{Path, Psn, Time};
 
@@ -165,7 +165,7 @@ pub trait Host {
     fn take_shared_receive(&self) -> Option<RecvWr>;
     /// Whether a request of this peer that would consume a receive is refused as if no receive were posted (fault
     /// injection to observe the peer's RNR handling).
-    fn withholds_receive(&self, _peer: IpAddr) -> bool {
+    fn withholds_receive(&self, _peer: &SocketAddr) -> bool {
         false
     }
     /// Accounts for a packet of `len` bytes of an unreliable service. Returns until when the queue pair must pause if
@@ -196,6 +196,9 @@ pub trait Sink {
     fn carry_ack(&mut self, _psn: Psn) -> bool {
         false
     }
+    /// Lets what was pushed leave now: the queue pair has other work before it is done. A sink that sends what was
+    /// pushed when it is full or done need do nothing.
+    fn flush(&mut self) {}
 }
 
 /// Takes nothing.

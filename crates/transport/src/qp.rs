@@ -184,7 +184,8 @@ impl Qp {
 
     /// Queues a send work request. [`Qp::poll_transmit`] sends it, but for an ordinary message that can leave now: with a
     /// pending ACK, if that can be piggybacked, it goes to `sink` at once. In an error state the request completes as
-    /// flushed at once.
+    /// flushed at once. Takes the request ([`SendWr::take`]) unless it fails. By value it would be copied before the
+    /// message has left, and the copy would wait for the stores that made the request.
     ///
     /// # Errors
     /// If the queue is full, or the request does not fit the queue pair.
@@ -192,20 +193,30 @@ impl Qp {
     pub fn post_send<H: Host>(
         &mut self,
         now: impl Fn() -> Time,
-        wr: SendWr,
+        wr: &mut SendWr,
         host: &H,
         sink: &mut impl Sink,
     ) -> Result<(), PostError> {
-        self.check_sends(std::slice::from_ref(&wr))?;
-        let flushes = self.flushes_sends();
+        Requester::validate(&self.common, wr)?;
         let call = &mut Call { common: &mut self.common, host };
-        if H::HAS_FAST_PATHS && self.requester.send_message(call, &wr, sink) {
+        if H::HAS_FAST_PATHS && self.requester.send_message(call, wr, sink) {
             self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
-            self.requester.queue_sent(now, call, wr);
-        } else if flushes {
-            requester::complete(call, &wr, WcStatus::Flushed, 0);
+            sink.flush();
+            self.requester.queue_sent(now, call, wr.take());
+            return Ok(());
+        }
+        self.queue_send(wr, host)
+    }
+
+    #[inline(never)]
+    fn queue_send(&mut self, wr: &mut SendWr, host: &impl Host) -> Result<(), PostError> {
+        if self.check_state()? {
+            let call = &mut Call { common: &mut self.common, host };
+            requester::complete(call, wr, WcStatus::Flushed, 0);
+        } else if self.requester.len() >= self.common.config.cap.max_send_wr as usize {
+            return Err(PostError::QueueFull);
         } else {
-            self.requester.post(&self.common, wr);
+            self.requester.post(&self.common, wr.take());
         }
         Ok(())
     }
@@ -215,15 +226,23 @@ impl Qp {
     /// # Errors
     /// As for [`Qp::post_send`].
     pub fn check_sends(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        if matches!(self.common.attr.state, QpState::Reset | QpState::Init | QpState::Rtr) {
-            return Err(PostError::BadState);
-        }
+        let flushes = self.check_state()?;
         wrs.iter().try_for_each(|wr| Requester::validate(&self.common, wr))?;
         let room = self.common.config.cap.max_send_wr as usize;
-        if !self.flushes_sends() && wrs.len() > room.saturating_sub(self.requester.len()) {
+        if !flushes && wrs.len() > room.saturating_sub(self.requester.len()) {
             return Err(PostError::QueueFull);
         }
         Ok(())
+    }
+
+    /// Whether send work requests are flushed when they are posted in this state.
+    #[inline]
+    fn check_state(&self) -> Result<bool, PostError> {
+        match self.common.attr.state {
+            QpState::Reset | QpState::Init | QpState::Rtr => Err(PostError::BadState),
+            QpState::Rts | QpState::Sqd => Ok(false),
+            QpState::Err | QpState::Sqe => Ok(true),
+        }
     }
 
     /// Whether the send queue is empty in RTS, so that a work request posted now may be executed without packets
@@ -267,11 +286,6 @@ impl Qp {
         let call = &mut Call { common: &mut self.common, host };
         requester::complete(call, wr, WcStatus::LocalProtection, 0);
         self.apply(Verdict::RequesterFatal, host);
-    }
-
-    /// Whether send work requests are flushed when they are posted.
-    fn flushes_sends(&self) -> bool {
-        matches!(self.common.attr.state, QpState::Err | QpState::Sqe)
     }
 
     /// Queues a receive work request. In the error state it completes as flushed at once.
@@ -329,8 +343,10 @@ impl Qp {
         }
         if let Some(psn) = ack.filter(|_| is_predicted || info.service.is_reliable()) {
             let call = &mut Call { common: &mut self.common, host };
-            let verdict = self.requester.handle_ack(&now, call, psn);
-            self.apply(verdict, host);
+            if !self.requester.acknowledge_all(call, psn) {
+                let verdict = self.requester.handle_ack(&now, call, psn);
+                self.apply(verdict, host);
+            }
             if self.common.attr.state == QpState::Err {
                 // A separate packet behind such an ACK would be dropped, too.
                 self.common.counters.dropped += 1;

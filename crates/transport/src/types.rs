@@ -194,6 +194,13 @@ impl SendWr {
     pub fn with_sge(wr_id: u64, op: SendOp, sge: Sge, flags: SendFlags) -> SendWr {
         SendWr { wr_id, op, payload: Payload::Sge(sge), flags, target: None }
     }
+
+    /// Takes the request; what stays has neither data nor target.
+    #[inline]
+    pub fn take(&mut self) -> SendWr {
+        let payload = std::mem::replace(&mut self.payload, Payload::Inline(InlineData::new()));
+        SendWr { wr_id: self.wr_id, op: self.op, payload, flags: self.flags, target: self.target.take() }
+    }
 }
 
 /// A receive work request.

@@ -79,12 +79,12 @@ fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, true), node(2, false));
     ours.shared_receives.borrow_mut().push_back(receive(7));
     b.post_recv(receive(8), &theirs).expect("posted");
-    a.post_send(|| Time(1), send(1, KEY), &ours, &mut ()).expect("posted");
-    a.post_send(|| Time(1), send(2, KEY ^ 0x100), &ours, &mut ()).expect("posted");
+    a.post_send(|| Time(1), &mut send(1, KEY), &ours, &mut ()).expect("posted");
+    a.post_send(|| Time(1), &mut send(2, KEY ^ 0x100), &ours, &mut ()).expect("posted");
     let question = sent(&mut a, &ours);
     assert_eq!(question.len(), 1);
     hand(&question, 2, &mut b, &theirs);
-    b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
+    b.post_send(|| Time(1), &mut send(3, KEY), &theirs, &mut ()).expect("posted");
     let answer = sent(&mut b, &theirs);
     assert!(matches!(answer.as_slice(), [(_, Some(_))]), "{answer:?}");
     hand(&answer, 1, &mut a, &ours);
@@ -103,10 +103,10 @@ fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
 fn what_is_taken_back_carries_nothing() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
     b.post_recv(receive(8), &theirs).expect("posted");
-    a.post_send(|| Time(1), send(1, KEY), &ours, &mut ()).expect("posted");
+    a.post_send(|| Time(1), &mut send(1, KEY), &ours, &mut ()).expect("posted");
     hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
-    b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
-    b.post_send(|| Time(1), send(4, KEY ^ 0x100), &theirs, &mut ()).expect("posted");
+    b.post_send(|| Time(1), &mut send(3, KEY), &theirs, &mut ()).expect("posted");
+    b.post_send(|| Time(1), &mut send(4, KEY ^ 0x100), &theirs, &mut ()).expect("posted");
     let answer = sent(&mut b, &theirs);
     assert_eq!(answer.len(), 2, "an answer, and the acknowledgement alone: {answer:?}");
     hand(&answer[1..], 1, &mut a, &ours);
@@ -127,15 +127,15 @@ fn acknowledgements_leave_ahead_of_requests_if_asked() {
         if has_read {
             a.post_send(
                 || Time(1),
-                SendWr { op: SendOp::Read { va: 0, rkey: KEY }, ..send(1, KEY) },
+                &mut SendWr { op: SendOp::Read { va: 0, rkey: KEY }, ..send(1, KEY) },
                 &ours,
                 &mut (),
             )
             .expect("posted");
         }
-        a.post_send(|| Time(1), send(2, KEY), &ours, &mut ()).expect("posted");
+        a.post_send(|| Time(1), &mut send(2, KEY), &ours, &mut ()).expect("posted");
         hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
-        b.post_send(|| Time(1), send(3, KEY), &theirs, &mut ()).expect("posted");
+        b.post_send(|| Time(1), &mut send(3, KEY), &theirs, &mut ()).expect("posted");
         let mut sink = Collector::default();
         assert_eq!(b.poll_transmit(|| Time(3), &theirs, &mut sink, acks), Transmit::Idle);
         let opcodes =

@@ -210,9 +210,9 @@ impl<const FAST: bool> Connection<FAST> {
         match *step {
             Step::Send { what, len, flags, key } => {
                 self.wr_id += 1;
-                let wr = work_request(self.wr_id, what, len, flags, key);
+                let mut wr = work_request(self.wr_id, what, len, flags, key);
                 let mut sink = sink(None);
-                if side.qp.post_send(|| Time(self.now), wr, &side.host, &mut sink).is_ok() {
+                if side.qp.post_send(|| Time(self.now), &mut wr, &side.host, &mut sink).is_ok() {
                     self.sent_count += sink.packets.len();
                     self.send(at, AckPolicy::Now, sink);
                 }

@@ -106,8 +106,8 @@ impl Pair {
         for (wr_id, (va, length)) in (0..).zip(self.reads.clone()) {
             let payload = Payload::Sges(smallvec![Sge { addr: wr_id * READ_LEN_MAX, length, lkey: KEY }]);
             let op = SendOp::Read { va, rkey: KEY };
-            let wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
-            self.asks.post_send(|| Time(1), wr, &self.ours, &mut ()).expect("there is room");
+            let mut wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
+            self.asks.post_send(|| Time(1), &mut wr, &self.ours, &mut ()).expect("there is room");
         }
     }
 

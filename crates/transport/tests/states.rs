@@ -159,7 +159,7 @@ fn queue_pair_in(qp_type: QpType, state: QpState) -> Option<Qp> {
 
 /// Posts a send from memory that does not exist.
 fn fail_a_send(qp: &mut Qp) {
-    let wr = SendWr {
+    let mut wr = SendWr {
         wr_id: 1,
         op: SendOp::Send,
         payload: Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: 99 }]),
@@ -170,7 +170,7 @@ fn fail_a_send(qp: &mut Qp) {
         }),
     };
     let host = Memory::new(16);
-    qp.post_send(|| Time(1), wr, &host, &mut ()).expect("RTS takes sends");
+    qp.post_send(|| Time(1), &mut wr, &host, &mut ()).expect("RTS takes sends");
     qp.poll_transmit(|| Time(1), &host, &mut Collector::default(), AckPolicy::Now);
     assert!(matches!(host.poll_event(), Some(Event::SendComplete(_))));
 }

@@ -100,7 +100,7 @@ fn run(qp_type: QpType, seed: u64, reorders: bool) -> Vec<u32> {
     }
     let messages: Vec<SendWr> = (0..MESSAGES).map(|number| message(qp_type, number, &mut random)).collect();
     for wr in &messages {
-        sender.post_send(|| Time(1), wr.clone(), &ours, &mut ()).expect("there is room");
+        sender.post_send(|| Time(1), &mut wr.clone(), &ours, &mut ()).expect("there is room");
     }
     let mut sink = Collector::default();
     sender.poll_transmit(|| Time(1), &ours, &mut sink, AckPolicy::Now);
@@ -182,7 +182,7 @@ fn all_messages_behind_a_write_to_absent_memory_are_told_of_when_it_is_done() {
         let payload = Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: KEY }]);
         let (wr_id, flags) = (number.into(), SendFlags::SIGNALED);
         sender
-            .post_send(|| Time(1), SendWr { wr_id, op, payload, flags, target: None }, &ours, &mut ())
+            .post_send(|| Time(1), &mut SendWr { wr_id, op, payload, flags, target: None }, &ours, &mut ())
             .expect("there is room");
         let sges = smallvec![Sge { addr: SLOT_LEN, length: 8, lkey: KEY }];
         receiver.post_recv(RecvWr { wr_id, sges }, &theirs).expect("there is room");

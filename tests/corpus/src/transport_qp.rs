@@ -96,14 +96,14 @@ impl World {
     }
 
     fn fail_a_send(&mut self) {
-        let wr = SendWr {
+        let mut wr = SendWr {
             wr_id: self.next_id,
             op: SendOp::Send,
             payload: Payload::Sges(smallvec![Sge { addr: 0, length: 8, lkey: 99 }]),
             flags: SendFlags::SIGNALED,
             target: None,
         };
-        if self.qp.post_send(|| self.now, wr, &self.host, &mut ()).is_ok() {
+        if self.qp.post_send(|| self.now, &mut wr, &self.host, &mut ()).is_ok() {
             self.sends.push_back(self.next_id);
             self.next_id += 1;
             self.transmit(None, AckPolicy::Now);
@@ -119,8 +119,8 @@ impl World {
             }
             Step::Raw { bytes, foreign } => self.handle(bytes, *foreign, 0),
             Step::Send(send) => {
-                let wr = send.request(self.next_id, peer());
-                if self.qp.post_send(|| self.now, wr, &self.host, &mut ()).is_ok() {
+                let mut wr = send.request(self.next_id, peer());
+                if self.qp.post_send(|| self.now, &mut wr, &self.host, &mut ()).is_ok() {
                     self.sends.push_back(self.next_id);
                     self.next_id += 1;
                 }

@@ -179,7 +179,7 @@ pub struct Writer<'a> {
 impl Writer<'_> {
     /// Space for a packet of `len` bytes, which the caller must write; `None` if the ring is full or the packet is too
     /// long.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, from: &Origin, len: usize) -> Option<&mut [u8]> {
         let record = record_bytes(len)?;
         let at = self.state.tail % RING_BYTES;
@@ -231,7 +231,7 @@ impl Writer<'_> {
     }
 
     /// Copies the staged record into the ring, if there is one.
-    #[inline]
+    #[inline(always)]
     fn write_stage(&mut self) {
         let Some(len) = self.state.stage.len.take() else { return };
         self.end_at(self.state.tail);
@@ -291,7 +291,7 @@ impl Writer<'_> {
     }
 
     /// Makes the batch visible to the consumer. True if the consumer sleeps and the caller has to ring its doorbell.
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self) -> bool {
         if self.is_empty() {
             return false;

@@ -106,6 +106,7 @@ pub(crate) struct RingSink<'a> {
     peer_tx: &'a PeerTx,
     gids: &'a [Gid],
     port: u16,
+    /// Packets since the last flush.
     packets: u64,
     /// Whether the reader sleeps and has to be woken.
     sleeps: bool,
@@ -117,24 +118,10 @@ impl RingSink<'_> {
     fn publish(&mut self) {
         self.sleeps |= self.writer.publish();
     }
-
-    /// Publishes what was written, if anything, counts it, and wakes the reader if it sleeps.
-    #[inline]
-    pub fn send(&mut self) {
-        if self.packets == 0 {
-            return;
-        }
-        self.publish();
-        self.peer_tx.note_sent(self.packets);
-        if self.sleeps {
-            // A write fails only when the doorbell's counter is at its limit: then it is rung anyway.
-            let _ = rustix::io::write(&self.peer_tx.doorbell, &1u64.to_ne_bytes());
-        }
-    }
 }
 
 impl Sink for RingSink<'_> {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         if self.writer.unseen_bytes() >= SHOW_BYTES {
             self.publish();
@@ -154,6 +141,21 @@ impl Sink for RingSink<'_> {
     #[inline]
     fn carry_ack(&mut self, psn: Psn) -> bool {
         self.writer.carry_ack(psn.get())
+    }
+
+    /// Publishes what was written, if anything, counts it, and wakes the reader if it sleeps.
+    #[inline(always)]
+    fn flush(&mut self) {
+        let packets = std::mem::take(&mut self.packets);
+        if packets == 0 {
+            return;
+        }
+        self.peer_tx.note_sent(packets);
+        self.publish();
+        if std::mem::take(&mut self.sleeps) {
+            // A write fails only when the doorbell's counter is at its limit: then it is rung anyway.
+            let _ = rustix::io::write(&self.peer_tx.doorbell, &1u64.to_ne_bytes());
+        }
     }
 }
 
@@ -223,10 +225,11 @@ impl Device {
     ) -> Filled {
         let mut sink = self.ring_sink(peer_tx);
         let outcome = transport.poll_transmit(deadline_clock(transport, now), host, &mut sink, acks);
-        sink.send();
+        let has_sent = sink.packets > 0;
+        sink.flush();
         match outcome {
             Transmit::Idle => Filled::Sent,
-            Transmit::SinkFull if sink.packets > 0 => Filled::Full(None),
+            Transmit::SinkFull if has_sent => Filled::Full(None),
             Transmit::SinkFull => self.wait_for_room(transport, host, peer_tx, now.get(), acks),
         }
     }

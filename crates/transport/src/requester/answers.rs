@@ -40,17 +40,40 @@ impl Requester {
         Verdict::Fine
     }
 
+    /// The fast path of [`Requester::handle_ack`]: completes everything in the send queue, if this ACK acknowledges all
+    /// of it. Otherwise it changes nothing.
+    #[inline(always)]
+    pub(crate) fn acknowledge_all<H: Host>(&mut self, call: &Call<'_, H>, psn: Psn) -> bool {
+        let is_all = H::HAS_FAST_PATHS
+            && psn.next() == self.psn(self.next)
+            && self.next > self.acknowledged
+            && self.is_caught_up()
+            && call.attr.state == QpState::Rts;
+        if is_all {
+            self.window.on_acknowledged(self.in_flight_bytes, call.mtu());
+            self.in_flight_bytes = 0;
+            self.acknowledged = self.next;
+            self.gap_repaired_at = None;
+            self.ack_deadline = None;
+            self.reset_retries(call);
+            for wqe in &self.queue {
+                complete_success(call, &wqe.wr, call.host);
+            }
+            self.queue.clear();
+            self.index = 0;
+        }
+        is_all
+    }
+
     /// An ACK covers all packets up to its PSN but cannot replace response data: a READ response or an
     /// atomic result before its PSN was lost (IBTA volume 1, 9.7.5).
-    #[inline]
-    pub(crate) fn handle_ack<H: Host>(
+    pub(crate) fn handle_ack(
         &mut self,
         now: &impl Fn() -> Time,
-        call: &mut Call<'_, H>,
+        call: &mut Call<'_, impl Host>,
         psn: Psn,
     ) -> Verdict {
-        if H::HAS_FAST_PATHS && self.acknowledges_all(call, psn) {
-            self.complete_all(call);
+        if self.acknowledge_all(call, psn) {
             return Verdict::Fine;
         }
         let Some(sequence) = self.in_flight(psn) else {
@@ -60,32 +83,6 @@ impl Requester {
         let response_lost = self.acknowledge(now(), call, sequence + 1);
         let verdict = self.retire(call);
         if verdict == Verdict::Fine && response_lost { self.repair_gap(now(), call) } else { verdict }
-    }
-
-    /// Whether this is an ACK of everything in the send queue: all of it was sent, nothing is to be retransmitted, and
-    /// nothing expects response data.
-    #[inline]
-    fn acknowledges_all(&self, common: &Common, psn: Psn) -> bool {
-        psn.next() == self.psn(self.next)
-            && self.next > self.acknowledged
-            && self.is_caught_up()
-            && common.attr.state == QpState::Rts
-    }
-
-    /// The fast path of [`Requester::handle_ack`]: completes everything in the send queue.
-    #[inline]
-    fn complete_all(&mut self, call: &Call<'_, impl Host>) {
-        self.window.on_acknowledged(self.in_flight_bytes, call.mtu());
-        self.in_flight_bytes = 0;
-        self.acknowledged = self.next;
-        self.gap_repaired_at = None;
-        self.ack_deadline = None;
-        self.reset_retries(call);
-        for wqe in &self.queue {
-            complete_success(call, &wqe.wr, call.host);
-        }
-        self.queue.clear();
-        self.index = 0;
     }
 
     /// Acknowledges the packets before `end` up to the first one that expects a response. Returns whether there is one.

@@ -110,7 +110,7 @@ impl Requester {
     /// The fast path of a message: sends a request before it is queued, if it is a SEND of one packet over RC that can
     /// leave now. Otherwise it changes nothing, and [`Requester::emit`] sends the request. The caller queues the request
     /// by [`Requester::queue_sent`] before anything else.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_message(&self, call: &Call<'_, impl Host>, wr: &SendWr, sink: &mut impl Sink) -> bool {
         let length = wr.payload.len();
         let is_ordinary = wr.op == SendOp::Send
@@ -118,6 +118,7 @@ impl Requester {
             && call.attr.state == QpState::Rts
             && length <= call.mtu()
             && self.is_caught_up()
+            && self.queue.len() < call.config.cap.max_send_wr as usize
             && self.window.admits(self.in_flight_bytes, length + PACKET_OVERHEAD)
             && call.host.admits(self.in_flight_bytes);
         let Some(path) = call.attr.path.as_ref().filter(|_| is_ordinary) else { return false };

@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 
 pub(crate) use emit::Answered;
 
-use terrace_wire::{NakCode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
+use terrace_wire::{NakCode, Opcode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
 
 use crate::access;
 use crate::common::{Call, Common, Verdict};
@@ -454,7 +454,7 @@ impl Responder {
 
     /// The fast path of [`Responder::handle_request`]: takes a predicted message for a receive of the queue pair's own
     /// queue. Otherwise, and when the receive does not take the message, it changes nothing but the receive's memory.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive_message(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> bool {
         let len = packet.payload.len() as u64;
         let is_next = packet.bth.psn == self.expected
@@ -472,7 +472,7 @@ impl Responder {
             let (wr_id, opcode) = (receive.wr_id, WcOpcode::Recv);
             self.receives.pop_front();
             self.nak_out = false;
-            self.finish_packet(call, packet, packet.bth.opcode.info());
+            self.finish_packet(call, packet, Opcode::RcSendOnly.info());
             call.host.complete_receive(Received { common: call, packet, wr_id, length: len, opcode });
         }
         is_placed
@@ -546,9 +546,10 @@ fn require(common: &Common, flag: u32) -> Result<(), Refusal> {
 }
 
 /// Checks whether the host withholds receives. Only a reliable connection can report that to the peer.
+#[inline(always)]
 fn require_receive(call: &Call<'_, impl Host>) -> Result<(), Refusal> {
     match &call.attr.path {
-        Some(path) if call.is_reliable() && call.host.withholds_receive(path.remote.ip()) => {
+        Some(path) if call.is_reliable() && call.host.withholds_receive(&path.remote) => {
             Err(Refusal::NotReady)
         }
         _ => Ok(()),

@@ -157,7 +157,7 @@ impl World<'_> {
         let node = &mut self.nodes[side];
         let before = node.next_send;
         while let Some(wr) = node.side.sends.get(node.next_send) {
-            if node.qp.post_send(|| Time(self.now), wr.clone(), &node.host, &mut ()).is_err() {
+            if node.qp.post_send(|| Time(self.now), &mut wr.clone(), &node.host, &mut ()).is_err() {
                 break;
             }
             node.next_send += 1;

@@ -292,8 +292,8 @@ impl Machine {
                 Ok(())
             }
             _ => {
-                let wr = posts::send_request(&kind, line, self.peer)?;
-                self.qp.post_send(|| self.now, wr, &self.host, &mut ())
+                let mut wr = posts::send_request(&kind, line, self.peer)?;
+                self.qp.post_send(|| self.now, &mut wr, &self.host, &mut ())
             }
         };
         let batched = line.flag("batched");
