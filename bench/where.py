@@ -32,7 +32,7 @@ PARTS = [
     ("sending: the system call, UDP and IP", r"sendmsg|sendto"),
     ("other system calls", r"do_syscall_64|entry_SYSCALL"),
     ("ICRC", r"icrc|crc32"),
-    ("copying between the program's memory and packets", r"terrace_fault_copy|fault::|memmove|memcpy"),
+    ("copying between the program's memory and packets", r"terrace_fault_copy|terrace_hostmem|fault::|memmove|memcpy"),
     ("the clock", r"clock_gettime|MonotonicClock"),
     ("packets: headers", r"terrace_wire"),
     ("the protocol (transport)", r"terrace_transport"),

@@ -1,8 +1,8 @@
 //! The files behind a program's memory, for same-host peers that access it through mappings of their own: shared
 //! memory, anonymous files, files that the program has mapped. Memory of its allocator has none.
 
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::shared::BackedBy;
-use terrace_memory::{HostRange, PAGE_BYTES};
 use terrace_nic::Backings;
 
 use crate::paged::backing::{self, Purpose};

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 use terrace_nic::Device;
 
 use crate::abi::{ibv_context, verbs_context};

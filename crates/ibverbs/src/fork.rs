@@ -28,7 +28,7 @@
 //! | the list of listeners is read (`rdma_cm/rendezvous.rs`, `LIST`) | `try_lock` only; a thread that fails reads the list itself |
 //! | a line for the user is written (`std::io::stderr`) | not used: a line is one `write` (`log.rs`) |
 //! | the log's call sites are registered (`tracing-core`) | lists without locks; a site that another thread was registering is asked each time |
-//! | the program's handlers for faults change (`memory/src/fault/handler.rs`) | atomics, and memory that is not the allocator's |
+//! | the program's handlers for faults change (`hostmem/src/fault/handler.rs`) | atomics, and memory that is not the allocator's |
 //! | the environment is read (`std::env`) | readers only: nothing here changes it, so a reader that the child inherits excludes no other reader |
 //! | a lock is biased to a thread that is not in the child (`sync`) | revoked as from a thread that runs elsewhere; held in the middle of a verb: see below |
 //! | thread-locals of other threads | nothing waits for them: a reader's pin is forgotten (`Registry::after_fork_child`), buffers of the log are lost |
@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{MutexGuard, Weak};
 
 use terrace_faults::Faults;
-use terrace_memory::fault;
+use terrace_hostmem::fault;
 use terrace_nic::ForkPause;
 use tracing::level_filters::LevelFilter;
 

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 use terrace_nic::{Mr, MrRequest, Sge};
 use terrace_sync::Mutex;
 

@@ -6,7 +6,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use terrace_memory::{Access, AccessNeed, Accessor, AtomicOp, Limits, RegionSpec, Registry, fault};
+use terrace_hostmem::{AtomicOp, fault};
+use terrace_memory::{Access, AccessNeed, Accessor, Limits, RegionSpec, Registry};
 
 const ROUNDS: usize = 300;
 /// Approximate length of a round, in nanoseconds.

@@ -207,25 +207,3 @@ pub enum RegisterError {
     #[error("no such region or window")]
     UnknownKey,
 }
-
-/// An atomic operation on 8 aligned bytes, which hold an integer in the host's byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AtomicOp {
-    /// Stores `swap` if the bytes hold `compare`.
-    CompareSwap {
-        /// Expected value.
-        compare: u64,
-        /// New value.
-        swap: u64,
-    },
-    /// Adds, modulo 2^64.
-    FetchAdd {
-        /// Summand.
-        add: u64,
-    },
-    /// Stores with one access (ATOMIC WRITE); needs `REMOTE_WRITE`, not `REMOTE_ATOMIC`.
-    Write {
-        /// New value.
-        value: u64,
-    },
-}

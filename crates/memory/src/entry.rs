@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use terrace_hostmem::HostRange;
+
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::paging::{Pager, Pattern, RegionPolicy};
-use crate::range::HostRange;
 
 /// Makes a region's bytes durable, where `msync` on the mapping will not do.
 ///

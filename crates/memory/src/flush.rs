@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use terrace_hostmem::fault;
+use terrace_hostmem::{HostRange, PAGE_BYTES, pages_of};
+
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;
-use crate::fault;
 use crate::pin::PinLock;
-use crate::range::{HostRange, PAGE_BYTES, pages_of};
 use crate::registry::Registry;
 use crate::table::tag_of;
 

@@ -7,7 +7,7 @@
 //! running.
 //!
 //! The program may unmap, protect or truncate registered memory at any time. Copies therefore run in code whose
-//! faults are caught and reported ([`fault`]); the process lives and the request gets [`AccessError::Fault`].
+//! faults are caught and reported ([`terrace_hostmem::fault`]); the process lives and the request gets [`AccessError::Fault`].
 //!
 //! | module | content |
 //! |---|---|
@@ -20,9 +20,7 @@
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
 //! | `pin` | the lock of a slot |
-//! | `fault` | copies and atomics on memory that may not be there; signal handlers |
 //! | `shared` | direct access to regions of other processes of the host |
-//! | `range` | ranges of addresses; pages and units |
 //! | `permutation` | a keyed permutation of numbers |
 //! | `zeros` | memory whose pages are allocated as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
@@ -31,13 +29,11 @@
 
 mod access;
 mod entry;
-pub mod fault;
 mod flush;
 mod paged;
 mod paging;
 mod permutation;
 mod pin;
-mod range;
 mod registry;
 pub mod shared;
 mod socket;
@@ -46,12 +42,11 @@ mod table;
 mod window;
 mod zeros;
 
-pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp, RegisterError, Side};
+pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
 pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
 pub use permutation::KeyedPermutation;
-pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES};
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
 pub use table::KeyMemo;

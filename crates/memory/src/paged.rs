@@ -4,14 +4,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::access::{Absence, AccessError, AccessNeed, Accessor, AtomicOp};
+use terrace_hostmem::AtomicOp;
+use terrace_hostmem::HostRange;
+use terrace_hostmem::PAGE_BYTES;
+use terrace_hostmem::fault;
+
+use crate::access::{Absence, AccessError, AccessNeed, Accessor};
 use crate::entry::Entry;
-use crate::fault;
 use crate::flush::FlushScope;
 use crate::paging::{Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
 use crate::pin::Pinned;
-use crate::range::HostRange;
-use crate::range::PAGE_BYTES;
 use crate::registry::{Registry, locate_atomic};
 use crate::table::tag_of;
 

@@ -12,9 +12,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::access::{AccessError, AtomicOp};
+use terrace_hostmem::AtomicOp;
+use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES};
+
+use crate::access::AccessError;
 use crate::pin::{PinLock, Pinned};
-use crate::range::{HostRange, PAGE_BYTES, UNIT_BYTES};
 use crate::shared::GracePeriod;
 use crate::shared::segment::{Others, Segment};
 

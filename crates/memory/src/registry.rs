@@ -3,14 +3,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::access::{Access, AccessError, AccessNeed, Accessor, AtomicOp, RegisterError};
+use terrace_hostmem::AtomicOp;
+use terrace_hostmem::HostRange;
+use terrace_hostmem::fault;
+
+use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, FlushHook, Kind};
-use crate::fault;
 use crate::flush::{self, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
-use crate::range::HostRange;
 use crate::shared::{SharedRegistry, forget_readers};
 use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
 
@@ -411,14 +413,7 @@ impl Registry {
         let _held = paged::hold_for_atomic(&entry, who, host)?;
         // SAFETY: the program registered these bytes for the device to change, the pin keeps them registered, and the
         // address is aligned.
-        let old = unsafe {
-            match op {
-                AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(host, compare, swap),
-                AtomicOp::FetchAdd { add } => fault::fetch_add(host, add),
-                AtomicOp::Write { value } => fault::swap(host, value),
-            }
-        };
-        old.map_err(|fault::Fault| AccessError::Fault)
+        unsafe { fault::atomic(host, op) }.map_err(|fault::Fault| AccessError::Fault)
     }
 
     #[inline]

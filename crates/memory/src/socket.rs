@@ -1,5 +1,5 @@
-//! The one socket option that has no safe interface. It has nothing to do with memory, but this is the lowest crate
-//! that may have unsafe code, and the code that opens a port of a NIC depends on this crate.
+//! The one socket option that has no safe interface. It has nothing to do with memory, but this crate may have unsafe
+//! code, and the code that opens a port of a NIC depends on this crate.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

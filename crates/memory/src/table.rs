@@ -278,8 +278,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::range::HostRange;
     use crate::shared::ReaderSlots;
+    use terrace_hostmem::HostRange;
 
     #[test]
     fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use common::finally::Finally;
 use common::slow_page::SlowPage;
 use common::*;
+use terrace_hostmem::AtomicOp;
 use terrace_memory::{
-    Access, AccessError, AtomicOp, BindError, NewRange, RegionChange, RegisterError, WindowBind, WindowKind,
+    Access, AccessError, BindError, NewRange, RegionChange, RegisterError, WindowBind, WindowKind,
 };
 
 /// Length of each stress run.

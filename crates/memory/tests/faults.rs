@@ -3,7 +3,8 @@
 mod common;
 
 use common::*;
-use terrace_memory::{Access, AccessError, AtomicOp, RegionSpec, Registry};
+use terrace_hostmem::AtomicOp;
+use terrace_memory::{Access, AccessError, RegionSpec, Registry};
 
 const ADD: AtomicOp = AtomicOp::FetchAdd { add: 1 };
 

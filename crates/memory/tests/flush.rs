@@ -10,9 +10,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use common::*;
-use terrace_memory::{
-    Access, AccessError, FlushHook, FlushScope, HostRange, RegionSpec, WindowBind, WindowKind,
-};
+use terrace_hostmem::HostRange;
+use terrace_memory::{Access, AccessError, FlushHook, FlushScope, RegionSpec, WindowBind, WindowKind};
 
 const GLOBAL: u8 = 1;
 const PERSISTENT: u8 = 2;

@@ -7,9 +7,8 @@ use std::cell::Cell;
 
 use common::pager::{Cells, TestPager};
 use common::*;
-use terrace_memory::{
-    Absence, AccessNeed, AtomicOp, FlushScope, HostRange, RegionSpec, WindowBind, WindowKind,
-};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{Absence, AccessNeed, FlushScope, RegionSpec, WindowBind, WindowKind};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };

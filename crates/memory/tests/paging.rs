@@ -11,9 +11,10 @@ use common::finally::Finally;
 use common::pager::{Cells, TestPager};
 use common::*;
 use proptest::prelude::*;
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp, FlushScope, HostRange, PAGE_BYTES, Pager,
-    Pattern, RegionPolicy, RegionSpec, Registry, UNIT_BYTES, Waker, WindowBind, WindowKind, fault,
+    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Pager, Pattern, RegionPolicy, RegionSpec,
+    Registry, Waker, WindowBind, WindowKind,
 };
 
 /// Bytes of the memory: the end of one unit, a whole one, and the beginning of a third.

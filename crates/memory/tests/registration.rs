@@ -6,8 +6,9 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use common::*;
+use terrace_hostmem::AtomicOp;
 use terrace_memory::{
-    Access, AccessError, AccessNeed, Accessor, Advice, AtomicOp, Limits, NewRange, RegionChange, RegionSpec,
+    Access, AccessError, AccessNeed, Accessor, Advice, Limits, NewRange, RegionChange, RegionSpec,
     RegisterError, Registry,
 };
 

@@ -5,9 +5,10 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
 use terrace_memory::{
-    Access, AccessError, Accessor, AtomicOp, HostRange, NewPaging, NewRange, PAGE_BYTES, Pager, Presence,
-    RegionChange, RegionPolicy, RegionSpec, RegisterError, Registry, Transfer, UNIT_BYTES, Waker,
+    Access, AccessError, Accessor, NewPaging, NewRange, Pager, Presence, RegionChange, RegionPolicy,
+    RegionSpec, RegisterError, Registry, Transfer, Waker,
 };
 
 /// A pager without present units, which refuses every access.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use common::Mapping;
+use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::shared::*;
 use terrace_memory::*;
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use common::*;
 use libc::{SIGBUS, SIGSEGV, SIGUSR1, c_int, c_void};
-use terrace_memory::{Access, AccessError, RegionSpec, Registry, fault};
+use terrace_hostmem::fault;
+use terrace_memory::{Access, AccessError, RegionSpec, Registry};
 
 /// Runs the rest of the test in a child. In the parent, passes the child's output to `$check`.
 macro_rules! in_child {

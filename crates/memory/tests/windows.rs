@@ -3,9 +3,10 @@
 mod common;
 
 use common::*;
+use terrace_hostmem::AtomicOp;
 use terrace_memory::{
-    Access, AccessError, AccessNeed, Accessor, AtomicOp, BindError, NewRange, Region, RegionChange,
-    RegisterError, Registry, WindowBind, WindowKind,
+    Access, AccessError, AccessNeed, Accessor, BindError, NewRange, Region, RegionChange, RegisterError,
+    Registry, WindowBind, WindowKind,
 };
 
 /// A region of four pages that windows can be bound to, and a window.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
+use terrace_hostmem::AtomicOp as MemoryAtomic;
 use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, AtomicOp as MemoryAtomic, FlushScope, KeyMemo,
-    Transfer, WindowBind,
+    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, KeyMemo, Transfer, WindowBind,
 };
 use terrace_sync::RwLock;
 use terrace_transport::{

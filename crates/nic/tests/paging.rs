@@ -11,7 +11,8 @@ use common::finally::Finally;
 use common::pager::{Cells, TestPager};
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet};
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
+use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
 use terrace_nic::*;
 
 /// Bytes of the paged region: a border between two units lies in the middle.

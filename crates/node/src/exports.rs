@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use terrace_access::layout::Layout;
 use terrace_access::proto::{Described, Mode, RegionDescription, Status, Table};
-use terrace_memory::{HostRange, Pager, UNIT_BYTES};
+use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_memory::Pager;
 use terrace_nic::{Error, Mr, MrRequest, Pd};
 use terrace_sync::RwLock;
 

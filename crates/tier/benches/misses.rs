@@ -13,7 +13,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use io_uring::{IoUring, opcode, types};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_memory::{HostRange, Pager, Waker};
+use terrace_hostmem::HostRange;
+use terrace_memory::{Pager, Waker};
 use terrace_tier::{BackingFile, Tier, TierConfig};
 
 const FILE_BYTES: u64 = 512 << 20;

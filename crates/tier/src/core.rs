@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use slab::Slab;
-use terrace_memory::fault::Fault;
-use terrace_memory::{AccessError, PAGE_BYTES, Waker};
+use terrace_hostmem::PAGE_BYTES;
+use terrace_hostmem::fault::Fault;
+use terrace_memory::{AccessError, Waker};
 
 use crate::checks::Checks;
 use crate::config::IoMethod;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use terrace_memory::{AccessError, AtomicOp, HostRange, PAGE_BYTES, Pager, Presence, Transfer, Waker};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
 use terrace_sync::{Condvar, Mutex};
 
 use crate::error::TierError;

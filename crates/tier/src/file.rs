@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
-use terrace_memory::{HostRange, PAGE_BYTES};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 
 use crate::error::TierError;
 use crate::sys::{self, Mapping};

@@ -5,8 +5,8 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use rustix::io::{Errno, ReadWriteFlags};
-use terrace_memory::fault::Fault;
-use terrace_memory::{AtomicOp, HostRange};
+use terrace_hostmem::fault::Fault;
+use terrace_hostmem::{AtomicOp, HostRange};
 
 use crate::device::{Command, Completion, Request};
 use crate::order::PartId;

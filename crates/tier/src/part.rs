@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_memory::{AtomicOp, PAGE_BYTES};
+use terrace_hostmem::{AtomicOp, PAGE_BYTES};
 
 use crate::device::{Command, Request};
 use crate::order::PartId;

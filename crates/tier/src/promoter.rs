@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use terrace_memory::UNIT_BYTES;
+use terrace_hostmem::UNIT_BYTES;
 use terrace_sync::{Condvar, Mutex};
 
 use crate::config::TierConfig;

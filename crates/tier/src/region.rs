@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use terrace_memory::{AccessError, HostRange, Presence};
+use terrace_hostmem::HostRange;
+use terrace_memory::{AccessError, Presence};
 
 use crate::config::IoMethod;
 use crate::file::Ways;

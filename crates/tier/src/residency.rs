@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::shared::GracePeriod;
-use terrace_memory::{HostRange, PAGE_BYTES};
 
 use crate::core::RegionState;
 use crate::engine::Engine;

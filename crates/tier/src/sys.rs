@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use terrace_memory::fault::{self, Fault};
-use terrace_memory::{AtomicOp, HostRange, PAGE_BYTES};
+use terrace_hostmem::fault::{self, Fault};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES};
 
 /// The most pages per call of `mincore`.
 pub(crate) const MINCORE_PAGES: usize = 256;
@@ -195,11 +195,5 @@ pub(crate) fn copy_in(addr: u64, data: &[u8]) -> Result<(), Fault> {
 /// [`Fault`].
 pub(crate) fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
     // SAFETY: as for `copy_out`, and the address is aligned.
-    unsafe {
-        match op {
-            AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(addr, compare, swap),
-            AtomicOp::FetchAdd { add } => fault::fetch_add(addr, add),
-            AtomicOp::Write { value } => fault::swap(addr, value),
-        }
-    }
+    unsafe { fault::atomic(addr, op) }
 }

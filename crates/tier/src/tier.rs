@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use rustix::fs::Advice;
-use terrace_memory::{PAGE_BYTES, fault};
+use terrace_hostmem::{PAGE_BYTES, fault};
 use terrace_sync::Mutex;
 
 use crate::budget;

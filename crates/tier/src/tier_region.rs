@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use terrace_memory::{
-    AccessError, AtomicOp, HostRange, PAGE_BYTES, Pager, Presence, Transfer, UNIT_BYTES, Waker,
-};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
 
 use crate::core::Work;
 use crate::engine::Engine;

@@ -1,6 +1,6 @@
 //! The states of a unit, and how an access to it is carried out in each.
 
-use terrace_memory::PAGE_BYTES;
+use terrace_hostmem::PAGE_BYTES;
 
 use crate::config::IoMethod;
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
-use terrace_memory::{HostRange, PAGE_BYTES, make_dirty};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_memory::make_dirty;
 
 use crate::engine::Engine;
 use crate::region::Region;

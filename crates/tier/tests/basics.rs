@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use common::{Scratch, Served, counting_waker, loop_device, still, wait};
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, UNIT_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
+use terrace_memory::{AccessError, Pager};
 use terrace_tier::device::OnlyThreads;
 use terrace_tier::{BackingFile, IoMethod, TRANSFER_BYTES_MAX, Tier, TierConfig};
 

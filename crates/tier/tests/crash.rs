@@ -11,7 +11,8 @@ use std::sync::Arc;
 use common::{Scratch, counting_waker, still, wait};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_memory::{Pager, Transfer, UNIT_BYTES};
+use terrace_hostmem::UNIT_BYTES;
+use terrace_memory::{Pager, Transfer};
 use terrace_tier::{BackingFile, Tier};
 
 const REGION_BYTES: u64 = 4 * UNIT_BYTES;

@@ -7,9 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{Served, still};
-use terrace_memory::{
-    Access, AccessError, Accessor, AtomicOp, HostRange, Limits, Pager, RegionPolicy, RegionSpec, Registry,
-};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{Access, AccessError, Accessor, Limits, Pager, RegionPolicy, RegionSpec, Registry};
 use terrace_tier::{FaultModel, FaultPager};
 
 const MIB: u64 = 1 << 20;

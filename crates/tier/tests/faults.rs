@@ -12,7 +12,8 @@ use common::{Scratch, Served, still};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 use rustix::fs::FallocateFlags;
-use terrace_memory::{AccessError, AtomicOp, Pager, Transfer};
+use terrace_hostmem::AtomicOp;
+use terrace_memory::{AccessError, Pager, Transfer};
 use terrace_tier::device::{Best, Faults, Faulty, OnlyThreads};
 use terrace_tier::{BackingFile, Tier, TierConfig, TierError};
 

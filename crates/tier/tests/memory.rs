@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::{Served, cached_bytes, sleep_until_readable};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_memory::{AccessError, Pager, Transfer, UNIT_BYTES};
+use terrace_hostmem::UNIT_BYTES;
+use terrace_memory::{AccessError, Pager, Transfer};
 use terrace_tier::TierConfig;
 
 const REGION_BYTES: u64 = 64 * UNIT_BYTES;

@@ -13,9 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use common::{Served, sleep_until_readable, still};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
-use terrace_memory::{
-    Access, AccessError, Accessor, AtomicOp, HostRange, Limits, Pager, RegionSpec, Registry, Transfer,
-};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{Access, AccessError, Accessor, Limits, Pager, RegionSpec, Registry, Transfer};
 use terrace_tier::device::{Best, DeviceFactory, Faults, Faulty, OnlyThreads};
 use terrace_tier::{IoMethod, TierConfig};
 

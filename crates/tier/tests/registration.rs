@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use common::{Scratch, cached_bytes, counting_waker, still, wait};
-use terrace_memory::{HostRange, Pager, UNIT_BYTES};
+use terrace_hostmem::{HostRange, UNIT_BYTES};
+use terrace_memory::Pager;
 use terrace_tier::{BackingFile, Tier};
 
 const BUDGET_BYTES: u64 = 16 * UNIT_BYTES;

@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{Scratch, Served, counting_waker, still, wait};
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Pager};
 use terrace_tier::{BackingFile, Tier, TierRegion};
 
 const MIB: u64 = 1 << 20;

@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use terrace_memory::{HostRange, Pager, Transfer};
+use terrace_hostmem::HostRange;
+use terrace_memory::{Pager, Transfer};
 use terrace_tier::{IoMethod, TierConfig};
 
 const PAGE: u64 = 4096;

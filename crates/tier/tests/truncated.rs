@@ -3,7 +3,8 @@
 mod common;
 
 use common::{Served, still};
-use terrace_memory::{AccessError, AtomicOp};
+use terrace_hostmem::AtomicOp;
+use terrace_memory::AccessError;
 use terrace_tier::device::OnlyThreads;
 use terrace_tier::{IoMethod, TierConfig};
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
-use terrace_memory::PAGE_BYTES;
+use terrace_hostmem::PAGE_BYTES;
 use terrace_memory::shared::file_system;
 
 use super::maps::{FileId, Run, file_at};
@@ -171,7 +171,7 @@ mod tests {
     use std::ffi::{CStr, c_void};
     use std::os::fd::{FromRawFd, RawFd};
 
-    use terrace_memory::HostRange;
+    use terrace_hostmem::HostRange;
 
     use super::*;
     use crate::paged::maps::{NoRun, find};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 
 const MAPS: &str = "/proc/self/maps";
 

@@ -18,7 +18,7 @@ mod table;
 use std::sync::OnceLock;
 
 pub use table::{ForkHold, Lease, before_change, hold_for_fork};
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 use terrace_tier::TierConfig;
 
 use crate::abi::IBV_ACCESS_ON_DEMAND;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, Waker, sync_mapping};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker, sync_mapping};
 use terrace_sync::{Mutex, RwLock};
 
 /// How long a program that changes a mapping waits for readers of other processes to leave it.
@@ -138,7 +139,7 @@ impl Transfer for Synced {
 mod tests {
     use std::sync::atomic::AtomicU32;
 
-    use terrace_memory::UNIT_BYTES;
+    use terrace_hostmem::UNIT_BYTES;
 
     use super::*;
 

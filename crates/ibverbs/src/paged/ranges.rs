@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 
 /// A served mapping; free while `end` is 0.
 struct Slot {

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use terrace_faults::Faults;
-use terrace_memory::{HostRange, PAGE_BYTES, Pager, RegionPolicy};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_memory::{Pager, RegionPolicy};
 use terrace_nic::{Paging, ProgressCallback};
 use terrace_tier::{FaultModel, FaultPager, IoMethod, Source, Tier, TierConfig, TierError, TierRegion};
 

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 
 use terrace_cm::{Accept, ConnId};
-use terrace_memory::fault;
+use terrace_hostmem::fault;
 use terrace_wire::cm::{PortSpace, RejReason};
 
 use super::abi::{

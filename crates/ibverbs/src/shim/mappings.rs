@@ -7,7 +7,7 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use libc::{off_t, off64_t, size_t};
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 
 use crate::paged;
 

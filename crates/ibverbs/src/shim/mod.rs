@@ -2,7 +2,7 @@
 //!
 //! Programs look for RDMA devices in two places besides libibverbs: under `/dev/infiniband` and under
 //! `/sys/class/infiniband`. Calls with a path there are redirected to a directory tree that looks the same (`tree`);
-//! any other path costs two comparisons. The fault-safe copies of `terrace_memory` need SIGSEGV and SIGBUS, so
+//! any other path costs two comparisons. The fault-safe copies of `terrace_hostmem` need SIGSEGV and SIGBUS, so
 //! programs that install handlers for those, or block them, get the expected results while our handler stays first
 //! (`signals`). Regions larger than memory are notified before the mapping below them changes (`mappings`). A write to
 //! `/dev/infiniband/rdma_cm` is a command to our connection manager (`descriptors`).

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 
 use libc::{sighandler_t, sigset_t};
-use terrace_memory::fault::{note_program_handler, sanitize_mask};
+use terrace_hostmem::fault::{note_program_handler, sanitize_mask};
 
 use super::real::{Failure, call_real};
 use crate::errno::Errno;

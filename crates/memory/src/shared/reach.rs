@@ -7,6 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use terrace_hostmem::AtomicOp;
+use terrace_hostmem::HostRange;
+use terrace_hostmem::fault;
 use terrace_sync::RwLock;
 
 use super::prefetch_hint::PrefetchHint;
@@ -15,9 +18,7 @@ use super::record::Version;
 use super::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
 use super::show::LocalPiece;
 use super::source::{Direction, Missing, Source};
-use crate::access::{Access, AccessNeed, Accessor, AtomicOp, Side};
-use crate::fault;
-use crate::range::HostRange;
+use crate::access::{Access, AccessNeed, Accessor, Side};
 use crate::registry::Registry;
 use crate::table::KeyMemo;
 
@@ -269,14 +270,7 @@ impl Lead {
             return Err(Refusal::NotHere);
         }
         // SAFETY: aligned, and in our mapping of the other process's file.
-        let old = unsafe {
-            match op {
-                AtomicOp::CompareSwap { compare, swap } => fault::compare_swap(addr, compare, swap),
-                AtomicOp::FetchAdd { add } => fault::fetch_add(addr, add),
-                AtomicOp::Write { value } => fault::swap(addr, value),
-            }
-        };
-        old.map_err(|fault::Fault| Refusal::NotHere)
+        unsafe { fault::atomic(addr, op) }.map_err(|fault::Fault| Refusal::NotHere)
     }
 
     /// The same, and stores the value before it, as the host stores integers, at the start of `into`: memory that the

@@ -27,12 +27,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_sync::wait_a_little;
 use terrace_sync::{Mutex, RwLock};
 
 use super::handshake;
 use super::segment::{AtomicNumbers, Others, Segment};
-use crate::range::{HostRange, PAGE_BYTES};
 
 /// Reader slots that a process has for one other process.
 const WORDS: usize = 1 << 14;

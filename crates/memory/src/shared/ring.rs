@@ -22,11 +22,11 @@ use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use terrace_hostmem::fault;
 use terrace_sync::{Mutex, MutexGuard};
 
 use super::handshake;
 use super::segment::{Others, Segment};
-use crate::fault;
 
 /// Bytes for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the
 /// largest MTU.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::range::PAGE_BYTES;
+use terrace_hostmem::PAGE_BYTES;
 
 /// What processes other than the creator may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

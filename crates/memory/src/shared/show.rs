@@ -5,13 +5,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use smallvec::{SmallVec, smallvec};
+use terrace_hostmem::HostRange;
 
 use super::{GracePeriod, Reaching, SharedRegistry, ShownQueuePair, ShownRegion, Version};
 use crate::access::{AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, Kind};
 use crate::paging::Pager;
 use crate::pin::{Closed, Pinned};
-use crate::range::HostRange;
 use crate::registry::Registry;
 use crate::table::{KeyMemo, tag_of};
 

@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use terrace_hostmem::fault;
+use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES};
+
 use super::segment::{Place, Segment, file_system};
 use crate::access::AccessNeed;
-use crate::fault;
 use crate::paging::{residency_bytes, unit_bit, unit_count};
-use crate::range::{HostRange, PAGE_BYTES, UNIT_BYTES};
 
 /// A file whose bytes are those of a range of another process's memory.
 #[derive(Debug)]

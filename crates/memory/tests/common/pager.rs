@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Presence, Transfer, UNIT_BYTES, Waker};
+use terrace_hostmem::{AtomicOp, HostRange, UNIT_BYTES};
+use terrace_memory::{AccessError, Pager, Presence, Transfer, Waker};
 use terrace_sync::{Mutex, MutexGuard};
 
 /// The byte that overwrites absent memory.

@@ -25,8 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use terrace_hostmem::HostRange;
+use terrace_memory::Access;
 use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
-use terrace_memory::{Access, HostRange};
 use terrace_sync::{ArcMutexGuard, Mutex, RwLock};
 use terrace_transport::{QpState, QpType};
 

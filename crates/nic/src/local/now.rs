@@ -1,7 +1,7 @@
 //! One-sided accesses without work requests, for Rust callers: they are complete when the call returns, and
 //! need no registered buffer, no work request and no completion.
 
-use terrace_memory::AtomicOp;
+use terrace_hostmem::AtomicOp;
 use terrace_memory::shared::{Lead, Refusal};
 use terrace_transport::{ATOMIC_LEN, MESSAGE_LEN_MAX};
 

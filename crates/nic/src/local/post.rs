@@ -1,8 +1,9 @@
 //! Work requests that are carried out as they are posted.
 
-use terrace_memory::fault::Fault;
+use terrace_hostmem::fault::Fault;
+use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::shared::{Direction, Lead, Local, LocalPiece, Refusal};
-use terrace_memory::{AccessNeed, Accessor, AtomicOp, HostRange};
+use terrace_memory::{AccessNeed, Accessor};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
 
 use super::{Command, canonical};

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 use terrace_memory::shared::{
     BackedBy, Mapped, Paged, PeerReaders, Reach, ReaderSlots, RegionMemory, RingFile, RxRing, Source, TxRing,
     Version,

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, RwLock};
 
-use terrace_memory::HostRange;
+use terrace_hostmem::HostRange;
 use terrace_nic::*;
 use terrace_tier::BackingFile;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use terrace_access::pages::PageBitmap;
-use terrace_memory::{AccessError, HostRange, PAGE_BYTES, Pager, Transfer, Waker};
+use terrace_hostmem::{HostRange, PAGE_BYTES};
+use terrace_memory::{AccessError, Pager, Transfer, Waker};
 
 use crate::room::{Room, Share};
 
@@ -158,7 +159,8 @@ impl Iterator for Pieces {
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-    use terrace_memory::{AtomicOp, Presence};
+    use terrace_hostmem::AtomicOp;
+    use terrace_memory::Presence;
 
     use super::*;
 

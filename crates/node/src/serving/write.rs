@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use terrace_access::proto::{Source, Status, Write};
-use terrace_memory::{AccessError, HostRange, Transfer, Waker};
+use terrace_hostmem::HostRange;
+use terrace_memory::{AccessError, Transfer, Waker};
 use terrace_nic::{Buffer, Payload, Pd, SendOp, SgeList};
 
 use super::fetch::PIECE_BYTES_MAX;

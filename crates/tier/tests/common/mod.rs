@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use terrace_memory::{AccessError, AtomicOp, HostRange, Pager, Transfer, Waker};
+use terrace_hostmem::{AtomicOp, HostRange};
+use terrace_memory::{AccessError, Pager, Transfer, Waker};
 use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
 
 /// A path that is removed at the end.

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Fault;
+use crate::range::{HostRange, pages_of};
 
 /// Nothing here needs recovering.
 ///
@@ -41,7 +42,7 @@ pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result
 /// # Safety
 /// `addr` is a multiple of 8, and memory that may be overwritten, or no memory at all.
 unsafe fn atomically(addr: u64, change: impl FnOnce(&AtomicU64) -> u64) -> Result<u64, Fault> {
-    let (page, len) = crate::range::pages_of(crate::range::HostRange { addr, len: 8 }).ok_or(Fault)?;
+    let (page, len) = pages_of(HostRange { addr, len: 8 }).ok_or(Fault)?;
     // SAFETY: populating changes no content; the kernel checks the range.
     if unsafe { libc::madvise(page as *mut _, len as usize, libc::MADV_POPULATE_WRITE) } != 0 {
         return Err(Fault);

@@ -26,6 +26,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use crate::atomic_op::AtomicOp;
+
 pub use handler::{install, note_process, note_program_handler};
 pub use mask::{sanitize_mask, unblock_in_this_thread};
 
@@ -84,6 +86,25 @@ pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> 
     mask::unblock_once();
     // SAFETY: as the caller promises.
     unsafe { machine::copy(target, source, len, anchor) }
+}
+
+/// Performs an atomic operation on the 8 bytes at `addr`; returns their old value.
+///
+/// # Errors
+/// [`Fault`] when the bytes are not readable and writable.
+///
+/// # Safety
+/// As for [`compare_swap`].
+#[inline]
+pub unsafe fn atomic(addr: u64, op: AtomicOp) -> Result<u64, Fault> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match op {
+            AtomicOp::CompareSwap { compare, swap: new } => compare_swap(addr, compare, new),
+            AtomicOp::FetchAdd { add } => fetch_add(addr, add),
+            AtomicOp::Write { value } => swap(addr, value),
+        }
+    }
 }
 
 /// Stores `swap` if the 8 bytes at `addr` hold `compare`; returns their old value.

@@ -15,7 +15,7 @@ pub struct HostRange {
 }
 
 /// The pages that a range touches, as start and length; `None` when it is empty or ends beyond the address space.
-pub(crate) fn pages_of(range: HostRange) -> Option<(u64, u64)> {
+pub fn pages_of(range: HostRange) -> Option<(u64, u64)> {
     // SAFETY: asks for a constant.
     let page_size = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
     let start = range.addr & !(page_size - 1);
