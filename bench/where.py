@@ -37,6 +37,7 @@ PARTS = [
     ("packets: headers", r"terrace_wire"),
     ("the protocol (transport)", r"terrace_transport"),
     ("keys and regions (memory)", r"terrace_memory"),
+    ("same-host peers (shm)", r"terrace_shm"),
     ("batches and sockets (fabric)", r"terrace_fabric"),
     ("queues, locks, progress (nic)", r"terrace_nic"),
 ]

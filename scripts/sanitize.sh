@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # AddressSanitizer and ThreadSanitizer on the crates that have unsafe code and on those that use them from many threads, and
 # valgrind on the library as C programs see it. scripts/sanitize.sh [address|thread|valgrind|short]; docs/hacking.md says what is what.
-# `short`, for CI, is AddressSanitizer on terrace-hostmem and terrace-memory, and valgrind.
+# `short`, for CI, is AddressSanitizer on terrace-hostmem, terrace-shm and terrace-memory, and valgrind.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 only=${1:-}
@@ -49,8 +49,8 @@ memcheck() {
 }
 
 case $only in
-'' | address) crates="terrace-sync terrace-hostmem terrace-memory terrace-tier terrace-fabric terrace-nic" ;;
-short) crates="terrace-hostmem terrace-memory" ;;
+'' | address) crates="terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-tier terrace-fabric terrace-nic" ;;
+short) crates="terrace-hostmem terrace-shm terrace-memory" ;;
 *) crates= ;;
 esac
 for crate in $crates; do
@@ -58,7 +58,7 @@ for crate in $crates; do
 done
 if [ -z "$only" ] || [ "$only" = thread ]; then
     rustup component add rust-src --toolchain nightly >/dev/null 2>&1 || true
-    for crate in terrace-sync terrace-hostmem terrace-memory terrace-nic; do
+    for crate in terrace-sync terrace-hostmem terrace-shm terrace-memory terrace-nic; do
         check "thread: $crate" thread $crate
     done
 fi

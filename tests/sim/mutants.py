@@ -96,8 +96,8 @@ MUTANTS = [
     ("windows-stay-open", "crates/memory/src/window.rs",
      "        check_invalidate(&entry, who, key)?;\n        self.unbind(&mut entry);",
      "        check_invalidate(&entry, who, key)?;\n        entry.bound = true;"),
-    ("fetch-and-add-adds-one-more", "crates/memory/src/registry.rs",
-     "fault::fetch_add(host, add)", "fault::fetch_add(host, add | 1)"),
+    ("fetch-and-add-adds-one-more", "crates/hostmem/src/fault/mod.rs",
+     "fetch_add(addr, add),", "fetch_add(addr, add | 1),"),
 ]
 
 PSN_SINCE = re.compile(r"(pub const fn since\(self, earlier: Psn\) -> i32 \{\n)(.*?)(\n    \})", re.S)

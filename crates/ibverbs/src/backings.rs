@@ -2,8 +2,8 @@
 //! memory, anonymous files, files that the program has mapped. Memory of its allocator has none.
 
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::shared::BackedBy;
 use terrace_nic::Backings;
+use terrace_shm::BackedBy;
 
 use crate::paged::backing::{self, Purpose};
 use crate::paged::maps;

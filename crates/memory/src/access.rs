@@ -1,8 +1,7 @@
 //! Permissions, accessors, and the errors of accesses and registrations.
 
 use bitflags::bitflags;
-
-use crate::shared::StillReached;
+use terrace_shm::{Direction, Rights, StillReached};
 
 bitflags! {
     /// What may be done through a key. Values are those of `enum ibv_access_flags`.
@@ -46,6 +45,11 @@ impl Access {
             return Err(RegisterError::Invalid("unknown access flag"));
         }
         Ok(Access::from_bits_truncate(flags))
+    }
+
+    /// What of this is for peers.
+    pub(crate) fn rights(self) -> Rights {
+        Rights::from_bits_truncate(self.bits())
     }
 
     /// Whether peers may change the bytes.
@@ -124,6 +128,15 @@ pub enum AccessNeed {
 }
 
 impl AccessNeed {
+    /// The access to this process's memory that a copy from or to another process's memory makes.
+    #[inline]
+    pub fn of_local_end(direction: Direction) -> AccessNeed {
+        match direction {
+            Direction::Read => AccessNeed::Write,
+            Direction::Write => AccessNeed::Read,
+        }
+    }
+
     /// The permission that the key must carry.
     pub(crate) fn permission(self, side: Side) -> Access {
         match (side, self) {
@@ -206,4 +219,18 @@ pub enum RegisterError {
     /// There is no such region or window (EINVAL).
     #[error("no such region or window")]
     UnknownKey,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_have_the_values_of_verbs() {
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        assert_eq!(Rights::all().bits(), remote.bits());
+        assert_eq!(Access::REMOTE_WRITE.rights(), Rights::WRITE);
+        assert_eq!(Access::REMOTE_READ.rights(), Rights::READ);
+        assert_eq!((Access::REMOTE_ATOMIC | Access::LOCAL_WRITE).rights(), Rights::ATOMIC);
+    }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use terrace_hostmem::fault;
-use terrace_hostmem::{HostRange, PAGE_BYTES, pages_of};
+use terrace_hostmem::{HostRange, PAGE_BYTES, fault, pages_of};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, Side};
 use crate::entry::Entry;

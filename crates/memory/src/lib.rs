@@ -20,22 +20,24 @@
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
 //! | `pin` | the lock of a slot |
-//! | `shared` | direct access to regions of other processes of the host |
-//! | `permutation` | a keyed permutation of numbers |
+//! | `publish` | what same-host peers read of the regions, and changes that wait for them |
+//! | `local` | memory that work requests name, found registered and kept so during a copy |
 //! | `zeros` | memory whose pages are allocated as they are touched |
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
-//! This crate knows nothing of packets, queue pairs (but their numbers) or files.
+//! What regions mean to other processes of the host is in `terrace-shm`: this crate publishes records there, and waits
+//! for the readers of what it withdraws. It knows nothing of packets and their rings, of queue pairs except their numbers
+//! and the records that are published of them, or of files.
 
 mod access;
 mod entry;
 mod flush;
+mod local;
 mod paged;
 mod paging;
-mod permutation;
 mod pin;
+mod publish;
 mod registry;
-pub mod shared;
 mod socket;
 mod sync;
 mod table;
@@ -45,10 +47,10 @@ mod zeros;
 pub use access::{Absence, Access, AccessError, AccessNeed, Accessor, RegisterError, Side};
 pub use entry::FlushHook;
 pub use flush::{Advice, FlushScope, make_dirty, sync_mapping};
+pub use local::{Local, LocalPiece};
 pub use paging::{AccessCounts, Pager, Pattern, Presence, RegionPolicy, Transfer, Waker};
-pub use permutation::KeyedPermutation;
+pub use publish::RegionMemory;
 pub use registry::{Limits, NewPaging, NewRange, Region, RegionChange, RegionSpec, Registry};
 pub use socket::accept_without_checksum;
-pub use table::KeyMemo;
 pub use window::{BindError, WindowBind, WindowKind};
 pub use zeros::Zeros;

@@ -4,10 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_hostmem::AtomicOp;
-use terrace_hostmem::HostRange;
-use terrace_hostmem::PAGE_BYTES;
-use terrace_hostmem::fault;
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, fault};
 
 use crate::access::{Absence, AccessError, AccessNeed, Accessor};
 use crate::entry::Entry;

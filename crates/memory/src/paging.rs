@@ -7,31 +7,17 @@
 //! saw it present.
 
 use std::fmt::Debug;
-use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use terrace_hostmem::AtomicOp;
-use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_shm::{GracePeriod, HitCounters, ResidencyBitmap, unit_bit, unit_count};
 
 use crate::access::AccessError;
 use crate::pin::{PinLock, Pinned};
-use crate::shared::GracePeriod;
-use crate::shared::segment::{Others, Segment};
 
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
-
-/// How many units a range of `len` bytes has, if it begins with one.
-pub(crate) fn unit_count(len: u64) -> usize {
-    len.div_ceil(UNIT_BYTES) as usize
-}
-
-/// The bit of a unit in its word of the residency bitmap.
-#[inline]
-pub(crate) fn unit_bit(unit: usize) -> u64 {
-    1 << (unit % 64)
-}
 
 /// The signature page, which a peer reads in place of absent pages. Byte `n` of it stands for every byte that lies `n`
 /// bytes into a page, counted from the first byte of [`Presence::range`].
@@ -54,76 +40,14 @@ pub enum RegionPolicy {
 /// change).
 pub struct Presence {
     range: HostRange,
-    bitmap: Bitmap,
+    bitmap: ResidencyBitmap,
     versions: Box<[AtomicU32]>,
     /// Accesses per unit that found all that they touch present, since the last [`Presence::take_counts`].
-    hits: Hits,
+    hits: HitCounters,
     /// The other accesses.
     misses: Box<[AtomicU32]>,
     /// Pinned by a copy that saw its units present, while it runs.
     copies: PinLock<()>,
-}
-
-/// The residency bitmap, which other processes can read if a segment could be made.
-enum Bitmap {
-    /// With a number at its end that is not 0 once other processes may not use it any more.
-    Shared(Segment),
-    Own(Box<[AtomicU64]>),
-}
-
-/// Counters that other processes add to, if a segment could be made.
-enum Hits {
-    /// With the number of units.
-    Shared(Segment, usize),
-    Own(Box<[AtomicU32]>),
-}
-
-impl Bitmap {
-    fn new(unit_count: usize) -> Bitmap {
-        let word_count = unit_count.div_ceil(64);
-        match Segment::create(c"terrace-residency", residency_bytes(unit_count), Others::Read) {
-            Ok(segment) => Bitmap::Shared(segment),
-            Err(_) => Bitmap::Own((0..word_count).map(|_| AtomicU64::new(0)).collect()),
-        }
-    }
-}
-
-/// Length of the bitmap's segment.
-pub(crate) fn residency_bytes(unit_count: usize) -> usize {
-    (unit_count.div_ceil(64) + 1) * 8
-}
-
-impl Deref for Bitmap {
-    type Target = [AtomicU64];
-
-    #[inline]
-    fn deref(&self) -> &[AtomicU64] {
-        match self {
-            Bitmap::Shared(segment) => segment.quads(0, segment.len() / 8 - 1),
-            Bitmap::Own(words) => words,
-        }
-    }
-}
-
-impl Hits {
-    fn new(unit_count: usize) -> Hits {
-        match Segment::create(c"terrace-hits", unit_count.next_multiple_of(2) * 4, Others::Write) {
-            Ok(segment) => Hits::Shared(segment, unit_count),
-            Err(_) => Hits::Own((0..unit_count).map(|_| AtomicU32::new(0)).collect()),
-        }
-    }
-}
-
-impl Deref for Hits {
-    type Target = [AtomicU32];
-
-    #[inline]
-    fn deref(&self) -> &[AtomicU32] {
-        match self {
-            Hits::Shared(segment, unit_count) => segment.words(0, *unit_count),
-            Hits::Own(counters) => counters,
-        }
-    }
 }
 
 impl Debug for Presence {
@@ -140,9 +64,9 @@ impl Presence {
         let page_count = range.len.div_ceil(PAGE_BYTES) as usize;
         Presence {
             range,
-            bitmap: Bitmap::new(unit_count),
+            bitmap: ResidencyBitmap::new(unit_count),
             versions: (0..page_count).map(|_| AtomicU32::new(0)).collect(),
-            hits: Hits::new(unit_count),
+            hits: HitCounters::new(unit_count),
             misses: (0..unit_count).map(|_| AtomicU32::new(0)).collect(),
             copies: PinLock::new(()),
         }
@@ -164,33 +88,15 @@ impl Presence {
     }
 
     /// For another process: the residency bitmap to read and the counters of hits to add to
-    /// ([`Paged::new`](crate::shared::Paged::new)).
+    /// ([`Paged::new`](terrace_shm::Paged::new)).
     pub fn tables(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
-        match (&self.bitmap, &self.hits) {
-            (Bitmap::Shared(bitmap), Hits::Shared(hits, _)) if !self.is_withdrawn() => {
-                Some((bitmap.file(), hits.file()))
-            }
-            _ => None,
-        }
+        self.bitmap.file().zip(self.hits.file())
     }
 
     /// Withdraws the tables from other processes for good: the bitmap no longer describes the file. Accesses that they
     /// have begun end with the returned grace period.
     pub fn withdraw(&self) -> GracePeriod {
-        let Some(withdrawn) = self.withdrawn() else { return GracePeriod::default() };
-        withdrawn.store(1, Ordering::Relaxed);
-        GracePeriod::of_pages(self.range)
-    }
-
-    fn is_withdrawn(&self) -> bool {
-        self.withdrawn().is_some_and(|withdrawn| withdrawn.load(Ordering::Relaxed) != 0)
-    }
-
-    fn withdrawn(&self) -> Option<&AtomicU64> {
-        match &self.bitmap {
-            Bitmap::Shared(segment) => Some(&segment.quads(segment.len() - 8, 1)[0]),
-            Bitmap::Own(_) => None,
-        }
+        if self.bitmap.withdraw() { GracePeriod::of_pages(self.range) } else { GracePeriod::default() }
     }
 
     /// The version table.

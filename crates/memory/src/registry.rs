@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use terrace_hostmem::AtomicOp;
-use terrace_hostmem::HostRange;
-use terrace_hostmem::fault;
+use terrace_hostmem::{AtomicOp, HostRange, fault};
+use terrace_shm::{KeyMemo, SharedRegistry, forget_readers};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
 use crate::entry::{Entry, FlushHook, Kind};
@@ -13,8 +12,7 @@ use crate::flush::{self, is_mapped};
 use crate::paged;
 use crate::paging::{Pager, Pattern, RegionPolicy};
 use crate::pin::PinLock;
-use crate::shared::{SharedRegistry, forget_readers};
-use crate::table::{KeyMemo, Slot, Table, tag_of, vacate};
+use crate::table::{Slot, Table, tag_of, vacate};
 
 /// The size of a device's key table, and the seed of its keys.
 #[derive(Clone, Copy, Debug)]

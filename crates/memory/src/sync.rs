@@ -1,23 +1,7 @@
-//! What the pin protocol and the handshakes between processes are built from. The models in `tests/pin_model.rs` and
-//! `tests/handshake_model.rs` replace this module with loom's types.
+//! What the pin protocol is built from. The model in `tests/pin_model.rs` replaces this module with loom's types.
 
 pub(crate) use std::cell::UnsafeCell;
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-/// A `fence(SeqCst)`: no load or store before it is delayed past one after it. The instruction that compilers use for
-/// it on x86, `mfence`, also waits for stores to memory of other kinds, and takes ten times as long on some processors;
-/// any locked instruction orders loads and stores of ordinary memory (AMD64 manual, volume 2, 7.1.3 and 7.4.2). The
-/// kernel's `smp_mb` is this one. Decision 34.
-#[inline(always)]
-pub(crate) fn full_fence() {
-    // SAFETY: changes nothing, wherever the stack pointer is: the word below it is the thread's own.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    unsafe {
-        std::arch::asm!("lock or dword ptr [rsp - 4], 0", options(nostack));
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    std::sync::atomic::fence(Ordering::SeqCst);
-}
+pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Spins before a sleep: about the time that a copy of some KiB takes.
 pub(crate) const SPINS: u32 = 100;

@@ -1,62 +1,29 @@
 //! The key table: from key to slot, and the free slots.
 //!
 //! A key is `index << 8 | tag`. Slots lie in segments that double in size and never move, so that finding one takes no
-//! lock. The index in a key is the slot's number put through a permutation of 24-bit numbers that is drawn for each
-//! table. So keys are no consecutive small integers, a random key most likely names nothing, and a peer that knows some
-//! keys cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a secret step; a slot
+//! lock. The index in a key is the slot's number put through a permutation that is drawn for each table ([`KeyOrder`]).
+//! So keys are no consecutive small integers, a random key most likely names nothing, and a peer that knows some keys
+//! cannot tell the others. The tag makes a slot's keys differ from one use to the next, by a secret step; a slot
 //! returns to use only after all others that were free before it.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use terrace_shm::{KEY_INDEX_BITS, KeyMemo, KeyOrder, Reaching, wait_for_own_readers};
 use terrace_sync::Mutex;
 
 use crate::entry::{Entry, Kind};
-use crate::permutation::KeyedPermutation;
 use crate::pin::{Closed, PinLock, Pinned};
-use crate::shared::{Reaching, wait_for_own_readers};
 
 /// Slots of the first segment, as a power of two; each further segment doubles the table.
 const FIRST_BITS: u32 = 6;
-/// Bits of the index within a key.
-const INDEX_BITS: u32 = 24;
-const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-const SEGMENTS: usize = (INDEX_BITS - FIRST_BITS) as usize + 1;
+/// The largest number of a slot.
+const NUMBER_MAX: u32 = (1 << KEY_INDEX_BITS) - 1;
+const SEGMENTS: usize = (KEY_INDEX_BITS - FIRST_BITS) as usize + 1;
 /// How many slots stay unused before one is used again, so that a stale key in a peer's memory does no harm.
 const RESTING_SLOTS: usize = 32;
-/// Numbers below `HALF * HALF` are those of [`INDEX_BITS`].
-pub(crate) const HALF: usize = 1 << (INDEX_BITS / 2);
-/// From the upper 24 bits of a key to the number of its slot.
-pub(crate) type KeyOrder = KeyedPermutation<HALF>;
-
-/// Rounds of the permutation. Every access looks up so many numbers; those of a key in use are in the nearest cache.
-pub(crate) const ROUNDS: usize = 6;
-
-/// The slot that a key was last found to name. A look-up takes a load for each round, and each waits for the one
-/// before. Threads may share a memo.
-#[derive(Debug, Default)]
-pub struct KeyMemo(AtomicU64);
-
-/// Set in a memo that holds a slot.
-const KNOWN: u64 = 1 << 63;
-
-impl KeyMemo {
-    /// The number of a key's slot. A memo is for one table at a time.
-    #[inline(always)]
-    pub(crate) fn number(&self, order: &KeyOrder, key: u32) -> u32 {
-        let index = KNOWN | u64::from(key >> 8) << 32;
-        let memo = self.0.load(Ordering::Relaxed);
-        if memo & !u64::from(u32::MAX) == index {
-            return memo as u32;
-        }
-        let number = order.inward(key >> 8);
-        self.0.store(index | u64::from(number), Ordering::Relaxed);
-        number
-    }
-}
 
 /// One slot, on a cache line of its own as far as an access is concerned.
 #[repr(align(128))]
@@ -121,7 +88,7 @@ struct Allocator {
 /// All slots of a device.
 pub(crate) struct Table {
     segments: [OnceLock<Box<[Slot]>>; SEGMENTS],
-    permutation: KeyOrder,
+    key_order: KeyOrder,
     regions_max: u32,
     windows_max: u32,
     allocator: Mutex<Allocator>,
@@ -132,7 +99,7 @@ impl Table {
         let mut rng = StdRng::seed_from_u64(seed);
         Table {
             segments: [const { OnceLock::new() }; SEGMENTS],
-            permutation: KeyedPermutation::new(ROUNDS, &mut rng),
+            key_order: KeyOrder::new(&mut rng),
             regions_max,
             windows_max,
             allocator: Mutex::new(Allocator {
@@ -148,7 +115,7 @@ impl Table {
     /// The slot that `key` would have, whatever its tag.
     #[inline]
     pub(crate) fn slot_of(&self, key: u32) -> Option<&Slot> {
-        self.slot(self.permutation.inward(key >> 8))
+        self.slot(self.key_order.number_of(key))
     }
 
     /// The same, for a key that most likely is the last one of this memo.
@@ -160,7 +127,7 @@ impl Table {
     /// The number of that slot.
     #[inline(always)]
     pub(crate) fn number_again(&self, key: u32, memo: &KeyMemo) -> u32 {
-        memo.number(&self.permutation, key)
+        memo.number(&self.key_order, key)
     }
 
     /// The entry of the slot that the reader's epoch protects, unless a writer has it or waits for it: two locked
@@ -174,7 +141,7 @@ impl Table {
 
     /// How keys become the numbers of slots.
     pub(crate) fn key_order(&self) -> &KeyOrder {
-        &self.permutation
+        &self.key_order
     }
 
     /// The slot with a number, counted through the segments.
@@ -214,7 +181,7 @@ impl Table {
         drop(allocator);
         let slot = self.slot(number)?;
         let tag = slot.pin().tag;
-        Some(((self.permutation.outward(number) << 8) | u32::from(tag), slot))
+        Some((self.key_order.key_of(number) | u32::from(tag), slot))
     }
 
     /// Adds a segment and queues its slots, except those whose keys programs take for "no key".
@@ -222,7 +189,7 @@ impl Table {
         let segment = ((allocator.slot_count + (1 << FIRST_BITS)).ilog2() - FIRST_BITS) as usize;
         let Some(place) = self.segments.get(segment) else { return };
         let first = allocator.slot_count;
-        let count = (1u32 << (segment as u32 + FIRST_BITS)).min(INDEX_MASK + 1 - first);
+        let count = (1u32 << (segment as u32 + FIRST_BITS)).min(NUMBER_MAX + 1 - first);
         let rng = &mut allocator.rng;
         place.get_or_init(|| {
             let slot = |number| Slot::new(number, Entry::free(rng.random(), random_step(rng)));
@@ -230,15 +197,15 @@ impl Table {
         });
         allocator.slot_count += count;
         allocator.free.extend((first..first + count).filter(|&number| {
-            let index = self.permutation.outward(number);
-            index != 0 && index != INDEX_MASK
+            let key = self.key_order.key_of(number);
+            key != 0 && key | u32::from(u8::MAX) != u32::MAX
         }));
     }
 
     /// Gives a slot back. Its entry is that of a free slot already.
     pub(crate) fn release(&self, key: u32, window: bool) {
         let mut allocator = self.allocator.lock();
-        allocator.free.push_back(self.permutation.inward(key >> 8));
+        allocator.free.push_back(self.key_order.number_of(key));
         if window {
             allocator.windows -= 1;
         } else {
@@ -252,10 +219,10 @@ impl Table {
         (allocator.regions, allocator.windows)
     }
 
-    /// Every slot there is, with the upper 24 bits of its keys.
+    /// Every slot there is, with its key of the tag 0.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u32, &Slot)> {
         let slots = self.segments.iter().filter_map(|segment| segment.get()).flat_map(|slots| slots.iter());
-        slots.enumerate().map(|(number, slot)| (self.permutation.outward(number as u32) << 8, slot))
+        slots.enumerate().map(|(number, slot)| (self.key_order.key_of(number as u32), slot))
     }
 }
 
@@ -275,11 +242,12 @@ pub(crate) fn vacate(entry: &mut Entry) -> Entry {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use terrace_hostmem::HostRange;
+    use terrace_shm::ReaderSlots;
 
     use super::*;
-    use crate::shared::ReaderSlots;
-    use terrace_hostmem::HostRange;
 
     #[test]
     fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {
@@ -294,7 +262,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) || looks == 0 {
-                        let reaching = hand.reach_from(number, HostRange { addr: 0, len: 1 });
+                        let reaching = hand.reach_from(Some(number), HostRange { addr: 0, len: 1 });
                         let Some(entry) = table.look(&reaching) else { continue };
                         let first = entry.start;
                         (0..20).for_each(|_| std::hint::spin_loop());

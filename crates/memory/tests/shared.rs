@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use common::Mapping;
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::shared::*;
 use terrace_memory::*;
+use terrace_shm::*;
 
 const OWN: [u8; 16] = [7; 16];
 const OWN_QPN: u32 = 0x11;
@@ -27,7 +27,7 @@ fn sent(fd: std::os::fd::BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().expect("a descriptor")
 }
 
-fn shown(access: Access) -> ShownQueuePair {
+fn shown(access: Rights) -> ShownQueuePair {
     ShownQueuePair { pd: PD, access, dest_qpn: OWN_QPN, peer: OWN }
 }
 
@@ -38,7 +38,7 @@ impl Both {
         let readers = PeerReaders::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
         let board = sent(registry.show().expect("a board"));
         let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
-        registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
+        registry.set_queue_pair(QPN, Some(&shown(Rights::all())));
         Both { registry, reach, _readers: readers }
     }
 
@@ -114,17 +114,17 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
     );
     // The queue pair's rights count as well.
     for (queue_pair, why) in [
-        (ShownQueuePair { access: Access::REMOTE_WRITE, ..shown(REMOTE) }, "no READs"),
-        (ShownQueuePair { dest_qpn: OWN_QPN + 1, ..shown(REMOTE) }, "another queue pair's"),
-        (ShownQueuePair { peer: [8; 16], ..shown(REMOTE) }, "another address's"),
-        (ShownQueuePair { pd: PD + 1, ..shown(REMOTE) }, "another protection domain"),
+        (ShownQueuePair { access: Rights::WRITE, ..shown(Rights::all()) }, "no READs"),
+        (ShownQueuePair { dest_qpn: OWN_QPN + 1, ..shown(Rights::all()) }, "another queue pair's"),
+        (ShownQueuePair { peer: [8; 16], ..shown(Rights::all()) }, "another address's"),
+        (ShownQueuePair { pd: PD + 1, ..shown(Rights::all()) }, "another protection domain"),
     ] {
         both.registry.set_queue_pair(QPN, Some(&queue_pair));
         assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "{why}");
     }
     both.registry.set_queue_pair(QPN, None);
     assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "not connected");
-    both.registry.set_queue_pair(QPN, Some(&shown(REMOTE)));
+    both.registry.set_queue_pair(QPN, Some(&shown(Rights::all())));
     assert_eq!(lead.copy(Direction::Read, key, base, &here), Ok(()));
     both.reach.note_gone();
     assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "gone");

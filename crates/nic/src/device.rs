@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
-use terrace_memory::shared::GracePeriod;
+use terrace_shm::GracePeriod;
 use terrace_sync::Mutex;
 use terrace_transport::{AckPolicy, MESSAGE_LEN_MAX, Time};
 use terrace_wire::Path;

@@ -1,7 +1,7 @@
 //! Why a verb was refused, and the one place where that becomes an errno.
 
 use rustix::io::Errno;
-use terrace_memory::shared::StillReached;
+use terrace_shm::StillReached;
 use terrace_transport::{ModifyError, PostError};
 
 /// Why a verb was refused. [`Error::errno`] is the value that the C ABI returns.

@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use terrace_hostmem::AtomicOp as MemoryAtomic;
-use terrace_memory::{
-    Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, KeyMemo, Transfer, WindowBind,
-};
+use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
+use terrace_shm::KeyMemo;
 use terrace_sync::RwLock;
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,

@@ -84,8 +84,8 @@ pub use xrc::Xrcd;
 pub use terrace_fabric::udp::Probe;
 pub use terrace_fabric::{Gid, Port};
 pub use terrace_hostmem::{AtomicOp, HostRange};
-pub use terrace_memory::shared::BackedBy;
 pub use terrace_memory::{Absence, RegionPolicy};
+pub use terrace_shm::BackedBy;
 pub use terrace_transport::{
     BindWindow, ByteSource, Datagram, LocalError, Payload, PostError, Provided, QpAttr, QpAttrMask, QpCap,
     QpCounters, QpState, QpType, RecvWr, SendFlags, SendOp, SendWr, Sge, SgeList, Target, Time, Wc, WcFlags,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use terrace_fabric::Port;
-use terrace_memory::shared::{GracePeriod, PrefetchHint};
 use terrace_memory::{Absence, Waker};
+use terrace_shm::{GracePeriod, PrefetchHint};
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
     AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rand::Rng;
-use terrace_memory::KeyedPermutation;
+use terrace_shm::KeyedPermutation;
 use terrace_sync::{RwLock, RwLockReadGuard};
 use terrace_wire::QPN_SLOT_SHIFT;
 

@@ -17,8 +17,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use shared::{Files, SharedRegion, register};
 use terrace_hostmem::{HostRange, UNIT_BYTES};
-use terrace_memory::shared::GracePeriod;
 use terrace_nic::*;
+use terrace_shm::GracePeriod;
 use terrace_tier::{BackingFile, Tier, TierConfig, TierRegion};
 use victim::{End, IMPATIENT, Load, Victim, begin, work};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::Advice;
 use terrace_faults::StorageOperation;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_memory::shared::GracePeriod;
+use terrace_shm::GracePeriod;
 
 use crate::core::RegionState;
 use crate::engine::Engine;

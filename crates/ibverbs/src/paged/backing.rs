@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use terrace_hostmem::PAGE_BYTES;
-use terrace_memory::shared::file_system;
+use terrace_shm::file_system;
 
 use super::maps::{FileId, Run, file_at};
 

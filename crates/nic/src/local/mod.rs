@@ -1,5 +1,5 @@
 //! The path to same-host peers without packets: `READ`, `WRITE` and atomics access the peer's registered memory
-//! directly ([`terrace_memory::shared`]).
+//! directly ([`terrace_shm`]).
 //!
 //! Every device listens on sockets in the abstract name space, one for each of its addresses, named after address and
 //! UDP port. A peer in the same network name space finds them when it connects a queue pair to that address. Both ends
@@ -26,8 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use terrace_hostmem::HostRange;
-use terrace_memory::Access;
-use terrace_memory::shared::{BackedBy, Lead, ShownQueuePair, Version};
+use terrace_shm::{BackedBy, Lead, Rights, ShownQueuePair, Version};
 use terrace_sync::{ArcMutexGuard, Mutex, RwLock};
 use terrace_transport::{QpState, QpType};
 
@@ -367,9 +366,9 @@ fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
     let attr = core.qp.attr();
     let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
     let path = attr.path.filter(|_| takes_requests && !core.nic.dead && !core.nic.local.is_withdrawn)?;
-    let mut access = Access::from_bits_truncate(attr.access);
+    let mut access = Rights::from_bits_truncate(attr.access);
     if attr.max_dest_rd_atomic == 0 {
-        access -= Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        access -= Rights::READ | Rights::ATOMIC;
     }
     let peer = address_bytes(path.remote);
     Some(ShownQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })

@@ -2,7 +2,7 @@
 //! need no registered buffer, no work request and no completion.
 
 use terrace_hostmem::AtomicOp;
-use terrace_memory::shared::{Lead, Refusal};
+use terrace_shm::{Lead, Refusal};
 use terrace_transport::{ATOMIC_LEN, MESSAGE_LEN_MAX};
 
 use crate::error::Error;

@@ -2,8 +2,8 @@
 
 use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange};
-use terrace_memory::shared::{Direction, Lead, Local, LocalPiece, Refusal};
-use terrace_memory::{AccessNeed, Accessor};
+use terrace_memory::{AccessNeed, Accessor, Local, LocalPiece};
+use terrace_shm::{Direction, Lead, Refusal};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
 
 use super::{Command, canonical};
@@ -25,7 +25,7 @@ impl Device {
         };
         let Some(lead) = self.direct(qp, core) else { return false };
         let copied = match wr.payload.sges() {
-            Some([sge]) => lead.copy_piece(direction, rkey, va, &self.local_piece(qp, sge)),
+            Some([sge]) => lead.copy_piece(direction, rkey, va, self.local_piece(qp, sge)),
             _ => self.copy_pieces(qp, lead, (direction, rkey, va), &wr.payload),
         };
         lead.tell(&qp.prefetch_hint);
@@ -56,7 +56,13 @@ impl Device {
                 let who = Accessor::local(qp.pd().handle(), qp.qpn());
                 let pieces = payload.sges().unwrap_or_default().iter().map(piece_of);
                 let copy = |locals: &[HostRange]| lead.copy(direction, rkey, va, locals);
-                let copied = self.memory.with_local(who, direction.need_here(), &qp.keys.sent, pieces, copy);
+                let copied = self.memory.with_local(
+                    who,
+                    AccessNeed::of_local_end(direction),
+                    &qp.keys.sent,
+                    pieces,
+                    copy,
+                );
                 copied.unwrap_or(Err(Refusal::NotHere))
             }
             // Inline data is only written: a READ with inline data is no valid work request.

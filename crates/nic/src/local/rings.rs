@@ -1,4 +1,4 @@
-//! Packets between same-host peers through rings in memory ([`terrace_memory::shared`]): all messages, and everything
+//! Packets between same-host peers through rings in memory ([`terrace_shm`]): all messages, and everything
 //! that direct access cannot do. They are the packets that would go over the network, but without an ICRC, and without
 //! the kernel.
 //!
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
-use terrace_memory::shared::{Origin, Reach, RxRing, TxRing, Writer};
+use terrace_shm::{Origin, Reach, RxRing, TxRing, Writer};
 use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 

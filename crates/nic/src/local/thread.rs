@@ -10,9 +10,9 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use terrace_hostmem::HostRange;
-use terrace_memory::shared::{
-    BackedBy, Mapped, Paged, PeerReaders, Reach, ReaderSlots, RegionMemory, RingFile, RxRing, Source, TxRing,
-    Version,
+use terrace_memory::RegionMemory;
+use terrace_shm::{
+    BackedBy, Mapped, Paged, PeerReaders, Reach, ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
 };
 
 use super::message::{self, LAYOUT, Message, Received, Way};

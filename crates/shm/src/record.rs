@@ -3,19 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// 8-byte numbers of a record: the sequence number and the content.
-pub(super) const QUADS: usize = 8;
+pub(crate) const QUADS: usize = 8;
 /// Bytes of a record: a cache line.
-pub(super) const BYTES: usize = QUADS * 8;
+pub(crate) const BYTES: usize = QUADS * 8;
 
 /// The content of a record.
-pub(super) type Content = [u64; QUADS - 1];
+pub(crate) type Content = [u64; QUADS - 1];
 
 /// A version of a record: it names this content for as long as the record is not written again. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub u64);
 
 /// Writes a record. There is one writer at a time.
-pub(super) fn write(record: &[AtomicU64], content: &Content) {
+pub(crate) fn write(record: &[AtomicU64], content: &Content) {
     // Odd while the content changes, so that no reader takes half of it.
     let before = record[0].load(Ordering::Relaxed);
     record[0].store(before + 1, Ordering::Relaxed);
@@ -26,7 +26,7 @@ pub(super) fn write(record: &[AtomicU64], content: &Content) {
 
 /// Reads a record; `None` while it is being written, or if it never was.
 #[inline]
-pub(super) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
+pub(crate) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
     let version = record[0].load(Ordering::Acquire);
     if version == 0 || !version.is_multiple_of(2) {
         return None;
@@ -39,7 +39,7 @@ pub(super) fn read(record: &[AtomicU64]) -> Option<(Version, Content)> {
 
 /// The version of a record now, if it has one. While that is the same, so is the content.
 #[inline]
-pub(super) fn version(record: &[AtomicU64]) -> Version {
+pub(crate) fn version(record: &[AtomicU64]) -> Version {
     Version(record[0].load(Ordering::Acquire))
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::segment::{prefetch, prefetch_to_write};
+use crate::segment::{prefetch, prefetch_to_write};
 
 /// No key has so many bits.
 const NO_KEY: u64 = u64::MAX;
@@ -42,7 +42,7 @@ impl PrefetchHint {
     }
 
     /// Takes a region's key, and the shift from the peer's addresses to ours; `None` if the region is not mapped here.
-    pub(super) fn note(&self, key: u32, shift: Option<u64>) {
+    pub(crate) fn note(&self, key: u32, shift: Option<u64>) {
         self.shift.store(shift.unwrap_or_default(), Ordering::Relaxed);
         self.key.store(shift.map_or(NO_KEY, |_| key.into()), Ordering::Relaxed);
     }

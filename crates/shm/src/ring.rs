@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_hostmem::fault;
 use terrace_sync::{Mutex, MutexGuard};
 
-use super::handshake;
-use super::segment::{Others, Segment};
+use crate::handshake;
+use crate::segment::{Others, Segment};
 
 /// Bytes for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the
 /// largest MTU.
@@ -118,7 +118,7 @@ impl Default for Stage {
 impl Stage {
     /// Copies what follows the first word, as far as `to` reaches. The stage was written just now, the headers in
     /// pieces of four bytes. A processor forwards to a load only what one store has stored, and otherwise waits until
-    /// all of it is in the cache ([decision 41](../../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)):
+    /// all of it is in the cache ([decision 41](../../../docs/decisions/0041-operations-wait-for-earlier-stores.md)):
     /// `memcpy` loads more at a time, and would wait.
     #[inline]
     fn copy_to(&self, to: &mut [u8]) {

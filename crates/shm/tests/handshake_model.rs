@@ -1,9 +1,9 @@
 //! The shared-memory protocol between same-host peers, in every interleaving that loom finds: a reader that goes to
 //! sleep misses no packet, a record is read only once it is whole, and a region is not copied after its withdrawal.
 //!
-//! `src/shared/handshake.rs` is compiled here once more with loom's atomics.
+//! `src/handshake.rs` is compiled here once more with loom's atomics.
 
-#[path = "../src/shared/handshake.rs"]
+#[path = "../src/handshake.rs"]
 mod handshake;
 
 /// Stands in for `src/sync.rs`.

@@ -1,30 +1,18 @@
-//! What the registry publishes to other processes.
+//! What the registry publishes to same-host peers, and how a region that they may be accessing is changed.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
-use smallvec::{SmallVec, smallvec};
 use terrace_hostmem::HostRange;
+use terrace_shm::{GracePeriod, SharedRegistry, ShownQueuePair, ShownRegion, Version};
 
-use super::{GracePeriod, Reaching, SharedRegistry, ShownQueuePair, ShownRegion, Version};
-use crate::access::{AccessError, AccessNeed, Accessor, RegisterError};
+use crate::access::RegisterError;
 use crate::entry::{Entry, Kind};
 use crate::paging::Pager;
-use crate::pin::{Closed, Pinned};
+use crate::pin::Closed;
 use crate::registry::Registry;
-use crate::table::{KeyMemo, tag_of};
-
-/// Memory of the program that a local work request names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalPiece {
-    /// Key of its region.
-    pub lkey: u32,
-    /// First byte, as the key's users name it.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
+use crate::table::tag_of;
 
 /// The memory behind a key, for the code that tells other processes how to access it.
 #[derive(Clone, Debug)]
@@ -56,7 +44,7 @@ impl Registry {
             for (index, slot) in self.table.slots() {
                 let entry = slot.pin();
                 if let Some(region) = shown(&entry) {
-                    board.show_region(self.number(index), &region);
+                    board.publish_region(self.number(index), &region);
                 }
             }
             // No other thread can have set it: that takes the lock.
@@ -74,7 +62,7 @@ impl Registry {
 
     /// The number of a key's slot.
     fn number(&self, key: u32) -> u32 {
-        self.table.key_order().inward(key >> 8)
+        self.table.key_order().number_of(key)
     }
 
     #[inline]
@@ -93,7 +81,7 @@ impl Registry {
     /// Publishes a region as it is now, if it is to be published. The caller has its slot closed.
     pub(crate) fn show_region(&self, key: u32, entry: &Entry) {
         if let (Some(board), Some(region)) = (self.board(), shown(entry)) {
-            board.show_region(self.number(key), &region);
+            board.publish_region(self.number(key), &region);
         }
     }
 
@@ -117,7 +105,7 @@ impl Registry {
             check(&entry)?;
             let Some(board) = self.board() else { return change(&mut entry) };
             entry.withdrawals += 1;
-            board.hide_region(self.number(key));
+            board.withdraw_region(self.number(key));
             HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len }
         };
         let over = GracePeriod::of_pages(pages).wait_long();
@@ -146,91 +134,12 @@ impl Registry {
         let is_writable = entry.access.writes_remotely();
         Some(RegionMemory { version, range, is_writable, pager: entry.pager.clone() })
     }
-
-    /// Keeps the memory that a local work request names registered while `act` uses its addresses. `memo` is for the
-    /// next work request of the same kind.
-    ///
-    /// # Errors
-    /// As for [`Registry::check`]; `NotReady` while one of the regions is being changed.
-    #[inline]
-    pub fn with_local<R>(
-        &self,
-        who: Accessor,
-        need: AccessNeed,
-        memo: &KeyMemo,
-        pieces: impl Iterator<Item = LocalPiece>,
-        act: impl FnOnce(&[HostRange]) -> R,
-    ) -> Result<R, AccessError> {
-        let pin = |piece| self.pin_piece(who, need, memo, piece);
-        let mut pieces = pieces.filter(|piece| piece.len > 0);
-        let Some(first) = pieces.next() else { return Ok(act(&[])) };
-        let (first_pin, first_range) = pin(first)?;
-        // Most requests have one piece.
-        let Some(second) = pieces.next() else { return Ok(act(&[first_range])) };
-        let mut pins: SmallVec<[Pinned<'_, Entry>; 4]> = smallvec![first_pin];
-        let mut ranges: SmallVec<[HostRange; 4]> = smallvec![first_range];
-        for piece in std::iter::once(second).chain(pieces) {
-            let (entry, range) = pin(piece)?;
-            ranges.push(range);
-            pins.push(entry);
-        }
-        Ok(act(&ranges))
-    }
-}
-
-impl Registry {
-    /// The same as [`Registry::with_local`] for one piece, which is not empty.
-    ///
-    /// # Errors
-    /// The same.
-    #[inline]
-    pub fn with_piece<R>(
-        &self,
-        who: Accessor,
-        need: AccessNeed,
-        memo: &KeyMemo,
-        piece: LocalPiece,
-        act: impl FnOnce(HostRange) -> R,
-    ) -> Result<R, AccessError> {
-        let (_pin, range) = self.pin_piece(who, need, memo, piece)?;
-        Ok(act(range))
-    }
-
-    /// Where a piece is, as long as the epoch is odd that protects its slot.
-    #[inline(always)]
-    pub(super) fn look_at_piece(
-        &self,
-        reaching: &Reaching<'_>,
-        who: Accessor,
-        need: AccessNeed,
-        piece: LocalPiece,
-    ) -> Result<HostRange, AccessError> {
-        let entry = self.table.look(reaching).ok_or(AccessError::NotReady)?;
-        let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
-        Ok(HostRange { addr, len: piece.len })
-    }
-
-    #[inline]
-    fn pin_piece(
-        &self,
-        who: Accessor,
-        need: AccessNeed,
-        memo: &KeyMemo,
-        piece: LocalPiece,
-    ) -> Result<(Pinned<'_, Entry>, HostRange), AccessError> {
-        // A thread that waits for a change of one region while it has another one, or the same one, pinned could wait
-        // for ever.
-        let slot = self.table.slot_again(piece.lkey, memo).ok_or(AccessError::UnknownKey)?;
-        let entry = slot.try_pin().ok_or(AccessError::NotReady)?;
-        let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
-        Ok((entry, HostRange { addr, len: piece.len }))
-    }
 }
 
 fn shown(entry: &Entry) -> Option<ShownRegion> {
     (entry.kind == Kind::Region && entry.bound && entry.withdrawals == 0).then_some(ShownRegion {
         tag: entry.tag,
-        access: entry.access,
+        access: entry.access.rights(),
         pd: entry.pd,
         start: entry.start,
         len: entry.len,

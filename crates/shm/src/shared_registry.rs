@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::record::{self, Content, Version};
-use super::segment::{Others, Segment};
-use crate::access::Access;
-use crate::table::{HALF, KeyMemo, KeyOrder, ROUNDS};
+use crate::keys::{HALF, KeyMemo, KeyOrder, ROUNDS};
+use crate::record::{self, Content, Version};
+use crate::rights::Rights;
+use crate::segment::{Others, Segment};
 
 /// Regions beyond so many are accessed by packets only.
 const REGIONS: usize = 1 << 20;
@@ -28,13 +28,19 @@ const ACCESS_SHIFT: u32 = 16;
 
 /// A region as other processes see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ShownRegion {
-    pub(crate) tag: u8,
-    pub(crate) access: Access,
-    pub(crate) pd: u32,
-    pub(crate) start: u64,
-    pub(crate) len: u64,
-    pub(crate) to_host: u64,
+pub struct ShownRegion {
+    /// The lower 8 bits of its key.
+    pub tag: u8,
+    /// What it permits to peers.
+    pub access: Rights,
+    /// Protection domain.
+    pub pd: u32,
+    /// First byte, as users of the key name it.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// What to add (modulo 2^64) to an address that the key's user gives, to get the publishing process's own address.
+    pub to_host: u64,
 }
 
 /// A queue pair as other processes see it: connected, and able to take requests.
@@ -43,7 +49,7 @@ pub struct ShownQueuePair {
     /// Protection domain of the regions that it gives access to.
     pub pd: u32,
     /// What it permits its peer.
-    pub access: Access,
+    pub access: Rights,
     /// The number of the queue pair at the other end; no other one may use this.
     pub dest_qpn: u32,
     /// The address of the other end (an IPv4 address mapped into IPv6).
@@ -79,24 +85,27 @@ impl ShownQueuePair {
 }
 
 /// An address as it is in records.
-pub(super) fn halves(address: [u8; 16]) -> [u64; 2] {
+pub(crate) fn halves(address: [u8; 16]) -> [u64; 2] {
     let address = u128::from_be_bytes(address);
     [(address >> 64) as u64, address as u64]
 }
 
-fn access_of(flags: u64) -> Access {
-    Access::from_bits_truncate((flags >> ACCESS_SHIFT) as u32)
+fn access_of(flags: u64) -> Rights {
+    Rights::from_bits_truncate((flags >> ACCESS_SHIFT) as u32)
 }
 
 /// The records of this process.
 #[derive(Debug)]
-pub(crate) struct SharedRegistry {
+pub struct SharedRegistry {
     segment: Segment,
 }
 
 impl SharedRegistry {
-    /// A registry that publishes nothing yet.
-    pub(crate) fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
+    /// A registry that publishes nothing yet. Keys lead to records by `order`.
+    ///
+    /// # Errors
+    /// When the system has no descriptors or address space left.
+    pub fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
         let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
         let entries = order.rounds().iter().flatten();
         let quads = tables(&segment);
@@ -108,32 +117,32 @@ impl SharedRegistry {
     }
 
     /// To be sent to other processes.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.segment.file()
     }
 
     /// Publishes the region of a slot, in place of the slot's last one. The caller has exclusive access to the slot.
-    pub(crate) fn show_region(&self, number: u32, region: &ShownRegion) {
+    pub fn publish_region(&self, number: u32, region: &ShownRegion) {
         if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &region.content());
         }
     }
 
     /// Withdraws the region of a slot. A process that has seen it may still be copying.
-    pub(crate) fn hide_region(&self, number: u32) {
+    pub fn withdraw_region(&self, number: u32) {
         if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &Content::default());
         }
     }
 
     /// Publishes or withdraws a queue pair. The caller has it locked.
-    pub(crate) fn set_queue_pair(&self, qpn: u32, shown: Option<&ShownQueuePair>) {
+    pub fn set_queue_pair(&self, qpn: u32, shown: Option<&ShownQueuePair>) {
         let content = shown.map(ShownQueuePair::content).unwrap_or_default();
         record::write(queue_pair_record(&self.segment, qpn), &content);
     }
 
     /// The version of a slot's record.
-    pub(crate) fn region_version(&self, number: u32) -> Option<Version> {
+    pub fn region_version(&self, number: u32) -> Option<Version> {
         let record = region_record(&self.segment, number)?;
         record::read(record).map(|(version, _)| version)
     }
@@ -141,14 +150,14 @@ impl SharedRegistry {
 
 /// What one connection has read of another process's records: most accesses find them unchanged.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) region: SeenRegion,
-    pub(super) rights: SeenRights,
+pub(crate) struct Seen {
+    pub(crate) region: SeenRegion,
+    pub(crate) rights: SeenRights,
 }
 
 /// The region that it read last.
 #[derive(Debug, Default)]
-pub(super) struct SeenRegion {
+pub(crate) struct SeenRegion {
     number: KeyMemo,
     /// A key, and the region that it named.
     region: Option<(u32, Version, ShownRegion)>,
@@ -156,34 +165,34 @@ pub(super) struct SeenRegion {
 
 /// The rights of the queue pair at the other end.
 #[derive(Debug, Default)]
-pub(super) struct SeenRights(Option<(Version, u32, Access)>);
+pub(crate) struct SeenRights(Option<(Version, u32, Rights)>);
 
 /// A region as it was read.
 #[derive(Debug)]
-pub(super) struct RegionView<'a> {
+pub(crate) struct RegionView<'a> {
     record: &'a [AtomicU64],
-    pub(super) version: Version,
-    pub(super) region: &'a ShownRegion,
+    pub(crate) version: Version,
+    pub(crate) region: &'a ShownRegion,
 }
 
 impl RegionView<'_> {
     /// Whether the record is unchanged since.
     #[inline(always)]
-    pub(super) fn is_current(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         record::version(self.record) == self.version
     }
 }
 
 /// The records of another process.
 #[derive(Debug)]
-pub(super) struct SharedRegistryView {
+pub(crate) struct SharedRegistryView {
     segment: Segment,
     order: KeyOrder,
 }
 
 impl SharedRegistryView {
     /// Takes the descriptor of [`SharedRegistry::file`].
-    pub(super) fn open(file: OwnedFd) -> io::Result<SharedRegistryView> {
+    pub(crate) fn open(file: OwnedFd) -> io::Result<SharedRegistryView> {
         let segment = Segment::open(file, BOARD_BYTES, false)?;
         if segment.quads(0, 1)[0].load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
@@ -198,7 +207,7 @@ impl SharedRegistryView {
     /// The region that a key names, if it is published. A caller that has made its epoch odd since asks
     /// [`RegionView::is_current`] whether the region still is the same.
     #[inline(always)]
-    pub(super) fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Option<RegionView<'a>> {
+    pub(crate) fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Option<RegionView<'a>> {
         let record = region_record(&self.segment, seen.number.number(&self.order, key))?;
         let is_as_seen = matches!(seen.region, Some((known, version, _)) if known == key && version == record::version(record));
         if !is_as_seen {
@@ -211,13 +220,13 @@ impl SharedRegistryView {
     /// The protection domain of a queue pair, and what it permits; `None` if it is not published, or is connected to
     /// another one than `own_qpn` at `own`. `seen` belongs to the same three.
     #[inline(always)]
-    pub(super) fn rights(
+    pub(crate) fn rights(
         &self,
         qpn: u32,
         own: [u64; 2],
         own_qpn: u32,
         seen: &mut SeenRights,
-    ) -> Option<(u32, Access)> {
+    ) -> Option<(u32, Rights)> {
         let record = queue_pair_record(&self.segment, qpn);
         if let Some((version, pd, access)) = seen.0
             && version == record::version(record)
@@ -238,7 +247,7 @@ fn read_region(record: &[AtomicU64], key: u32) -> Option<(u32, Version, ShownReg
 }
 
 #[cold]
-fn read_rights(record: &[AtomicU64], own: [u64; 2], own_qpn: u32) -> Option<(Version, u32, Access)> {
+fn read_rights(record: &[AtomicU64], own: [u64; 2], own_qpn: u32) -> Option<(Version, u32, Rights)> {
     let (version, [flags, pd, dest_qpn, high, low, ..]) = record::read(record)?;
     if flags & SHOWN == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
         return None;
@@ -269,7 +278,7 @@ mod tests {
     use super::*;
 
     fn order() -> KeyOrder {
-        KeyOrder::new(ROUNDS, &mut StdRng::seed_from_u64(4))
+        KeyOrder::new(&mut StdRng::seed_from_u64(4))
     }
 
     #[test]
@@ -277,26 +286,26 @@ mod tests {
         let board = SharedRegistry::new(&order()).expect("made");
         let view = SharedRegistryView::open(board.file().try_clone_to_owned().expect("a descriptor"))
             .expect("mapped");
-        let (number, key) = (7, order().outward(7) << 8 | 0x42);
+        let (number, key) = (7, order().key_of(7) | 0x42);
         let mut seen = SeenRegion::default();
         let mut view = |key| view.region(key, &mut seen).map(|view| (view.version, *view.region));
         assert_eq!(view(key), None);
         let region = ShownRegion {
             tag: 0x42,
-            access: Access::REMOTE_READ | Access::LOCAL_WRITE,
+            access: Rights::READ | Rights::ATOMIC,
             pd: 9,
             start: 0x1000,
             len: u64::MAX - 0x1000,
             to_host: u64::MAX - 5,
         };
-        board.show_region(number, &region);
+        board.publish_region(number, &region);
         let (version, seen) = view(key).expect("shown");
         assert_eq!(seen, region);
         assert_eq!(board.region_version(number), Some(version));
         assert_eq!(view(key ^ 1), None, "another tag");
-        board.hide_region(number);
+        board.withdraw_region(number);
         assert_eq!(view(key), None);
-        board.show_region(number, &region);
+        board.publish_region(number, &region);
         assert!(view(key).is_some_and(|(again, _)| again != version));
     }
 
@@ -307,14 +316,14 @@ mod tests {
             .expect("mapped");
         let mut peer = [0; 16];
         peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);
-        let shown = ShownQueuePair { pd: 3, access: Access::REMOTE_READ, dest_qpn: 0x80_1234, peer };
+        let shown = ShownQueuePair { pd: 3, access: Rights::READ, dest_qpn: 0x80_1234, peer };
         board.set_queue_pair(0x05_ffff, Some(&shown));
         let own = halves(peer);
         let first = |qpn, own, own_qpn| view.rights(qpn, own, own_qpn, &mut SeenRights::default());
         let mut seen = SeenRights::default();
         let mut again = || view.rights(0x05_ffff, own, 0x80_1234, &mut seen);
         for _ in 0..2 {
-            assert_eq!(again(), Some((3, Access::REMOTE_READ)));
+            assert_eq!(again(), Some((3, Rights::READ)));
         }
         assert_eq!(first(0x05_fffe, own, 0x80_1234), None);
         assert_eq!(first(0x05_ffff, own, 0x80_1235), None, "connected to another one");

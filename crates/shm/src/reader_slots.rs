@@ -5,8 +5,8 @@
 //! epoch that concerns the region has changed ([`GracePeriod`]). Beside the epoch is a hazard pointer: the pages of the
 //! owner that the copy accesses. So a long copy, by a process that was stopped in the middle of it, blocks only changes
 //! of those pages. Beside the hazard pointer is the number of the key table slot that holds the local end of the copy,
-//! if the copying process reads that slot without a pin ([`Slot`](crate::table::Slot)): a change of that slot waits for
-//! the epoch in the same manner.
+//! if the copying process reads that slot without a lock: a change of that slot waits for the epoch in the same manner
+//! ([`wait_for_own_readers`]).
 //!
 //! ```text
 //!   the copying process                 the owner
@@ -31,8 +31,8 @@ use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_sync::wait_a_little;
 use terrace_sync::{Mutex, RwLock};
 
-use super::handshake;
-use super::segment::{AtomicNumbers, Others, Segment};
+use crate::handshake;
+use crate::segment::{AtomicNumbers, Others, Segment};
 
 /// Reader slots that a process has for one other process.
 const WORDS: usize = 1 << 14;
@@ -143,13 +143,14 @@ impl ReaderSlot {
     /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records
     /// of these pages stays true.
     #[inline(always)]
-    pub(super) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
-        self.reach_from(NO_SLOT, pages)
+    pub(crate) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
+        self.reach_from(None, pages)
     }
 
-    /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too.
+    /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too, if there is one.
     #[inline(always)]
-    pub(crate) fn reach_from(&mut self, slot: u32, pages: HostRange) -> Reaching<'_> {
+    pub fn reach_from(&mut self, slot: Option<u32>, pages: HostRange) -> Reaching<'_> {
+        let slot = slot.unwrap_or(NO_SLOT);
         let Line { word, place, hazard, .. } = Line::of(&self.hands.segment, self.index as usize);
         // A grace period that sees the epoch sees both.
         place.store(slot, Ordering::Relaxed);
@@ -165,7 +166,9 @@ impl Drop for ReaderSlot {
 }
 
 /// A copy may run: the epoch is odd.
-pub(crate) struct Reaching<'a> {
+#[derive(Debug)]
+#[must_use = "the epoch is odd only until this is dropped"]
+pub struct Reaching<'a> {
     word: &'a AtomicU32,
     even: u32,
     slot: u32,
@@ -174,7 +177,7 @@ pub(crate) struct Reaching<'a> {
 impl Reaching<'_> {
     /// The key table slot of this process that does not change meanwhile.
     #[inline(always)]
-    pub(crate) fn slot(&self) -> Option<u32> {
+    pub fn slot(&self) -> Option<u32> {
         (self.slot != NO_SLOT).then_some(self.slot)
     }
 }
@@ -374,7 +377,7 @@ impl GracePeriod {
 
 /// Waits until no copy of this process uses what it may have read before this call in that key table slot, of any
 /// device.
-pub(crate) fn wait_for_own_readers(slot: u32) {
+pub fn wait_for_own_readers(slot: u32) {
     for hands in OWN.all_now() {
         let Some(hands) = hands.upgrade() else { continue };
         // If `place` is of a later access already, the access that the epoch was odd for is over.
@@ -403,7 +406,7 @@ fn raised_words(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Ite
 
 /// In the child after `fork`: other processes access the parent's memory, not the child's, and the reader slots are the
 /// parent's.
-pub(crate) fn forget_readers() {
+pub fn forget_readers() {
     PEERS.forget();
     OWN.forget();
 }

@@ -3,14 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::Ordering;
 
-use terrace_hostmem::fault;
-use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES};
+use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
-use super::segment::{Place, Segment, file_system};
-use crate::access::AccessNeed;
-use crate::paging::{residency_bytes, unit_bit, unit_count};
+use crate::residency::{ResidencyView, unit_count};
+use crate::rights::Rights;
+use crate::segment::{Place, file_system};
 
 /// A file whose bytes are those of a range of another process's memory.
 #[derive(Debug)]
@@ -47,28 +45,19 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The access that the region at the other end must permit.
+    /// What the region at the other end must permit.
     #[inline]
-    pub(super) fn need(self) -> AccessNeed {
+    pub(crate) fn needs(self) -> Rights {
         match self {
-            Direction::Read => AccessNeed::Read,
-            Direction::Write => AccessNeed::Write,
-        }
-    }
-
-    /// The access that the region at this end must permit.
-    #[inline]
-    pub fn need_here(self) -> AccessNeed {
-        match self {
-            Direction::Read => AccessNeed::Write,
-            Direction::Write => AccessNeed::Read,
+            Direction::Read => Rights::READ,
+            Direction::Write => Rights::WRITE,
         }
     }
 }
 
 /// Some of the memory was not there. Packets find out which error that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Missing;
+pub(crate) struct Missing;
 
 /// A mapping of another process's file.
 #[derive(Debug)]
@@ -123,7 +112,7 @@ impl Mapped {
 
     /// Where this process has `len` bytes of the other one.
     #[inline]
-    pub(super) fn place(&self, host: u64, len: u64) -> Result<u64, Missing> {
+    pub(crate) fn place(&self, host: u64, len: u64) -> Result<u64, Missing> {
         let offset = host.wrapping_sub(self.range.addr);
         if offset > self.range.len || len > self.range.len - offset {
             return Err(Missing);
@@ -146,7 +135,7 @@ impl Mapped {
 
 impl Source {
     /// Drops the mapping, which should not be accessed any more. Later accesses find that the memory is not there.
-    pub(super) fn give_up(&self) {
+    pub(crate) fn give_up(&self) {
         if let Source::Mapped(mapped) = self {
             mapped.place.empty();
         }
@@ -167,21 +156,18 @@ fn file_len(file: BorrowedFd<'_>) -> io::Result<u64> {
 #[derive(Debug)]
 pub struct Paged {
     backed: BackedBy,
-    bitmap: Segment,
-    hits: Segment,
+    residency: ResidencyView,
 }
 
 impl Paged {
-    /// Takes the file, and the descriptors of [`Presence::tables`](crate::Presence::tables). The file's range must be
-    /// that of the presence.
+    /// Takes the file, and the descriptors of the region's residency bitmap and counters of hits. The file's range must
+    /// be the one that the tables cover.
     ///
     /// # Errors
     /// `InvalidData` when the tables do not fit the range.
     pub fn new(backed: BackedBy, bitmap: OwnedFd, hits: OwnedFd) -> io::Result<Paged> {
-        let unit_count = unit_count(backed.range.len);
-        let bitmap = Segment::open(bitmap, residency_bytes(unit_count), false)?;
-        let hits = Segment::open(hits, unit_count.next_multiple_of(2) * 4, true)?;
-        Ok(Paged { backed, bitmap, hits })
+        let residency = ResidencyView::open(bitmap, hits, unit_count(backed.range.len))?;
+        Ok(Paged { backed, residency })
     }
 
     #[inline(never)]
@@ -195,20 +181,11 @@ impl Paged {
             return Err(Missing);
         }
         let units = (offset / UNIT_BYTES) as usize..=((offset + local.len - 1) / UNIT_BYTES) as usize;
-        let count = unit_count(range.len);
-        let (bitmap, withdrawn) =
-            (self.bitmap.quads(0, count.div_ceil(64)), self.bitmap.quads(self.bitmap.len() - 8, 1));
-        if withdrawn[0].load(Ordering::Relaxed) != 0
-            || !units.clone().all(|unit| bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0)
-        {
+        if !self.residency.are_resident(units.clone()) {
             return Err(Missing);
         }
         self.transfer(direction, self.backed.offset + offset, local)?;
-        let hits = self.hits.words(0, count);
-        units.for_each(|unit| {
-            let total = hits[unit].load(Ordering::Relaxed).saturating_add(1);
-            hits[unit].store(total, Ordering::Relaxed);
-        });
+        self.residency.count_hit(units);
         Ok(())
     }
 
@@ -246,7 +223,7 @@ impl Source {
 
     /// Copies between this process and the other one, ascending, the last byte of a WRITE last.
     #[inline(always)]
-    pub(super) fn copy(
+    pub(crate) fn copy(
         &self,
         direction: Direction,
         pid: i32,

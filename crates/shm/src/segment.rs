@@ -87,6 +87,7 @@ impl Segment {
     }
 
     /// Length in bytes.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -156,19 +157,19 @@ impl Segment {
 /// Prefetches the cache line at an address for a read. The address need not be mapped.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
-pub(super) fn prefetch(addr: u64) {
+pub(crate) fn prefetch(addr: u64) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: a hint, that reads and writes nothing and cannot fault.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(addr as *const i8) }
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(super) fn prefetch(_addr: u64) {}
+pub(crate) fn prefetch(_addr: u64) {}
 
 /// The same for a write.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
-pub(super) fn prefetch_to_write(addr: u64) {
+pub(crate) fn prefetch_to_write(addr: u64) {
     // By name: where the intrinsic may not assume that this instruction exists, it prefetches a shared line. 64-bit
     // processors without the instruction do nothing.
     // SAFETY: a hint, that reads and writes nothing and cannot fault.
@@ -176,11 +177,11 @@ pub(super) fn prefetch_to_write(addr: u64) {
 }
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-pub(super) fn prefetch_to_write(_addr: u64) {}
+pub(crate) fn prefetch_to_write(_addr: u64) {}
 
 /// Addresses for a mapping of shared memory. They are released with the mapping, when no copy runs any more.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     addr: u64,
     len: usize,
 }

@@ -7,20 +7,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use terrace_hostmem::AtomicOp;
-use terrace_hostmem::HostRange;
-use terrace_hostmem::fault;
+use terrace_hostmem::{AtomicOp, HostRange, fault};
 use terrace_sync::RwLock;
 
-use super::prefetch_hint::PrefetchHint;
-use super::reader_slots::{Reaching, ReaderSlot, ReaderSlots};
-use super::record::Version;
-use super::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
-use super::show::LocalPiece;
-use super::source::{Direction, Missing, Source};
-use crate::access::{Access, AccessNeed, Accessor, Side};
-use crate::registry::Registry;
-use crate::table::KeyMemo;
+use crate::prefetch_hint::PrefetchHint;
+use crate::reader_slots::{Reaching, ReaderSlot, ReaderSlots};
+use crate::record::Version;
+use crate::rights::Rights;
+use crate::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
+use crate::source::{Direction, Missing, Source};
 
 /// Longest copy, in bytes, that a change of a region has to wait for.
 const COPY_BYTES_MAX: u64 = 256 << 10;
@@ -112,57 +107,55 @@ pub struct Lead {
     last: Last,
 }
 
-/// A piece of this process's memory that is yet to be found registered.
-#[derive(Clone, Copy, Debug)]
-pub struct Local<'a> {
-    /// The registry.
-    pub registry: &'a Registry,
-    /// The queue pair that accesses it.
-    pub who: Accessor,
-    /// For the next access of the same kind.
-    pub memo: &'a KeyMemo,
-    /// The piece.
-    pub piece: LocalPiece,
-}
-
-/// The local end of a copy.
-enum Here<'a> {
-    /// Memory that stays valid during the copy.
-    Range(HostRange),
-    /// Memory that stays valid while the epoch is odd, if it is registered.
-    Piece(&'a Local<'a>),
-}
-
-impl Here<'_> {
+/// Memory of this process: the local end of a copy, as it is known before the copy.
+///
+/// A copy takes the type as a parameter, so that the checks on local memory are compiled into it: a short copy makes no
+/// call for them.
+pub trait LocalMemory: Copy {
     /// Length in bytes.
+    fn bytes(&self) -> u64;
+
+    /// The slot of this process's key table that the reader's epoch is to protect, if the memory is a region's.
+    fn slot(&self) -> Option<u32>;
+
+    /// Where the memory is, if it is registered for a copy in this direction. The answer stays true only while the
+    /// epoch is odd.
+    ///
+    /// # Errors
+    /// `NotHere` if it is not registered for that.
+    fn locate(&self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal>;
+
+    /// Keeps the memory registered, without an epoch, while `act` copies from or to it: for copies that take long.
+    ///
+    /// # Errors
+    /// `NotHere` if it is not registered for that; those of `act`.
+    fn hold(
+        &self,
+        direction: Direction,
+        act: impl FnOnce(HostRange) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal>;
+}
+
+/// Memory that stays valid during the copy.
+impl LocalMemory for HostRange {
     #[inline(always)]
-    fn len(&self) -> u64 {
-        match *self {
-            Here::Range(range) => range.len,
-            Here::Piece(Local { piece, .. }) => piece.len,
-        }
+    fn bytes(&self) -> u64 {
+        self.len
     }
 
-    /// Makes the epoch odd for a copy from or to `theirs`.
     #[inline(always)]
-    fn reach<'a>(&self, hand: &'a mut ReaderSlot, theirs: HostRange) -> Reaching<'a> {
-        match *self {
-            Here::Range(_) => hand.reach(theirs),
-            Here::Piece(Local { registry, memo, piece, .. }) => {
-                hand.reach_from(registry.table.number_again(piece.lkey, memo), theirs)
-            }
-        }
+    fn slot(&self) -> Option<u32> {
+        None
     }
 
     #[inline(always)]
-    fn find(self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal> {
-        match self {
-            Here::Range(range) => Ok(range),
-            Here::Piece(&Local { registry, who, piece, .. }) => {
-                let found = registry.look_at_piece(reaching, who, direction.need_here(), piece);
-                found.map_err(|_| Refusal::NotHere)
-            }
-        }
+    fn locate(&self, _: Direction, _: &Reaching<'_>) -> Result<HostRange, Refusal> {
+        Ok(*self)
+    }
+
+    #[inline(always)]
+    fn hold(&self, _: Direction, act: impl FnOnce(HostRange) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        act(*self)
     }
 }
 
@@ -200,7 +193,7 @@ impl Lead {
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let into = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy_range(Direction::Read, key, va, into)
+        self.copy_piece(Direction::Read, key, va, into)
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -210,10 +203,10 @@ impl Lead {
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
         let from = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy_range(Direction::Write, key, va, from)
+        self.copy_piece(Direction::Write, key, va, from)
     }
 
-    /// Copies one piece of registered memory from `va` on, or to there.
+    /// Copies one piece of memory from `va` on, or to there.
     ///
     /// # Errors
     /// See [`Refusal`]: `NotHere`, too, if the piece is not registered for that. A part may then have been copied.
@@ -223,13 +216,13 @@ impl Lead {
         direction: Direction,
         key: u32,
         va: u64,
-        local: &Local<'_>,
+        local: impl LocalMemory,
     ) -> Result<(), Refusal> {
-        let piece = local.piece;
-        if !(1..=COPY_BYTES_MAX).contains(&piece.len) {
-            return self.copy_long_piece(direction, key, va, *local);
+        let len = local.bytes();
+        if !(1..=COPY_BYTES_MAX).contains(&len) {
+            return self.copy_long_piece(direction, key, va, local);
         }
-        self.copy_part(direction, key, va, piece.len, Here::Piece(local))
+        self.copy_part(direction, key, va, len, local)
     }
 
     #[cold]
@@ -239,12 +232,9 @@ impl Lead {
         direction: Direction,
         key: u32,
         va: u64,
-        local: Local<'_>,
+        local: impl LocalMemory,
     ) -> Result<(), Refusal> {
-        let Local { registry, who, memo, piece } = local;
-        let copy = |range| self.copy(direction, key, va, &[range]);
-        let copied = registry.with_piece(who, direction.need_here(), memo, piece, copy);
-        copied.unwrap_or(Err(Refusal::NotHere))
+        local.hold(direction, |range| self.copy(direction, key, va, &[range]))
     }
 
     /// Performs an atomic operation, and returns the value before it.
@@ -253,8 +243,8 @@ impl Lead {
     /// See [`Refusal`]; nothing has happened then.
     pub fn atomic(&mut self, key: u32, va: u64, op: AtomicOp) -> Result<u64, Refusal> {
         let need = match op {
-            AtomicOp::Write { .. } => AccessNeed::Write,
-            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => AccessNeed::Atomic,
+            AtomicOp::Write { .. } => Rights::WRITE,
+            AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => Rights::ATOMIC,
         };
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let region = reach.region(key, &mut seen.region)?;
@@ -301,20 +291,6 @@ impl Lead {
         Ok(unsafe { fault::copy_to(into.addr, &before.to_ne_bytes()) })
     }
 
-    #[inline]
-    fn copy_range(
-        &mut self,
-        direction: Direction,
-        key: u32,
-        va: u64,
-        local: HostRange,
-    ) -> Result<(), Refusal> {
-        match local.len {
-            1..=COPY_BYTES_MAX => self.copy_part(direction, key, va, local.len, Here::Range(local)),
-            _ => self.copy(direction, key, va, &[local]),
-        }
-    }
-
     /// Copies the program's memory from `va` on, or to there.
     ///
     /// # Errors
@@ -334,7 +310,7 @@ impl Lead {
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
                 // Checks all that is left, so that nothing of a refused access is written.
-                self.copy_part(direction, key, va, left, Here::Range(part))?;
+                self.copy_part(direction, key, va, left, part)?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
             }
@@ -349,15 +325,15 @@ impl Lead {
         key: u32,
         va: u64,
         whole: u64,
-        here: Here<'_>,
+        local: impl LocalMemory,
     ) -> Result<(), Refusal> {
         let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
         let region = reach.region(key, &mut seen.region)?;
-        let theirs = HostRange { addr: region.locate(va, whole)?, len: here.len() };
-        let reaching = here.reach(hand, theirs);
-        let here = here.find(direction, &reaching)?;
+        let theirs = HostRange { addr: region.locate(va, whole)?, len: local.bytes() };
+        let reaching = hand.reach_from(local.slot(), theirs);
+        let here = local.locate(direction, &reaching)?;
         let connection = (*own, *own_qpn, *qpn);
-        let version = reach.check(connection, &mut seen.rights, &region, direction.need())?;
+        let version = reach.check(connection, &mut seen.rights, &region, direction.needs())?;
         let source = last.source(reach, key, version, va, theirs.addr)?;
         source.copy(direction, reach.pid, theirs.addr, here).map_err(|Missing| Refusal::NotHere)
     }
@@ -421,17 +397,12 @@ impl Reach {
         (own, own_qpn, qpn): ([u64; 2], u32, u32),
         seen: &mut SeenRights,
         view: &RegionView<'_>,
-        need: AccessNeed,
+        need: Rights,
     ) -> Result<Version, Refusal> {
         let (pd, access) = self.board.rights(qpn, own, own_qpn, seen).ok_or(Refusal::NotHere)?;
-        let permission = need.permission(Side::Remote);
-        let is_permitted = pd == view.region.pd && permits(access, view.region.access, permission);
+        let is_permitted = pd == view.region.pd && access.contains(need) && view.region.access.contains(need);
         if is_permitted && view.is_current() { Ok(view.version) } else { Err(Refusal::NotHere) }
     }
-}
-
-fn permits(queue_pair: Access, region: Access, permission: Access) -> bool {
-    queue_pair.contains(permission) && region.contains(permission)
 }
 
 impl RegionView<'_> {
