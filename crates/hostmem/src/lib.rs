@@ -4,9 +4,9 @@
 //! report such memory instead of ending the process, and the signal handlers that this takes. [`HostRange`] names a
 //! range of addresses; [`PAGE_BYTES`] and [`UNIT_BYTES`] are the sizes that ranges are counted in.
 //!
-//! This is a crate of its own because two crates copy that must not depend on each other's reasons: `terrace-shm` copies
-//! between processes, `terrace-memory` copies to and from registered regions. It knows neither keys nor processes, files
-//! nor packets. The crate `terrace-faults`, which has fault plans for tests, is something else.
+//! This is a crate of its own because two crates copy that must not depend on each other's reasons: `terrace-shm`
+//! copies between processes, `terrace-memory` copies to and from registered regions. It knows neither keys nor
+//! processes, files nor packets. The crate `terrace-faults`, which has fault plans for tests, is something else.
 
 #![warn(missing_docs)]
 

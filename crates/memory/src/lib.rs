@@ -6,8 +6,8 @@
 //! Deregistering waits until no access has the slot pinned; when it returns, no copy that passed the check is still
 //! running.
 //!
-//! The program may unmap, protect or truncate registered memory at any time. Copies therefore run in code whose
-//! faults are caught and reported ([`terrace_hostmem::fault`]); the process lives and the request gets [`AccessError::Fault`].
+//! The program may unmap, protect or truncate registered memory at any time. Copies therefore run in code whose faults
+//! are caught and reported ([`terrace_hostmem::fault`]); the process lives and the request gets [`AccessError::Fault`].
 //!
 //! | module | content |
 //! |---|---|
@@ -26,8 +26,8 @@
 //! | `socket` | a socket option, here because it takes unsafe code |
 //!
 //! What regions mean to other processes of the host is in `terrace-shm`: this crate publishes records there, and waits
-//! for the readers of what it withdraws. It knows nothing of packets and their rings, of queue pairs except their numbers
-//! and the records that are published of them, or of files.
+//! for the readers of what it withdraws. It knows nothing of packets and their rings, of queue pairs except their
+//! numbers and the records that are published of them, or of files.
 
 mod access;
 mod entry;

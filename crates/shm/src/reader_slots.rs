@@ -47,7 +47,7 @@ const HAZARD_COUNT_BITS: u32 = 16;
 /// After this time the log names the process that is waited for.
 const SAY_AFTER: Duration = Duration::from_secs(1);
 /// Longest wait for a process in mid-copy. Copies take microseconds, but a stopped process may never continue.
-pub const READER_LIMIT: Duration = Duration::from_secs(10);
+const READER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The reader slots of this process for one other process.
 #[derive(Debug)]
@@ -360,7 +360,7 @@ impl GracePeriod {
         Ok(())
     }
 
-    /// Waits for [`READER_LIMIT`] at most. After a second the log names the process that it waits for.
+    /// Waits for `READER_LIMIT`, 10 s, at most. After a second the log names the process that it waits for.
     ///
     /// # Errors
     /// As for [`GracePeriod::wait`].

@@ -47,7 +47,7 @@ pub fn install() -> io::Result<()> {
     result.map_err(io::Error::from_raw_os_error)
 }
 
-/// To be called in a child of `fork`: the actions in [`PROGRAM`] are the child's from then on.
+/// To be called in a child of `fork`: the noted actions are the child's from then on.
 pub fn note_process() {
     // SAFETY: no preconditions.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
