@@ -1,7 +1,7 @@
 //! Permissions, accessors, and the errors of accesses and registrations.
 
 use bitflags::bitflags;
-use terrace_shm::{Direction, Rights, StillReached};
+use terrace_shm::{Direction, ReaderTimeout, Rights};
 
 bitflags! {
     /// What may be done through a key. Values are those of `enum ibv_access_flags`.
@@ -215,7 +215,7 @@ pub enum RegisterError {
     Busy,
     /// Another process of the host does not end an access to it (EBUSY).
     #[error("{0}")]
-    StillReached(StillReached),
+    ReaderTimeout(ReaderTimeout),
     /// There is no such region or window (EINVAL).
     #[error("no such region or window")]
     UnknownKey,

@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 use terrace_hostmem::HostRange;
-use terrace_shm::{Direction, KeyMemo, LocalMemory, Reaching, Refusal};
+use terrace_shm::{Direction, EpochGuard, KeyMemo, LocalMemory, Refusal};
 
 use crate::access::{AccessError, AccessNeed, Accessor};
 use crate::entry::Entry;
@@ -48,9 +48,9 @@ impl LocalMemory for Local<'_> {
     }
 
     #[inline(always)]
-    fn locate(&self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal> {
+    fn locate(&self, direction: Direction, guard: &EpochGuard<'_>) -> Result<HostRange, Refusal> {
         let need = AccessNeed::of_local_end(direction);
-        let found = self.registry.look_at_piece(reaching, self.who, need, self.piece);
+        let found = self.registry.locate_piece(guard, self.who, need, self.piece);
         found.map_err(|_| Refusal::NotHere)
     }
 
@@ -115,14 +115,14 @@ impl Registry {
 
     /// Where a piece is, as long as the epoch is odd that protects its slot.
     #[inline(always)]
-    fn look_at_piece(
+    fn locate_piece(
         &self,
-        reaching: &Reaching<'_>,
+        guard: &EpochGuard<'_>,
         who: Accessor,
         need: AccessNeed,
         piece: LocalPiece,
     ) -> Result<HostRange, AccessError> {
-        let entry = self.table.look(reaching).ok_or(AccessError::NotReady)?;
+        let entry = self.table.entry_under(guard).ok_or(AccessError::NotReady)?;
         let addr = entry.locate(tag_of(piece.lkey), who, need, piece.addr, piece.len)?;
         Ok(HostRange { addr, len: piece.len })
     }

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 use terrace_hostmem::HostRange;
-use terrace_shm::{GracePeriod, SharedRegistry, ShownQueuePair, ShownRegion, Version};
+use terrace_shm::{GracePeriod, PublishedQueuePair, PublishedRegion, SharedRegistry, Version};
 
 use crate::access::RegisterError;
 use crate::entry::{Entry, Kind};
@@ -33,31 +33,31 @@ impl Registry {
     ///
     /// # Errors
     /// When the system has no descriptors or address space left; `Unsupported` in a forked child.
-    pub fn show(&self) -> io::Result<BorrowedFd<'_>> {
+    pub fn publish(&self) -> io::Result<BorrowedFd<'_>> {
         if self.is_detached.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         // No region is registered meanwhile.
         let changes = self.changes.close();
-        if self.board.get().is_none() {
-            let board = SharedRegistry::new(self.table.key_order())?;
+        if self.shared_registry.get().is_none() {
+            let shared = SharedRegistry::new(self.table.key_order())?;
             for (index, slot) in self.table.slots() {
                 let entry = slot.pin();
-                if let Some(region) = shown(&entry) {
-                    board.publish_region(self.number(index), &region);
+                if let Some(region) = published(&entry) {
+                    shared.publish_region(self.number(index), &region);
                 }
             }
             // No other thread can have set it: that takes the lock.
-            let _ = self.board.set(board);
+            let _ = self.shared_registry.set(shared);
         }
         drop(changes);
-        self.board.get().map(SharedRegistry::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
+        self.shared_registry.get().map(SharedRegistry::file).ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// Whether registered regions are published.
     #[inline]
-    pub fn is_shown(&self) -> bool {
-        self.board().is_some()
+    pub fn is_published(&self) -> bool {
+        self.shared_registry().is_some()
     }
 
     /// The number of a key's slot.
@@ -66,22 +66,22 @@ impl Registry {
     }
 
     #[inline]
-    fn board(&self) -> Option<&SharedRegistry> {
-        self.board.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
+    fn shared_registry(&self) -> Option<&SharedRegistry> {
+        self.shared_registry.get().filter(|_| !self.is_detached.load(Ordering::Relaxed))
     }
 
     /// Publishes a queue pair that gives access to regions, or withdraws it. The caller has the queue pair locked.
     /// Accesses that other processes have begun may still be under way, until [`GracePeriod::of_queue_pair`] is over.
-    pub fn set_queue_pair(&self, qpn: u32, queue_pair: Option<&ShownQueuePair>) {
-        if let Some(board) = self.board() {
-            board.set_queue_pair(qpn, queue_pair);
+    pub fn set_queue_pair(&self, qpn: u32, queue_pair: Option<&PublishedQueuePair>) {
+        if let Some(shared) = self.shared_registry() {
+            shared.set_queue_pair(qpn, queue_pair);
         }
     }
 
     /// Publishes a region as it is now, if it is to be published. The caller has its slot closed.
-    pub(crate) fn show_region(&self, key: u32, entry: &Entry) {
-        if let (Some(board), Some(region)) = (self.board(), shown(entry)) {
-            board.publish_region(self.number(key), &region);
+    pub(crate) fn publish_region(&self, key: u32, entry: &Entry) {
+        if let (Some(shared), Some(region)) = (self.shared_registry(), published(entry)) {
+            shared.publish_region(self.number(key), &region);
         }
     }
 
@@ -90,7 +90,7 @@ impl Registry {
     /// the region serves packets meanwhile.
     ///
     /// # Errors
-    /// Those of `check` and `change`; `Busy` when another thread changes it as well; `StillReached` when another
+    /// Those of `check` and `change`; `Busy` when another thread changes it as well; `ReaderTimeout` when another
     /// process does not end an access in time. The region is then as it was.
     pub(crate) fn change_region<R>(
         &self,
@@ -103,9 +103,9 @@ impl Registry {
             let _changing = self.changes.pin();
             let mut entry = slot.close();
             check(&entry)?;
-            let Some(board) = self.board() else { return change(&mut entry) };
+            let Some(shared) = self.shared_registry() else { return change(&mut entry) };
             entry.withdrawals += 1;
-            board.withdraw_region(self.number(key));
+            shared.withdraw_region(self.number(key));
             HostRange { addr: entry.start.wrapping_add(entry.to_host), len: entry.len }
         };
         let over = GracePeriod::of_pages(pages).wait_long();
@@ -116,9 +116,9 @@ impl Registry {
             // Another thread may have changed it meanwhile, or wait to do so.
             Ok(()) if entry.withdrawals == 0 => check(&entry).and_then(|()| change(&mut entry)),
             Ok(()) => Err(RegisterError::Busy),
-            Err(reached) => Err(RegisterError::StillReached(reached)),
+            Err(timeout) => Err(RegisterError::ReaderTimeout(timeout)),
         };
-        self.show_region(key, &entry);
+        self.publish_region(key, &entry);
         result
     }
 
@@ -126,7 +126,7 @@ impl Registry {
     pub fn memory_of(&self, key: u32, version: Version) -> Option<RegionMemory> {
         let slot = self.slot(key).ok()?;
         let entry = slot.pin();
-        let current = self.board()?.region_version(self.number(key))?;
+        let current = self.shared_registry()?.region_version(self.number(key))?;
         if entry.kind != Kind::Region || entry.tag != tag_of(key) || current != version {
             return None;
         }
@@ -136,8 +136,8 @@ impl Registry {
     }
 }
 
-fn shown(entry: &Entry) -> Option<ShownRegion> {
-    (entry.kind == Kind::Region && entry.bound && entry.withdrawals == 0).then_some(ShownRegion {
+fn published(entry: &Entry) -> Option<PublishedRegion> {
+    (entry.kind == Kind::Region && entry.bound && entry.withdrawals == 0).then_some(PublishedRegion {
         tag: entry.tag,
         access: entry.access.rights(),
         pd: entry.pd,

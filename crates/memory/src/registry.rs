@@ -209,7 +209,7 @@ pub struct Registry {
     /// it.
     pub(crate) changes: PinLock<()>,
     /// The shared registry, once it was asked for.
-    pub(crate) board: OnceLock<SharedRegistry>,
+    pub(crate) shared_registry: OnceLock<SharedRegistry>,
     /// This is a forked child, and the shared registry is the parent's.
     pub(crate) is_detached: AtomicBool,
 }
@@ -231,7 +231,7 @@ impl Registry {
         Ok(Registry {
             table: Table::new(limits.regions_max, limits.windows_max, limits.seed),
             changes: PinLock::new(()),
-            board: OnceLock::new(),
+            shared_registry: OnceLock::new(),
             is_detached: AtomicBool::new(false),
         })
     }
@@ -260,7 +260,7 @@ impl Registry {
         let mut entry = slot.close();
         checked.step = entry.step;
         *entry = checked;
-        self.show_region(key, &entry);
+        self.publish_region(key, &entry);
         Ok(region)
     }
 
@@ -268,7 +268,7 @@ impl Registry {
     /// the old checks is still running.
     ///
     /// # Errors
-    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`; `StillReached`.
+    /// As for [`Registry::register`]; `Busy` when windows are bound; `UnknownKey`; `ReaderTimeout`.
     pub fn reregister(&self, key: u32, change: &RegionChange) -> Result<Region, RegisterError> {
         {
             let _changing = self.changes.pin();
@@ -289,7 +289,7 @@ impl Registry {
     /// Ends a region. When this returns, no access to it is still running, and its key names nothing.
     ///
     /// # Errors
-    /// `Busy` when windows are bound; `UnknownKey`; `StillReached`. The region is then as it was.
+    /// `Busy` when windows are bound; `UnknownKey`; `ReaderTimeout`. The region is then as it was.
     pub fn deregister(&self, key: u32) -> Result<(), RegisterError> {
         let check = |entry: &Entry| match entry {
             _ if entry.kind != Kind::Region || entry.tag != tag_of(key) => Err(RegisterError::UnknownKey),

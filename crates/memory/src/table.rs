@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use terrace_shm::{KEY_INDEX_BITS, KeyMemo, KeyOrder, Reaching, wait_for_own_readers};
+use terrace_shm::{EpochGuard, KEY_INDEX_BITS, KeyMemo, KeyOrder, wait_for_own_readers};
 use terrace_sync::Mutex;
 
 use crate::entry::{Entry, Kind};
@@ -133,8 +133,8 @@ impl Table {
     /// The entry of the slot that the reader's epoch protects, unless a writer has it or waits for it: two locked
     /// instructions less than a pin.
     #[inline(always)]
-    pub(crate) fn look<'a>(&'a self, reaching: &'a Reaching<'_>) -> Option<&'a Entry> {
-        let slot = self.slot(reaching.slot()?)?;
+    pub(crate) fn entry_under<'a>(&'a self, guard: &'a EpochGuard<'_>) -> Option<&'a Entry> {
+        let slot = self.slot(guard.slot()?)?;
         // SAFETY: only `Slot::close` closes it, which waits for epochs that protect that number.
         unsafe { slot.entry.peek() }
     }
@@ -250,20 +250,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_somebody_looks_at_under_a_raised_hand_does_not_change_meanwhile() {
+    fn an_entry_does_not_change_while_a_reader_epoch_protects_it() {
         let table = Table::new(10, 10, 1);
         let (key, slot) = table.allocate(false).expect("a slot");
         let number = table.number_again(key, &KeyMemo::default());
-        let (hands, done) = (ReaderSlots::new().expect("made"), AtomicBool::new(false));
+        let (reader_slots, done) = (ReaderSlots::new().expect("made"), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                let mut hand = hands.take(7).expect("a word");
+                let mut reader_slot = reader_slots.take(7).expect("a slot");
                 let (table, done) = (&table, &done);
                 scope.spawn(move || {
                     let mut looks = 0;
                     while !done.load(Ordering::Relaxed) || looks == 0 {
-                        let reaching = hand.reach_from(Some(number), HostRange { addr: 0, len: 1 });
-                        let Some(entry) = table.look(&reaching) else { continue };
+                        let guard = reader_slot.enter_for(Some(number), HostRange { addr: 0, len: 1 });
+                        let Some(entry) = table.entry_under(&guard) else { continue };
                         let first = entry.start;
                         (0..20).for_each(|_| std::hint::spin_loop());
                         assert_eq!((entry.start, entry.len), (first, first), "it has changed");

@@ -19,7 +19,7 @@ const REMOTE: Access = Access::all().difference(Access::ZERO_BASED).difference(A
 
 struct Both {
     registry: Registry,
-    reach: Arc<Reach>,
+    peer: Arc<PeerMemory>,
     _readers: PeerReaders,
 }
 
@@ -27,23 +27,23 @@ fn sent(fd: std::os::fd::BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().expect("a descriptor")
 }
 
-fn shown(access: Rights) -> ShownQueuePair {
-    ShownQueuePair { pd: PD, access, dest_qpn: OWN_QPN, peer: OWN }
+fn published(access: Rights) -> PublishedQueuePair {
+    PublishedQueuePair { pd: PD, access, dest_qpn: OWN_QPN, peer: OWN }
 }
 
 impl Both {
     fn new() -> Both {
         let registry = Registry::new(Limits { seed: 5, ..Limits::default() }).expect("handlers");
-        let hands = ReaderSlots::new().expect("hands");
-        let readers = PeerReaders::admit(sent(hands.file()), std::process::id() as i32).expect("mapped");
-        let board = sent(registry.show().expect("a board"));
-        let reach = Reach::new(board, hands, std::process::id() as i32).expect("mapped");
-        registry.set_queue_pair(QPN, Some(&shown(Rights::all())));
-        Both { registry, reach, _readers: readers }
+        let slots = ReaderSlots::new().expect("slots");
+        let readers = PeerReaders::admit(sent(slots.file()), std::process::id() as i32).expect("mapped");
+        let shared_registry = sent(registry.publish().expect("a segment"));
+        let peer = PeerMemory::new(shared_registry, slots, std::process::id() as i32).expect("mapped");
+        registry.set_queue_pair(QPN, Some(&published(Rights::all())));
+        Both { registry, peer, _readers: readers }
     }
 
-    fn lead(&self) -> Lead {
-        self.reach.lead(OWN, OWN_QPN, QPN).expect("a word")
+    fn direct_access(&self) -> DirectAccess {
+        self.peer.direct_access(OWN, OWN_QPN, QPN).expect("a slot")
     }
 
     fn register(&self, memory: &[u8], access: Access) -> u32 {
@@ -53,12 +53,12 @@ impl Both {
 
     /// Sets a region's source, as the code that receives descriptors would.
     fn learn(&self, key: u32, source: Source) {
-        self.reach.set_source(key, self.version(key), source);
+        self.peer.set_source(key, self.version(key), source);
     }
 
     fn version(&self, key: u32) -> Version {
         let is_current = |version: &Version| self.registry.memory_of(key, *version).is_some();
-        (1..1 << 16).map(|n| Version(n * 2)).find(is_current).expect("shown")
+        (1..1 << 16).map(|n| Version(n * 2)).find(is_current).expect("published")
     }
 }
 
@@ -72,16 +72,16 @@ fn what_one_process_registers_another_reads_and_writes() {
     let memory: Vec<u8> = (0..100_000u32).map(|n| (n * 7) as u8).collect();
     let base = memory.as_ptr() as u64;
     let key = both.register(&memory, REMOTE);
-    let mut lead = both.lead();
+    let mut direct = both.direct_access();
     let mut byte = [0u8];
     let unknown = Refusal::Unknown(both.version(key));
-    assert_eq!(lead.copy(Direction::Read, key, base, &[range(&mut byte)]), Err(unknown));
+    assert_eq!(direct.copy(Direction::Read, key, base, &[range(&mut byte)]), Err(unknown));
     both.learn(key, Source::Process);
     let (mut first, mut second) = (vec![0u8; 3], vec![0u8; 70_000]);
-    lead.copy(Direction::Read, key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
+    direct.copy(Direction::Read, key, base + 5, &[range(&mut first), range(&mut second)]).expect("read");
     assert_eq!([first, second.clone()].concat(), memory[5..70_008]);
     second.fill(0xee);
-    lead.copy(Direction::Write, key, base + 9, &[range(&mut second)]).expect("written");
+    direct.copy(Direction::Write, key, base + 9, &[range(&mut second)]).expect("written");
     let read = std::hint::black_box(&memory);
     assert!(read[9..70_009].iter().all(|&byte| byte == 0xee));
     assert_eq!(read[8], 56);
@@ -91,7 +91,7 @@ fn what_one_process_registers_another_reads_and_writes() {
 fn what_a_packet_would_be_refused_is_left_to_packets() {
     let both = Both::new();
     let memory = vec![1u8; 4096];
-    let mut lead = both.lead();
+    let mut direct = both.direct_access();
     let base = memory.as_ptr() as u64;
     let key = both.register(&memory, REMOTE);
     let read_only = both.register(&memory, Access::REMOTE_READ);
@@ -99,35 +99,35 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
     both.learn(read_only, Source::Process);
     let mut out = vec![0u8; 16];
     let here = [range(&mut out)];
-    assert_eq!(lead.copy(Direction::Read, key, base, &here), Ok(()));
+    assert_eq!(direct.copy(Direction::Read, key, base, &here), Ok(()));
     let no = Err(Refusal::NotHere);
-    assert_eq!(lead.copy(Direction::Read, key, base + 4081, &here), no, "beyond the end");
-    assert_eq!(lead.copy(Direction::Read, key, base - 1, &here), no, "before the start");
-    assert_eq!(lead.copy(Direction::Read, key, u64::MAX - 3, &here), no, "around the end of addresses");
-    assert_eq!(lead.copy(Direction::Read, key ^ 1, base, &here), no, "another tag");
-    assert_eq!(lead.copy(Direction::Read, key ^ 0x100, base, &here), no, "another key");
-    assert_eq!(lead.copy(Direction::Write, read_only, base, &here), no, "not writable");
+    assert_eq!(direct.copy(Direction::Read, key, base + 4081, &here), no, "beyond the end");
+    assert_eq!(direct.copy(Direction::Read, key, base - 1, &here), no, "before the start");
+    assert_eq!(direct.copy(Direction::Read, key, u64::MAX - 3, &here), no, "around the end of addresses");
+    assert_eq!(direct.copy(Direction::Read, key ^ 1, base, &here), no, "another tag");
+    assert_eq!(direct.copy(Direction::Read, key ^ 0x100, base, &here), no, "another key");
+    assert_eq!(direct.copy(Direction::Write, read_only, base, &here), no, "not writable");
     assert_eq!(
-        lead.copy(Direction::Read, key, base, &[HostRange { addr: 8, len: 8 }]),
+        direct.copy(Direction::Read, key, base, &[HostRange { addr: 8, len: 8 }]),
         no,
         "no memory on this side"
     );
     // The queue pair's rights count as well.
     for (queue_pair, why) in [
-        (ShownQueuePair { access: Rights::WRITE, ..shown(Rights::all()) }, "no READs"),
-        (ShownQueuePair { dest_qpn: OWN_QPN + 1, ..shown(Rights::all()) }, "another queue pair's"),
-        (ShownQueuePair { peer: [8; 16], ..shown(Rights::all()) }, "another address's"),
-        (ShownQueuePair { pd: PD + 1, ..shown(Rights::all()) }, "another protection domain"),
+        (PublishedQueuePair { access: Rights::WRITE, ..published(Rights::all()) }, "no READs"),
+        (PublishedQueuePair { dest_qpn: OWN_QPN + 1, ..published(Rights::all()) }, "another queue pair's"),
+        (PublishedQueuePair { peer: [8; 16], ..published(Rights::all()) }, "another address's"),
+        (PublishedQueuePair { pd: PD + 1, ..published(Rights::all()) }, "another protection domain"),
     ] {
         both.registry.set_queue_pair(QPN, Some(&queue_pair));
-        assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "{why}");
+        assert_eq!(direct.copy(Direction::Read, key, base, &here), no, "{why}");
     }
     both.registry.set_queue_pair(QPN, None);
-    assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "not connected");
-    both.registry.set_queue_pair(QPN, Some(&shown(Rights::all())));
-    assert_eq!(lead.copy(Direction::Read, key, base, &here), Ok(()));
-    both.reach.note_gone();
-    assert_eq!(lead.copy(Direction::Read, key, base, &here), no, "gone");
+    assert_eq!(direct.copy(Direction::Read, key, base, &here), no, "not connected");
+    both.registry.set_queue_pair(QPN, Some(&published(Rights::all())));
+    assert_eq!(direct.copy(Direction::Read, key, base, &here), Ok(()));
+    both.peer.note_gone();
+    assert_eq!(direct.copy(Direction::Read, key, base, &here), no, "gone");
 }
 
 #[test]
@@ -149,27 +149,27 @@ fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
         let inode = format!(" {} ", std::os::unix::fs::MetadataExt::ino(&file.metadata().expect("known")));
         std::fs::read_to_string("/proc/self/maps").expect("a list").lines().any(|line| line.contains(&inode))
     };
-    let (mut lead, mut byte) = (both.lead(), [0u8]);
+    let (mut direct, mut byte) = (both.direct_access(), [0u8]);
     let (first, version) = (learn(), both.version(key));
-    lead.read_into(key, base, &mut byte).expect("read");
-    both.reach.forget(key, Version(version.0 + 2));
-    both.reach.forget(key ^ 1, version);
+    direct.read_into(key, base, &mut byte).expect("read");
+    both.peer.forget(key, Version(version.0 + 2));
+    both.peer.forget(key ^ 1, version);
     assert!(is_mapped(&first), "that was another one");
-    // `lead` still holds the record, which was not marked stale: the cost is at most one packet.
-    both.reach.forget(key, version);
+    // `direct` still holds the record, which was not marked stale: the cost is at most one packet.
+    both.peer.forget(key, version);
     assert!(!is_mapped(&first));
-    assert_eq!(lead.read_into(key, base, &mut byte), Err(Refusal::NotHere));
-    assert_eq!(lead.atomic(key, base, AtomicOp::FetchAdd { add: 1 }), Err(Refusal::NotHere));
+    assert_eq!(direct.read_into(key, base, &mut byte), Err(Refusal::NotHere));
+    assert_eq!(direct.atomic(key, base, AtomicOp::FetchAdd { add: 1 }), Err(Refusal::NotHere));
     let second = learn();
     let third = learn();
     assert!(!is_mapped(&second) && is_mapped(&third), "the last answer counts");
-    both.lead().read_into(key, base, &mut byte).expect("read");
-    both.reach.note_gone();
+    both.direct_access().read_into(key, base, &mut byte).expect("read");
+    both.peer.note_gone();
     assert!(!is_mapped(&third));
 }
 
 #[test]
-fn an_outlook_is_of_the_region_that_was_reached_last() {
+fn a_prefetch_hint_is_of_the_region_that_was_accessed_last() {
     let both = Both::new();
     let file = tempfile::tempfile().expect("a file");
     file.set_len(1 << 16).expect("room");
@@ -179,18 +179,18 @@ fn an_outlook_is_of_the_region_that_was_reached_last() {
     let backed = BackedBy { file: file.into(), offset: 0, range: HostRange { addr: base, len: 1 << 16 } };
     both.learn(mapped, Source::Mapped(Mapped::new(&backed).expect("mapped")));
     both.learn(other, Source::Process);
-    let (mut lead, prefetch_hint) = (both.lead(), PrefetchHint::default());
-    lead.tell(&prefetch_hint);
-    assert_eq!(prefetch_hint.place(mapped, base), None, "nothing was reached");
+    let (mut direct, prefetch_hint) = (both.direct_access(), PrefetchHint::default());
+    direct.update_prefetch_hint(&prefetch_hint);
+    assert_eq!(prefetch_hint.place(mapped, base), None, "nothing was accessed");
     let mut byte = [0u8];
-    lead.read_into(mapped, base + 4096, &mut byte).expect("read");
-    lead.tell(&prefetch_hint);
+    direct.read_into(mapped, base + 4096, &mut byte).expect("read");
+    direct.update_prefetch_hint(&prefetch_hint);
     let first = prefetch_hint.place(mapped, base).expect("known");
     assert!(first != base && first.is_multiple_of(4096), "another mapping, from its start");
     assert_eq!(prefetch_hint.place(mapped, base + 100), Some(first + 100));
     assert_eq!(prefetch_hint.place(other, base), None, "another key");
-    lead.read_into(other, base, &mut byte).expect("read");
-    lead.tell(&prefetch_hint);
+    direct.read_into(other, base, &mut byte).expect("read");
+    direct.update_prefetch_hint(&prefetch_hint);
     assert_eq!(
         (prefetch_hint.place(mapped, base), prefetch_hint.place(other, base)),
         (None, None),
@@ -232,10 +232,10 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
                     assert!(oldest >= Some(round), "{len} bytes: told of {round}, saw {oldest:?}");
                 }
             });
-            let mut lead = both.lead();
+            let mut direct = both.direct_access();
             for round in 1..=ROUNDS {
                 let mut data = vec![round; len];
-                lead.copy(Direction::Write, key, memory.addr, &[range(&mut data)]).expect("written");
+                direct.copy(Direction::Write, key, memory.addr, &[range(&mut data)]).expect("written");
                 told.store(round, Ordering::Release);
             }
         });
@@ -243,7 +243,7 @@ fn a_write_that_has_returned_is_seen_by_those_who_are_told_of_it() {
 }
 
 #[test]
-fn a_region_that_was_deregistered_is_not_reached_any_more() {
+fn a_deregistered_region_is_not_accessed_any_more() {
     let both = Both::new();
     // The owner reuses the memory as soon as it is deregistered.
     let cell = Box::into_raw(Box::new([0u64; 512]));
@@ -254,13 +254,13 @@ fn a_region_that_was_deregistered_is_not_reached_any_more() {
     let bytes = unsafe { std::slice::from_raw_parts(base as *const u8, 4096) };
     std::thread::scope(|scope| {
         for _ in 0..2 {
-            let mut lead = both.lead();
+            let mut direct = both.direct_access();
             let (stop, key_now) = (&stop, &key_now);
             scope.spawn(move || {
                 let mut data = vec![0xabu8; 4096];
                 while !stop.load(Ordering::Relaxed) {
                     let key = key_now.load(Ordering::Relaxed) as u32;
-                    let _ = lead.copy(Direction::Write, key, base, &[range(&mut data)]);
+                    let _ = direct.copy(Direction::Write, key, base, &[range(&mut data)]);
                 }
             });
         }

@@ -590,7 +590,7 @@ impl Device {
     #[inline]
     pub(crate) fn note_state(&self, qp: &QueuePair, core: &mut QpCore) {
         self.book(core);
-        self.show(qp, core, false);
+        self.publish_queue_pair(qp, core, false);
     }
 
     fn arm(&self, qp: &Arc<QueuePair>, core: &QpCore) {

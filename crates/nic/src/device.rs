@@ -234,12 +234,12 @@ impl Device {
     /// take too long.
     fn withdraw_all(&self) {
         let qps = self.table.all();
-        let hidden: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
+        let withdrawn: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
         let deadline = Instant::now() + READERS_AT_CLOSE;
-        for qp in hidden {
+        for qp in withdrawn {
             let patience = deadline.saturating_duration_since(Instant::now());
-            if let Err(reached) = GracePeriod::of_queue_pair(qp.qpn()).wait(patience) {
-                tracing::error!("{reached}: the device is closed meanwhile");
+            if let Err(timeout) = GracePeriod::of_queue_pair(qp.qpn()).wait(patience) {
+                tracing::error!("{timeout}: the device is closed meanwhile");
                 return;
             }
         }

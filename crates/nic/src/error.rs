@@ -1,7 +1,7 @@
 //! Why a verb was refused, and the one place where that becomes an errno.
 
 use rustix::io::Errno;
-use terrace_shm::StillReached;
+use terrace_shm::ReaderTimeout;
 use terrace_transport::{ModifyError, PostError};
 
 /// Why a verb was refused. [`Error::errno`] is the value that the C ABI returns.
@@ -77,8 +77,8 @@ impl From<Errno> for Error {
 }
 
 /// The error for a same-host peer that does not finish an access.
-pub(crate) fn still_reached(reached: StillReached) -> Error {
-    tracing::error!("{reached}: given up; what was to be ended is still there");
+pub(crate) fn reader_timeout(timeout: ReaderTimeout) -> Error {
+    tracing::error!("{timeout}: given up; what was to be ended is still there");
     Error::Busy("another process of the host is in the middle of an access")
 }
 

@@ -8,7 +8,7 @@ use terrace_memory::{
 };
 use terrace_sync::Mutex;
 
-use crate::error::{Error, still_reached};
+use crate::error::{Error, reader_timeout};
 use crate::limits::Life;
 use crate::pd::Pd;
 
@@ -261,7 +261,7 @@ fn register_error(error: RegisterError) -> Error {
         RegisterError::NotMapped => Error::Fault,
         RegisterError::NoRoom => Error::NoMemory("keys"),
         RegisterError::Busy => Error::Busy("memory windows are bound to the region"),
-        RegisterError::StillReached(reached) => still_reached(reached),
+        RegisterError::ReaderTimeout(timeout) => reader_timeout(timeout),
         RegisterError::UnknownKey => Error::Invalid("no such region or window"),
     }
 }

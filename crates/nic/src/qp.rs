@@ -16,7 +16,7 @@ use terrace_transport::{
 use crate::cq::{CompletionBypass, Cq};
 use crate::datapath::Way;
 use crate::device::Device;
-use crate::error::{Error, still_reached};
+use crate::error::{Error, reader_timeout};
 use crate::events::EventAccount;
 use crate::host::{LastKeys, MagicKeys, QpHost};
 use crate::limits::{Life, Limits};
@@ -552,17 +552,17 @@ impl QueuePair {
     /// published.
     pub fn withdraw(&self) -> bool {
         let mut core = self.lock();
-        let was_shown = core.nic.local.withdraw();
-        if was_shown {
+        let was_published = core.nic.local.withdraw();
+        if was_published {
             self.device().memory.set_queue_pair(self.qpn, None);
         }
-        was_shown
+        was_published
     }
 
     /// Waits until same-host peers have finished all accesses through this queue pair that they began before it was
     /// last modified or withdrawn. EBUSY when a peer does not within ten seconds: it may be stopped.
     pub fn await_readers(&self) -> Result<(), Error> {
-        GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(still_reached)
+        GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(reader_timeout)
     }
 
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are discarded, its type 2

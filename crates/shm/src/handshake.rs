@@ -33,12 +33,12 @@ fn change_sleep(sleep: &AtomicU64, parity: u64) {
 }
 
 /// Makes a reader's epoch odd before the reader reads another process's records and copies. Returns the argument for
-/// [`lower`].
+/// [`leave`].
 #[inline]
-pub(crate) fn raise(word: &AtomicU32) -> u32 {
-    let odd = word.load(Ordering::Relaxed).wrapping_add(1) | 1;
+pub(crate) fn enter(epoch: &AtomicU32) -> u32 {
+    let odd = epoch.load(Ordering::Relaxed).wrapping_add(1) | 1;
     // Release: a grace period that waits for an earlier copy, and sees only this store, knows that the copy has ended.
-    word.store(odd, Ordering::Release);
+    epoch.store(odd, Ordering::Release);
     // Either the reader sees that the records are withdrawn, or the process that withdrew them sees the odd epoch.
     full_fence();
     odd.wrapping_add(1)
@@ -46,24 +46,24 @@ pub(crate) fn raise(word: &AtomicU32) -> u32 {
 
 /// Makes the epoch even again.
 #[inline]
-pub(crate) fn lower(word: &AtomicU32, even: u32) {
+pub(crate) fn leave(epoch: &AtomicU32, even: u32) {
     // Release: the copy is over before the epoch says so.
-    word.store(even, Ordering::Release);
+    epoch.store(even, Ordering::Release);
 }
 
 /// To be called between withdrawing a record and reading epochs.
-pub(crate) fn withdrawn() {
+pub(crate) fn fence_after_withdrawal() {
     full_fence();
 }
 
 /// Whether a reader may still copy what was withdrawn before: its epoch at this time, to be waited for.
-pub(crate) fn raised(word: &AtomicU32) -> Option<u32> {
-    let seen = word.load(Ordering::SeqCst);
+pub(crate) fn odd_epoch(epoch: &AtomicU32) -> Option<u32> {
+    let seen = epoch.load(Ordering::SeqCst);
     (seen % 2 == 1).then_some(seen)
 }
 
-/// Whether a reader has ended the access during which [`raised`] read its epoch.
-pub(crate) fn has_moved(word: &AtomicU32, seen: u32) -> bool {
+/// Whether a reader has ended the access during which [`odd_epoch`] read its epoch.
+pub(crate) fn has_changed(epoch: &AtomicU32, seen: u32) -> bool {
     // Acquire: the copy is over before the caller continues.
-    word.load(Ordering::Acquire) != seen
+    epoch.load(Ordering::Acquire) != seen
 }

@@ -1,11 +1,11 @@
 //! What processes of one host and one user share: memory through which they exchange packets, and by which one accesses
 //! the registered memory of another as its NIC would by packets, without the other process's help.
 //!
-//! Each process publishes its regions and connected queue pairs in a shared registry: records that other processes read
-//! ([`SharedRegistry`]). A process that accesses another one's memory ([`Lead`]) makes its own reader epoch odd, checks
-//! the records, and copies: through a mapping of the same file, through the page cache, or by the kernel. A process
-//! that takes a region away withdraws its record, and waits for a grace period ([`GracePeriod`]). What goes by packets
-//! goes through rings ([`TxRing`], [`RxRing`]).
+//! Each process publishes its regions and connected queue pairs in a shared registry: records that other processes
+//! read ([`SharedRegistry`]). A process that accesses another one's memory ([`DirectAccess`]) makes its reader epoch
+//! odd, checks the records, and copies: through a mapping of the same file, through the page cache, or by the kernel. A
+//! process that takes a region away withdraws its record, and waits for a grace period ([`GracePeriod`]). What goes by
+//! packets goes through rings ([`TxRing`], [`RxRing`]).
 //!
 //! | module | content |
 //! |---|---|
@@ -21,7 +21,7 @@
 //! | `residency` | the tables of paged regions that peers use |
 //! | `reader_slots` | reader epochs, and the wait for them |
 //! | `source` | how the bytes of another process's region are copied |
-//! | `reach` | access to another process's memory: the checks and the copy |
+//! | `direct_access` | access to another process's memory: the checks and the copy |
 //! | `prefetch_hint` | where an access is likely to go |
 //!
 //! The two ends of an access are separate: the other process's memory is known from its records, this process's memory
@@ -31,11 +31,11 @@
 
 #![warn(missing_docs)]
 
+mod direct_access;
 mod handshake;
 mod keys;
 mod permutation;
 mod prefetch_hint;
-mod reach;
 mod reader_slots;
 mod record;
 mod residency;
@@ -46,12 +46,12 @@ mod shared_registry;
 mod source;
 mod sync;
 
+pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};
 pub use permutation::KeyedPermutation;
 pub use prefetch_hint::PrefetchHint;
-pub use reach::{Lead, LocalMemory, Reach, Refusal};
 pub use reader_slots::{
-    GracePeriod, PeerReaders, Reaching, ReaderSlot, ReaderSlots, StillReached, forget_readers,
+    EpochGuard, GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, ReaderTimeout, forget_readers,
     wait_for_own_readers,
 };
 pub use record::Version;
@@ -59,5 +59,5 @@ pub use residency::{HitCounters, ResidencyBitmap, unit_bit, unit_count};
 pub use rights::Rights;
 pub use ring::{Origin, RingFile, RxRing, TxRing, Writer};
 pub use segment::{FileSystem, file_system};
-pub use shared_registry::{SharedRegistry, ShownQueuePair, ShownRegion};
+pub use shared_registry::{PublishedQueuePair, PublishedRegion, SharedRegistry};
 pub use source::{BackedBy, Direction, Mapped, Paged, Source};

@@ -1,9 +1,9 @@
 //! Reader slots: one epoch for each connection by which a process accesses another process's memory.
 //!
-//! The epoch (`word`) is odd while a copy runs. It lies in memory of the copying process, and the owner of the copied
-//! memory reads it: before the owner takes a region away, it withdraws the region's record, and waits until each odd
-//! epoch that concerns the region has changed ([`GracePeriod`]). Beside the epoch is a hazard pointer: the pages of the
-//! owner that the copy accesses. So a long copy, by a process that was stopped in the middle of it, blocks only changes
+//! The epoch is odd while a copy runs. It lies in memory of the copying process, and the owner of the copied memory
+//! reads it: before the owner takes a region away, it withdraws the region's record, and waits until each odd epoch
+//! that concerns the region has changed ([`GracePeriod`]). Beside the epoch is a hazard pointer: the pages of the owner
+//! that the copy accesses. So a long copy, by a process that was stopped in the middle of it, blocks only changes
 //! of those pages. Beside the hazard pointer is the number of the key table slot that holds the local end of the copy,
 //! if the copying process reads that slot without a lock: a change of that slot waits for the epoch in the same manner
 //! ([`wait_for_own_readers`]).
@@ -35,17 +35,17 @@ use crate::handshake;
 use crate::segment::{AtomicNumbers, Others, Segment};
 
 /// Reader slots that a process has for one other process.
-const WORDS: usize = 1 << 14;
+const SLOTS: usize = 1 << 14;
 /// Each slot is on a cache line of its own. The first line holds how many were ever used.
 const STRIDE: usize = size_of::<Line>();
-const SEGMENT_BYTES: usize = (WORDS + 1) * STRIDE;
+const SEGMENT_BYTES: usize = (SLOTS + 1) * STRIDE;
 /// In place of a key table slot: none.
 const NO_SLOT: u32 = u32::MAX;
 /// Bits of a hazard pointer that hold the number of pages; above them is the number of the first page.
 const HAZARD_COUNT_BITS: u32 = 16;
 
 /// After this time the log names the process that is waited for.
-const SAY_AFTER: Duration = Duration::from_secs(1);
+const LOG_AFTER: Duration = Duration::from_secs(1);
 /// Longest wait for a process in mid-copy. Copies take microseconds, but a stopped process may never continue.
 const READER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -62,10 +62,10 @@ impl ReaderSlots {
     /// # Errors
     /// When the system has no descriptors left.
     pub fn new() -> io::Result<Arc<ReaderSlots>> {
-        let segment = Segment::create(c"terrace-hands", SEGMENT_BYTES, Others::Read)?;
-        let hands = Arc::new(ReaderSlots { segment, free: Mutex::default() });
-        OWN.add(Arc::downgrade(&hands))?;
-        Ok(hands)
+        let segment = Segment::create(c"terrace-reader-slots", SEGMENT_BYTES, Others::Read)?;
+        let slots = Arc::new(ReaderSlots { segment, free: Mutex::default() });
+        OWN.add(Arc::downgrade(&slots))?;
+        Ok(slots)
     }
 
     /// To be sent to the other process.
@@ -80,17 +80,17 @@ impl ReaderSlots {
         let index = free.pop().or_else(|| {
             let next = used.load(Ordering::Relaxed);
             // Sequentially consistent, as the epochs are: a grace period that has to see the epoch must read that far.
-            ((next as usize) < WORDS).then(|| used.store(next + 1, Ordering::SeqCst)).map(|()| next)
+            ((next as usize) < SLOTS).then(|| used.store(next + 1, Ordering::SeqCst)).map(|()| next)
         })?;
         // A grace period that sees the epoch odd sees this.
         Line::of(&self.segment, index as usize).qpn.store(qpn, Ordering::Relaxed);
-        Some(ReaderSlot { hands: self.clone(), index })
+        Some(ReaderSlot { slots: self.clone(), index })
     }
 }
 
 impl Drop for ReaderSlots {
     fn drop(&mut self) {
-        OWN.change(|own| own.retain(|hands| hands.strong_count() > 0));
+        OWN.change(|own| own.retain(|slots| slots.strong_count() > 0));
     }
 }
 
@@ -98,8 +98,9 @@ impl Drop for ReaderSlots {
 #[repr(C, align(64))]
 struct Line {
     /// The epoch.
-    word: AtomicU32,
-    place: AtomicU32,
+    epoch: AtomicU32,
+    /// The key table slot of the copying process that the epoch protects, or `NO_SLOT`.
+    key_slot: AtomicU32,
     /// The hazard pointer.
     hazard: AtomicU64,
     /// The number of the other process's queue pair.
@@ -135,7 +136,7 @@ fn is_hazard_for(hazard: u64, range: HostRange) -> bool {
 /// The reader slot of one connection.
 #[derive(Debug)]
 pub struct ReaderSlot {
-    hands: Arc<ReaderSlots>,
+    slots: Arc<ReaderSlots>,
     index: u32,
 }
 
@@ -143,38 +144,38 @@ impl ReaderSlot {
     /// Makes the epoch odd until the returned value is dropped: what is read meanwhile in the other process's records
     /// of these pages stays true.
     #[inline(always)]
-    pub(crate) fn reach(&mut self, pages: HostRange) -> Reaching<'_> {
-        self.reach_from(None, pages)
+    pub(crate) fn enter(&mut self, pages: HostRange) -> EpochGuard<'_> {
+        self.enter_for(None, pages)
     }
 
     /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too, if there is one.
     #[inline(always)]
-    pub fn reach_from(&mut self, slot: Option<u32>, pages: HostRange) -> Reaching<'_> {
+    pub fn enter_for(&mut self, slot: Option<u32>, pages: HostRange) -> EpochGuard<'_> {
         let slot = slot.unwrap_or(NO_SLOT);
-        let Line { word, place, hazard, .. } = Line::of(&self.hands.segment, self.index as usize);
+        let Line { epoch, key_slot, hazard, .. } = Line::of(&self.slots.segment, self.index as usize);
         // A grace period that sees the epoch sees both.
-        place.store(slot, Ordering::Relaxed);
+        key_slot.store(slot, Ordering::Relaxed);
         hazard.store(hazard_of(pages), Ordering::Relaxed);
-        Reaching { word, even: handshake::raise(word), slot }
+        EpochGuard { epoch, even: handshake::enter(epoch), slot }
     }
 }
 
 impl Drop for ReaderSlot {
     fn drop(&mut self) {
-        self.hands.free.lock().push(self.index);
+        self.slots.free.lock().push(self.index);
     }
 }
 
 /// A copy may run: the epoch is odd.
 #[derive(Debug)]
 #[must_use = "the epoch is odd only until this is dropped"]
-pub struct Reaching<'a> {
-    word: &'a AtomicU32,
+pub struct EpochGuard<'a> {
+    epoch: &'a AtomicU32,
     even: u32,
     slot: u32,
 }
 
-impl Reaching<'_> {
+impl EpochGuard<'_> {
     /// The key table slot of this process that does not change meanwhile.
     #[inline(always)]
     pub fn slot(&self) -> Option<u32> {
@@ -182,10 +183,10 @@ impl Reaching<'_> {
     }
 }
 
-impl Drop for Reaching<'_> {
+impl Drop for EpochGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        handshake::lower(self.word, self.even);
+        handshake::leave(self.epoch, self.even);
     }
 }
 
@@ -242,7 +243,7 @@ impl<T: Clone> List<T> {
     /// All readers that may have seen what was withdrawn before this call.
     #[inline]
     fn all_now(&self) -> Vec<T> {
-        handshake::withdrawn();
+        handshake::fence_after_withdrawal();
         match self.count.load(Ordering::SeqCst) {
             0 => Vec::new(),
             // Cloned: a process that goes away during the wait takes the lock to leave the list.
@@ -300,15 +301,15 @@ struct Reader {
 
 impl Reader {
     fn is_done(&self) -> bool {
-        let word = &Line::of(&self.watched.segment, self.index).word;
-        handshake::has_moved(word, self.seen) || self.watched.gone.load(Ordering::SeqCst)
+        let epoch = &Line::of(&self.watched.segment, self.index).epoch;
+        handshake::has_changed(epoch, self.seen) || self.watched.gone.load(Ordering::SeqCst)
     }
 }
 
 /// A process has not ended its access in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("process {pid} of this host, which may be stopped, is in the middle of an access")]
-pub struct StillReached {
+pub struct ReaderTimeout {
     /// The process.
     pub pid: i32,
 }
@@ -327,7 +328,7 @@ impl GracePeriod {
     fn begin(concerns: impl Fn(&Line) -> bool) -> GracePeriod {
         let mut readers = Vec::new();
         for watched in PEERS.all_now() {
-            for (index, seen) in raised_words(&watched.segment, &concerns) {
+            for (index, seen) in odd_epochs(&watched.segment, &concerns) {
                 readers.push(Reader { watched: watched.clone(), index, seen });
             }
         }
@@ -344,7 +345,7 @@ impl GracePeriod {
     ///
     /// # Errors
     /// When it is not over in time.
-    pub fn wait(&mut self, limit: Duration) -> Result<(), StillReached> {
+    pub fn wait(&mut self, limit: Duration) -> Result<(), ReaderTimeout> {
         let (mut looks, mut deadline) = (0, None);
         while !self.is_over() {
             looks += 1;
@@ -354,7 +355,7 @@ impl GracePeriod {
                 return self
                     .readers
                     .first()
-                    .map_or(Ok(()), |reader| Err(StillReached { pid: reader.watched.pid }));
+                    .map_or(Ok(()), |reader| Err(ReaderTimeout { pid: reader.watched.pid }));
             }
         }
         Ok(())
@@ -364,26 +365,27 @@ impl GracePeriod {
     ///
     /// # Errors
     /// As for [`GracePeriod::wait`].
-    pub fn wait_long(&mut self) -> Result<(), StillReached> {
-        let Err(StillReached { pid }) = self.wait(SAY_AFTER) else { return Ok(()) };
+    pub fn wait_long(&mut self) -> Result<(), ReaderTimeout> {
+        let Err(ReaderTimeout { pid }) = self.wait(LOG_AFTER) else { return Ok(()) };
         tracing::warn!(
             "process {pid} of this host is in the middle of an access to this one's memory, and does not go on (is it stopped?): \
              waiting for it, {} s at most",
             READER_LIMIT.as_secs()
         );
-        self.wait(READER_LIMIT - SAY_AFTER)
+        self.wait(READER_LIMIT - LOG_AFTER)
     }
 }
 
 /// Waits until no copy of this process uses what it may have read before this call in that key table slot, of any
 /// device.
 pub fn wait_for_own_readers(slot: u32) {
-    for hands in OWN.all_now() {
-        let Some(hands) = hands.upgrade() else { continue };
-        // If `place` is of a later access already, the access that the epoch was odd for is over.
-        for (index, seen) in raised_words(&hands.segment, |line| line.place.load(Ordering::Relaxed) == slot) {
+    for slots in OWN.all_now() {
+        let Some(slots) = slots.upgrade() else { continue };
+        // If `key_slot` is of a later access already, the access that the epoch was odd for is over.
+        for (index, seen) in odd_epochs(&slots.segment, |line| line.key_slot.load(Ordering::Relaxed) == slot)
+        {
             let mut looks = 0;
-            while !handshake::has_moved(&Line::of(&hands.segment, index).word, seen) {
+            while !handshake::has_changed(&Line::of(&slots.segment, index).epoch, seen) {
                 looks += 1;
                 wait_a_little(looks);
             }
@@ -392,14 +394,14 @@ pub fn wait_for_own_readers(slot: u32) {
 }
 
 /// The index and the value of every epoch that is odd now and whose line `concerns` selects.
-fn raised_words(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Iterator<Item = (usize, u32)> {
+fn odd_epochs(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Iterator<Item = (usize, u32)> {
     // Another process may write any number there.
-    let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(WORDS);
+    let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(SLOTS);
     (0..used).filter_map(move |index| {
         let line = Line::of(segment, index);
         // The rest of the line is read after the epoch: if it is of a later access already, this epoch's access is
         // over.
-        let seen = handshake::raised(&line.word)?;
+        let seen = handshake::odd_epoch(&line.epoch)?;
         concerns(line).then_some((index, seen))
     })
 }
@@ -419,24 +421,24 @@ mod tests {
     const PAGES: HostRange = HostRange { addr: (5 << 12) + 1, len: 4096 };
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    fn sent(hands: &ReaderSlots) -> OwnedFd {
-        hands.file().try_clone_to_owned().expect("a descriptor")
+    fn sent(slots: &ReaderSlots) -> OwnedFd {
+        slots.file().try_clone_to_owned().expect("a descriptor")
     }
 
     #[test]
     fn what_is_withdrawn_is_not_in_use_once_the_wait_is_over() {
-        let hands = ReaderSlots::new().expect("made");
-        let _readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
+        let slots = ReaderSlots::new().expect("made");
+        let _readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
         // The "record" says which of the two numbers may be touched.
         let (record, cells) = (AtomicU64::new(0), [AtomicU64::new(0), AtomicU64::new(0)]);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                let mut hand = hands.take(7).expect("a word");
+                let mut slot = slots.take(7).expect("a slot");
                 let (record, cells, stop) = (&record, &cells, &stop);
                 scope.spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        let _reaching = hand.reach(PAGES);
+                        let _guard = slot.enter(PAGES);
                         let chosen = record.load(Ordering::Relaxed) as usize;
                         cells[chosen].fetch_add(1, Ordering::Relaxed);
                     }
@@ -459,37 +461,37 @@ mod tests {
     }
 
     #[test]
-    fn a_visitor_that_is_gone_is_not_waited_for() {
-        let hands = ReaderSlots::new().expect("made");
-        let readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
-        let mut hand = hands.take(7).expect("a word");
+    fn a_reader_that_is_gone_is_not_waited_for() {
+        let slots = ReaderSlots::new().expect("made");
+        let readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
+        let mut slot = slots.take(7).expect("a slot");
         // As if its process had died in mid-copy.
-        let reaching = hand.reach(PAGES);
+        let guard = slot.enter(PAGES);
         let mut grace = GracePeriod::of_pages(PAGES);
-        assert_eq!(grace.wait(Duration::from_millis(5)), Err(StillReached { pid: 1 }));
+        assert_eq!(grace.wait(Duration::from_millis(5)), Err(ReaderTimeout { pid: 1 }));
         drop(readers);
         assert_eq!(grace.wait(PATIENCE), Ok(()));
         // This process lives on.
-        drop(reaching);
+        drop(guard);
     }
 
     #[test]
     fn who_stops_in_mid_copy_is_waited_for_by_those_alone_who_want_the_same_pages() {
         // Other tests of this process copy elsewhere.
         const PAGES: HostRange = HostRange { addr: (500 << 12) + 1, len: 4096 };
-        let hands = ReaderSlots::new().expect("made");
-        let _readers = PeerReaders::admit(sent(&hands), 1).expect("mapped");
-        let mut hand = hands.take(7).expect("a word");
-        let reaching = hand.reach(PAGES);
+        let slots = ReaderSlots::new().expect("made");
+        let _readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
+        let mut slot = slots.take(7).expect("a slot");
+        let guard = slot.enter(PAGES);
         let pages = |addr, len| GracePeriod::of_pages(HostRange { addr, len }).is_over();
         assert!(pages(PAGES.addr - 4097, 4096) && pages(PAGES.addr + (2 << 12), 4096) && pages(0, 0));
         assert!(!pages(0, PAGES.addr) && !pages(PAGES.addr + PAGES.len, 1) && !pages(0, u64::MAX));
         assert!(GracePeriod::of_queue_pair(8).is_over() && !GracePeriod::of_queue_pair(7).is_over());
         let mut grace = GracePeriod::of_pages(PAGES);
         assert!(!grace.is_over());
-        drop(reaching);
+        drop(guard);
         // A later access has seen the withdrawal.
-        let _again = hand.reach(PAGES);
+        let _again = slot.enter(PAGES);
         assert!(grace.is_over());
     }
 
@@ -503,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn words_are_used_again() {
-        let hands = ReaderSlots::new().expect("made");
-        let (first, second) = (hands.take(7).expect("a word"), hands.take(7).expect("a word"));
+    fn slots_are_used_again() {
+        let slots = ReaderSlots::new().expect("made");
+        let (first, second) = (slots.take(7).expect("a slot"), slots.take(7).expect("a slot"));
         assert_eq!((first.index, second.index), (0, 1));
         drop(first);
-        assert_eq!(hands.take(7).expect("a word").index, 0);
-        let all: Vec<_> = std::iter::from_fn(|| hands.take(7)).collect();
-        assert_eq!(all.len(), WORDS - 1);
-        assert!(hands.take(7).is_none());
+        assert_eq!(slots.take(7).expect("a slot").index, 0);
+        let all: Vec<_> = std::iter::from_fn(|| slots.take(7)).collect();
+        assert_eq!(all.len(), SLOTS - 1);
+        assert!(slots.take(7).is_none());
     }
 }

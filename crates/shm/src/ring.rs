@@ -32,7 +32,7 @@ use crate::segment::{Others, Segment};
 /// largest MTU.
 const RING_BYTES: u64 = 512 << 10;
 /// Size of the consumer page.
-const DESK_BYTES: usize = 4096;
+const CONSUMER_PAGE_BYTES: usize = 4096;
 /// Where in the consumer page `sleep` is: on another cache line than the head.
 const SLEEP_AT: usize = 64;
 /// Records begin at multiples of a cache line.
@@ -156,7 +156,7 @@ impl TxRing {
     /// # Errors
     /// `InvalidData` when it is something else; otherwise the system's.
     pub fn new(ring: RingFile, consumer_page: OwnedFd) -> io::Result<TxRing> {
-        let consumer_page = Segment::open(consumer_page, DESK_BYTES, false)?;
+        let consumer_page = Segment::open(consumer_page, CONSUMER_PAGE_BYTES, false)?;
         Ok(TxRing { ring: ring.0, consumer_page, state: Mutex::default() })
     }
 
@@ -281,12 +281,12 @@ impl Writer<'_> {
     /// Whether nothing was written since the last [`Writer::publish`].
     #[inline]
     fn is_empty(&self) -> bool {
-        self.unseen_bytes() == 0
+        self.unpublished_bytes() == 0
     }
 
     /// Bytes of the ring that were written since the last [`Writer::publish`].
     #[inline]
-    pub fn unseen_bytes(&self) -> u64 {
+    pub fn unpublished_bytes(&self) -> u64 {
         self.state.tail - self.start
     }
 
@@ -349,7 +349,7 @@ impl RxRing {
     /// `InvalidData` when it is something else; otherwise the system's.
     pub fn new(ring: OwnedFd) -> io::Result<RxRing> {
         let ring = Segment::open(ring, RING_BYTES as usize, false)?;
-        let consumer_page = Segment::create(c"terrace-consumer_page", DESK_BYTES, Others::Read)?;
+        let consumer_page = Segment::create(c"terrace-consumer-page", CONSUMER_PAGE_BYTES, Others::Read)?;
         Ok(RxRing {
             ring,
             consumer_page,
@@ -552,11 +552,11 @@ mod tests {
         assert!(!writer.carry_ack(1), "there is no packet");
         writer.push(&FROM, 12).expect("room").fill(1);
         writer.push(&FROM, 16).expect("room").fill(2);
-        assert_eq!(writer.unseen_bytes(), 2 * RECORD_ALIGNMENT);
+        assert_eq!(writer.unpublished_bytes(), 2 * RECORD_ALIGNMENT);
         assert!(writer.carry_ack(0x8100_0203));
         assert!(!writer.carry_ack(4));
         writer.publish();
-        assert_eq!(writer.unseen_bytes(), 0);
+        assert_eq!(writer.unpublished_bytes(), 0);
         assert!(!writer.carry_ack(5), "it may have been read");
         writer.push(&FROM, 24).expect("room").fill(4);
         writer.push(&FROM, 28).expect("room").fill(5);

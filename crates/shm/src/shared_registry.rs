@@ -18,17 +18,17 @@ const QUEUE_PAIRS: usize = 1 << 16;
 const HEADER_BYTES: usize = TABLES_AT + ROUNDS * HALF * 2;
 const TABLES_AT: usize = 4096;
 const REGIONS_AT: usize = HEADER_BYTES + QUEUE_PAIRS * record::BYTES;
-const BOARD_BYTES: usize = REGIONS_AT + REGIONS * record::BYTES;
+const REGISTRY_BYTES: usize = REGIONS_AT + REGIONS * record::BYTES;
 /// "terrace" and the version of the layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"terrace\x01");
 
-const SHOWN: u64 = 1;
+const PUBLISHED: u64 = 1;
 const TAG_SHIFT: u32 = 8;
 const ACCESS_SHIFT: u32 = 16;
 
 /// A region as other processes see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShownRegion {
+pub struct PublishedRegion {
     /// The lower 8 bits of its key.
     pub tag: u8,
     /// What it permits to peers.
@@ -45,7 +45,7 @@ pub struct ShownRegion {
 
 /// A queue pair as other processes see it: connected, and able to take requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShownQueuePair {
+pub struct PublishedQueuePair {
     /// Protection domain of the regions that it gives access to.
     pub pd: u32,
     /// What it permits its peer.
@@ -56,16 +56,17 @@ pub struct ShownQueuePair {
     pub peer: [u8; 16],
 }
 
-impl ShownRegion {
+impl PublishedRegion {
     fn content(&self) -> Content {
-        let flags = SHOWN | u64::from(self.tag) << TAG_SHIFT | u64::from(self.access.bits()) << ACCESS_SHIFT;
+        let flags =
+            PUBLISHED | u64::from(self.tag) << TAG_SHIFT | u64::from(self.access.bits()) << ACCESS_SHIFT;
         [flags, self.pd.into(), self.start, self.len, self.to_host, 0, 0]
     }
 
     #[inline]
-    fn of(content: &Content) -> Option<ShownRegion> {
+    fn of(content: &Content) -> Option<PublishedRegion> {
         let [flags, pd, start, len, to_host, ..] = *content;
-        (flags & SHOWN != 0).then_some(ShownRegion {
+        (flags & PUBLISHED != 0).then_some(PublishedRegion {
             tag: (flags >> TAG_SHIFT) as u8,
             access: access_of(flags),
             pd: pd as u32,
@@ -76,10 +77,10 @@ impl ShownRegion {
     }
 }
 
-impl ShownQueuePair {
+impl PublishedQueuePair {
     fn content(&self) -> Content {
         let [high, low] = halves(self.peer);
-        let flags = SHOWN | u64::from(self.access.bits()) << ACCESS_SHIFT;
+        let flags = PUBLISHED | u64::from(self.access.bits()) << ACCESS_SHIFT;
         [flags, self.pd.into(), self.dest_qpn.into(), high, low, 0, 0]
     }
 }
@@ -106,7 +107,7 @@ impl SharedRegistry {
     /// # Errors
     /// When the system has no descriptors or address space left.
     pub fn new(order: &KeyOrder) -> io::Result<SharedRegistry> {
-        let segment = Segment::create(c"terrace-board", BOARD_BYTES, Others::Read)?;
+        let segment = Segment::create(c"terrace-shared-registry", REGISTRY_BYTES, Others::Read)?;
         let entries = order.rounds().iter().flatten();
         let quads = tables(&segment);
         for (index, &entry) in entries.enumerate() {
@@ -122,7 +123,7 @@ impl SharedRegistry {
     }
 
     /// Publishes the region of a slot, in place of the slot's last one. The caller has exclusive access to the slot.
-    pub fn publish_region(&self, number: u32, region: &ShownRegion) {
+    pub fn publish_region(&self, number: u32, region: &PublishedRegion) {
         if let Some(record) = region_record(&self.segment, number) {
             record::write(record, &region.content());
         }
@@ -136,8 +137,8 @@ impl SharedRegistry {
     }
 
     /// Publishes or withdraws a queue pair. The caller has it locked.
-    pub fn set_queue_pair(&self, qpn: u32, shown: Option<&ShownQueuePair>) {
-        let content = shown.map(ShownQueuePair::content).unwrap_or_default();
+    pub fn set_queue_pair(&self, qpn: u32, published: Option<&PublishedQueuePair>) {
+        let content = published.map(PublishedQueuePair::content).unwrap_or_default();
         record::write(queue_pair_record(&self.segment, qpn), &content);
     }
 
@@ -160,7 +161,7 @@ pub(crate) struct Seen {
 pub(crate) struct SeenRegion {
     number: KeyMemo,
     /// A key, and the region that it named.
-    region: Option<(u32, Version, ShownRegion)>,
+    region: Option<(u32, Version, PublishedRegion)>,
 }
 
 /// The rights of the queue pair at the other end.
@@ -172,7 +173,7 @@ pub(crate) struct SeenRights(Option<(Version, u32, Rights)>);
 pub(crate) struct RegionView<'a> {
     record: &'a [AtomicU64],
     pub(crate) version: Version,
-    pub(crate) region: &'a ShownRegion,
+    pub(crate) region: &'a PublishedRegion,
 }
 
 impl RegionView<'_> {
@@ -193,7 +194,7 @@ pub(crate) struct SharedRegistryView {
 impl SharedRegistryView {
     /// Takes the descriptor of [`SharedRegistry::file`].
     pub(crate) fn open(file: OwnedFd) -> io::Result<SharedRegistryView> {
-        let segment = Segment::open(file, BOARD_BYTES, false)?;
+        let segment = Segment::open(file, REGISTRY_BYTES, false)?;
         if segment.quads(0, 1)[0].load(Ordering::Acquire) != MAGIC {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -240,16 +241,16 @@ impl SharedRegistryView {
 }
 
 #[cold]
-fn read_region(record: &[AtomicU64], key: u32) -> Option<(u32, Version, ShownRegion)> {
+fn read_region(record: &[AtomicU64], key: u32) -> Option<(u32, Version, PublishedRegion)> {
     let (version, content) = record::read(record)?;
-    let region = ShownRegion::of(&content).filter(|region| region.tag == key as u8)?;
+    let region = PublishedRegion::of(&content).filter(|region| region.tag == key as u8)?;
     Some((key, version, region))
 }
 
 #[cold]
 fn read_rights(record: &[AtomicU64], own: [u64; 2], own_qpn: u32) -> Option<(Version, u32, Rights)> {
     let (version, [flags, pd, dest_qpn, high, low, ..]) = record::read(record)?;
-    if flags & SHOWN == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
+    if flags & PUBLISHED == 0 || dest_qpn != u64::from(own_qpn) || [high, low] != own {
         return None;
     }
     Some((version, pd as u32, access_of(flags)))
@@ -282,15 +283,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_seen_until_it_is_hidden() {
-        let board = SharedRegistry::new(&order()).expect("made");
-        let view = SharedRegistryView::open(board.file().try_clone_to_owned().expect("a descriptor"))
+    fn what_is_published_is_seen_until_it_is_withdrawn() {
+        let registry = SharedRegistry::new(&order()).expect("made");
+        let view = SharedRegistryView::open(registry.file().try_clone_to_owned().expect("a descriptor"))
             .expect("mapped");
         let (number, key) = (7, order().key_of(7) | 0x42);
         let mut seen = SeenRegion::default();
         let mut view = |key| view.region(key, &mut seen).map(|view| (view.version, *view.region));
         assert_eq!(view(key), None);
-        let region = ShownRegion {
+        let region = PublishedRegion {
             tag: 0x42,
             access: Rights::READ | Rights::ATOMIC,
             pd: 9,
@@ -298,26 +299,26 @@ mod tests {
             len: u64::MAX - 0x1000,
             to_host: u64::MAX - 5,
         };
-        board.publish_region(number, &region);
-        let (version, seen) = view(key).expect("shown");
+        registry.publish_region(number, &region);
+        let (version, seen) = view(key).expect("published");
         assert_eq!(seen, region);
-        assert_eq!(board.region_version(number), Some(version));
+        assert_eq!(registry.region_version(number), Some(version));
         assert_eq!(view(key ^ 1), None, "another tag");
-        board.withdraw_region(number);
+        registry.withdraw_region(number);
         assert_eq!(view(key), None);
-        board.publish_region(number, &region);
+        registry.publish_region(number, &region);
         assert!(view(key).is_some_and(|(again, _)| again != version));
     }
 
     #[test]
     fn queue_pairs_are_seen_whatever_the_slot_in_their_number() {
-        let board = SharedRegistry::new(&order()).expect("made");
-        let view = SharedRegistryView::open(board.file().try_clone_to_owned().expect("a descriptor"))
+        let registry = SharedRegistry::new(&order()).expect("made");
+        let view = SharedRegistryView::open(registry.file().try_clone_to_owned().expect("a descriptor"))
             .expect("mapped");
         let mut peer = [0; 16];
         peer.iter_mut().enumerate().for_each(|(index, byte)| *byte = index as u8 * 16 + 1);
-        let shown = ShownQueuePair { pd: 3, access: Rights::READ, dest_qpn: 0x80_1234, peer };
-        board.set_queue_pair(0x05_ffff, Some(&shown));
+        let published = PublishedQueuePair { pd: 3, access: Rights::READ, dest_qpn: 0x80_1234, peer };
+        registry.set_queue_pair(0x05_ffff, Some(&published));
         let own = halves(peer);
         let first = |qpn, own, own_qpn| view.rights(qpn, own, own_qpn, &mut SeenRights::default());
         let mut seen = SeenRights::default();
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(first(0x05_fffe, own, 0x80_1234), None);
         assert_eq!(first(0x05_ffff, own, 0x80_1235), None, "connected to another one");
         assert_eq!(first(0x05_ffff, [own[0], own[1] ^ 1], 0x80_1234), None, "at another address");
-        board.set_queue_pair(0x05_ffff, None);
+        registry.set_queue_pair(0x05_ffff, None);
         assert_eq!([again(), first(0x05_ffff, own, 0x80_1234)], [None; 2]);
     }
 }

@@ -122,24 +122,24 @@ fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() 
 #[test]
 fn nobody_copies_what_was_taken_away() {
     model(|| {
-        let (word, shown) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(1)));
+        let (epoch, published) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(1)));
         let memory = Arc::new(Watched::new());
         let copier = {
-            let (word, shown, memory) = (word.clone(), shown.clone(), memory.clone());
+            let (epoch, published, memory) = (epoch.clone(), published.clone(), memory.clone());
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let even = raise(&word);
-                    if shown.load(Ordering::Relaxed) == 1 {
+                    let even = enter(&epoch);
+                    if published.load(Ordering::Relaxed) == 1 {
                         memory.get();
                     }
-                    lower(&word, even);
+                    leave(&epoch, even);
                 }
             })
         };
-        shown.store(0, Ordering::Relaxed);
-        withdrawn();
-        if let Some(seen) = raised(&word) {
-            while !has_moved(&word, seen) {
+        published.store(0, Ordering::Relaxed);
+        fence_after_withdrawal();
+        if let Some(seen) = odd_epoch(&epoch) {
+            while !has_changed(&epoch, seen) {
                 thread::yield_now();
             }
         }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use terrace_hostmem::HostRange;
-use terrace_shm::{BackedBy, Lead, Rights, ShownQueuePair, Version};
+use terrace_shm::{BackedBy, DirectAccess, PublishedQueuePair, Rights, Version};
 use terrace_sync::{ArcMutexGuard, Mutex, RwLock};
 use terrace_transport::{QpState, QpType};
 
@@ -72,7 +72,7 @@ pub(crate) struct LocalPath {
     /// Own regions that a peer was told to map, with the version that they had.
     given: Mutex<HashMap<u32, Version>>,
     /// Whether there are RX rings, for threads that would have to wait for the receive lock.
-    has_inlets: AtomicBool,
+    has_rx_rings: AtomicBool,
     /// Packets received. Changed under the receive lock.
     received: AtomicU64,
     /// Packets sent through the rings of peers that have gone.
@@ -100,7 +100,7 @@ pub(crate) struct Held {
 #[derive(Default)]
 pub(crate) struct Route {
     /// Direct access to the peer's memory, for one-sided requests that find the send queue empty.
-    direct: Option<Lead>,
+    direct: Option<DirectAccess>,
     /// The carrier of everything else.
     pub packets: Carrier,
 }
@@ -126,7 +126,7 @@ pub(crate) struct QpLocal {
     /// The region it has asked about last.
     asked: Option<(u32, Version)>,
     /// The state that is published to peers.
-    shown: Option<QpState>,
+    published: Option<QpState>,
     /// Whether it stays unpublished until it is modified.
     is_withdrawn: bool,
 }
@@ -140,9 +140,9 @@ impl QpLocal {
 
     /// Notes that peers are to see it no more. False if they did not.
     pub fn withdraw(&mut self) -> bool {
-        let was_shown = self.shown.is_some();
+        let was_published = self.published.is_some();
         self.is_withdrawn = true;
-        was_shown
+        was_published
     }
 }
 
@@ -231,7 +231,7 @@ impl LocalPath {
     /// In a forked child: thread, reader slots and shared registry are the parent's. Everything goes by the network.
     pub fn forget(&self, mut held: Held) {
         self.on.store(false, Ordering::SeqCst);
-        self.has_inlets.store(false, Ordering::SeqCst);
+        self.has_rx_rings.store(false, Ordering::SeqCst);
         if let Some(sockets) = held.sockets.take() {
             sockets.close_in_child();
         }
@@ -264,7 +264,7 @@ impl Device {
     /// Chooses the route of a newly connected queue pair, and has the thread search for its peer. A queue pair that is
     /// no longer connected loses its route.
     pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
-        self.show(qp, core, true);
+        self.publish_queue_pair(qp, core, true);
         let ends = match core.qp.state() {
             QpState::Rts | QpState::Sqd if self.local.is_on() && qp.qp_type() != QpType::Ud => {
                 core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index))
@@ -312,13 +312,13 @@ impl Device {
     /// The route to the queue pair's peer, if that is a process of this host.
     fn find_route(&self, qp: &QueuePair, core: &QpCore, before: Route) -> Option<Route> {
         let (remote, gid_index) = core.nic.local.ends.filter(|_| self.local.is_on())?;
-        let SameHostPeer { reach, peer_tx } = self.local.peers.read().get(&remote)?.clone();
+        let SameHostPeer { memory, peer_tx } = self.local.peers.read().get(&remote)?.clone();
         let own = self.gids().get(usize::from(gid_index)).map(|gid| gid.addr);
         // The same access to the same process stays: there are not many reader slots.
-        let kept = before.direct.filter(|lead| Arc::ptr_eq(lead.reach(), &reach));
+        let kept = before.direct.filter(|direct| Arc::ptr_eq(direct.peer(), &memory));
         let direct = kept.or_else(|| {
             let own = own.filter(|_| qp.qp_type() == QpType::Rc)?;
-            reach.lead(address_bytes((own, 0).into()), qp.qpn(), core.qp.attr().dest_qpn)
+            memory.direct_access(address_bytes((own, 0).into()), qp.qpn(), core.qp.attr().dest_qpn)
         });
         Some(Route { direct, packets: Carrier::Ring(peer_tx) })
     }
@@ -326,8 +326,8 @@ impl Device {
     /// The direct path into the peer's memory. A path into a process that has gone is dropped: it would keep that
     /// process's memory.
     #[inline(always)]
-    fn direct<'a>(&self, qp: &QueuePair, core: &'a mut QpCore) -> Option<&'a mut Lead> {
-        if core.nic.local.route.direct.as_ref().is_some_and(|lead| lead.reach().is_gone()) {
+    fn direct<'a>(&self, qp: &QueuePair, core: &'a mut QpCore) -> Option<&'a mut DirectAccess> {
+        if core.nic.local.route.direct.as_ref().is_some_and(|direct| direct.peer().is_gone()) {
             self.choose_route(qp, core);
         }
         core.nic.local.route.direct.as_mut()
@@ -335,34 +335,34 @@ impl Device {
 
     /// Publishes a queue pair's present state to same-host peers.
     #[inline]
-    pub(crate) fn show(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
+    pub(crate) fn publish_queue_pair(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
         core.nic.local.is_withdrawn &= !anew;
-        if self.memory.is_shown() && (anew || core.nic.local.shown != Some(core.qp.state())) {
-            self.show_now(qp, core);
+        if self.memory.is_published() && (anew || core.nic.local.published != Some(core.qp.state())) {
+            self.publish_queue_pair_now(qp, core);
         }
     }
 
     #[cold]
-    fn show_now(&self, qp: &QueuePair, core: &mut QpCore) {
-        core.nic.local.shown = Some(core.qp.state());
+    fn publish_queue_pair_now(&self, qp: &QueuePair, core: &mut QpCore) {
+        core.nic.local.published = Some(core.qp.state());
         if qp.qp_type() == QpType::Rc {
-            self.memory.set_queue_pair(qp.qpn(), shown(qp, core).as_ref());
+            self.memory.set_queue_pair(qp.qpn(), published_record(qp, core).as_ref());
         }
     }
 
     /// Publishes all queue pairs, when the first peer connects.
-    fn show_all(&self) {
+    fn publish_all_queue_pairs(&self) {
         for qp in self.table.all() {
             let mut core = qp.lock();
             if !core.nic.dead {
-                self.show(&qp, &mut core, true);
+                self.publish_queue_pair(&qp, &mut core, true);
             }
         }
     }
 }
 
 /// The accesses that peers may make through a queue pair; `None` when it takes no requests.
-fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
+fn published_record(qp: &QueuePair, core: &QpCore) -> Option<PublishedQueuePair> {
     let attr = core.qp.attr();
     let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
     let path = attr.path.filter(|_| takes_requests && !core.nic.dead && !core.nic.local.is_withdrawn)?;
@@ -371,7 +371,7 @@ fn shown(qp: &QueuePair, core: &QpCore) -> Option<ShownQueuePair> {
         access -= Rights::READ | Rights::ATOMIC;
     }
     let peer = address_bytes(path.remote);
-    Some(ShownQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })
+    Some(PublishedQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })
 }
 
 /// An address in the format of the shared registry.

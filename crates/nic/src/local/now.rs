@@ -2,7 +2,7 @@
 //! need no registered buffer, no work request and no completion.
 
 use terrace_hostmem::AtomicOp;
-use terrace_shm::{Lead, Refusal};
+use terrace_shm::{DirectAccess, Refusal};
 use terrace_transport::{ATOMIC_LEN, MESSAGE_LEN_MAX};
 
 use crate::error::Error;
@@ -22,7 +22,7 @@ impl QueuePair {
     pub fn read_now(&self, rkey: u32, va: u64, into: &mut [u8]) -> Result<bool, Error> {
         let len = into.len() as u64;
         self.prefetch_hint.prefetch(rkey, va, false);
-        Ok(self.access_now(rkey, len, true, |lead| lead.read_into(rkey, va, into))?.is_some())
+        Ok(self.access_now(rkey, len, true, |direct| direct.read_into(rkey, va, into))?.is_some())
     }
 
     /// WRITE: copies to the peer's memory at `va`. False if it was not done.
@@ -30,7 +30,7 @@ impl QueuePair {
     pub fn write_now(&self, rkey: u32, va: u64, from: &[u8]) -> Result<bool, Error> {
         let len = from.len() as u64;
         self.prefetch_hint.prefetch(rkey, va, true);
-        Ok(self.access_now(rkey, len, false, |lead| lead.write_from(rkey, va, from))?.is_some())
+        Ok(self.access_now(rkey, len, false, |direct| direct.write_from(rkey, va, from))?.is_some())
     }
 
     /// A compare and swap or fetch and add of the 8 bytes of the peer's memory at `va`: returns the value before it,
@@ -41,7 +41,7 @@ impl QueuePair {
             return Ok(None);
         }
         self.prefetch_hint.prefetch(rkey, va, true);
-        self.access_now(rkey, ATOMIC_LEN.into(), true, |lead| lead.atomic(rkey, va, op))
+        self.access_now(rkey, ATOMIC_LEN.into(), true, |direct| direct.atomic(rkey, va, op))
     }
 
     /// Accesses that return data need a queue pair that may have READs and atomics outstanding.
@@ -51,7 +51,7 @@ impl QueuePair {
         rkey: u32,
         len: u64,
         brings: bool,
-        act: impl FnOnce(&mut Lead) -> Result<R, Refusal>,
+        act: impl FnOnce(&mut DirectAccess) -> Result<R, Refusal>,
     ) -> Result<Option<R>, Error> {
         let mut core = self.lock_alive()?;
         let device = self.device();
@@ -60,9 +60,9 @@ impl QueuePair {
         if !may_be_asked || len > MESSAGE_LEN_MAX.into() || !device.may_reach(&core) {
             return Ok(None);
         }
-        let Some(lead) = device.direct(self, &mut core) else { return Ok(None) };
-        let acted = act(lead);
-        lead.tell(&self.prefetch_hint);
+        let Some(direct) = device.direct(self, &mut core) else { return Ok(None) };
+        let acted = act(direct);
+        direct.update_prefetch_hint(&self.prefetch_hint);
         match acted {
             Ok(brought) => {
                 core.qp.count_direct(len);

@@ -3,7 +3,7 @@
 use terrace_hostmem::fault::Fault;
 use terrace_hostmem::{AtomicOp, HostRange};
 use terrace_memory::{AccessNeed, Accessor, Local, LocalPiece};
-use terrace_shm::{Direction, Lead, Refusal};
+use terrace_shm::{DirectAccess, Direction, Refusal};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
 
 use super::{Command, canonical};
@@ -23,12 +23,12 @@ impl Device {
             SendOp::Write { va, rkey } => (Direction::Write, rkey, va),
             _ => return self.carry_out_atomic(qp, core, wr),
         };
-        let Some(lead) = self.direct(qp, core) else { return false };
+        let Some(direct) = self.direct(qp, core) else { return false };
         let copied = match wr.payload.sges() {
-            Some([sge]) => lead.copy_piece(direction, rkey, va, self.local_piece(qp, sge)),
-            _ => self.copy_pieces(qp, lead, (direction, rkey, va), &wr.payload),
+            Some([sge]) => direct.copy_piece(direction, rkey, va, self.local_piece(qp, sge)),
+            _ => self.copy_pieces(qp, direct, (direction, rkey, va), &wr.payload),
         };
-        lead.tell(&qp.prefetch_hint);
+        direct.update_prefetch_hint(&qp.prefetch_hint);
         match copied {
             Ok(()) => {
                 let (transport, host) = core.parts(qp, None);
@@ -47,7 +47,7 @@ impl Device {
     fn copy_pieces(
         &self,
         qp: &QueuePair,
-        lead: &mut Lead,
+        direct: &mut DirectAccess,
         (direction, rkey, va): (Direction, u32, u64),
         payload: &Payload,
     ) -> Result<(), Refusal> {
@@ -55,7 +55,7 @@ impl Device {
             Payload::Sge(_) | Payload::Sges(_) => {
                 let who = Accessor::local(qp.pd().handle(), qp.qpn());
                 let pieces = payload.sges().unwrap_or_default().iter().map(piece_of);
-                let copy = |locals: &[HostRange]| lead.copy(direction, rkey, va, locals);
+                let copy = |locals: &[HostRange]| direct.copy(direction, rkey, va, locals);
                 let copied = self.memory.with_local(
                     who,
                     AccessNeed::of_local_end(direction),
@@ -66,7 +66,7 @@ impl Device {
                 copied.unwrap_or(Err(Refusal::NotHere))
             }
             // Inline data is only written: a READ with inline data is no valid work request.
-            Payload::Inline(bytes) => lead.write_from(rkey, va, bytes),
+            Payload::Inline(bytes) => direct.write_from(rkey, va, bytes),
             Payload::Provided(_) => Err(Refusal::NotHere),
         }
     }
@@ -80,12 +80,12 @@ impl Device {
             SendOp::FetchAdd { va, rkey, add } => (AtomicOp::FetchAdd { add }, rkey, va),
             _ => return false,
         };
-        let (Some(lead), Some([sge])) = (self.direct(qp, core), wr.payload.sges()) else { return false };
+        let (Some(direct), Some([sge])) = (self.direct(qp, core), wr.payload.sges()) else { return false };
         let Local { who, memo, piece, .. } = self.local_piece(qp, sge);
         let result = LocalPiece { len: ATOMIC_LEN.into(), ..piece };
-        let act = |into| lead.atomic_into(rkey, va, op, into);
+        let act = |into| direct.atomic_into(rkey, va, op, into);
         let done = self.memory.with_piece(who, AccessNeed::Write, memo, result, act);
-        lead.tell(&qp.prefetch_hint);
+        direct.update_prefetch_hint(&qp.prefetch_hint);
         match done {
             Ok(Ok(Ok(()))) => {
                 let (transport, host) = core.parts(qp, None);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
-use terrace_shm::{Origin, Reach, RxRing, TxRing, Writer};
+use terrace_shm::{Origin, PeerMemory, RxRing, TxRing, Writer};
 use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
 use terrace_wire::{Path, Psn, RxMeta};
 
@@ -30,7 +30,7 @@ const LOOKS_PER_NETWORK: u32 = 128;
 const WARM_LOOKS: u32 = 1024;
 /// Bytes after which written packets are published: the reader copies one part of a long message while the next is
 /// written.
-const SHOW_BYTES: u64 = 8 << 10;
+const PUBLISH_BYTES: u64 = 8 << 10;
 /// A full ring is retried at once for so long, and from then on at intervals of so long.
 const FULL_RETRY_NS: u64 = 1_000_000;
 /// A ring that has been full for so long belongs to a stopped process. Packets that do not fit are lost, as in the full
@@ -123,7 +123,7 @@ impl RingSink<'_> {
 impl Sink for RingSink<'_> {
     #[inline(always)]
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
-        if self.writer.unseen_bytes() >= SHOW_BYTES {
+        if self.writer.unpublished_bytes() >= PUBLISH_BYTES {
             self.publish();
         }
         let gid = self.gids.get(usize::from(path.source_gid_index))?;
@@ -380,7 +380,7 @@ impl Device {
         let (last, had_pending, streams, has_ended) = (None, false, false, false);
         let peer_rx = PeerRx { number, rx_ring, gid_index, last, had_pending, streams, has_ended };
         self.rx.lock().peer_rx.list.push(peer_rx);
-        self.local.has_inlets.store(true, Ordering::SeqCst);
+        self.local.has_rx_rings.store(true, Ordering::SeqCst);
     }
 
     /// Marks the ring of a peer that has gone.
@@ -391,7 +391,7 @@ impl Device {
             peer_rx.has_ended = true;
             peer_rx.rx_ring.end();
         });
-        self.local.has_inlets.store(rx.peer_rx.tidy(), Ordering::SeqCst);
+        self.local.has_rx_rings.store(rx.peer_rx.tidy(), Ordering::SeqCst);
     }
 
     /// Passes the packets that are pending in rings to `each`.
@@ -405,13 +405,13 @@ impl Device {
         let received = &self.local.received;
         received.store(received.load(Ordering::Relaxed) + read.count, Ordering::Relaxed);
         if read.is_over {
-            self.local.has_inlets.store(peer_rx.tidy(), Ordering::SeqCst);
+            self.local.has_rx_rings.store(peer_rx.tidy(), Ordering::SeqCst);
         }
     }
 
     /// Has writers ring the doorbell from now on. True if packets are pending already.
     pub(crate) fn fall_asleep_at_rings(&self) -> bool {
-        if !self.local.has_inlets.load(Ordering::SeqCst) {
+        if !self.local.has_rx_rings.load(Ordering::SeqCst) {
             return false;
         }
         let list = &self.rx.lock().peer_rx.list;
@@ -421,7 +421,7 @@ impl Device {
 
     /// Has writers not ring the doorbell any more.
     pub(crate) fn wake_up_at_rings(&self) {
-        if self.local.has_inlets.load(Ordering::Relaxed) {
+        if self.local.has_rx_rings.load(Ordering::Relaxed) {
             self.rx.lock().peer_rx.list.iter().for_each(|peer_rx| peer_rx.rx_ring.wake_up());
         }
     }
@@ -434,14 +434,14 @@ fn socket_address(origin: &Origin) -> SocketAddr {
 /// Another process of the host: its memory and its ring.
 #[derive(Clone)]
 pub(super) struct SameHostPeer {
-    pub reach: Arc<Reach>,
+    pub memory: Arc<PeerMemory>,
     pub peer_tx: Arc<PeerTx>,
 }
 
 impl SameHostPeer {
     /// The process has ended, or withdraws its memory and ring.
     pub fn note_gone(&self) {
-        self.reach.note_gone();
+        self.memory.note_gone();
         self.peer_tx.note_gone();
     }
 }

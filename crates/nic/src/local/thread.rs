@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use terrace_hostmem::HostRange;
 use terrace_memory::RegionMemory;
 use terrace_shm::{
-    BackedBy, Mapped, Paged, PeerReaders, Reach, ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
+    BackedBy, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
 };
 
 use super::message::{self, LAYOUT, Message, Received, Way};
@@ -27,7 +27,7 @@ use crate::unix_socket::{self, Spare, unwatch, watch};
 /// The service that the sockets are named after.
 const SERVICE: &str = "reach";
 /// Peers that may access this process's memory at a time. Each costs two descriptors.
-const VISITORS_MAX: usize = 256;
+const READERS_MAX: usize = 256;
 
 /// Opens the sockets, and starts the thread.
 pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
@@ -123,7 +123,7 @@ pub(super) struct Peer {
     socket: OwnedFd,
     address: SocketAddr,
     pid: i32,
-    hands: Arc<ReaderSlots>,
+    reader_slots: Arc<ReaderSlots>,
     /// Until `Welcome` brings the consumer page.
     ring: Option<RingFile>,
     same_host_peer: Option<SameHostPeer>,
@@ -190,11 +190,11 @@ impl Sockets {
     fn try_connect(&self, address: SocketAddr) -> Result<Peer, Errno> {
         let socket = unix_socket::connect_to(SERVICE, address)?;
         let pid = check_peer(&socket).ok_or(Errno::PERM)?;
-        let hands = ReaderSlots::new().map_err(|_| Errno::MFILE)?;
+        let reader_slots = ReaderSlots::new().map_err(|_| Errno::MFILE)?;
         let ring = RingFile::new().map_err(|_| Errno::MFILE)?;
-        message::send(&socket, &Message::Hello { layout: LAYOUT }, &[hands.file(), ring.file()])?;
+        message::send(&socket, &Message::Hello { layout: LAYOUT }, &[reader_slots.file(), ring.file()])?;
         watch(&self.waits, socket.as_fd())?;
-        Ok(Peer { socket, address, pid, hands, ring: Some(ring), same_host_peer: None })
+        Ok(Peer { socket, address, pid, reader_slots, ring: Some(ring), same_host_peer: None })
     }
 
     fn hear_peer(&mut self, device: &Arc<Device>, index: usize) {
@@ -220,7 +220,7 @@ impl Sockets {
 
     fn accept(&mut self, index: usize) {
         while let Some(socket) = unix_socket::accept(&self.listeners[index], &self.spare) {
-            let is_welcome = check_peer(&socket).is_some() && self.readers.len() < VISITORS_MAX;
+            let is_welcome = check_peer(&socket).is_some() && self.readers.len() < READERS_MAX;
             if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
                 let (gid_index, number) = (index as u8, self.visitor_count);
                 self.visitor_count += 1;
@@ -265,16 +265,17 @@ impl PeerSocket {
                 // Before the peer gets access to anything.
                 let pid = check_peer(&self.socket)?;
                 self.readers = Some(PeerReaders::admit(files.pop()?, pid).ok()?);
-                let board =
-                    device.memory.show().inspect_err(|error| tracing::warn!(%error, "no board")).ok()?;
-                device.show_all();
+                let published = device.memory.publish();
+                let registry =
+                    published.inspect_err(|error| tracing::warn!(%error, "no shared registry")).ok()?;
+                device.publish_all_queue_pairs();
                 let consumer_page = rx_ring.consumer_page().try_clone_to_owned().ok()?;
                 device.add_peer_rx(self.number, rx_ring, self.gid_index);
                 let doorbell = device.engine.doorbell();
                 // The engine may be about to sleep without having announced it in the new ring.
                 doorbell.ring();
-                message::send(&self.socket, &Message::Welcome, &[board, consumer_page.as_fd(), doorbell.fd()])
-                    .ok()
+                let files = [registry, consumer_page.as_fd(), doorbell.fd()];
+                message::send(&self.socket, &Message::Welcome, &files).ok()
             }
             Message::Ask { key, version } if self.readers.is_some() => {
                 self.unsent.question = Some((key, Version(version)));
@@ -367,11 +368,11 @@ impl Peer {
         match message {
             Message::Welcome if self.same_host_peer.is_none() => {
                 let mut files = files.into_iter();
-                let (board, consumer_page, doorbell) = (files.next()?, files.next()?, files.next()?);
-                let reach = Reach::new(board, self.hands.clone(), self.pid).ok()?;
+                let (registry, consumer_page, doorbell) = (files.next()?, files.next()?, files.next()?);
+                let memory = PeerMemory::new(registry, self.reader_slots.clone(), self.pid).ok()?;
                 let tx_ring = TxRing::new(self.ring.take()?, consumer_page).ok()?;
                 let peer_tx = Arc::new(PeerTx::new(tx_ring, doorbell).ok()?);
-                let same_host_peer = SameHostPeer { reach, peer_tx };
+                let same_host_peer = SameHostPeer { memory, peer_tx };
                 device.local.peers.write().insert(self.address, same_host_peer.clone());
                 device.local.generation.fetch_add(1, Ordering::Release);
                 self.same_host_peer = Some(same_host_peer);
@@ -379,11 +380,11 @@ impl Peer {
             }
             Message::Answer { key, version, way } => {
                 let source = self.source(way, files)?;
-                self.same_host_peer.as_ref()?.reach.set_source(key, Version(version), source);
+                self.same_host_peer.as_ref()?.memory.set_source(key, Version(version), source);
                 Some(())
             }
             Message::Forget { key, version } => {
-                self.same_host_peer.as_ref()?.reach.forget(key, Version(version));
+                self.same_host_peer.as_ref()?.memory.forget(key, Version(version));
                 Some(())
             }
             _ => None,

@@ -11,7 +11,7 @@ use terrace_hostmem::{AtomicOp, HostRange, fault};
 use terrace_sync::RwLock;
 
 use crate::prefetch_hint::PrefetchHint;
-use crate::reader_slots::{Reaching, ReaderSlot, ReaderSlots};
+use crate::reader_slots::{EpochGuard, ReaderSlot, ReaderSlots};
 use crate::record::Version;
 use crate::rights::Rights;
 use crate::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};
@@ -25,28 +25,34 @@ const COPY_BYTES_MAX: u64 = 256 << 10;
 pub enum Refusal {
     /// Not possible with this region, now or at all.
     NotHere,
-    /// The source of the region's bytes is not known yet: see [`Reach::set_source`].
+    /// The source of the region's bytes is not known yet: see [`PeerMemory::set_source`].
     Unknown(Version),
 }
 
-/// Another process whose memory may be accessed.
+/// Another process's memory: the regions in its shared registry, and how their bytes are accessed.
 #[derive(Debug)]
-pub struct Reach {
-    board: SharedRegistryView,
-    hands: Arc<ReaderSlots>,
+pub struct PeerMemory {
+    registry: SharedRegistryView,
+    reader_slots: Arc<ReaderSlots>,
     pid: i32,
     gone: AtomicBool,
     sources: RwLock<HashMap<u32, (Version, Arc<Source>)>>,
 }
 
-impl Reach {
-    /// Opens the records of process `pid`, which has received `hands`.
+impl PeerMemory {
+    /// Opens the records of process `pid`, which has received `reader_slots`.
     ///
     /// # Errors
     /// `InvalidData` when they are something else, or of another version.
-    pub fn new(board: OwnedFd, hands: Arc<ReaderSlots>, pid: i32) -> io::Result<Arc<Reach>> {
+    pub fn new(registry: OwnedFd, reader_slots: Arc<ReaderSlots>, pid: i32) -> io::Result<Arc<PeerMemory>> {
         let (gone, sources) = (AtomicBool::new(false), RwLock::default());
-        Ok(Arc::new(Reach { board: SharedRegistryView::open(board)?, hands, pid, gone, sources }))
+        Ok(Arc::new(PeerMemory {
+            registry: SharedRegistryView::open(registry)?,
+            reader_slots,
+            pid,
+            gone,
+            sources,
+        }))
     }
 
     /// Sets how the bytes of a region are accessed, as long as its record has this version.
@@ -75,17 +81,18 @@ impl Reach {
         self.sources.write().drain().for_each(|(_, (_, source))| source.give_up());
     }
 
-    /// Whether [`Reach::note_gone`] was called.
+    /// Whether [`PeerMemory::note_gone`] was called.
     #[inline(always)]
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// A connection from a queue pair of this process to one of the other.
-    pub fn lead(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<Lead> {
-        let hand = self.hands.take(qpn)?;
+    /// Access for a queue pair of this process, number `own_qpn` at address `own`, that is connected to the other one's
+    /// queue pair `qpn`; `None` when all reader slots are in use.
+    pub fn direct_access(self: &Arc<Self>, own: [u8; 16], own_qpn: u32, qpn: u32) -> Option<DirectAccess> {
+        let reader_slot = self.reader_slots.take(qpn)?;
         let (own, seen, last) = (halves(own), Seen::default(), Last::default());
-        Some(Lead { reach: self.clone(), hand, own, own_qpn, qpn, seen, last })
+        Some(DirectAccess { peer: self.clone(), reader_slot, own, own_qpn, qpn, seen, last })
     }
 
     fn source(&self, key: u32, version: Version) -> Result<Arc<Source>, Refusal> {
@@ -95,11 +102,11 @@ impl Reach {
     }
 }
 
-/// A connection by which one queue pair accesses another process's memory.
+/// Direct access to another process's memory, for one queue pair.
 #[derive(Debug)]
-pub struct Lead {
-    reach: Arc<Reach>,
-    hand: ReaderSlot,
+pub struct DirectAccess {
+    peer: Arc<PeerMemory>,
+    reader_slot: ReaderSlot,
     own: [u64; 2],
     own_qpn: u32,
     qpn: u32,
@@ -123,7 +130,7 @@ pub trait LocalMemory: Copy {
     ///
     /// # Errors
     /// `NotHere` if it is not registered for that.
-    fn locate(&self, direction: Direction, reaching: &Reaching<'_>) -> Result<HostRange, Refusal>;
+    fn locate(&self, direction: Direction, guard: &EpochGuard<'_>) -> Result<HostRange, Refusal>;
 
     /// Keeps the memory registered, without an epoch, while `act` copies from or to it: for copies that take long.
     ///
@@ -149,7 +156,7 @@ impl LocalMemory for HostRange {
     }
 
     #[inline(always)]
-    fn locate(&self, _: Direction, _: &Reaching<'_>) -> Result<HostRange, Refusal> {
+    fn locate(&self, _: Direction, _: &EpochGuard<'_>) -> Result<HostRange, Refusal> {
         Ok(*self)
     }
 
@@ -163,27 +170,27 @@ impl LocalMemory for HostRange {
 #[derive(Debug, Default)]
 struct Last {
     region: Option<(u32, Version, Arc<Source>)>,
-    /// The region before, until [`Lead::tell`]: dropping a mapping takes locks that no thread may wait for while its
-    /// epoch is odd.
+    /// The region before, until [`DirectAccess::update_prefetch_hint`]: dropping a mapping takes locks that no thread
+    /// may wait for while its epoch is odd.
     before: Option<(u32, Version, Arc<Source>)>,
     /// From the other process's addresses in the region to ours.
     shift: Option<u64>,
-    /// Whether [`Lead::tell`] has yet to report it.
-    is_news: bool,
+    /// The prefetch hint is of a region before this one.
+    is_hint_due: bool,
 }
 
-impl Lead {
-    /// Reports the region that was accessed last to the prefetch hint, if it is a new one.
+impl DirectAccess {
+    /// Updates the hint if the last access was to another region than the one before.
     #[inline(always)]
-    pub fn tell(&mut self, prefetch_hint: &PrefetchHint) {
-        if self.last.is_news {
-            self.last.tell(prefetch_hint);
+    pub fn update_prefetch_hint(&mut self, prefetch_hint: &PrefetchHint) {
+        if self.last.is_hint_due {
+            self.last.update_prefetch_hint(prefetch_hint);
         }
     }
 
-    /// The other process.
-    pub fn reach(&self) -> &Arc<Reach> {
-        &self.reach
+    /// The other process's memory.
+    pub fn peer(&self) -> &Arc<PeerMemory> {
+        &self.peer
     }
 
     /// Reads from `va` on into memory of the caller's own, which need not be registered.
@@ -246,13 +253,13 @@ impl Lead {
             AtomicOp::Write { .. } => Rights::WRITE,
             AtomicOp::CompareSwap { .. } | AtomicOp::FetchAdd { .. } => Rights::ATOMIC,
         };
-        let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let region = reach.region(key, &mut seen.region)?;
+        let DirectAccess { peer, reader_slot, own, own_qpn, qpn, seen, last } = self;
+        let region = peer.region(key, &mut seen.region)?;
         let theirs = HostRange { addr: region.locate(va, 8)?, len: 8 };
-        let _reaching = hand.reach(theirs);
+        let _guard = reader_slot.enter(theirs);
         let connection = (*own, *own_qpn, *qpn);
-        let version = reach.check(connection, &mut seen.rights, &region, need)?;
-        let Source::Mapped(mapped) = last.source(reach, key, version, va, theirs.addr)? else {
+        let version = peer.check(connection, &mut seen.rights, &region, need)?;
+        let Source::Mapped(mapped) = last.source(peer, key, version, va, theirs.addr)? else {
             return Err(Refusal::NotHere);
         };
         let addr = mapped.place(theirs.addr, theirs.len).map_err(|Missing| Refusal::NotHere)?;
@@ -327,15 +334,15 @@ impl Lead {
         whole: u64,
         local: impl LocalMemory,
     ) -> Result<(), Refusal> {
-        let Lead { reach, hand, own, own_qpn, qpn, seen, last } = self;
-        let region = reach.region(key, &mut seen.region)?;
+        let DirectAccess { peer, reader_slot, own, own_qpn, qpn, seen, last } = self;
+        let region = peer.region(key, &mut seen.region)?;
         let theirs = HostRange { addr: region.locate(va, whole)?, len: local.bytes() };
-        let reaching = hand.reach_from(local.slot(), theirs);
-        let here = local.locate(direction, &reaching)?;
+        let guard = reader_slot.enter_for(local.slot(), theirs);
+        let here = local.locate(direction, &guard)?;
         let connection = (*own, *own_qpn, *qpn);
-        let version = reach.check(connection, &mut seen.rights, &region, direction.needs())?;
-        let source = last.source(reach, key, version, va, theirs.addr)?;
-        source.copy(direction, reach.pid, theirs.addr, here).map_err(|Missing| Refusal::NotHere)
+        let version = peer.check(connection, &mut seen.rights, &region, direction.needs())?;
+        let source = last.source(peer, key, version, va, theirs.addr)?;
+        source.copy(direction, peer.pid, theirs.addr, here).map_err(|Missing| Refusal::NotHere)
     }
 }
 
@@ -344,7 +351,7 @@ impl Last {
     #[inline(always)]
     fn source(
         &mut self,
-        reach: &Reach,
+        peer: &PeerMemory,
         key: u32,
         version: Version,
         va: u64,
@@ -352,41 +359,48 @@ impl Last {
     ) -> Result<&Source, Refusal> {
         let is_last = matches!(&self.region, Some((last, known, _)) if (*last, *known) == (key, version));
         if !is_last {
-            self.find(reach, key, version, va, host)?;
+            self.find(peer, key, version, va, host)?;
         }
         self.region.as_ref().map(|(.., source)| &**source).ok_or(Refusal::NotHere)
     }
 
     #[cold]
-    fn find(&mut self, reach: &Reach, key: u32, version: Version, va: u64, host: u64) -> Result<(), Refusal> {
-        let source = reach.source(key, version)?;
+    fn find(
+        &mut self,
+        peer: &PeerMemory,
+        key: u32,
+        version: Version,
+        va: u64,
+        host: u64,
+    ) -> Result<(), Refusal> {
+        let source = peer.source(key, version)?;
         self.shift = match &*source {
             Source::Mapped(mapped) => mapped.place(host, 0).ok().map(|addr| addr.wrapping_sub(va)),
             _ => None,
         };
         self.before = self.region.replace((key, version, source));
-        self.is_news = true;
+        self.is_hint_due = true;
         Ok(())
     }
 
     #[cold]
-    fn tell(&mut self, prefetch_hint: &PrefetchHint) {
+    fn update_prefetch_hint(&mut self, prefetch_hint: &PrefetchHint) {
         if let Some((key, ..)) = self.region {
             prefetch_hint.note(key, self.shift);
         }
         self.before = None;
-        self.is_news = false;
+        self.is_hint_due = false;
     }
 }
 
-impl Reach {
+impl PeerMemory {
     /// The region that a key names, as its record says now.
     #[inline(always)]
     fn region<'a>(&'a self, key: u32, seen: &'a mut SeenRegion) -> Result<RegionView<'a>, Refusal> {
         if self.is_gone() {
             return Err(Refusal::NotHere);
         }
-        self.board.region(key, seen).ok_or(Refusal::NotHere)
+        self.registry.region(key, seen).ok_or(Refusal::NotHere)
     }
 
     /// All checks that the other process would make on a packet's access; returns the region's version. The answer
@@ -399,7 +413,7 @@ impl Reach {
         view: &RegionView<'_>,
         need: Rights,
     ) -> Result<Version, Refusal> {
-        let (pd, access) = self.board.rights(qpn, own, own_qpn, seen).ok_or(Refusal::NotHere)?;
+        let (pd, access) = self.registry.rights(qpn, own, own_qpn, seen).ok_or(Refusal::NotHere)?;
         let is_permitted = pd == view.region.pd && access.contains(need) && view.region.access.contains(need);
         if is_permitted && view.is_current() { Ok(view.version) } else { Err(Refusal::NotHere) }
     }
