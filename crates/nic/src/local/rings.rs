@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use terrace_fabric::Gid;
 use terrace_shm::{Origin, PeerMemory, RxRing, TxRing, Writer};
 use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
-use terrace_wire::{Path, Psn, RxMeta};
+use terrace_wire::{Opcode, Path, Psn, RxMeta};
 
 use crate::clock::LazyTimestamp;
 use crate::device::Device;
@@ -28,6 +28,9 @@ const PACKETS_PER_LOOK: usize = 64;
 const LOOKS_PER_NETWORK: u32 = 128;
 /// For so many passes without a packet rings still count as busy: some dozens of microseconds.
 const WARM_LOOKS: u32 = 1024;
+/// Pauses of a poll that finds nothing in the middle of a message: the sender is writing the next packet, and each poll
+/// takes cache lines away from it.
+const MESSAGE_PAUSES: u32 = 8;
 /// Bytes after which written packets are published: the reader copies one part of a long message while the next is
 /// written.
 const PUBLISH_BYTES: u64 = 8 << 10;
@@ -285,6 +288,8 @@ struct PeerRx {
     /// Whether packets come faster than passes, or no thread polls for one. Behind a message that a thread polls for
     /// there is most likely nothing, and to see that takes as long as to fetch the message.
     streams: bool,
+    /// Whether the last packet was not the last one of its message.
+    is_in_message: bool,
     /// The peer has gone. What it has sent before is read.
     has_ended: bool,
 }
@@ -310,6 +315,9 @@ impl PeerRxSet {
             let has_pending = peer_rx.rx_ring.has_pending();
             peer_rx.streams |= has_pending && (for_all || peer_rx.had_pending);
             peer_rx.had_pending = has_pending;
+            if peer_rx.is_in_message && !has_pending {
+                (0..MESSAGE_PAUSES).for_each(|_| std::hint::spin_loop());
+            }
             waits |= has_pending;
         }
         self.warm = if waits { WARM_LOOKS } else { self.warm.saturating_sub(1) };
@@ -330,6 +338,7 @@ impl PeerRxSet {
             let Some(destination) = destination else { continue };
             let (gid_index, last) = (peer_rx.gid_index, &mut peer_rx.last);
             let max = if peer_rx.streams { PACKETS_PER_LOOK } else { usize::from(peer_rx.had_pending) };
+            let is_in_message = &mut peer_rx.is_in_message;
             let count = peer_rx.rx_ring.read(max, |origin, acknowledged, bytes| {
                 let meta = match last {
                     Some((of, meta)) if of == origin => meta,
@@ -339,6 +348,7 @@ impl PeerRxSet {
                         &mut last.insert((*origin, meta)).1
                     }
                 };
+                *is_in_message = bytes.first().is_some_and(|byte| is_continued(*byte));
                 each(meta, acknowledged.map(Psn::new), bytes);
             });
             peer_rx.streams &= count > 1;
@@ -377,8 +387,9 @@ struct Read {
 impl Device {
     /// Adds a ring to those that are read.
     pub(super) fn add_peer_rx(&self, number: u64, rx_ring: RxRing, gid_index: u8) {
-        let (last, had_pending, streams, has_ended) = (None, false, false, false);
-        let peer_rx = PeerRx { number, rx_ring, gid_index, last, had_pending, streams, has_ended };
+        let (last, had_pending, streams, is_in_message, has_ended) = (None, false, false, false, false);
+        let peer_rx =
+            PeerRx { number, rx_ring, gid_index, last, had_pending, streams, is_in_message, has_ended };
         self.rx.lock().peer_rx.list.push(peer_rx);
         self.local.has_rx_rings.store(true, Ordering::SeqCst);
     }
@@ -425,6 +436,11 @@ impl Device {
             self.rx.lock().peer_rx.list.iter().for_each(|peer_rx| peer_rx.rx_ring.wake_up());
         }
     }
+}
+
+/// Whether packets of the same message follow one with this opcode.
+fn is_continued(opcode: u8) -> bool {
+    Opcode::from_byte(opcode).is_some_and(|opcode| !opcode.info().position.is_last())
 }
 
 fn socket_address(origin: &Origin) -> SocketAddr {
