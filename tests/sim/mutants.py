@@ -27,36 +27,37 @@ MUTANTS = [
     ("duplicates-are-carried-out-again", RESPONDER + "mod.rs",
      "        if distance < 0 {\n", "        if distance < 0 && packet.payload.is_empty() {\n"),
     ("atomics-are-replayed-by-executing-them", RESPONDER + "duplicates.rs",
-     "            _ => self.repeat_result(common, psn, operation),",
+     "            _ => self.repeat_result(call, psn, operation),",
      "            _ => {\n"
      "                if let Some(atomic) = packet.ext.atomic {\n"
      "                    let op = crate::host::AtomicOp::FetchAdd { add: atomic.swap_or_add };\n"
-     "                    let _ = host.remote_atomic(atomic.rkey, atomic.va, op);\n"
+     "                    let _ = call.host.remote_atomic(atomic.rkey, atomic.va, op);\n"
      "                }\n"
-     "                self.repeat_result(common, psn, operation)\n"
+     "                self.repeat_result(call, psn, operation)\n"
      "            }"),
-    ("nobody-goes-back", REQUESTER + "mod.rs",
-     "        self.retries_left -= 1;\n        self.go_back();\n", "        self.retries_left -= 1;\n"),
+    ("losses-are-not-retransmitted", REQUESTER + "mod.rs",
+     "        self.retries_left -= 1;\n        self.retransmit(now, call);\n",
+     "        self.retries_left -= 1;\n        self.restart_ack_timer(now, call);\n"),
     # The responder.
     ("gaps-are-not-noticed", RESPONDER + "mod.rs", "        if distance > 0 {\n", "        if distance > 1 {\n"),
     ("naks-are-repeated-for-every-packet", RESPONDER + "mod.rs", "if !self.nak_out {", "if true {"),
     ("acks-cover-one-packet-too-many", RESPONDER + "mod.rs",
-     "self.owe_ack(self.expected.minus(1));", "self.owe_ack(self.expected);"),
+     "self.queue_ack(self.expected.minus(1));", "self.queue_ack(self.expected);"),
     ("immediate-data-is-lost", RESPONDER + "mod.rs",
      "(packet.ext.imm.unwrap_or(0), WcFlags::WITH_IMM)", "(0, WcFlags::WITH_IMM)"),
     ("receive-is-used-before-write-with-immediate-is-whole", RESPONDER + "mod.rs",
      "let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {",
      "let receive = if info.trailer == Trailer::Immediate && packet.payload.len() != 1 {"),
     ("solicited-is-forgotten", RESPONDER + "mod.rs", "        solicited: packet.bth.solicited,", "        solicited: false,"),
-    ("too-few-results-are-remembered", RESPONDER + "one_sided.rs",
+    ("too-few-responder-resources", RESPONDER + "one_sided.rs",
      "usize::from(common.attr.max_dest_rd_atomic.max(1))", "1"),
-    ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if repeat {", "                if false {"),
+    ("repeated-reads-may-end-the-connection", RESPONDER + "emit.rs", "                if read.repeat {", "                if false {"),
     ("unreliable-messages-may-have-holes", RESPONDER + "unreliable.rs",
      "let in_sequence = packet.bth.psn == self.expected;", "let in_sequence = true;"),
     ("flushed-receives-are-forgotten", RESPONDER + "mod.rs",
-     "        while let Some(receive) = self.receives.pop_front() {\n            let wc = common.flushed_receive",
+     "        while let Some(receive) = self.receives.pop_front() {\n            call.fail_receive",
      "        while let Some(receive) = self.receives.pop_front().filter(|_| self.receives.len() != 1) {\n"
-     "            let wc = common.flushed_receive"),
+     "            call.fail_receive"),
     # The requester.
     ("acks-stand-for-data", REQUESTER + "answers.rs",
      "self.advance(now, common, unanswered.unwrap_or(end));", "self.advance(now, common, end);"),
@@ -67,17 +68,18 @@ MUTANTS = [
     ("fences-are-ignored", REQUESTER + "emit.rs",
      "wqe.wr.flags.contains(SendFlags::FENCE) && !self.responses_due.is_empty()", "false"),
     ("rnr-waits-for-ever", REQUESTER + "mod.rs",
-     "        if self.rnr_until.is_some_and(|until| until <= now) {\n            self.rnr_until = None;\n",
-     "        if self.rnr_until.is_some_and(|until| until <= now) {\n"),
-    ("cuts-of-reads-are-forgotten", REQUESTER + "emit.rs",
-     "let left = next_cut.map_or(left, |cut| left.min(cut - from));", "let _ = next_cut;"),
+     "        if self.paused_until.is_some_and(|until| until <= now) {\n            self.paused_until = None;\n",
+     "        if self.paused_until.is_some_and(|until| until <= now) {\n"),
+    ("read-boundaries-are-ignored", REQUESTER + "emit.rs",
+     "let left = next_boundary.map_or(left, |boundary| left.min(boundary - from));", "let _ = next_boundary;"),
     ("too-many-reads-are-under-way", REQUESTER + "emit.rs",
      "self.responses_due.len() >= usize::from(common.attr.max_rd_atomic)",
      "self.responses_due.len() > usize::from(common.attr.max_rd_atomic) + 5"),
     ("local-invalidate-does-not-wait", REQUESTER + "emit.rs",
      "SendOp::LocalInvalidate(_) => self.index > 0,", "SendOp::LocalInvalidate(_) => false,"),
     ("everything-is-signaled", REQUESTER + "mod.rs",
-     "if status == WcStatus::Success && !signaled {", "if status == WcStatus::Success && !signaled && wqe.length != 8 {"),
+     "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) {",
+     "if common.config.sq_sig_all || wr.flags.contains(SendFlags::SIGNALED) || wr.payload.len() == 8 {"),
     ("binds-are-repeated", REQUESTER + "emit.rs", "        if wqe.executed {\n", "        if false {\n"),
     ("numbers-do-not-wrap", "crates/wire/src/psn.rs", None, None),
     # The NIC, the fabric, memory.

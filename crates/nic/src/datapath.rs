@@ -554,7 +554,7 @@ impl Device {
     #[inline]
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
         self.note_state(qp, core);
-        if core.qp.is_held_back() {
+        if core.qp.is_blocked_by_budget() {
             self.in_flight.wait(qp);
         }
         self.note_filled(qp, core);

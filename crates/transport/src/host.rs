@@ -175,8 +175,8 @@ pub trait Host {
     }
     /// Whether a request packet of a reliable connection may be sent while so many bytes of its queue pair are in
     /// flight, as [`Qp::in_flight_bytes`](crate::Qp::in_flight_bytes) counts them. If it may not while nothing is in
-    /// flight, no ACK resumes the queue pair. Then [`Qp::is_held_back`](crate::Qp::is_held_back) is true, and the owner
-    /// calls [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
+    /// flight, no ACK resumes the queue pair. Then [`Qp::is_blocked_by_budget`](crate::Qp::is_blocked_by_budget) is
+    /// true, and the owner calls [`Qp::poll_transmit`](crate::Qp::poll_transmit) when it may.
     fn admits(&self, _in_flight_bytes: u64) -> bool {
         true
     }

@@ -200,7 +200,7 @@ impl Qp {
         Requester::validate(&self.common, wr)?;
         let call = &mut Call { common: &mut self.common, host };
         if H::HAS_FAST_PATHS && self.requester.send_message(call, wr, sink) {
-            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+            self.responder.piggyback_ack(|psn| sink.carry_ack(psn));
             sink.flush();
             self.requester.queue_sent(now, call, wr.take());
             return Ok(());
@@ -248,18 +248,18 @@ impl Qp {
     /// Whether the send queue is empty in RTS, so that a work request posted now may be executed without packets
     /// ([`Qp::complete_direct`]) and still takes effect in order.
     #[inline(always)]
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_send_queue_empty(&self) -> bool {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
-    /// Whether the send queue is empty ([`Qp::is_quiet`]), and this work request is valid and may be executed without
-    /// packets: it is a READ, a WRITE or an atomic, of RC.
+    /// Whether the send queue is empty in RTS, and this work request is valid and may be executed without packets: it is
+    /// a READ, a WRITE or an atomic, of RC.
     #[inline(always)]
     pub fn may_go_direct(&self, wr: &SendWr) -> bool {
         let Common { config, attr, .. } = &self.common;
         let row = Row::of(&wr.op);
         row.is_direct
-            && self.is_quiet()
+            && self.is_send_queue_empty()
             && config.qp_type == QpType::Rc
             && (!row.expects_response() || attr.max_rd_atomic > 0)
             && config.cap.max_send_wr > 0
@@ -460,7 +460,7 @@ impl Qp {
     /// deferred operations to check.
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        self.cnp_due || self.responder.owes() || self.requester.wants_to_emit(&self.common)
+        self.cnp_due || self.responder.wants_to_emit() || self.requester.wants_to_emit(&self.common)
     }
 
     /// Whether the only packet to send now is an ACK.
@@ -472,7 +472,7 @@ impl Qp {
     /// Whether an ACK is the only pending response.
     #[inline]
     pub fn holds_ack(&self) -> bool {
-        self.responder.owes() && !self.responder.owes_more_than_ack()
+        self.responder.wants_to_emit() && !self.responder.wants_to_emit_more_than_ack()
     }
 
     /// Request packets (for READs, response packets) that the peer has not answered.
@@ -486,8 +486,8 @@ impl Qp {
     }
 
     /// Whether [`Host::admits`] blocks requests while nothing is in flight.
-    pub fn is_held_back(&self) -> bool {
-        self.requester.is_held_back()
+    pub fn is_blocked_by_budget(&self) -> bool {
+        self.requester.is_blocked_by_budget()
     }
 
     /// Send work requests with packets still to send.
@@ -509,16 +509,16 @@ impl Qp {
         sink: &mut impl Sink,
         acks: AckPolicy,
     ) -> Transmit {
-        if acks == AckPolicy::First && self.holds_ack() && !self.emit_owed(host, sink, acks) {
+        if acks == AckPolicy::First && self.holds_ack() && !self.emit_responses(host, sink, acks) {
             return Transmit::SinkFull;
         }
         if !self.emit_requests(&now, host, sink) {
             return Transmit::SinkFull;
         }
         if acks == AckPolicy::Now {
-            self.responder.hand_over_ack(|psn| sink.carry_ack(psn));
+            self.responder.piggyback_ack(|psn| sink.carry_ack(psn));
         }
-        if !self.emit_owed(host, sink, acks) {
+        if !self.emit_responses(host, sink, acks) {
             return Transmit::SinkFull;
         }
         self.note_drained(host);
@@ -541,9 +541,11 @@ impl Qp {
     }
 
     /// False when the sink is full.
-    fn emit_owed(&mut self, host: &impl Host, sink: &mut impl Sink, acks: AckPolicy) -> bool {
+    fn emit_responses(&mut self, host: &impl Host, sink: &mut impl Sink, acks: AckPolicy) -> bool {
         loop {
-            if !self.responder.owes() || acks == AckPolicy::Hold && !self.responder.owes_more_than_ack() {
+            if !self.responder.wants_to_emit()
+                || acks == AckPolicy::Hold && !self.responder.wants_to_emit_more_than_ack()
+            {
                 return true;
             }
             match self.responder.emit(&mut Call { common: &mut self.common, host }, sink) {

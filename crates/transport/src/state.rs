@@ -29,9 +29,9 @@ type ByType = [M; 5];
 const NONE: ByType = [M::empty(); 5];
 const PATH: M = M::AV.union(M::PATH_MTU).union(M::DEST_QPN).union(M::RQ_PSN);
 /// Attributes of an end that answers READs and sends RNR NAKs.
-const ANSWERS: M = M::MAX_DEST_RD_ATOMIC.union(M::MIN_RNR_TIMER);
+const RESPONDER: M = M::MAX_DEST_RD_ATOMIC.union(M::MIN_RNR_TIMER);
 /// Attributes of an end that sends requests.
-const ASKS: M = M::TIMEOUT.union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
+const REQUESTER: M = M::TIMEOUT.union(M::RETRY_CNT).union(M::RNR_RETRY).union(M::MAX_QP_RD_ATOMIC);
 const ALT: M = M::ALT_PATH.union(M::PATH_MIG_STATE);
 const IDENTITY: M = M::PKEY_INDEX.union(M::PORT);
 const CONNECTION: M = IDENTITY.union(M::ACCESS_FLAGS);
@@ -53,7 +53,7 @@ const TRANSITIONS: &[Transition] = &[
     Transition {
         from: S::Init,
         to: S::Rtr,
-        required: [PATH.union(ANSWERS), PATH, M::empty(), PATH, PATH.union(ANSWERS)],
+        required: [PATH.union(RESPONDER), PATH, M::empty(), PATH, PATH.union(RESPONDER)],
         optional: [
             CONNECTING_OPTIONS,
             CONNECTING_OPTIONS,
@@ -66,10 +66,10 @@ const TRANSITIONS: &[Transition] = &[
         from: S::Rtr,
         to: S::Rts,
         required: [
-            M::SQ_PSN.union(ASKS),
+            M::SQ_PSN.union(REQUESTER),
             M::SQ_PSN,
             M::SQ_PSN,
-            M::SQ_PSN.union(ASKS),
+            M::SQ_PSN.union(REQUESTER),
             M::SQ_PSN.union(M::TIMEOUT),
         ],
         optional: RUNNING_OPTIONS,
@@ -82,11 +82,11 @@ const TRANSITIONS: &[Transition] = &[
         to: S::Sqd,
         required: NONE,
         optional: [
-            DRAINED_OPTIONS.union(M::PORT).union(ASKS).union(ANSWERS),
+            DRAINED_OPTIONS.union(M::PORT).union(REQUESTER).union(RESPONDER),
             DRAINED_OPTIONS,
             M::PKEY_INDEX.union(M::QKEY),
-            DRAINED_OPTIONS.union(M::PORT).union(ASKS),
-            DRAINED_OPTIONS.union(M::PORT).union(M::TIMEOUT).union(ANSWERS),
+            DRAINED_OPTIONS.union(M::PORT).union(REQUESTER),
+            DRAINED_OPTIONS.union(M::PORT).union(M::TIMEOUT).union(RESPONDER),
         ],
     },
     Transition {

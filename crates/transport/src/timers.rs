@@ -25,13 +25,13 @@ pub fn ack_timeout_ns(exponent: u8) -> Option<u64> {
 }
 
 /// Longest backoff after consecutive timeouts, unless the configured timeout is longer.
-const PATIENCE_MAX_NS: u64 = 250_000_000;
+const BACKOFF_MAX_NS: u64 = 250_000_000;
 
 /// Backoff after `timeout_count` consecutive timeouts of `timeout_ns`: twice the timeout after the first, and four
 /// times, the most that IBTA allows, after more. The responder's process may share its processor with many others. Lost
 /// packets are found at the first timeout or by a NAK.
-pub(crate) fn patience_ns(timeout_ns: u64, timeout_count: u8) -> u64 {
-    (timeout_ns << timeout_count.min(2)).min(timeout_ns.max(PATIENCE_MAX_NS))
+pub(crate) fn backoff_ns(timeout_ns: u64, timeout_count: u8) -> u64 {
+    (timeout_ns << timeout_count.min(2)).min(timeout_ns.max(BACKOFF_MAX_NS))
 }
 
 #[cfg(test)]
@@ -47,11 +47,11 @@ mod tests {
     }
 
     #[test]
-    fn patience_grows_to_four_times_or_a_quarter_of_a_second() {
+    fn backoff_grows_to_four_times_or_a_quarter_of_a_second() {
         let ms = 1_000_000;
-        assert_eq!([0, 1, 2, 3, 7].map(|count| patience_ns(8 * ms, count) / ms), [8, 16, 32, 32, 32]);
-        assert_eq!([0, 1, 2, 3, 7].map(|count| patience_ns(67 * ms, count) / ms), [67, 134, 250, 250, 250]);
-        assert_eq!([0, 1, 7].map(|count| patience_ns(1000 * ms, count) / ms), [1000; 3]);
+        assert_eq!([0, 1, 2, 3, 7].map(|count| backoff_ns(8 * ms, count) / ms), [8, 16, 32, 32, 32]);
+        assert_eq!([0, 1, 2, 3, 7].map(|count| backoff_ns(67 * ms, count) / ms), [67, 134, 250, 250, 250]);
+        assert_eq!([0, 1, 7].map(|count| backoff_ns(1000 * ms, count) / ms), [1000; 3]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Congestion control: a window over the bytes in flight, cut by loss and by congestion notifications, grown by
+//! Congestion control: a window over the bytes in flight, reduced by loss and by congestion notifications, grown by
 //! acknowledgements. RoCEv2 leaves the algorithm to the implementation. The aim here is not to overrun a socket's
 //! receive buffer, the scarcest resource of a software NIC, for long.
 

@@ -288,7 +288,7 @@ impl Device {
     pub(crate) fn update_route(&self, qp: &QueuePair, core: &mut QpCore) {
         if self.local.is_on()
             && core.nic.local.generation != self.local.generation.load(Ordering::Acquire)
-            && core.qp.is_quiet()
+            && core.qp.is_send_queue_empty()
         {
             self.choose_route(qp, core);
         }
@@ -301,7 +301,7 @@ impl Device {
     #[inline(never)]
     pub(crate) fn choose_route(&self, qp: &QueuePair, core: &mut QpCore) {
         let generation = self.local.generation.load(Ordering::Acquire);
-        let may_search = core.qp.is_quiet();
+        let may_search = core.qp.is_send_queue_empty();
         core.nic.local.generation = if may_search { generation } else { generation.wrapping_sub(1) };
         let before = std::mem::take(&mut core.nic.local.route);
         if may_search && let Some(route) = self.find_route(qp, core, before) {

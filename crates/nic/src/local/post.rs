@@ -117,7 +117,7 @@ impl Device {
     /// Whether a work request that is posted now is the only one, and direct access is on.
     #[inline]
     pub(super) fn may_reach(&self, core: &QpCore) -> bool {
-        self.local.is_on() && core.qp.is_quiet()
+        self.local.is_on() && core.qp.is_send_queue_empty()
     }
 
     /// A refused access may be possible once the thread has asked how the region is reached.

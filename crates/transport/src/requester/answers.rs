@@ -10,7 +10,7 @@ use crate::timers::rnr_timer_ns;
 use crate::types::{ATOMIC_LEN, QpState, WcStatus};
 
 /// An RNR retry count of 7 means infinite (IBTA volume 1, 9.7.5).
-const RNR_RETRY_FOR_EVER: u8 = 7;
+const RNR_RETRY_INFINITE: u8 = 7;
 
 impl Requester {
     pub(crate) fn handle_answer(
@@ -121,9 +121,9 @@ impl Requester {
         while self.responses_due.front().is_some_and(|due| *due <= to) {
             self.responses_due.pop_front();
         }
-        for cuts in [&mut self.cuts, &mut self.first_cuts] {
-            while cuts.front().is_some_and(|cut| *cut <= to) {
-                cuts.pop_front();
+        for boundaries in [&mut self.read_boundaries, &mut self.first_read_boundaries] {
+            while boundaries.front().is_some_and(|boundary| *boundary <= to) {
+                boundaries.pop_front();
             }
         }
         if self.next < to {
@@ -136,7 +136,7 @@ impl Requester {
             self.in_flight_bytes = 0;
         }
         self.gap_repaired_at = None;
-        self.quiet_until = None;
+        self.paused_until = None;
         self.reset_retries(common);
         self.restart_ack_timer(now, common);
     }
@@ -150,7 +150,7 @@ impl Requester {
         self.gap_repaired_at = Some(self.acknowledged);
         self.window.on_congestion(call.mtu());
         if self.timed_out_at == Some(self.acknowledged) {
-            self.send_again(now, call);
+            self.retransmit(now, call);
             return Verdict::Fine;
         }
         self.retry(now, call)
@@ -167,20 +167,20 @@ impl Requester {
         if response_lost {
             return self.repair_gap(now, call);
         }
-        if self.quiet_until.is_some() {
+        if self.paused_until.is_some() {
             // This attempt was refused already: the network duplicated the NAK or the packet.
             return Verdict::Fine;
         }
         if self.rnr_retries_left == 0 {
             return self.fail_front(call, WcStatus::RnrRetryExceeded, 0);
         }
-        if call.attr.rnr_retry != RNR_RETRY_FOR_EVER {
+        if call.attr.rnr_retry != RNR_RETRY_INFINITE {
             self.rnr_retries_left -= 1;
         }
         // The peer answers, so its RNR NAKs use the RNR retry count, not the transport retry count.
         self.retries_left = call.attr.retry_cnt;
         self.go_back();
-        self.quiet_until = Some(now.after_ns(rnr_timer_ns(timer)));
+        self.paused_until = Some(now.after_ns(rnr_timer_ns(timer)));
         self.restart_ack_timer(now.after_ns(rnr_timer_ns(timer)), call);
         Verdict::Fine
     }
@@ -197,7 +197,7 @@ impl Requester {
         if verdict != Verdict::Fine {
             return verdict;
         }
-        if code == NakCode::PsnSequence && self.quiet_until.is_some() {
+        if code == NakCode::PsnSequence && self.paused_until.is_some() {
             // After an RNR NAK some responders refuse the packets behind it, too. All are retransmitted after the RNR
             // wait.
             return Verdict::Fine;

@@ -31,7 +31,7 @@ pub(crate) enum Emitted {
 impl Requester {
     /// Whether `emit` would do something.
     pub(crate) fn wants_to_emit(&self, common: &Common) -> bool {
-        if self.quiet_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
+        if self.paused_until.is_some() || !matches!(common.attr.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
         let Some(wqe) = self.queue.get(self.index) else { return false };
@@ -73,15 +73,16 @@ impl Requester {
             let admitted = self.window.admits(self.in_flight_bytes, cost) || self.no_answer_is_due();
             return (!common.is_reliable() || admitted).then_some(1);
         }
-        if self.is_behind_a_repetition(wqe, from) {
+        if self.is_behind_repetition(wqe, from) {
             return None;
         }
-        let next_cut = self.cuts.get(self.cuts.partition_point(|cut| *cut <= from));
-        let left = next_cut.map_or(left, |cut| left.min(cut - from));
+        let next_boundary =
+            self.read_boundaries.get(self.read_boundaries.partition_point(|boundary| *boundary <= from));
+        let left = next_boundary.map_or(left, |boundary| left.min(boundary - from));
         let packet_cost = mtu + PACKET_OVERHEAD;
         let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / packet_cost;
         let whole = self.window.bytes() / packet_cost;
-        // A READ is not cut into slivers: it waits for a quarter of the window, unless less completes it.
+        // A READ is not split into slivers: it waits for a quarter of the window, unless less completes it.
         if budget >= left {
             Some(left)
         } else if self.in_flight_bytes == 0 {
@@ -95,16 +96,16 @@ impl Requester {
     /// they wait for the earlier data. rxe takes a repeated request as all that is left of a READ, and refuses data
     /// before its start from then on: if only the later of two repetitions arrived, the earlier data could never be
     /// read.
-    fn is_behind_a_repetition(&self, wqe: &Wqe, from: u64) -> bool {
+    fn is_behind_repetition(&self, wqe: &Wqe, from: u64) -> bool {
         let is_repetition = from < self.highest;
-        let begins_a_request = from == wqe.first || self.first_cuts.binary_search(&from).is_ok();
+        let begins_a_request = from == wqe.first || self.first_read_boundaries.binary_search(&from).is_ok();
         is_repetition && from > self.acknowledged && !begins_a_request
     }
 
     /// Whether no packet in flight requests an answer. That happens when the window shrinks in the middle of a message;
     /// one more packet is then sent to request one.
     fn no_answer_is_due(&self) -> bool {
-        self.asked_until <= self.acknowledged
+        self.last_ack_request <= self.acknowledged
     }
 
     /// The fast path of a message: sends a request before it is queued, if it is a SEND of one packet over RC that can
@@ -146,7 +147,7 @@ impl Requester {
         self.index += 1;
         self.assigned = self.next;
         self.highest = self.next;
-        self.asked_until = self.next;
+        self.last_ack_request = self.next;
         if self.ack_deadline.is_none() {
             self.restart_ack_timer(now(), common);
         }
@@ -159,7 +160,7 @@ impl Requester {
         call: &mut Call<'_, impl Host>,
         sink: &mut impl Sink,
     ) -> Emitted {
-        self.held_back = false;
+        self.blocked_by_budget = false;
         if !self.wants_to_emit(call) {
             return Emitted::Nothing;
         }
@@ -169,12 +170,12 @@ impl Requester {
         let room = self.room_for(call, &self.queue[self.index]);
         let Some(room) = room else { return Emitted::Nothing };
         if call.attr.max_rd_atomic == 0 && self.queue[self.index].expects_response() {
-            return self.give_up(call, WcStatus::LocalQpOperation);
+            return self.fail_unsent(call, WcStatus::LocalQpOperation);
         }
         if call.is(QpType::Ud) && self.queue[self.index].length > call.mtu() {
-            return self.give_up(call, WcStatus::LocalLength);
+            return self.fail_unsent(call, WcStatus::LocalLength);
         }
-        if call.is_reliable() && self.is_to_wait(call.host) {
+        if call.is_reliable() && self.is_over_budget(call.host) {
             return Emitted::Nothing;
         }
         if !self.queue[self.index].started {
@@ -184,27 +185,27 @@ impl Requester {
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        let asks = self.asks_for_ack(call, &self.queue[self.index]);
-        match self.push(call, sink, room, asks) {
+        let ack_request = self.requests_ack(call, &self.queue[self.index]);
+        match self.push(call, sink, room, ack_request) {
             Ok(None) => Emitted::SinkFull,
             Ok(Some(len)) => {
-                if asks {
-                    self.asked_until = self.next + room;
+                if ack_request {
+                    self.last_ack_request = self.next + room;
                 }
-                self.sent(now, call, room, len)
+                self.record_sent(now, call, room, len)
             }
-            Err(LocalError::Protection) => self.give_up(call, WcStatus::LocalProtection),
+            Err(LocalError::Protection) => self.fail_unsent(call, WcStatus::LocalProtection),
         }
     }
 
     /// Whether the host's in-flight budget forbids another packet now. If packets in flight request no answer, one more
     /// is sent all the same: without an answer nothing would run this send queue again.
-    fn is_to_wait(&mut self, host: &impl Host) -> bool {
+    fn is_over_budget(&mut self, host: &impl Host) -> bool {
         let is_alone = self.in_flight_bytes == 0;
         if host.admits(self.in_flight_bytes) || (!is_alone && self.no_answer_is_due()) {
             return false;
         }
-        self.held_back = is_alone;
+        self.blocked_by_budget = is_alone;
         if is_alone {
             // An unsent packet cannot be lost.
             self.ack_deadline = None;
@@ -213,7 +214,7 @@ impl Requester {
     }
 
     /// Marks the request that cannot be sent; it completes in error once everything before it is done.
-    fn give_up(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus) -> Emitted {
+    fn fail_unsent(&mut self, call: &mut Call<'_, impl Host>, status: WcStatus) -> Emitted {
         self.queue[self.index].failed = Some(status);
         match self.retire(call) {
             Verdict::Fine => Emitted::Nothing,
@@ -222,7 +223,7 @@ impl Requester {
     }
 
     /// Accounts for a packet that was sent and stands for `taken` sequence numbers.
-    fn sent(
+    fn record_sent(
         &mut self,
         now: &impl Fn() -> Time,
         call: &mut Call<'_, impl Host>,
@@ -244,9 +245,9 @@ impl Requester {
             }
         }
         if is_read {
-            self.cut(to);
+            self.record_boundary(to);
             if to > self.highest {
-                self.first_cuts.push_back(to);
+                self.first_read_boundaries.push_back(to);
             }
         }
         self.next = to;
@@ -257,7 +258,7 @@ impl Requester {
         if !call.is_reliable() {
             // There are no ACKs: a request is done when its last packet was sent.
             self.acknowledged = to;
-            self.quiet_until = call.host.pace(now(), len);
+            self.paused_until = call.host.pace(now(), len);
             return match self.retire(call) {
                 Verdict::Fine => Emitted::Sent,
                 _ => Emitted::Broken,
@@ -270,10 +271,10 @@ impl Requester {
     }
 
     /// Records that a READ request ended before `end`: no later request may span this boundary.
-    fn cut(&mut self, end: u64) {
-        let index = self.cuts.partition_point(|cut| *cut < end);
-        if self.cuts.get(index) != Some(&end) {
-            self.cuts.insert(index, end);
+    fn record_boundary(&mut self, end: u64) {
+        let index = self.read_boundaries.partition_point(|boundary| *boundary < end);
+        if self.read_boundaries.get(index) != Some(&end) {
+            self.read_boundaries.insert(index, end);
         }
     }
 
@@ -309,7 +310,7 @@ impl Requester {
         call: &Call<'_, impl Host>,
         sink: &mut impl Sink,
         room: u64,
-        asks: bool,
+        ack_request: bool,
     ) -> Result<Option<usize>, LocalError> {
         let wqe = &self.queue[self.index];
         let mtu = call.mtu();
@@ -334,7 +335,7 @@ impl Requester {
         let mut bth = call.bth(opcode, self.psn(self.next));
         bth.qpn = dest_qpn;
         bth.solicited = position.is_last() && wqe.wr.flags.contains(SendFlags::SOLICITED);
-        bth.ack_request = service.is_reliable() && asks;
+        bth.ack_request = service.is_reliable() && ack_request;
         let ext = extensions(call, wqe, position, offset, room * mtu);
         push_packet(sink, &path, bth, &ext, payload_len as usize, |out| {
             wqe.wr.payload.gather(call.host, offset, out)
@@ -343,7 +344,7 @@ impl Requester {
 
     /// An ACK is requested by the last packet of a message and every [`ACK_EVERY_PACKETS`] packets of a long one. So
     /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer.
-    fn asks_for_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe) -> bool {
+    fn requests_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe) -> bool {
         let packet = self.next - wqe.first;
         let is_last = wqe.is_read() || packet + 1 == wqe.packets;
         if is_last || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {

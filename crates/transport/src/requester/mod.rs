@@ -1,4 +1,4 @@
-//! The requester: takes send work requests, cuts them into packets within the window, and completes them when
+//! The requester: takes send work requests, segments them into packets within the window, and completes them when
 //! the peer has answered. After a loss it goes back to the oldest unacknowledged packet (go-back-N).
 //!
 //! Packets are counted by 64-bit sequence numbers that never wrap. The 24-bit PSN is derived from them, so comparisons
@@ -7,7 +7,6 @@
 //! ```text
 //!   acknowledged            next                 highest
 //!   |---- in flight --------|-- to retransmit ---|---- never sent ---->
-//!   |---- in flight --------|-- to be sent again-|---- never sent ---->
 //! ```
 
 mod answers;
@@ -21,9 +20,9 @@ use terrace_wire::{Psn, Time, XRC_SRQN_MAX};
 
 use crate::common::{Call, Common, Verdict};
 use crate::host::{Completion, Host};
-use crate::timers::{ack_timeout_ns, patience_ns};
+use crate::timers::{ack_timeout_ns, backoff_ns};
 use crate::types::{
-    ATOMIC_LEN, MESSAGE_LEN_MAX, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
+    ATOMIC_LEN, MESSAGE_LEN_MAX, Payload, PostError, QpType, SendFlags, SendWr, Target, Wc, WcFlags, WcStatus,
 };
 use crate::window::Window;
 use operations::{Answer, Suitable};
@@ -50,22 +49,22 @@ pub(crate) struct Requester {
     in_flight_bytes: u64,
     window: Window,
     /// Whether the host's in-flight budget refuses the oldest packet while nothing is in flight.
-    held_back: bool,
+    blocked_by_budget: bool,
     /// One past the last packet, since the last go-back, that requests an answer (an ACK or a response).
-    asked_until: u64,
+    last_ack_request: u64,
     /// End sequence numbers of the READs and atomics in flight.
     responses_due: VecDeque<u64>,
     /// Boundaries of READ requests since the acknowledged mark, ascending. A responder accepts a repeated READ only as
     /// a part of one in its responder resources, so data of two requests must never be requested again in one.
-    cuts: VecDeque<u64>,
+    read_boundaries: VecDeque<u64>,
     /// The boundaries among them that first requests, not repetitions, made.
-    first_cuts: VecDeque<u64>,
+    first_read_boundaries: VecDeque<u64>,
     retries_left: u8,
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Option<Time>,
     /// Nothing is sent until then: RNR backoff, or the rate limit of an unreliable service.
-    quiet_until: Option<Time>,
+    paused_until: Option<Time>,
     /// The acknowledged mark at which a gap was repaired: a gap is repaired once, later losses wait for the ACK timer.
     gap_repaired_at: Option<u64>,
     /// The acknowledged mark of the latest timeout: a gap there is the loss that the timeout has counted already.
@@ -83,16 +82,16 @@ impl Requester {
             highest: 0,
             assigned: 0,
             in_flight_bytes: 0,
-            asked_until: 0,
+            last_ack_request: 0,
             window: Window::new(window_bytes),
-            held_back: false,
+            blocked_by_budget: false,
             responses_due: VecDeque::new(),
-            cuts: VecDeque::new(),
-            first_cuts: VecDeque::new(),
+            read_boundaries: VecDeque::new(),
+            first_read_boundaries: VecDeque::new(),
             retries_left: 0,
             rnr_retries_left: 0,
             ack_deadline: None,
-            quiet_until: None,
+            paused_until: None,
             gap_repaired_at: None,
             timed_out_at: None,
         }
@@ -136,8 +135,8 @@ impl Requester {
     }
 
     /// Whether nothing is in flight because the host's in-flight budget does not admit it.
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back
+    pub(crate) fn is_blocked_by_budget(&self) -> bool {
+        self.blocked_by_budget
     }
 
     pub(crate) fn unacknowledged_packets(&self) -> u32 {
@@ -157,12 +156,12 @@ impl Requester {
     pub(crate) fn validate(common: &Common, wr: &SendWr) -> Result<(), PostError> {
         let config = &common.config;
         match &wr.payload {
-            crate::Payload::Sge(_) if config.cap.max_send_sge == 0 => return Err(PostError::TooManySges),
-            crate::Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
+            Payload::Sge(_) if config.cap.max_send_sge == 0 => return Err(PostError::TooManySges),
+            Payload::Sges(sges) if sges.len() > config.cap.max_send_sge as usize => {
                 return Err(PostError::TooManySges);
             }
             // The operand of an ATOMIC WRITE is inline whatever the queue pair's max_inline_data.
-            crate::Payload::Inline(bytes)
+            Payload::Inline(bytes)
                 if bytes.len() > config.cap.max_inline_data as usize
                     && Row::of(&wr.op).payload != Suitable::Operand =>
             {
@@ -200,15 +199,15 @@ impl Requester {
 
     /// When `handle_timeout` is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        self.quiet_until.or(self.ack_deadline)
+        self.paused_until.or(self.ack_deadline)
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Time, call: &mut Call<'_, impl Host>) -> Verdict {
-        if self.quiet_until.is_some_and(|until| until <= now) {
-            self.quiet_until = None;
+        if self.paused_until.is_some_and(|until| until <= now) {
+            self.paused_until = None;
             return Verdict::Fine;
         }
-        if self.quiet_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
+        if self.paused_until.is_some() || self.ack_deadline.is_none_or(|deadline| deadline > now) {
             return Verdict::Fine;
         }
         call.counters.timeouts += 1;
@@ -224,12 +223,12 @@ impl Requester {
             return self.fail_front(call, WcStatus::RetryExceeded, 0);
         }
         self.retries_left -= 1;
-        self.send_again(now, call);
+        self.retransmit(now, call);
         Verdict::Fine
     }
 
     /// Retransmits from the oldest unacknowledged packet on.
-    fn send_again(&mut self, now: Time, common: &Common) {
+    fn retransmit(&mut self, now: Time, common: &Common) {
         self.go_back();
         self.restart_ack_timer(now, common);
     }
@@ -238,7 +237,7 @@ impl Requester {
         self.next = self.acknowledged;
         self.index = 0;
         self.in_flight_bytes = 0;
-        self.asked_until = self.acknowledged;
+        self.last_ack_request = self.acknowledged;
         self.responses_due.clear();
     }
 
@@ -246,7 +245,7 @@ impl Requester {
         let waiting = self.highest > self.acknowledged;
         let retries_used = common.attr.retry_cnt.saturating_sub(self.retries_left);
         self.ack_deadline = match ack_timeout_ns(common.attr.timeout) {
-            Some(timeout_ns) if waiting => Some(now.after_ns(patience_ns(timeout_ns, retries_used))),
+            Some(timeout_ns) if waiting => Some(now.after_ns(backoff_ns(timeout_ns, retries_used))),
             _ => None,
         };
     }
@@ -282,7 +281,7 @@ impl Requester {
         while let Some(wqe) = self.queue.pop_front() {
             complete(call, &wqe.wr, WcStatus::Flushed, 0);
         }
-        self.forget();
+        self.drop_in_flight();
     }
 
     /// Drops everything without completions, as RESET does.
@@ -290,15 +289,15 @@ impl Requester {
         *self = Requester::new(common.config.window_bytes);
     }
 
-    fn forget(&mut self) {
+    fn drop_in_flight(&mut self) {
         self.acknowledged = self.assigned;
         self.highest = self.assigned;
         self.go_back();
-        self.held_back = false;
-        self.cuts.clear();
-        self.first_cuts.clear();
+        self.blocked_by_budget = false;
+        self.read_boundaries.clear();
+        self.first_read_boundaries.clear();
         self.ack_deadline = None;
-        self.quiet_until = None;
+        self.paused_until = None;
         self.gap_repaired_at = None;
         self.timed_out_at = None;
     }

@@ -2,9 +2,11 @@
 
 use terrace_wire::{Aeth, Extensions, Opcode, Operation, Path, Position, Psn, Service, Syndrome, Trailer};
 
+use super::Responder;
 use super::duplicates::refuse_repetition;
-use super::parked::{ReadAnswer, Settled, Source};
-use super::{Owed, PATIENCE_TIMER, Responder, event_of};
+use super::read::{ReadResponse, Source};
+use super::refusal::{DEFERRED_TIMER, event_of};
+use super::response::{Progress, Response};
 use crate::common::{Call, Common, push_packet};
 use crate::host::{Host, RemoteError, Sink};
 use crate::types::{QpEvent, QpType};
@@ -20,57 +22,58 @@ pub(crate) enum Answered {
 
 impl Responder {
     /// Whether a response other than a plain ACK can be sent.
-    pub(crate) fn owes_more_than_ack(&self) -> bool {
-        let more = self.owed.len() > 1 || self.owed.front().is_some_and(|owed| !is_plain_ack(owed));
-        (more && !self.parked) || self.impatient
+    pub(crate) fn wants_to_emit_more_than_ack(&self) -> bool {
+        let more =
+            self.pending.len() > 1 || self.pending.front().is_some_and(|response| !is_plain_ack(response));
+        (more && !self.blocked) || self.rnr_due
     }
 
-    pub(crate) fn owes(&self) -> bool {
-        (!self.owed.is_empty() && !self.parked) || self.impatient
+    pub(crate) fn wants_to_emit(&self) -> bool {
+        (!self.pending.is_empty() && !self.blocked) || self.rnr_due
     }
 
     /// Offers the pending ACK to `take` if it is the only pending response, and drops it if `take` accepts it.
-    pub(crate) fn hand_over_ack(&mut self, take: impl FnOnce(Psn) -> bool) {
-        if let Some(Owed::Ack { psn, .. }) = self.owed.front()
-            && self.owes()
-            && !self.owes_more_than_ack()
+    pub(crate) fn piggyback_ack(&mut self, take: impl FnOnce(Psn) -> bool) {
+        if let Some(Response::Ack { psn, .. }) = self.pending.front()
+            && self.wants_to_emit()
+            && !self.wants_to_emit_more_than_ack()
             && take(*psn)
         {
-            self.owed.pop_front();
+            self.pending.pop_front();
         }
     }
 
     /// Sends one packet of the pending responses.
     pub(crate) fn emit(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
-        if self.impatient {
-            return self.ask_for_patience(call, sink);
+        if self.rnr_due {
+            return self.emit_rnr_nak(call, sink);
         }
-        if self.parked {
+        if self.blocked {
             return Answered::Nothing;
         }
-        if let Some(broken) = self.settle(call) {
+        if let Some(broken) = self.finish_deferred(call) {
             return broken;
         }
         self.schedule(call);
-        let Some(owed) = self.owed.front_mut() else { return Answered::Nothing };
-        let pushed = match owed {
-            Owed::Read(_) => return self.emit_read(call, sink),
+        let Some(response) = self.pending.front_mut() else { return Answered::Nothing };
+        let pushed = match response {
+            Response::Read(_) => return self.emit_read(call, sink),
             // Deferred until memory is there.
-            Owed::Settle(_) | Owed::Parked(_) | Owed::Tell(_) => {
-                self.parked = true;
+            Response::Writes(_) | Response::Deferred(_) | Response::Completion(_) => {
+                self.blocked = true;
                 return Answered::Nothing;
             }
-            Owed::Ack { psn, syndrome, msn } => {
+            Response::Ack { psn, syndrome, msn } => {
                 let ext =
                     Extensions { aeth: Some(Aeth { syndrome: *syndrome, msn: *msn }), ..Default::default() };
                 push_answer(call, sink, Operation::Acknowledge, *psn, &ext)
             }
-            Owed::AtomicResult { psn, value, msn } => {
+            Response::AtomicResult { psn, value, msn } => {
                 let ext =
                     Extensions { aeth: Some(ack_with(*msn)), atomic_ack: Some(*value), ..Default::default() };
                 push_answer(call, sink, Operation::AtomicAcknowledge, *psn, &ext)
             }
-            Owed::Done { psn, msn } => {
+            Response::Done { psn, msn } => {
                 let ext = Extensions { aeth: Some(ack_with(*msn)), ..Default::default() };
                 push_answer(call, sink, Operation::ReadResponse, *psn, &ext)
             }
@@ -79,55 +82,55 @@ impl Responder {
             None => Answered::SinkFull,
             Some(len) => {
                 count(call, len);
-                self.owed.pop_front();
+                self.pending.pop_front();
                 Answered::Sent
             }
         }
     }
 
     /// Sends an RNR NAK to a peer that repeats a deferred operation, unless that has completed.
-    fn ask_for_patience(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
-        if let Some(psn) = self.waits_at(call) {
-            let syndrome = Syndrome::RnrNak { timer: PATIENCE_TIMER };
+    fn emit_rnr_nak(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
+        if let Some(psn) = self.blocked_psn(call) {
+            let syndrome = Syndrome::RnrNak { timer: DEFERRED_TIMER };
             let ext = Extensions { aeth: Some(Aeth { syndrome, msn: self.msn }), ..Default::default() };
             let Some(len) = push_answer(call, sink, Operation::Acknowledge, psn, &ext) else {
                 return Answered::SinkFull;
             };
             count(call, len);
             call.counters.rnr_naks_sent += 1;
-            self.impatient = false;
+            self.rnr_due = false;
             return Answered::Sent;
         }
-        self.impatient = false;
+        self.rnr_due = false;
         self.emit(call, sink)
     }
 
     /// Completes the oldest deferred operations, until a response can be sent or has to wait.
-    fn settle(&mut self, call: &mut Call<'_, impl Host>) -> Option<Answered> {
+    fn finish_deferred(&mut self, call: &mut Call<'_, impl Host>) -> Option<Answered> {
         loop {
-            match self.owed.front_mut()? {
-                Owed::Settle(settle) => match settle.look() {
-                    Settled::Failed(psn, error) => return Some(self.fail(call, psn, self.msn, error)),
-                    Settled::InPart(ack) => {
-                        self.owe_first(call, ack);
+            match self.pending.front_mut()? {
+                Response::Writes(writes) => match writes.poll() {
+                    Progress::Failed(psn, error) => return Some(self.fail(call, psn, self.msn, error)),
+                    Progress::Partial(ack) => {
+                        self.queue_deferred_ack(call, ack);
                         return None;
                     }
-                    Settled::All(ack) => {
-                        self.owed.pop_front();
-                        self.woken |= self.hungry;
-                        self.tell_settled(call);
-                        self.owe_first(call, ack);
+                    Progress::Complete(ack) => {
+                        self.pending.pop_front();
+                        self.schedule_due |= self.reads_waiting;
+                        self.deliver_completions(call);
+                        self.queue_deferred_ack(call, ack);
                     }
                 },
-                Owed::Parked(parked) => {
-                    let (psn, msn) = (parked.psn, parked.msn);
-                    match parked.answer()? {
+                Response::Deferred(operation) => {
+                    let (psn, msn) = (operation.psn, operation.msn);
+                    match operation.response()? {
                         Ok(answer) => {
-                            if let Owed::AtomicResult { value, .. } = answer {
-                                self.remember_value(psn, value, msn);
+                            if let Response::AtomicResult { value, .. } = answer {
+                                self.record_value(psn, value, msn);
                             }
-                            self.owed[0] = answer;
-                            self.tell_settled(call);
+                            self.pending[0] = answer;
+                            self.deliver_completions(call);
                         }
                         Err(error) => return Some(self.fail(call, psn, msn, error)),
                     }
@@ -139,13 +142,13 @@ impl Responder {
 
     /// Sends one packet of READ data. If the memory is gone by now, a NAK takes the place of the rest.
     fn emit_read(&mut self, call: &mut Call<'_, impl Host>, sink: &mut impl Sink) -> Answered {
-        let Some(Owed::Read(read)) = self.owed.front_mut() else { return Answered::Nothing };
+        let Some(Response::Read(read)) = self.pending.front_mut() else { return Answered::Nothing };
         let Some(path) = call.attr.path else { return Answered::Nothing };
         let offset = u64::from(read.sent) * call.mtu();
         let mut pushed = push_data(call, read, &path, offset, call.host, sink);
         if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
-            let asked = if read.lacks_room() { Ok(()) } else { read.fetch(call) };
-            pushed = asked.and_then(|()| match read.is_blocked() {
+            let fetched = if read.awaits_buffer() { Ok(()) } else { read.fetch(call) };
+            pushed = fetched.and_then(|()| match read.is_blocked() {
                 true => Ok(Pushed::UnderWay),
                 // The fetched data may be there already.
                 false => push_data(call, read, &path, offset, call.host, sink),
@@ -154,16 +157,16 @@ impl Responder {
         match pushed {
             Ok(Pushed::SinkFull) => Answered::SinkFull,
             Ok(Pushed::UnderWay) => {
-                self.parked = true;
-                self.hungry |= read.is_hungry();
+                self.blocked = true;
+                self.reads_waiting |= read.is_waiting();
                 Answered::Nothing
             }
             Ok(Pushed::Sent(len)) => {
                 read.advance(call, offset);
-                self.hungry |= read.is_hungry();
+                self.reads_waiting |= read.is_waiting();
                 if read.sent == read.end {
-                    self.owed.pop_front();
-                    self.woken |= self.hungry;
+                    self.pending.pop_front();
+                    self.schedule_due |= self.reads_waiting;
                 }
                 count(call, len);
                 Answered::Sent
@@ -171,7 +174,7 @@ impl Responder {
             Err(error) => {
                 let (here, msn) = (read.next_psn(), read.msn);
                 if read.repeat {
-                    self.owed[0] = refuse_repetition(call, here, msn, error);
+                    self.pending[0] = refuse_repetition(call, here, msn, error);
                     return self.emit(call, sink);
                 }
                 self.fail(call, here, msn, error)
@@ -182,12 +185,12 @@ impl Responder {
     /// Fails a request that was accepted. The pending responses behind it are dropped: the connection ends here.
     fn fail(&mut self, call: &mut Call<'_, impl Host>, psn: Psn, msn: u32, error: RemoteError) -> Answered {
         let code = error.into();
-        self.forget_owed(call, 0);
+        self.drop_pending(call, 0);
         if call.is(QpType::Uc) {
             return Answered::Broken(QpEvent::Fatal);
         }
         call.counters.error_naks_sent += 1;
-        self.owed.push_back(Owed::Ack { psn, syndrome: Syndrome::Nak(code), msn });
+        self.pending.push_back(Response::Ack { psn, syndrome: Syndrome::Nak(code), msn });
         Answered::Broken(event_of(code))
     }
 }
@@ -203,7 +206,7 @@ enum Pushed {
 /// Pushes the packet with a READ's data from `offset` on.
 fn push_data(
     common: &Common,
-    read: &ReadAnswer,
+    read: &ReadResponse,
     path: &Path,
     offset: u64,
     host: &impl Host,
@@ -233,8 +236,8 @@ fn push_data(
     Ok(pushed.map_or(Pushed::SinkFull, Pushed::Sent))
 }
 
-fn is_plain_ack(owed: &Owed) -> bool {
-    matches!(owed, Owed::Ack { syndrome: Syndrome::Ack { .. }, .. })
+fn is_plain_ack(response: &Response) -> bool {
+    matches!(response, Response::Ack { syndrome: Syndrome::Ack { .. }, .. })
 }
 
 fn ack_with(msn: u32) -> Aeth {

@@ -16,13 +16,17 @@
 //!   receive posted? ---- no --> RNR NAK
 //!    v
 //!   memory, completion, response queued
-//!    \- absent --> parked.rs
+//!    \- absent --> deferred.rs
 //! ```
 
+mod deferred;
 mod duplicates;
 mod emit;
 mod one_sided;
-mod parked;
+mod read;
+mod refusal;
+mod resource;
+mod response;
 mod unreliable;
 
 use std::collections::VecDeque;
@@ -35,66 +39,15 @@ use crate::access;
 use crate::common::{Call, Common, Verdict};
 use crate::host::{Completion, Host, RemoteAccess, RemoteError};
 use crate::types::{MESSAGE_LEN_MAX, QpEvent, QpType, RecvWr, Wc, WcFlags, WcOpcode, WcStatus};
-use parked::{Parked, ReadAnswer, Settle};
+use refusal::{INVALID_REQUEST, Refusal, event_of};
+use resource::ResponderResource;
+use response::Response;
 
 /// A message of several packets of which some have arrived.
 #[derive(Debug)]
 enum Incoming {
     Send { receive: RecvWr, capacity: u64, offset: u64 },
     Write { va: u64, rkey: u32, length: u64, offset: u64 },
-}
-
-/// A pending response; they are sent in order.
-#[derive(Debug)]
-enum Owed {
-    Ack {
-        psn: Psn,
-        syndrome: Syndrome,
-        msn: u32,
-    },
-    Read(ReadAnswer),
-    /// ACKs of pending WRITEs, whose data is not in memory yet.
-    Settle(Settle),
-    /// The response to a deferred atomic or FLUSH.
-    Parked(Parked),
-    /// A deferred completion: it must not be visible before the pending writes ahead of it are done.
-    Tell(Wc),
-    AtomicResult {
-        psn: Psn,
-        value: u64,
-        msn: u32,
-    },
-    /// The empty READ response that answers FLUSH and ATOMIC WRITE.
-    Done {
-        psn: Psn,
-        msn: u32,
-    },
-}
-
-/// Responder resource: a READ or atomic that was executed, kept for duplicates.
-#[derive(Debug)]
-struct Remembered {
-    psn: Psn,
-    packets: u32,
-    what: Kept,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kept {
-    Read {
-        va: u64,
-        rkey: u32,
-        length: u64,
-    },
-    Atomic {
-        value: u64,
-        msn: u32,
-    },
-    Done {
-        msn: u32,
-    },
-    /// A deferred atomic.
-    Parked,
 }
 
 #[derive(Debug, Default)]
@@ -109,82 +62,24 @@ pub(crate) struct Responder {
     incoming: Option<Incoming>,
     /// A NAK for the expected PSN was queued: no other is sent until that PSN arrives.
     nak_out: bool,
-    owed: VecDeque<Owed>,
+    /// Pending responses, sent in order.
+    pending: VecDeque<Response>,
     /// Whether the oldest pending response waits for memory, so that nothing can be sent until `wake` is called.
-    parked: bool,
-    /// Whether `wake` was called or a READ response was completed since the last `schedule`: blocked READs may fetch
+    blocked: bool,
+    /// Whether `wake` was called or a READ response was completed since the last `schedule`: waiting READs may fetch
     /// now.
-    woken: bool,
-    /// Whether there are READs that wait to fetch.
-    hungry: bool,
+    schedule_due: bool,
+    /// Whether READs wait to fetch.
+    reads_waiting: bool,
     /// Whether an RNR NAK is due because the peer repeats a deferred operation.
-    impatient: bool,
-    history: VecDeque<Remembered>,
-}
-
-/// Why a request is not executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    Nak(NakCode),
-    /// No receive is posted: RNR NAK.
-    NotReady,
-    /// The request needs absent memory, or would overtake one that does: RNR NAK with this timer code.
-    Rnr {
-        timer: u8,
-    },
-    /// The message is longer than its receive: the receive completes in error, too.
-    ReceiveTooShort,
-    /// The receive's own memory cannot be written.
-    ReceiveProtection,
-    /// The peer may not invalidate this key (IBTA volume 1, 9.9.3, class J): the receive completes in error, without an
-    /// answer.
-    Invalidation,
-}
-
-impl From<RemoteError> for Refusal {
-    fn from(error: RemoteError) -> Refusal {
-        match error {
-            RemoteError::NotReady | RemoteError::Retry => ABSENT,
-            error => Refusal::Nak(error.into()),
-        }
-    }
-}
-
-impl From<RemoteError> for NakCode {
-    fn from(error: RemoteError) -> NakCode {
-        match error {
-            RemoteError::Access => NakCode::RemoteAccess,
-            RemoteError::Invalid => NakCode::InvalidRequest,
-            RemoteError::Operation | RemoteError::NotReady | RemoteError::Retry => NakCode::RemoteOperation,
-        }
-    }
-}
-
-/// The program's event when a NAK with this code ends the connection.
-fn event_of(code: NakCode) -> QpEvent {
-    match code {
-        NakCode::RemoteAccess => QpEvent::AccessError,
-        NakCode::RemoteOperation => QpEvent::Fatal,
-        _ => QpEvent::RequestError,
-    }
+    rnr_due: bool,
+    /// The newest READs, atomics, FLUSHes and ATOMIC WRITEs.
+    resources: VecDeque<ResponderResource>,
 }
 
 /// Most pending responses while nothing can be sent, beside those for each responder resource. Further requests are
 /// dropped, as if the network had lost them.
-const OWED_MAX: usize = 64;
-
-/// The memory is absent, and no buffer is free to wait for it, or the region does not allow that: 0.12 ms.
-const ABSENT: Refusal = Refusal::Rnr { timer: 7 };
-
-/// The request must not overtake pending writes. The RNR NAK is sent after their ACK, so the peer need
-/// not wait any longer then: 0.01 ms, the shortest RNR timer.
-const UNSETTLED: Refusal = Refusal::Rnr { timer: 1 };
-
-/// The RNR timer for a peer that repeats a deferred operation: 10.24 ms. Its retry count against a silent responder is
-/// limited, and busy storage sometimes takes longer than that.
-const PATIENCE_TIMER: u8 = 20;
-
-const INVALID_REQUEST: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+const PENDING_MAX: usize = 64;
 
 impl Responder {
     pub(crate) fn start(&mut self, common: &Common) {
@@ -223,21 +118,21 @@ impl Responder {
     /// Drops READ responses and deferred operations when the program or the requester puts the queue pair in error.
     /// Other responses report finished requests, and may be sent.
     pub(crate) fn stop_reading(&mut self, call: &mut Call<'_, impl Host>) {
-        let settled = self.owed.iter().position(Owed::is_unsettled).unwrap_or(self.owed.len());
-        self.forget_owed(call, settled);
-        self.owed.retain(|owed| !matches!(owed, Owed::Read(_)));
-        self.parked = false;
+        let first = self.pending.iter().position(Response::is_pending_change).unwrap_or(self.pending.len());
+        self.drop_pending(call, first);
+        self.pending.retain(|response| !matches!(response, Response::Read(_)));
+        self.blocked = false;
     }
 
     /// Handles a request packet of a reliable connection.
     pub(crate) fn handle_request(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Verdict {
         let distance = packet.bth.psn.since(self.expected);
-        if distance < 0 && self.waits_at(call).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
+        if distance < 0 && self.blocked_psn(call).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
             call.counters.duplicates += 1;
-            self.impatient = true;
+            self.rnr_due = true;
             return Verdict::Fine;
         }
-        if self.owed.len() >= OWED_MAX + 4 * usize::from(call.attr.max_dest_rd_atomic) {
+        if self.pending.len() >= PENDING_MAX + 4 * usize::from(call.attr.max_dest_rd_atomic) {
             call.counters.dropped += 1;
             return Verdict::Fine;
         }
@@ -245,7 +140,7 @@ impl Responder {
             if !self.nak_out {
                 call.counters.sequence_naks_sent += 1;
                 self.nak_out = true;
-                self.owe_nak(Syndrome::Nak(NakCode::PsnSequence));
+                self.queue_nak(Syndrome::Nak(NakCode::PsnSequence));
             }
             return Verdict::Fine;
         }
@@ -263,8 +158,8 @@ impl Responder {
         }
     }
 
-    fn owe_nak(&mut self, syndrome: Syndrome) {
-        self.owed.push_back(Owed::Ack { psn: self.expected, syndrome, msn: self.msn });
+    fn queue_nak(&mut self, syndrome: Syndrome) {
+        self.pending.push_back(Response::Ack { psn: self.expected, syndrome, msn: self.msn });
     }
 
     /// Refuses the request at the expected PSN.
@@ -290,14 +185,14 @@ impl Responder {
             }
         };
         call.counters.error_naks_sent += 1;
-        self.owe_nak(Syndrome::Nak(code));
+        self.queue_nak(Syndrome::Nak(code));
         Verdict::ResponderFatal(event_of(code))
     }
 
     fn refuse_for_now(&mut self, common: &mut Common, timer: u8) -> Verdict {
         common.counters.rnr_naks_sent += 1;
         self.nak_out = true;
-        self.owe_nak(Syndrome::RnrNak { timer });
+        self.queue_nak(Syndrome::RnrNak { timer });
         Verdict::Fine
     }
 
@@ -310,7 +205,7 @@ impl Responder {
     /// Completes in error the receive that a WRITE with immediate would have consumed, had the peer been allowed to
     /// write (IBTA volume 1, 9.9.3, class C). Not while the refusal is postponed: the peer sends the packet again.
     fn fail_receive_of_write(&mut self, call: &mut Call<'_, impl Host>) {
-        if !self.is_unsettled()
+        if !self.has_pending_changes()
             && let Ok(receive) = self.next_receive(call)
         {
             call.fail_receive(receive.wr_id, self.srqn, WcStatus::LocalAccess);
@@ -380,24 +275,24 @@ impl Responder {
             common.counters.requests += 1;
         }
         if packet.bth.ack_request {
-            self.owe_ack(self.expected.minus(1));
+            self.queue_ack(self.expected.minus(1));
         }
     }
 
     /// Queues an ACK for everything up to `psn`. An ACK at the end of the queue is updated instead: ACKs coalesce.
-    fn owe_ack(&mut self, up_to: Psn) {
+    fn queue_ack(&mut self, up_to: Psn) {
         let current_msn = self.msn;
-        match self.owed.back_mut() {
-            Some(Owed::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) => {
+        match self.pending.back_mut() {
+            Some(Response::Ack { psn, syndrome: Syndrome::Ack { .. }, msn }) => {
                 if psn.is_before(up_to) {
                     *psn = up_to;
                 }
                 *msn = current_msn;
             }
-            Some(Owed::Settle(settle)) => settle.owe_ack(up_to, current_msn),
+            Some(Response::Writes(writes)) => writes.defer_ack(up_to, current_msn),
             _ => {
                 let syndrome = Syndrome::Ack { credits: 31 };
-                self.owed.push_back(Owed::Ack { psn: up_to, syndrome, msn: current_msn });
+                self.pending.push_back(Response::Ack { psn: up_to, syndrome, msn: current_msn });
             }
         }
     }
@@ -422,7 +317,7 @@ impl Responder {
         info: &OpcodeInfo,
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
-            self.require_room_to_tell(call)?;
+            self.require_completion_room(call)?;
             require_receive(call)?;
             let receive = self.next_receive(call)?;
             let capacity = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
@@ -448,7 +343,10 @@ impl Responder {
         }
         let wr_id = receive.wr_id;
         self.incoming = None;
-        self.tell(call, Received { common: call, packet, wr_id, length: end, opcode: WcOpcode::Recv });
+        self.complete_receive(
+            call,
+            Received { common: call, packet, wr_id, length: end, opcode: WcOpcode::Recv },
+        );
         Ok(())
     }
 
@@ -459,8 +357,8 @@ impl Responder {
         let len = packet.payload.len() as u64;
         let is_next = packet.bth.psn == self.expected
             && self.incoming.is_none()
-            && self.owed.len() <= 1
-            && !self.is_unsettled()
+            && self.pending.len() <= 1
+            && !self.has_pending_changes()
             && !call.config.has_srq
             && len <= call.mtu()
             && require_receive(call).is_ok();
@@ -492,7 +390,7 @@ impl Responder {
         }
         // The receive is taken before the write: without a receive the peer sends this packet again.
         let receive = if info.position.is_last() && info.trailer == Trailer::Immediate {
-            self.require_room_to_tell(call)?;
+            self.require_completion_room(call)?;
             require_receive(call)?;
             Some(self.next_receive(call)?)
         } else {
@@ -508,7 +406,7 @@ impl Responder {
             (!info.position.is_last()).then_some(Incoming::Write { va, rkey, length, offset: end });
         if let Some(receive) = receive {
             let (wr_id, opcode) = (receive.wr_id, WcOpcode::RecvRdmaWithImm);
-            self.tell(call, Received { common: call, packet, wr_id, length, opcode });
+            self.complete_receive(call, Received { common: call, packet, wr_id, length, opcode });
         }
         Ok(())
     }

@@ -3,8 +3,11 @@
 
 use terrace_wire::{Operation, Packet};
 
-use super::parked::{Parked, ReadAnswer};
-use super::{INVALID_REQUEST, Kept, Owed, Refusal, Remembered, Responder, UNSETTLED, require};
+use super::read::ReadResponse;
+use super::refusal::{CHANGE_PENDING, INVALID_REQUEST, Refusal};
+use super::resource::{Outcome, ResponderResource};
+use super::response::{DeferredOperation, Response};
+use super::{Responder, require};
 use crate::access;
 use crate::common::{Call, Common};
 use crate::host::{AtomicOp, Deferred, Host, RemoteError};
@@ -23,19 +26,19 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
         require(call, access::REMOTE_READ)?;
-        let under_way = self.reads_owed(false);
+        let under_way = self.pending_reads(false);
         if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(call.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
-        let mut answer = ReadAnswer::new(call, reth, self.expected, packet.ext.xrc_srqn);
+        let mut read = ReadResponse::new(call, reth, self.expected, packet.ext.xrc_srqn);
         if reth.length > 0 {
-            answer.prepare(call, || self.defers_fetching(reth.rkey))?;
-            self.hungry |= answer.is_hungry();
+            read.prepare(call, || self.defers_fetching(reth.rkey))?;
+            self.reads_waiting |= read.is_waiting();
         }
-        let ReadAnswer { va, rkey, length, packets, .. } = answer;
-        self.finish_request(call, packets, Kept::Read { va, rkey, length });
-        answer.msn = self.msn;
-        self.owed.push_back(Owed::Read(answer));
+        let ReadResponse { va, rkey, length, packets, .. } = read;
+        self.finish_request(call, packets, Outcome::Read { va, rkey, length });
+        read.msn = self.msn;
+        self.pending.push_back(Response::Read(read));
         Ok(())
     }
 
@@ -57,22 +60,28 @@ impl Responder {
         if atomic.va % 8 != 0 {
             return Err(INVALID_REQUEST);
         }
-        self.require_settled()?;
+        self.require_no_pending_changes()?;
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
-        let (kept, owed) = match call.host.remote_atomic(atomic.rkey, atomic.va, op) {
-            Ok(value) => (Kept::Atomic { value, msn }, Owed::AtomicResult { psn, value, msn }),
+        let (outcome, response) = match call.host.remote_atomic(atomic.rkey, atomic.va, op) {
+            Ok(value) => (Outcome::Atomic { value, msn }, Response::AtomicResult { psn, value, msn }),
             Err(RemoteError::NotReady) => {
                 let transfer = call.host.put_atomic(atomic.rkey, atomic.va, op)?;
                 call.counters.puts += 1;
                 (
-                    Kept::Parked,
-                    Owed::Parked(Parked { psn, msn, rkey: atomic.rkey, returns_value: true, transfer }),
+                    Outcome::Pending,
+                    Response::Deferred(DeferredOperation {
+                        psn,
+                        msn,
+                        rkey: atomic.rkey,
+                        returns_value: true,
+                        transfer,
+                    }),
                 )
             }
             Err(error) => return Err(error.into()),
         };
-        self.finish_request(call, 1, kept);
-        self.owed.push_back(owed);
+        self.finish_request(call, 1, outcome);
+        self.pending.push_back(response);
         Ok(())
     }
 
@@ -87,7 +96,7 @@ impl Responder {
         if reth.length != 8 || reth.va % 8 != 0 || call.attr.max_dest_rd_atomic == 0 {
             return Err(INVALID_REQUEST);
         }
-        self.require_settled()?;
+        self.require_no_pending_changes()?;
         let op = AtomicOp::Write { value: u64::from_ne_bytes(bytes) };
         match call.host.remote_atomic(reth.rkey, reth.va, op) {
             Ok(_) => self.finish_done(call, reth.rkey, None),
@@ -120,7 +129,7 @@ impl Responder {
         if call.attr.max_dest_rd_atomic == 0 || feth.selectivity > FLUSH_WHOLE_REGION {
             return Err(INVALID_REQUEST);
         }
-        self.require_settled()?;
+        self.require_no_pending_changes()?;
         let (rkey, va, length, selectivity) = (reth.rkey, reth.va, reth.length.into(), feth.selectivity);
         match call.host.remote_flush(rkey, va, length, placement, selectivity) {
             Ok(()) => self.finish_done(call, reth.rkey, None),
@@ -134,34 +143,37 @@ impl Responder {
     }
 
     /// Number of pending READ responses: repetitions, or the others.
-    pub(super) fn reads_owed(&self, repeated: bool) -> usize {
-        self.owed.iter().filter(|owed| matches!(owed, Owed::Read(read) if read.repeat == repeated)).count()
+    pub(super) fn pending_reads(&self, repeated: bool) -> usize {
+        self.pending
+            .iter()
+            .filter(|response| matches!(response, Response::Read(read) if read.repeat == repeated))
+            .count()
     }
 
     /// Queues the empty response, at once or deferred until the transfer has ended.
     fn finish_done(&mut self, common: &mut Common, rkey: u32, under_way: Option<Box<dyn Deferred>>) {
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
-        self.finish_request(common, 1, Kept::Done { msn });
-        self.owed.push_back(match under_way {
-            None => Owed::Done { psn, msn },
+        self.finish_request(common, 1, Outcome::Done { msn });
+        self.pending.push_back(match under_way {
+            None => Response::Done { psn, msn },
             Some(transfer) => {
                 common.counters.puts += 1;
-                Owed::Parked(Parked { psn, msn, rkey, returns_value: false, transfer })
+                Response::Deferred(DeferredOperation { psn, msn, rkey, returns_value: false, transfer })
             }
         });
     }
 
     /// Atomics and FLUSHes make earlier requests visible to others, so pending writes must be done first.
-    fn require_settled(&self) -> Result<(), Refusal> {
-        if self.is_unsettled() { Err(UNSETTLED) } else { Ok(()) }
+    fn require_no_pending_changes(&self) -> Result<(), Refusal> {
+        if self.has_pending_changes() { Err(CHANGE_PENDING) } else { Ok(()) }
     }
 
     /// Advances past a request that is answered by more than an ACK, and keeps a responder resource for duplicates.
-    fn finish_request(&mut self, common: &mut Common, packets: u32, what: Kept) {
-        if self.history.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
-            self.history.pop_front();
+    fn finish_request(&mut self, common: &mut Common, packets: u32, outcome: Outcome) {
+        if self.resources.len() >= usize::from(common.attr.max_dest_rd_atomic.max(1)) {
+            self.resources.pop_front();
         }
-        self.history.push_back(Remembered { psn: self.expected, packets, what });
+        self.resources.push_back(ResponderResource { psn: self.expected, packets, outcome });
         self.expected = self.expected.plus(packets);
         self.msn = (self.msn + 1) & 0xff_ffff;
         common.counters.requests += 1;

@@ -3,10 +3,11 @@
 
 use terrace_wire::{Operation, Packet};
 
-use super::{Incoming, Refusal, Responder, check_payload_len};
+use super::refusal::{INVALID_REQUEST, Refusal};
+use super::{Incoming, Responder, check_payload_len};
 use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
-use crate::types::QpEvent;
+use crate::types::{QpEvent, WcStatus};
 
 impl Responder {
     pub(crate) fn handle_unreliable(
@@ -31,13 +32,13 @@ impl Responder {
                 .check_order(info)
                 .and_then(|()| check_payload_len(call, packet, info))
                 .and_then(|()| self.receive_write(call, packet, info)),
-            _ => Err(super::INVALID_REQUEST),
+            _ => Err(INVALID_REQUEST),
         };
         match result {
             Ok(()) => Verdict::Fine,
             // The program's own error, so it is reported.
             Err(Refusal::ReceiveProtection) => {
-                self.fail_receive(call, crate::WcStatus::LocalProtection);
+                self.fail_receive(call, WcStatus::LocalProtection);
                 Verdict::ResponderFatal(QpEvent::Fatal)
             }
             Err(
