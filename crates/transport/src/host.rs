@@ -35,7 +35,7 @@ pub enum RemoteError {
     NotReady,
     /// The memory is absent and being fetched: the peer must retry. From [`Host::fetch`] and the like: the memory is
     /// no longer absent.
-    #[error("the memory is on its way")]
+    #[error("the memory is being fetched")]
     Retry,
 }
 
@@ -75,7 +75,7 @@ pub enum AtomicOp {
     },
 }
 
-/// A completion on its way to the host, which has the entry built in its place. A closure would do, but compilers leave
+/// A completion for the host, which has the entry built in its place. A closure would do, but compilers leave
 /// the bodies of closures out of line, and then build the entry elsewhere first.
 pub trait Completion {
     /// Builds the entry.

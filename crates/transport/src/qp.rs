@@ -252,8 +252,8 @@ impl Qp {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
-    /// Whether the send queue is empty in RTS, and this work request is valid and may be executed without packets: it is
-    /// a READ, a WRITE or an atomic, of RC.
+    /// Whether the send queue is empty in RTS, and this work request is valid and may be executed without packets: it
+    /// is a READ, a WRITE or an atomic, of RC.
     #[inline(always)]
     pub fn may_go_direct(&self, wr: &SendWr) -> bool {
         let Common { config, attr, .. } = &self.common;

@@ -70,7 +70,7 @@ fn answers_to(packets: impl Iterator<Item = Packet<'static>>) -> usize {
 }
 
 #[test]
-fn refusals_and_acks_in_turn_do_not_pile_up() {
+fn alternating_naks_and_acks_are_bounded() {
     let write = Some(Reth { va: 0, rkey: 0, length: 0 });
     let first = request(Opcode::RcWriteOnly, 0, write);
     let in_turn = (0..100_000).map(|step| match step % 2 {
@@ -81,7 +81,7 @@ fn refusals_and_acks_in_turn_do_not_pile_up() {
 }
 
 #[test]
-fn repeated_reads_do_not_pile_up() {
+fn repeated_reads_are_bounded() {
     let read = |psn: u32| {
         let left = 1024 - psn * 256;
         request(Opcode::RcReadRequest, psn, Some(Reth { va: u64::from(psn) * 256, rkey: 1, length: left }))
@@ -91,7 +91,7 @@ fn repeated_reads_do_not_pile_up() {
 
 /// All memory is absent and no access ends: a peer's accesses in progress are bounded.
 #[test]
-fn requests_to_absent_memory_do_not_pile_up() {
+fn deferred_operations_are_bounded() {
     let (mut qp, host) = (queue_pair(), Memory::new(1 << 16));
     host.add_region(1, 0, 1 << 16, "lrwa");
     host.absent.borrow_mut().push(0..1 << 16);

@@ -45,7 +45,7 @@ enum Step {
         flags: u32,
     },
     /// The side sends its deferred packets.
-    Look {
+    Transmit {
         acks: AckPolicy,
         room: Option<usize>,
     },
@@ -62,7 +62,7 @@ enum Step {
         is: bool,
     },
     /// The oldest access to absent memory ends.
-    Came,
+    EndAccess,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -94,12 +94,12 @@ fn step() -> impl Strategy<Value = (bool, Step)> {
         12 => (lost, prop::bool::weighted(0.05), prop::bool::weighted(0.03))
             .prop_map(|(lost, again, congested)| Step::Arrive { lost, again, congested }),
         12 => (0u32..100, flags()).prop_map(|(len, flags)| Step::Answer { len, flags }),
-        3 => (acks, room).prop_map(|(acks, room)| Step::Look { acks, room }),
+        3 => (acks, room).prop_map(|(acks, room)| Step::Transmit { acks, room }),
         1 => (1u64..100_000_000).prop_map(|ns| Step::Wait { ns }),
         1 => Just(Step::Drain),
         1 => prop_oneof![Just(8), Just(MTU + 4)].prop_map(|len| Step::Forged { len }),
         1 => any::<bool>().prop_map(|is| Step::Absent { is }),
-        2 => Just(Step::Came),
+        2 => Just(Step::EndAccess),
     ];
     (any::<bool>(), step)
 }
@@ -153,13 +153,13 @@ impl<const FAST: bool> Side<FAST> {
     fn send(&mut self, now: Time, acks: AckPolicy, mut sink: Collector) -> Vec<(Vec<u8>, Option<Psn>)> {
         self.qp.poll_transmit(|| now, &self.host, &mut sink, acks);
         self.take_events();
-        let carried = sink.acks.unwrap_or_default();
-        let ack_of = |at: usize| carried.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
+        let acks = sink.acks.unwrap_or_default();
+        let ack_of = |at: usize| acks.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
         sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, ack_of(at))).collect()
     }
 
     /// The side's state, except its memory.
-    fn picture(&self) -> String {
+    fn state(&self) -> String {
         format!("{:?} {:?} {:?}", self.qp, self.mail, self.events)
     }
 }
@@ -243,7 +243,7 @@ impl<const FAST: bool> Connection<FAST> {
                     self.take(at, &step);
                 }
             }
-            Step::Look { acks, room } => self.send(at, acks, sink(room)),
+            Step::Transmit { acks, room } => self.send(at, acks, sink(room)),
             Step::Forged { len } => {
                 let mut bytes = vec![0; 12 + len as usize];
                 let (qpn, psn) = (at as u32 + 1, Psn::new(side.qp.query().rq_psn));
@@ -254,7 +254,7 @@ impl<const FAST: bool> Connection<FAST> {
             Step::Absent { is } => {
                 *side.host.absent.borrow_mut() = std::iter::once(0..4096).filter(|_| is).collect();
             }
-            Step::Came => {
+            Step::EndAccess => {
                 if side.host.complete(0, Ok(())) {
                     side.qp.wake();
                     self.send(at, AckPolicy::Now, sink(None));
@@ -327,7 +327,7 @@ fn fast_paths_equal_general_paths() {
             fast.take(usize::from(*is_second), step);
             general.take(usize::from(*is_second), step);
             for (one, other) in fast.sides.iter().zip(&general.sides) {
-                prop_assert_eq!(one.picture(), other.picture());
+                prop_assert_eq!(one.state(), other.state());
                 prop_assert!(one.host.bytes == other.host.bytes, "memory differs");
             }
         }

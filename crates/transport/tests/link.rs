@@ -28,13 +28,13 @@ fn all_work_completes_in_order_over_a_bad_link() {
     seed[..8].copy_from_slice(&from_env("TERRACE_SEED").unwrap_or(0).to_le_bytes());
     let config = Config { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let carried_count = Cell::new(0);
+    let piggybacked_count = Cell::new(0);
     let outcome = runner.run(&plan::plan(), |plan| {
-        carried_count.set(carried_count.get() + world::run(&plan).map_err(TestCaseError::fail)?);
+        piggybacked_count.set(piggybacked_count.get() + world::run(&plan).map_err(TestCaseError::fail)?);
         Ok(())
     });
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    assert!(carried_count.get() > 0, "no packet carried an acknowledgement");
+    assert!(piggybacked_count.get() > 0, "no packet piggybacked an ACK");
 }

@@ -35,7 +35,7 @@
 //!                                 fields must agree. psn=1..9 stands for nine packets
 //! wait 67ms                       time passes, and timers expire; `wait timer`: until the next one
 //! acks hold                       acknowledgements are deferred from now on;  `acks now`
-//! rest 10us                       an unreliable service pauses that long after each packet;  `rest 0ns`
+//! pause 10us                      an unreliable service pauses that long after each packet;  `pause 0ns`
 //! room 2                          the TX sink takes two more packets;  `room any`
 //!
 //! done 1 ok RdmaRead len=300      completion of a send;  `recv 7 ok imm=5 solicited` of a receive

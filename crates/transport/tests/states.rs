@@ -231,7 +231,7 @@ fn each_transition_exists_or_is_refused() {
 }
 
 #[test]
-fn each_needed_attribute_is_missed() {
+fn each_required_attribute_is_checked() {
     for (qp_type, from, to) in each_pair() {
         let Some((needed, allowed)) = attributes_of(qp_type, from, to) else { continue };
         for missing in needed.iter() {
@@ -244,7 +244,7 @@ fn each_needed_attribute_is_missed() {
 }
 
 #[test]
-fn each_further_attribute_is_taken_or_refused() {
+fn each_other_attribute_is_accepted_or_refused() {
     for (qp_type, from, to) in each_pair() {
         let Some((needed, allowed)) = attributes_of(qp_type, from, to) else { continue };
         assert_eq!(try_modify(qp_type, from, to, needed | allowed), Ok(to), "{qp_type:?} {from:?}");
@@ -326,7 +326,7 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
-fn values_at_the_edge_are_taken() {
+fn values_at_the_limits_are_accepted() {
     for mtu in [256, 512, 1024, 2048] {
         assert_eq!(try_value(S::Rtr, |attr| attr.path_mtu = mtu), Ok(()));
     }
@@ -340,7 +340,7 @@ fn values_at_the_edge_are_taken() {
 }
 
 #[test]
-fn a_query_tells_what_was_set() {
+fn a_query_returns_what_was_set() {
     for qp_type in TYPES {
         let qp = queue_pair_in(qp_type, S::Rts).expect("it exists");
         let (got, good) = (qp.query(), good_attributes());
@@ -363,7 +363,7 @@ fn a_query_tells_what_was_set() {
 }
 
 #[test]
-fn reset_forgets_the_attributes() {
+fn reset_clears_the_attributes() {
     let mut qp = queue_pair_in(T::Rc, S::Rts).expect("it exists");
     qp.modify(&QpAttr { state: S::Reset, ..QpAttr::default() }, M::STATE, &Memory::new(0))
         .expect("always possible");

@@ -143,7 +143,7 @@ fn check_content(wr: &SendWr, receive: u64, len: u32, ours: &Memory, theirs: &Me
 }
 
 #[test]
-fn what_a_connection_delivers_is_whole_and_in_order_under_loss() {
+fn connections_deliver_whole_messages_in_order_under_loss() {
     let mut arrived = 0;
     for seed in 0..SEEDS {
         let numbers = run(QpType::Uc, seed, false);
@@ -155,7 +155,7 @@ fn what_a_connection_delivers_is_whole_and_in_order_under_loss() {
 }
 
 #[test]
-fn what_a_connection_delivers_is_whole_whatever_happens() {
+fn connections_deliver_whole_messages_under_all_faults() {
     // A receive whose message was cut short keeps the data of the start; a WRITE may be repeated into its own slot.
     for seed in 0..SEEDS {
         assert!(!run(QpType::Uc, seed, true).is_empty(), "seed {seed}");
@@ -163,14 +163,14 @@ fn what_a_connection_delivers_is_whole_whatever_happens() {
 }
 
 #[test]
-fn what_datagrams_deliver_is_whole() {
+fn datagrams_are_delivered_whole() {
     for seed in 0..SEEDS {
         assert!(!run(QpType::Ud, seed, true).is_empty(), "seed {seed}");
     }
 }
 
 #[test]
-fn all_messages_behind_a_write_to_absent_memory_are_told_of_when_it_is_done() {
+fn receives_behind_a_pending_write_complete_when_it_is_done() {
     let (mut sender, mut receiver) = (queue_pair(QpType::Uc, 1), queue_pair(QpType::Uc, 2));
     let (ours, theirs) = (memory(), memory());
     theirs.absent.borrow_mut().push(0..SLOT_LEN);

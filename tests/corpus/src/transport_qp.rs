@@ -151,7 +151,7 @@ impl World {
                     assert!(next.is_none_or(|next| next > self.now), "a timer that went off is still due");
                 }
             }
-            Step::Rest { ns } => self.host.rest_ns.set((*ns > 0).then_some(u64::from(*ns))),
+            Step::Pause { ns } => self.host.pause_ns.set((*ns > 0).then_some(u64::from(*ns))),
             Step::Region { key, present: true } => add_region(&self.host, *key),
             Step::Region { key, present: false } => {
                 self.host.regions.borrow_mut().remove(&(u32::from(*key) % input::KEYS));
@@ -306,7 +306,7 @@ impl World {
 
     /// Runs the queue pair until it has no more work.
     fn finish(&mut self) {
-        self.host.rest_ns.set(None);
+        self.host.pause_ns.set(None);
         self.host.slots.set(None);
         self.finish_absent();
         let mut left = self.transmit(None, AckPolicy::Now);

@@ -149,14 +149,14 @@ impl Responder {
         if matches!(pushed, Err(RemoteError::NotReady | RemoteError::Retry)) {
             let fetched = if read.awaits_buffer() { Ok(()) } else { read.fetch(call) };
             pushed = fetched.and_then(|()| match read.is_blocked() {
-                true => Ok(Pushed::UnderWay),
+                true => Ok(Pushed::Fetching),
                 // The fetched data may be there already.
                 false => push_data(call, read, &path, offset, call.host, sink),
             });
         }
         match pushed {
             Ok(Pushed::SinkFull) => Answered::SinkFull,
-            Ok(Pushed::UnderWay) => {
+            Ok(Pushed::Fetching) => {
                 self.blocked = true;
                 self.reads_waiting |= read.is_waiting();
                 Answered::Nothing
@@ -199,8 +199,8 @@ impl Responder {
 enum Pushed {
     Sent(usize),
     SinkFull,
-    /// The data is not there yet.
-    UnderWay,
+    /// The data is not fetched yet.
+    Fetching,
 }
 
 /// Pushes the packet with a READ's data from `offset` on.
@@ -224,8 +224,8 @@ fn push_data(
     let ext = Extensions { aeth, ..Default::default() };
     let bth = common.bth(opcode, read.next_psn());
     let source = read.source(offset)?;
-    if matches!(source, Source::UnderWay) {
-        return Ok(Pushed::UnderWay);
+    if matches!(source, Source::Fetching) {
+        return Ok(Pushed::Fetching);
     }
     let fill = |out: &mut [u8]| match source {
         _ if out.is_empty() => Ok(()),

@@ -26,8 +26,8 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let reth = packet.ext.reth.ok_or(INVALID_REQUEST)?;
         require(call, access::REMOTE_READ)?;
-        let under_way = self.pending_reads(false);
-        if reth.length > MESSAGE_LEN_MAX || under_way >= usize::from(call.attr.max_dest_rd_atomic) {
+        let pending = self.pending_reads(false);
+        if reth.length > MESSAGE_LEN_MAX || pending >= usize::from(call.attr.max_dest_rd_atomic) {
             return Err(INVALID_REQUEST);
         }
         let mut read = ReadResponse::new(call, reth, self.expected, packet.ext.xrc_srqn);
@@ -151,10 +151,10 @@ impl Responder {
     }
 
     /// Queues the empty response, at once or deferred until the transfer has ended.
-    fn finish_done(&mut self, common: &mut Common, rkey: u32, under_way: Option<Box<dyn Deferred>>) {
+    fn finish_done(&mut self, common: &mut Common, rkey: u32, transfer: Option<Box<dyn Deferred>>) {
         let (psn, msn) = (self.expected, (self.msn + 1) & 0xff_ffff);
         self.finish_request(common, 1, Outcome::Done { msn });
-        self.pending.push_back(match under_way {
+        self.pending.push_back(match transfer {
             None => Response::Done { psn, msn },
             Some(transfer) => {
                 common.counters.puts += 1;

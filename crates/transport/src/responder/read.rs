@@ -43,8 +43,8 @@ enum FetchState {
     Scheduled,
     /// It waits for earlier READs.
     AwaitsReads,
-    /// No buffer was free. The host wakes the queue pair when one is, and is not asked again until then, so that queue
-    /// pairs that have waited longer come first.
+    /// No buffer was free. The host wakes the queue pair when one is. Until then the host gets no other request, so that
+    /// queue pairs that have waited longer come first.
     AwaitsBuffer,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Source<'a> {
     /// In a fetched part, at this offset.
     Part(&'a dyn Deferred, u64),
     /// Still being fetched.
-    UnderWay,
+    Fetching,
 }
 
 impl ReadResponse {
@@ -188,7 +188,7 @@ impl ReadResponse {
     pub(super) fn source(&self, offset: u64) -> Result<Source<'_>, RemoteError> {
         match self.parts.front() {
             Some(part) if part.start <= offset => match part.data.outcome() {
-                None => Ok(Source::UnderWay),
+                None => Ok(Source::Fetching),
                 Some(Ok(())) => Ok(Source::Part(&*part.data, offset - part.start)),
                 Some(Err(error)) => Err(error),
             },

@@ -149,8 +149,8 @@ impl Response {
     pub(super) fn blocked_psn(&self, mtu: u64) -> Option<Psn> {
         match self {
             Response::Read(read) => {
-                let under_way = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::UnderWay));
-                (under_way || read.is_blocked()).then(|| read.next_psn())
+                let is_fetching = matches!(read.source(u64::from(read.sent) * mtu), Ok(Source::Fetching));
+                (is_fetching || read.is_blocked()).then(|| read.next_psn())
             }
             Response::Writes(_) | Response::Deferred(_) => self.next_psn(),
             _ => None,

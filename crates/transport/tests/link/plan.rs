@@ -80,7 +80,7 @@ pub struct Plan {
     /// Probabilities in percent that ACKs are deferred, that packets carry them, that the TX sink is small, and that
     /// receives come late.
     pub hold_acks: u8,
-    pub carried_acks: u8,
+    pub piggybacked_acks: u8,
     pub narrow: u8,
     pub late_receives: u8,
     pub work: [Vec<Op>; 2],
@@ -139,15 +139,17 @@ pub fn plan() -> impl Strategy<Value = Plan> {
     let work = || prop::collection::vec(op(), 0..24);
     let nuisances = (percent(), percent(), percent(), percent());
     (any::<u64>(), faults(), attributes(), nuisances, work(), work()).prop_map(
-        |(seed, faults, attributes, (hold_acks, carried_acks, narrow, late_receives), ours, theirs)| Plan {
-            seed,
-            faults,
-            attributes,
-            hold_acks,
-            carried_acks,
-            narrow,
-            late_receives,
-            work: [ours, theirs],
+        |(seed, faults, attributes, (hold_acks, piggybacked_acks, narrow, late_receives), ours, theirs)| {
+            Plan {
+                seed,
+                faults,
+                attributes,
+                hold_acks,
+                piggybacked_acks,
+                narrow,
+                late_receives,
+                work: [ours, theirs],
+            }
         },
     )
 }

@@ -48,14 +48,14 @@ struct World<'a> {
     /// By time of arrival, then in the order of sending.
     link: BTreeMap<(u64, u64), InFlight>,
     sent_count: u64,
-    carried_count: u64,
+    piggybacked_count: u64,
 }
 
 fn address(side: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, side as u8 + 1])
 }
 
-/// Runs a plan to its end. Returns how many packets carried an acknowledgement; the error says what failed.
+/// Runs a plan to its end. Returns how many packets piggybacked an ACK; the error says what failed.
 pub fn run(plan: &Plan) -> Result<u64, String> {
     let [first, second] = Model::new(plan).sides;
     let mut world = World {
@@ -65,7 +65,7 @@ pub fn run(plan: &Plan) -> Result<u64, String> {
         now: 1_000_000,
         link: BTreeMap::new(),
         sent_count: 0,
-        carried_count: 0,
+        piggybacked_count: 0,
     };
     for _ in 0..STEPS_MAX {
         for side in 0..2 {
@@ -76,7 +76,7 @@ pub fn run(plan: &Plan) -> Result<u64, String> {
         }
         match world.next_time() {
             Some(time) => world.now = time,
-            None => return world.check().map(|()| world.carried_count),
+            None => return world.check().map(|()| world.piggybacked_count),
         }
     }
     Err(format!("no end in sight at {} ms: {}", world.now / 1_000_000, world.progress()))
@@ -189,7 +189,7 @@ impl World<'_> {
         let hold = !due && self.random.percent(self.plan.hold_acks);
         let narrow = self.random.percent(self.plan.narrow);
         let room = narrow.then(|| self.random.below(4) as usize);
-        let carries = self.random.percent(self.plan.carried_acks);
+        let carries = self.random.percent(self.plan.piggybacked_acks);
         let mut sink = Collector { room, acks: carries.then(Vec::new), ..Collector::default() };
         let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
         let stopped = node.qp.poll_transmit(|| Time(self.now), &node.host, &mut sink, policy);
@@ -201,7 +201,7 @@ impl World<'_> {
         let mut acks = sink.acks.into_iter().flatten().peekable();
         for (index, (_, bytes)) in sink.packets.into_iter().enumerate() {
             let ack = acks.next_if(|(carrier, _)| *carrier == index).map(|(_, psn)| psn);
-            self.carried_count += u64::from(ack.is_some());
+            self.piggybacked_count += u64::from(ack.is_some());
             self.send(1 - side, bytes, ack);
         }
     }

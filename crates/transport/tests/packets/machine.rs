@@ -173,9 +173,9 @@ impl Machine {
                 };
                 self.run()?;
             }
-            "rest" => {
-                let rest = duration_ns(&line.word("the time")?)?;
-                self.host.rest_ns.set((rest > 0).then_some(rest));
+            "pause" => {
+                let pause_ns = duration_ns(&line.word("the time")?)?;
+                self.host.pause_ns.set((pause_ns > 0).then_some(pause_ns));
             }
             "room" => {
                 let word = line.word("the number of packets")?;
@@ -203,15 +203,15 @@ impl Machine {
             if stopped == Transmit::SinkFull {
                 return Ok(());
             }
-            if !self.host.slots.take_told().is_empty() {
+            if !self.host.slots.take_wakeups().is_empty() {
                 self.qp.wake();
                 continue;
             }
-            let restless = self.acks == AckPolicy::Now && self.qp.wants_transmit();
-            if restless && !sent_any {
+            let wants_transmit = self.acks == AckPolicy::Now && self.qp.wants_transmit();
+            if wants_transmit && !sent_any {
                 return Err("wants_transmit() although it sends nothing".to_owned());
             }
-            if !restless {
+            if !wants_transmit {
                 return Ok(());
             }
         }
@@ -228,7 +228,7 @@ impl Machine {
             Some(other) => return Err(format!("complete {other:?}?")),
         };
         if !self.host.complete(index, outcome) {
-            return Err("no access to absent memory is under way".to_owned());
+            return Err("no access to absent memory is in progress".to_owned());
         }
         self.wake()
     }

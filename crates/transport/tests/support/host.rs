@@ -53,7 +53,7 @@ pub struct Memory<const FAST: bool = true> {
     /// Bytes that the queue pair has moved through memory.
     pub moved_bytes: Cell<u64>,
     /// How long an unreliable service pauses after each packet, in nanoseconds.
-    pub rest_ns: Cell<Option<u64>>,
+    pub pause_ns: Cell<Option<u64>>,
     /// Addresses whose memory is absent.
     pub absent: RefCell<Vec<Range<u64>>>,
     /// Whether requests for absent memory get an RNR NAK.
@@ -79,9 +79,10 @@ pub struct Slots(Mutex<SlotCount>);
 struct SlotCount {
     /// `None` for any number.
     free: Option<usize>,
-    /// The memories that found no slot, and those to be told of a freed one.
+    /// The memories that found no slot.
     waiting: Vec<usize>,
-    told: Vec<usize>,
+    /// Those whose queue pairs are to be woken because a slot was freed.
+    wakeups: Vec<usize>,
     /// Whether another user takes the next freed slot.
     is_stolen: bool,
 }
@@ -122,12 +123,12 @@ impl Slots {
             count.free = count.free.map(|free| free + 1);
         }
         let waiting = std::mem::take(&mut count.waiting);
-        count.told.extend(waiting);
+        count.wakeups.extend(waiting);
     }
 
-    /// Takes the memories to be told of a freed slot: the caller wakes their queue pairs.
-    pub fn take_told(&self) -> Vec<usize> {
-        std::mem::take(&mut self.lock().told)
+    /// Takes the memories whose queue pairs the caller is to wake because a slot was freed.
+    pub fn take_wakeups(&self) -> Vec<usize> {
+        std::mem::take(&mut self.lock().wakeups)
     }
 }
 
@@ -479,6 +480,6 @@ impl<const FAST: bool> Host for Memory<FAST> {
     }
 
     fn pace(&self, now: Time, _len: usize) -> Option<Time> {
-        self.rest_ns.get().map(|rest_ns| now.after_ns(rest_ns))
+        self.pause_ns.get().map(|pause_ns| now.after_ns(pause_ns))
     }
 }

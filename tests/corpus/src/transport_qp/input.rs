@@ -82,7 +82,7 @@ pub enum Step {
     /// Time passes until the next timer.
     WaitForTimer,
     /// Unreliable services pause after each packet from now on.
-    Rest {
+    Pause {
         ns: u16,
     },
     /// A region is deregistered, or registered again.

@@ -1,5 +1,4 @@
-//! Acknowledgements and the packets beside them. Where nothing is lost or late, packets carry acknowledgements, and the
-//! queue pair handles the acknowledgement before the packet.
+//! Piggybacked ACKs: the sink attaches an ACK to a packet, and the queue pair handles it before the packet.
 
 mod support;
 
@@ -51,13 +50,13 @@ fn receive(wr_id: u64) -> RecvWr {
     RecvWr { wr_id, sges: SgeList::from_slice(&[Sge { addr: 2048, length: 64, lkey: KEY }]) }
 }
 
-/// A queue pair's packets, with the acknowledgement that each carries.
+/// A queue pair's packets, each with the ACK that it piggybacks.
 fn sent(qp: &mut Qp, host: &Memory) -> Vec<(Vec<u8>, Option<Psn>)> {
     let mut sink = Collector { acks: Some(Vec::new()), ..Collector::default() };
     qp.poll_transmit(|| Time(1), host, &mut sink, AckPolicy::Now);
     let acks = sink.acks.unwrap_or_default();
-    let carried = |at: usize| acks.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
-    sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, carried(at))).collect()
+    let ack_of = |at: usize| acks.iter().find(|(carrier, _)| *carrier == at).map(|(_, psn)| *psn);
+    sink.packets.into_iter().enumerate().map(|(at, (_, bytes))| (bytes, ack_of(at))).collect()
 }
 
 fn hand(packets: &[(Vec<u8>, Option<Psn>)], to: u8, qp: &mut Qp, host: &Memory) {
@@ -72,22 +71,22 @@ fn events(host: &Memory) -> Vec<Event> {
     std::iter::from_fn(|| host.poll_event()).collect()
 }
 
-/// The carried acknowledgement completes earlier requests, and a request that cannot be sent then fails. The queue pair
+/// The piggybacked ACK completes earlier requests, and a request that cannot be sent then fails. The queue pair
 /// is in error by then, and drops the packet itself.
 #[test]
-fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
+fn a_packet_is_dropped_when_its_piggybacked_ack_ends_the_connection() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, true), node(2, false));
     ours.shared_receives.borrow_mut().push_back(receive(7));
     b.post_recv(receive(8), &theirs).expect("posted");
     a.post_send(|| Time(1), &mut send(1, KEY), &ours, &mut ()).expect("posted");
     a.post_send(|| Time(1), &mut send(2, KEY ^ 0x100), &ours, &mut ()).expect("posted");
-    let question = sent(&mut a, &ours);
-    assert_eq!(question.len(), 1);
-    hand(&question, 2, &mut b, &theirs);
+    let request = sent(&mut a, &ours);
+    assert_eq!(request.len(), 1);
+    hand(&request, 2, &mut b, &theirs);
     b.post_send(|| Time(1), &mut send(3, KEY), &theirs, &mut ()).expect("posted");
-    let answer = sent(&mut b, &theirs);
-    assert!(matches!(answer.as_slice(), [(_, Some(_))]), "{answer:?}");
-    hand(&answer, 1, &mut a, &ours);
+    let reply = sent(&mut b, &theirs);
+    assert!(matches!(reply.as_slice(), [(_, Some(_))]), "{reply:?}");
+    hand(&reply, 1, &mut a, &ours);
     let events = events(&ours);
     let statuses = events.iter().filter_map(|event| match event {
         Event::SendComplete(wc) => Some((wc.wr_id, wc.status)),
@@ -98,25 +97,25 @@ fn a_packet_is_not_taken_when_what_it_carries_ends_the_connection() {
     assert_eq!((a.state(), ours.shared_receives.borrow().len()), (QpState::Err, 1));
 }
 
-/// A packet that is cancelled because its lkey is invalid takes no acknowledgement with it.
+/// A packet that is cancelled because its lkey is invalid piggybacks no ACK.
 #[test]
-fn what_is_taken_back_carries_nothing() {
+fn a_cancelled_packet_piggybacks_no_ack() {
     let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
     b.post_recv(receive(8), &theirs).expect("posted");
     a.post_send(|| Time(1), &mut send(1, KEY), &ours, &mut ()).expect("posted");
     hand(&sent(&mut a, &ours), 2, &mut b, &theirs);
     b.post_send(|| Time(1), &mut send(3, KEY), &theirs, &mut ()).expect("posted");
     b.post_send(|| Time(1), &mut send(4, KEY ^ 0x100), &theirs, &mut ()).expect("posted");
-    let answer = sent(&mut b, &theirs);
-    assert_eq!(answer.len(), 2, "an answer, and the acknowledgement alone: {answer:?}");
-    hand(&answer[1..], 1, &mut a, &ours);
+    let reply = sent(&mut b, &theirs);
+    assert_eq!(reply.len(), 2, "a reply, and the ACK alone: {reply:?}");
+    hand(&reply[1..], 1, &mut a, &ours);
     assert!(matches!(events(&ours).as_slice(), [Event::SendComplete(wc)] if wc.wr_id == 1));
 }
 
-/// With [`AckPolicy::First`] an acknowledgement leaves ahead of requests, unless READ responses are pending ahead of
+/// With [`AckPolicy::First`] an ACK is sent before requests, unless READ responses are pending ahead of
 /// it: requests do not wait for those.
 #[test]
-fn acknowledgements_leave_ahead_of_requests_if_asked() {
+fn the_policy_first_sends_acks_before_requests() {
     for (acks, has_read, expected) in [
         (AckPolicy::Now, false, [Opcode::RcSendOnly, Opcode::RcAcknowledge].as_slice()),
         (AckPolicy::First, false, &[Opcode::RcAcknowledge, Opcode::RcSendOnly]),

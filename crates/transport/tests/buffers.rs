@@ -72,9 +72,9 @@ fn queue_pair(side: u8, reads_max: u8) -> Qp {
 
 /// A requester and its responder.
 struct Pair {
-    asks: Qp,
+    requester: Qp,
     ours: Memory,
-    answers: Qp,
+    responder: Qp,
     theirs: Memory,
     /// Remote address and length of each READ.
     reads: Vec<(u64, u32)>,
@@ -98,8 +98,8 @@ impl Pair {
             let len = 1 + random.below(len_max);
             (random.below(LEN - len), len as u32)
         });
-        let (asks, answers) = (queue_pair(1, reads_max), queue_pair(2, reads_max));
-        Pair { asks, ours, answers, theirs, reads: reads.collect(), done: 0 }
+        let (requester, responder) = (queue_pair(1, reads_max), queue_pair(2, reads_max));
+        Pair { requester, ours, responder, theirs, reads: reads.collect(), done: 0 }
     }
 
     fn post(&mut self) {
@@ -107,17 +107,17 @@ impl Pair {
             let payload = Payload::Sges(smallvec![Sge { addr: wr_id * READ_LEN_MAX, length, lkey: KEY }]);
             let op = SendOp::Read { va, rkey: KEY };
             let mut wr = SendWr { wr_id, op, payload, flags: SendFlags::SIGNALED, target: None };
-            self.asks.post_send(|| Time(1), &mut wr, &self.ours, &mut ()).expect("there is room");
+            self.requester.post_send(|| Time(1), &mut wr, &self.ours, &mut ()).expect("posted");
         }
     }
 
     /// Runs both sides until they are idle.
     fn run(&mut self, random: &mut Random) {
         loop {
-            let requests = transmit(&mut self.asks, &self.ours, random);
-            let any = hand_over(requests, 1, &mut self.answers, &self.theirs);
-            let responses = transmit(&mut self.answers, &self.theirs, random);
-            if !hand_over(responses, 2, &mut self.asks, &self.ours) && !any {
+            let requests = transmit(&mut self.requester, &self.ours, random);
+            let any = hand_over(requests, 1, &mut self.responder, &self.theirs);
+            let responses = transmit(&mut self.responder, &self.theirs, random);
+            if !hand_over(responses, 2, &mut self.requester, &self.ours) && !any {
                 break;
             }
         }
@@ -175,20 +175,20 @@ fn play(seed: u64) {
         } else {
             let left: Vec<usize> = pairs.iter().map(|pair| READS - pair.done).collect();
             let at = woken.pop_front().unwrap_or_else(|| panic!("seed {seed}: all sleep, {left:?} to do"));
-            pairs[at].answers.wake();
+            pairs[at].responder.wake();
             pairs[at].run(&mut random);
-            woken.extend(slots.take_told());
+            woken.extend(slots.take_wakeups());
             continue;
         };
         woken.push_back(at);
-        woken.extend(slots.take_told());
+        woken.extend(slots.take_wakeups());
     }
     for pair in &pairs {
-        assert_eq!(pair.answers.counters().rnr_naks_sent, 0, "seed {seed}");
+        assert_eq!(pair.responder.counters().rnr_naks_sent, 0, "seed {seed}");
     }
 }
 
 #[test]
-fn reads_of_absent_memory_get_on_with_little_room() {
+fn reads_of_absent_memory_complete_with_few_buffers() {
     (0..SEEDS).for_each(play);
 }
