@@ -29,7 +29,7 @@ def as_another_user():
 
 
 def wrapped(packet, source):
-    """A packet as one process forwards it to another (crates/nic/src/forwarding.rs)."""
+    """A packet as one process forwards it to another (crates/nic/src/forwarding/messages.rs)."""
     address = ipaddress.IPv6Address("::ffff:" + source[0]).packed
     return struct.pack("!BBH", A_PACKET, 0, source[1]) + address + packet
 

@@ -10,7 +10,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import module_circles
 
 FILES_MAX = 5
-CRATES = ("cm", "hostmem", "ibverbs", "memory", "shm", "transport")
+CRATES = ("cm", "hostmem", "ibverbs", "memory", "nic", "shm", "transport")
 
 
 def edges_of(**sources):

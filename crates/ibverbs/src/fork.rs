@@ -21,7 +21,7 @@
 //! | an XRC domain is opened or closed (`xrcd.rs`, `SHARED`) | held; the child forgets them |
 //! | a device joins the list (`nic.rs`, `DEVICES`) | held |
 //! | a device receives, its engine or its thread for same-host peers runs, is started, woken or ended, progress callbacks are attached or called, regions change | `Device::pause_for_fork` in `nic`: the engine parks, the other locks are held; the child starts an engine of its own |
-//! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding.rs`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and removes its parent's devices from the list |
+//! | a packet is forwarded to a device of this process or of another one (`nic/src/colocated.rs`, `forwarding/`) | only with the right to receive, or by the engine; the sockets are held, and the child closes them and removes its parent's devices from the list |
 //! | a lock's waiters are listed | locks are words, and the kernel lists their waiters (`sync/src/futex.rs`); a table in the process, as `parking_lot` has, may be locked in the child. Locks that a child may take are in this table all the same |
 //! | reader slots of same-host peers are listed (`shm/src/reader_slots.rs`) | the child empties the list, or does without the shared-memory transport if it finds it locked |
 //! | a command or an event of the connection manager (`rdma_cm`, `SERVICE` and `FILES`) | held; the child forgets it and keeps the list of descriptors |

@@ -7,9 +7,9 @@ use terrace_fabric::Gid;
 use terrace_transport::{Datagram, Target};
 use terrace_wire::{Path, port_of};
 
+use crate::device::{Device, Pd};
 use crate::error::Error;
 use crate::limits::Life;
-use crate::pd::Pd;
 
 /// The parts of `ibv_ah_attr` that reach the wire, and those that are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +30,16 @@ pub struct AddressVector {
     pub port_num: u8,
 }
 
+impl Device {
+    /// The path to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other than
+    /// 1, a source index without a GID, or a destination of another family than the source.
+    pub fn resolve(&self, av: &AddressVector, dest_qpn: u32) -> Result<Path, Error> {
+        resolve(self.gids(), av, dest_qpn)
+    }
+}
+
 /// The path to `qpn` at the peer that the vector names.
-pub(crate) fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
+fn resolve(gids: &[Gid], av: &AddressVector, qpn: u32) -> Result<Path, Error> {
     if !av.is_global {
         return Err(Error::Invalid("RoCE needs a global route in the address vector"));
     }
@@ -81,8 +89,16 @@ pub struct Ah {
     life: Life,
 }
 
+impl Pd {
+    /// Makes an address handle; the errors are those of [`Device::resolve`].
+    pub fn create_ah(self: &Arc<Self>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
+        self.life.check()?;
+        Ah::new(self, av)
+    }
+}
+
 impl Ah {
-    pub(crate) fn new(pd: &Arc<Pd>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
+    fn new(pd: &Arc<Pd>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
         let device = pd.device();
         let path = resolve(device.gids(), av, 0)?;
         device.quotas.ah.take()?;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use terrace_memory::{Accessor, Zeros};
 use terrace_transport::Sge;
 
+use crate::device::Pd;
 use crate::error::Error;
 use crate::mr::{Mr, MrRequest};
-use crate::pd::Pd;
 
 /// Registered memory that belongs to its region. Peers, too, can change the bytes at any time. So no caller gets a
 /// reference to them, and reads copy them out.

@@ -15,16 +15,18 @@ use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpState, SendWr, Time, Tr
 use terrace_wire::{Packet, Psn, RxMeta};
 
 use crate::clock::LazyTimestamp;
-use crate::cq::{CompletionBypass, Cq};
+use crate::cq::Cq;
+use crate::cq::poll::CompletionBypass;
 use crate::device::Device;
 use crate::error::Error;
 use crate::events::AsyncEvent;
 use crate::host::QpHost;
-use crate::local::{Carrier, Filled, PeerRxSet, RxPending, deadline_clock};
+use crate::local::rings::fill::deadline_clock;
+use crate::local::{Carrier, Filled, PeerRxSet, RxPending};
 use crate::management::is_management;
-use crate::qp::{QpCore, QueuePair};
+use crate::qp::{QpCore, QueuePair, RxPath};
 use crate::table::TableReader;
-use crate::tx::{BatchSink, HOLDERS_KEPT, Receiver, TxUnit, WorkList};
+use crate::tx::{BatchSink, DEFERRED_KEPT, Receiver, TxUnit, WorkList};
 
 /// Batches that one pass sends at most. Otherwise a peer that READs gigabytes at once is served to the end before the
 /// next packet is received and before the next timer expires.
@@ -39,6 +41,9 @@ const LOOKS_PER_RING: u32 = 128;
 
 /// Packets from the network that are kept at most until the rings are read.
 const EARLY_MAX: usize = 1024;
+
+/// Fruitless polls between two reads of the clock, which would cost a tenth of each.
+const POLLS_PER_CLOCK: u32 = 8;
 
 /// The default partition, and the mask that leaves the membership bit out (IBTA volume 1, 10.9.3).
 const DEFAULT_PARTITION: u16 = 0x7fff;
@@ -78,9 +83,9 @@ impl Device {
         }
         let older_count = unit.work.len();
         if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits || due) {
-            let Receiver { batch, holders, peer_rx, .. } = &mut **rx;
+            let Receiver { batch, deferred_acks, peer_rx, .. } = &mut **rx;
             let (table, early) = (OnceCell::new(), Vec::new());
-            let mut look = Look { now, holders, table, unit: &mut unit, bypass, early };
+            let mut look = Look { now, deferred_acks, table, unit: &mut unit, bypass, early };
             if received > 0 {
                 self.handle_burst(batch, &mut look);
             }
@@ -100,20 +105,20 @@ impl Device {
         let acks = acks();
         unit.work.range_mut(older_count..).for_each(|entry| entry.1 = acks);
         if let Some(rx) = rx.as_mut() {
-            rx.know(&mut unit.holders);
-            match (std::mem::take(&mut unit.has_held), acks) {
+            rx.add_deferred(&mut unit.deferred_acks);
+            match (std::mem::take(&mut unit.has_deferred), acks) {
                 (false, _) => {}
                 // The engine announces that it sleeps before it reads this.
-                (true, AckPolicy::Hold) => self.acks_held.store(true, Ordering::SeqCst),
-                (true, AckPolicy::Now | AckPolicy::First) => rx.release(&mut unit.work),
+                (true, AckPolicy::Hold) => self.has_deferred_acks.store(true, Ordering::SeqCst),
+                (true, AckPolicy::Now | AckPolicy::First) => rx.take_deferred(&mut unit.work),
             }
             if self.is_closed() {
                 // Closing clears the waiting lists once, and no pass follows this one.
-                rx.release(&mut unit.work);
+                rx.take_deferred(&mut unit.work);
                 rx.clear();
             }
         }
-        self.in_flight.give_turns(&mut unit.work);
+        self.in_flight.give_grants(&mut unit.work);
         match rx.as_mut() {
             Some(rx) if unit.is_idle() => rx.unit = Some(unit),
             _ => {
@@ -128,11 +133,44 @@ impl Device {
         true
     }
 
+    /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
+    pub fn progress(&self) -> bool {
+        self.advance(Some(self.clock.now()), None, || AckPolicy::Now)
+    }
+
+    /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
+    /// the device all of that is the parent's.
+    pub fn send_held_back(&self) {
+        if !self.engine.is_missing() && self.has_waiting() {
+            let mut unit = self.tx.take();
+            self.pending.take_into(&mut unit.work, None);
+            // Otherwise the thread that is receiving sends the deferred ACKs.
+            if let Some(mut rx) = self.rx.try_lock() {
+                self.release_acks(&mut rx, &mut unit.work);
+            }
+            self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
+        }
+    }
+
+    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings something,
+    /// the program is likely to post next, and ACKs wait to leave with that.
+    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
+        let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
+        let active = self.advance(now, bypass, || {
+            let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_caught);
+            if is_in_vain || !self.engine.sends_deferred_acks() { AckPolicy::Now } else { AckPolicy::Hold }
+        });
+        // The engine may have left standby just then.
+        if active && !self.engine.sends_deferred_acks() && self.has_waiting() {
+            self.engine.wake();
+        }
+    }
+
     /// Moves queue pairs with deferred ACKs to the work list.
-    pub(crate) fn release_acks(&self, rx: &mut Receiver, work: &mut WorkList) {
-        if self.acks_held.load(Ordering::Relaxed) {
-            self.acks_held.store(false, Ordering::Relaxed);
-            rx.release(work);
+    pub(crate) fn release_acks(&self, rx: &mut Receiver<QueuePair>, work: &mut WorkList<QueuePair>) {
+        if self.has_deferred_acks.load(Ordering::Relaxed) {
+            self.has_deferred_acks.store(false, Ordering::Relaxed);
+            rx.take_deferred(work);
         }
     }
 
@@ -149,12 +187,12 @@ impl Device {
     /// Whether queue pairs are pending or due for a grant, and a pass is of use to them: while the network is blocked
     /// it is not.
     pub(crate) fn wants_look(&self) -> bool {
-        (self.has_waiting() || self.in_flight.has_turns()) && !self.tx.is_blocked()
+        (self.has_waiting() || self.in_flight.can_grant()) && !self.tx.is_blocked()
     }
 
     /// Whether queue pairs are pending, including those with deferred ACKs.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.pending.is_empty() || self.acks_held.load(Ordering::SeqCst)
+        !self.pending.is_empty() || self.has_deferred_acks.load(Ordering::SeqCst)
     }
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
@@ -174,7 +212,7 @@ impl Device {
             let (meta, bytes) = (&packet.meta, packet.bytes);
             // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
             let is_next = look.early.len() >= EARLY_MAX;
-            let packet = Arrived { meta, ack: None, bytes, way: Way::Network, is_next };
+            let packet = Arrived { meta, ack: None, bytes, path: RxPath::Network, is_next };
             if self.handle_packet(packet, look) == Arrival::TooEarly {
                 look.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
             }
@@ -183,7 +221,7 @@ impl Device {
 
     fn handle_rx_rings<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
         self.read_peer_rx(peer_rx, |meta, ack, bytes| {
-            let mut packet = Arrived { meta, ack, bytes, way: Way::Ring, is_next: false };
+            let mut packet = Arrived { meta, ack, bytes, path: RxPath::Ring, is_next: false };
             while self.handle_packet(packet, look) == Arrival::TooEarly {
                 self.catch_up_with_network(rx, look);
                 packet.is_next = true;
@@ -202,7 +240,8 @@ impl Device {
             self.handle_rx_rings(peer_rx, rx, look);
         }
         for EarlyPacket { meta, bytes } in std::mem::take(&mut look.early) {
-            let packet = Arrived { meta: &meta, ack: None, bytes: &bytes, way: Way::Network, is_next: true };
+            let packet =
+                Arrived { meta: &meta, ack: None, bytes: &bytes, path: RxPath::Network, is_next: true };
             self.handle_packet(packet, look);
         }
     }
@@ -251,7 +290,7 @@ impl Device {
     /// Delivers a packet to its queue pair.
     fn hand_over<'a>(
         &'a self,
-        Arrived { meta, ack, way, is_next, .. }: Arrived<'_>,
+        Arrived { meta, ack, path, is_next, .. }: Arrived<'_>,
         packet: &Packet<'_>,
         look: &mut Look<'a, '_>,
     ) -> Arrival {
@@ -260,12 +299,13 @@ impl Device {
             return Arrival::Done;
         }
         // The flag excludes a destroyed queue pair, whose number another one may have by now.
-        let is_it =
-            |qp: &&Arc<QueuePair>| qp.qpn() == packet.bth.qpn && qp.is_known_holder.load(Ordering::Relaxed);
-        let known = look.holders.iter().take(HOLDERS_KEPT).find(is_it);
+        let is_it = |qp: &&Arc<QueuePair>| {
+            qp.qpn() == packet.bth.qpn && qp.schedule.is_on_ack_list.load(Ordering::Relaxed)
+        };
+        let known = look.deferred_acks.iter().take(DEFERRED_KEPT).find(is_it);
         let found = known.or_else(|| look.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
         let Some(qp) = found else { return Arrival::Nowhere };
-        // Packets of other senders than the peer are dropped before they take the lock or change `last_way`.
+        // Packets of other senders than the peer are dropped before they take the lock or change `last_path`.
         if !qp.source.admits(meta.source) {
             return Arrival::Done;
         }
@@ -273,21 +313,21 @@ impl Device {
         if core.nic.dead {
             return Arrival::Nowhere;
         }
-        if core.nic.last_way != way && !is_next {
+        if core.nic.last_path != path && !is_next {
             return Arrival::TooEarly;
         }
-        core.nic.last_way = way;
+        core.nic.last_path = path;
         let (transport, host) = core.parts(qp, look.bypass);
         transport.handle_packet(|| look.now.get(), meta, packet, ack, &host);
         self.note_state(qp, &mut core);
         self.arm(qp, &core);
         let unit = &mut *look.unit;
         if core.qp.wants_only_to_acknowledge() && !core.nic.touched {
-            qp.holds_ack.store(true, Ordering::Relaxed);
-            unit.has_held = true;
-            if !qp.is_known_holder.load(Ordering::Relaxed) {
-                qp.is_known_holder.store(true, Ordering::Relaxed);
-                unit.holders.push(qp.clone());
+            qp.schedule.is_ack_deferred.store(true, Ordering::Relaxed);
+            unit.has_deferred = true;
+            if !qp.schedule.is_on_ack_list.load(Ordering::Relaxed) {
+                qp.schedule.is_on_ack_list.store(true, Ordering::Relaxed);
+                unit.deferred_acks.push(qp.clone());
             }
         } else if core.qp.wants_transmit() {
             touch(qp, &mut core, &mut unit.work);
@@ -295,7 +335,7 @@ impl Device {
         Arrival::Done
     }
 
-    fn handle_timers(&self, now: Time, work: &mut WorkList) {
+    fn handle_timers(&self, now: Time, work: &mut WorkList<QueuePair>) {
         for qp in self.timers.take_due(now) {
             let mut core = qp.lock();
             if core.nic.dead {
@@ -338,7 +378,7 @@ impl Device {
     /// Does what may not be done under a queue pair's lock.
     #[inline]
     fn after_unlock(&self) {
-        if self.in_flight.has_turns() {
+        if self.in_flight.can_grant() {
             self.engine.wake_by(Time(0));
         }
         self.settle_overruns();
@@ -365,7 +405,7 @@ impl Device {
         // Still under the lock: an entry that is added after this fill must not be dropped as already handled.
         self.pending.take_into(&mut unit.work, Some(qp));
         drop(core);
-        if self.acks_held.load(Ordering::SeqCst)
+        if self.has_deferred_acks.load(Ordering::SeqCst)
             && let Some(mut rx) = self.rx.try_lock()
         {
             self.release_acks(&mut rx, &mut unit.work);
@@ -387,7 +427,7 @@ impl Device {
 
     /// Sends for the queue pairs on the work list until nothing is left, the network blocks, or [`BATCHES_PER_LOOK`]
     /// batches have left: the rest is for the next pass.
-    pub(crate) fn flush(&self, mut unit: Box<TxUnit>, now: &LazyTimestamp<'_>) {
+    pub(crate) fn flush(&self, mut unit: Box<TxUnit<QueuePair>>, now: &LazyTimestamp<'_>) {
         for batch in 1.. {
             if self.tx.is_blocked() {
                 unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
@@ -406,7 +446,7 @@ impl Device {
             }
             // Checked after the last queue pair has joined the queue for grants: a thread that frees budget from now on
             // sees it there.
-            self.in_flight.give_turns(&mut unit.work);
+            self.in_flight.give_grants(&mut unit.work);
             if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
                 unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
             }
@@ -418,7 +458,7 @@ impl Device {
     }
 
     /// Fills the batch from the work list. A queue pair that has more to send than fits goes to the end of the list.
-    fn fill_from_work(&self, unit: &mut TxUnit, now: &LazyTimestamp<'_>) {
+    fn fill_from_work(&self, unit: &mut TxUnit<QueuePair>, now: &LazyTimestamp<'_>) {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
             // A queue pair that is on the list twice has been handled when its mark is gone.
@@ -446,7 +486,7 @@ impl Device {
         core: &mut QpCore,
         now: &LazyTimestamp<'_>,
         acks: AckPolicy,
-        unit: &mut TxUnit,
+        unit: &mut TxUnit<QueuePair>,
     ) -> Transmit {
         if !qp.token.take() {
             return Transmit::Idle;
@@ -535,10 +575,10 @@ impl Device {
 
     #[inline]
     fn begin_to_fill(&self, qp: &QueuePair, core: &mut QpCore) {
-        if qp.take_woken() {
+        if qp.schedule.take_woken() {
             core.qp.wake();
         }
-        core.nic.has_turn = qp.take_turn();
+        core.nic.has_grant = qp.schedule.take_grant();
     }
 
     /// Updates timer and deferred ACK after packets of a queue pair were, or may have been, sent.
@@ -547,7 +587,7 @@ impl Device {
         self.arm(qp, core);
         if !core.qp.holds_ack() {
             core.nic.has_woken.set(false);
-            qp.holds_ack.store(false, Ordering::Relaxed);
+            qp.schedule.is_ack_deferred.store(false, Ordering::Relaxed);
         }
     }
 
@@ -581,8 +621,8 @@ impl Device {
     pub(crate) fn book(&self, core: &mut QpCore) {
         // Packets in a ring do not count as in flight.
         let now_bytes = if core.nic.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
-        let before_bytes = std::mem::replace(&mut core.nic.booked_bytes, now_bytes);
-        self.in_flight.book(before_bytes, now_bytes);
+        let before_bytes = std::mem::replace(&mut core.nic.counted_bytes, now_bytes);
+        self.in_flight.update(before_bytes, now_bytes);
     }
 
     /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, and what
@@ -642,22 +682,14 @@ impl Device {
     }
 }
 
-/// How a packet arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Network,
-    /// From a process of this host, see [`local`](crate::local).
-    Ring,
-}
-
 /// The state of one receive pass.
 struct Look<'a, 'b> {
     now: &'b LazyTimestamp<'b>,
     /// Queue pairs that most packets are for.
-    holders: &'b [Arc<QueuePair>],
+    deferred_acks: &'b [Arc<QueuePair>],
     /// The table of all queue pairs, read on first use.
-    table: OnceCell<TableReader<'a>>,
-    unit: &'b mut TxUnit,
+    table: OnceCell<TableReader<'a, QueuePair>>,
+    unit: &'b mut TxUnit<QueuePair>,
     bypass: Option<&'b CompletionBypass<'b>>,
     /// Packets from the network that are handled after those in rings.
     early: Vec<EarlyPacket>,
@@ -676,7 +708,7 @@ struct Arrived<'a> {
     /// The PSN up to which a ring's entry acknowledges beside the packet itself.
     ack: Option<Psn>,
     bytes: &'a [u8],
-    way: Way,
+    path: RxPath,
     /// Whether everything that had arrived by the other path was handled before.
     is_next: bool,
 }
@@ -693,7 +725,7 @@ enum Arrival {
 }
 
 /// Puts a queue pair on the work list, once.
-fn touch(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList) {
+fn touch(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
     if !std::mem::replace(&mut core.nic.touched, true) {
         work.push_back((qp.clone(), AckPolicy::Now));
     }

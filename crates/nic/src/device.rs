@@ -1,40 +1,33 @@
-//! The device: what belongs to all of its objects.
+//! The device: what belongs to all of its objects, and protection domains, which name it to the objects in them.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
-use terrace_shm::GracePeriod;
 use terrace_sync::Mutex;
-use terrace_transport::{AckPolicy, MESSAGE_LEN_MAX, Time};
-use terrace_wire::Path;
+use terrace_transport::{MESSAGE_LEN_MAX, Time};
 
-use crate::address::{self, AddressVector};
-use crate::channel::CompChannel;
-use crate::clock::{Clock, LazyTimestamp, ManualClock, MonotonicClock};
-use crate::cq::{CompletionBypass, Cq, CqInit};
+use crate::clock::{Clock, ManualClock, MonotonicClock};
+use crate::cq::Cq;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::forwarding::Forwarding;
 use crate::in_flight::InFlightBudget;
-use crate::limits::{Limits, Quotas};
+use crate::limits::{Life, Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
-use crate::pd::Pd;
 use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
-use crate::qp::{self, QueuePair};
+use crate::qp::QueuePair;
 use crate::rate_limiter::RateLimiter;
+use crate::srq::Srq;
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
-use crate::xrc::XrcTable;
+use crate::xrc_table::XrcTable;
 
 /// Parameters of a device.
 pub struct DeviceConfig {
@@ -95,29 +88,23 @@ pub struct PortAttributes {
     pub active: bool,
 }
 
-/// Fruitless polls between two reads of the clock, which would cost a tenth of each.
-const POLLS_PER_CLOCK: u32 = 8;
-
-/// How long closing a device waits for same-host peers in the middle of accesses.
-const READERS_AT_CLOSE: Duration = Duration::from_secs(1);
-
 /// A software RDMA NIC.
 pub struct Device {
     pub(crate) port: Box<dyn Port>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) memory: Registry,
-    pub(crate) table: QpTable,
-    pub(crate) xrc: XrcTable,
+    pub(crate) table: QpTable<QueuePair>,
+    pub(crate) xrc: XrcTable<Srq>,
     /// The receive lock. Receive passes only try it; `fork`, the device's end and changes to the RX rings wait for it.
-    pub(crate) rx: Arc<Mutex<Receiver>>,
+    pub(crate) rx: Arc<Mutex<Receiver<QueuePair>>>,
     /// Whether queue pairs had ACKs deferred after the last pass, or were destroyed since; [`Receiver`] has their list.
     /// Cleared under the receive lock.
-    pub(crate) acks_held: AtomicBool,
-    pub(crate) tx: TxPool,
-    pub(crate) pending: Pending,
-    pub(crate) timers: Timers,
+    pub(crate) has_deferred_acks: AtomicBool,
+    pub(crate) tx: TxPool<QueuePair>,
+    pub(crate) pending: Pending<QueuePair>,
+    pub(crate) timers: Timers<QueuePair>,
     pub(crate) pace: RateLimiter,
-    pub(crate) in_flight: InFlightBudget,
+    pub(crate) in_flight: InFlightBudget<QueuePair>,
     pub(crate) events: AsyncQueue,
     pub(crate) overrun: Overrun,
     pub(crate) quotas: Quotas,
@@ -127,15 +114,15 @@ pub struct Device {
     pub(crate) management: Management,
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) local: LocalPath,
-    limits: Limits,
-    guid: u64,
-    next_number: AtomicU32,
+    pub(crate) limits: Limits,
+    pub(crate) guid: u64,
+    pub(crate) next_number: AtomicU32,
     /// Whether it forwards packets of other devices, and takes forwarded packets.
     pub(crate) sibling: AtomicBool,
     pub(crate) forwarding: Forwarding,
     /// Bit i: GID i, or one a multiple of 32 further, is activated.
-    activated: AtomicU32,
-    closed: AtomicBool,
+    pub(crate) activated: AtomicU32,
+    pub(crate) closed: AtomicBool,
 }
 
 /// Overrun completion queues whose queue pairs have yet to be moved to the error state.
@@ -156,95 +143,6 @@ pub(crate) struct NicCounters {
 }
 
 impl Device {
-    /// Opens a device and starts its engine.
-    ///
-    /// # Errors
-    /// When the system has no descriptors or threads left.
-    pub fn open(config: DeviceConfig) -> Result<Arc<Device>, Error> {
-        let mut rng = StdRng::seed_from_u64(config.seed);
-        let memory_limits = terrace_memory::Limits {
-            regions_max: config.limits.max_mr,
-            windows_max: config.limits.max_mw,
-            seed: rng.random(),
-        };
-        let device = Arc::new(Device {
-            memory: Registry::new(memory_limits).map_err(system_error)?,
-            table: QpTable::new(config.port.slot(), &mut rng),
-            xrc: XrcTable::default(),
-            rx: Arc::new(Mutex::new(Receiver::new())),
-            acks_held: AtomicBool::new(false),
-            tx: TxPool::default(),
-            pending: Pending::default(),
-            timers: Timers::default(),
-            pace: RateLimiter::default(),
-            in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
-            events: AsyncQueue::new()?,
-            overrun: Overrun::default(),
-            quotas: Quotas::new(&config.limits),
-            counters: NicCounters::default(),
-            engine: Engine::new(config.engine, config.stat_socket)?,
-            callbacks: ProgressCallbacks::default(),
-            management: Management::new(rng.random()),
-            faults: config.faults,
-            local: LocalPath::default(),
-            limits: config.limits,
-            guid: address::guid(config.port.gids(), config.port.slot()),
-            next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
-            sibling: AtomicBool::new(false),
-            forwarding: Forwarding::default(),
-            activated: AtomicU32::new(0),
-            closed: AtomicBool::new(false),
-            clock: config.clock,
-            port: config.port,
-        });
-        device.start_engine()?;
-        if config.local {
-            device.start_local_path();
-        }
-        Ok(device)
-    }
-
-    /// Closes the device: the engine stops, queue pairs fall silent, waiting `get` calls fail. Objects that still exist
-    /// may be destroyed afterwards. Closing twice does nothing.
-    pub fn close(&self) {
-        if self.closed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        self.engine.stop();
-        self.forwarding.close();
-        self.withdraw_all();
-        self.local.stop();
-        for qp in self.table.all() {
-            qp.send_held_ack();
-            self.table.remove(qp.qpn());
-            qp.silence();
-        }
-        // References to queue pairs would keep these, and through them the device and its sockets, for ever.
-        self.timers.clear();
-        self.pending.clear();
-        self.rx.lock().clear();
-        self.in_flight.clear();
-        self.tx.clear();
-        self.callbacks.clear();
-        self.management.clear();
-        self.events.close();
-    }
-
-    /// Withdraws all queue pairs from same-host peers, and waits until these have finished their accesses, unless they
-    /// take too long.
-    fn withdraw_all(&self) {
-        let qps = self.table.all();
-        let withdrawn: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
-        let deadline = Instant::now() + READERS_AT_CLOSE;
-        for qp in withdrawn {
-            let patience = deadline.saturating_duration_since(Instant::now());
-            if let Err(timeout) = GracePeriod::of_queue_pair(qp.qpn()).wait(patience) {
-                tracing::error!("{timeout}: the device is closed meanwhile");
-                return;
-            }
-        }
-    }
-
     /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -289,30 +187,6 @@ impl Device {
         self.engine.wake();
     }
 
-    /// Makes a protection domain.
-    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<Pd>, Error> {
-        self.check_open()?;
-        Pd::new(self)
-    }
-
-    /// Makes a completion channel.
-    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
-        self.check_open()?;
-        CompChannel::new(self)
-    }
-
-    /// Makes a completion queue; EINVAL when the depth is out of range.
-    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
-        self.check_open()?;
-        Cq::new(self, init)
-    }
-
-    /// The path to a queue pair of the peer that the vector names. EINVAL without a global route, for a port other than
-    /// 1, a source index without a GID, or a destination of another family than the source.
-    pub fn resolve(&self, av: &AddressVector, dest_qpn: u32) -> Result<Path, Error> {
-        address::resolve(self.gids(), av, dest_qpn)
-    }
-
     /// Readable while asynchronous events wait. Only `poll` and `fcntl` are of use to others.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.events.fd()
@@ -324,42 +198,9 @@ impl Device {
         self.events.get()
     }
 
-    /// Handles what has arrived and sends what waits, once. Returns whether there was anything to do.
-    pub fn progress(&self) -> bool {
-        self.advance(Some(self.clock.now()), None, || AckPolicy::Now)
-    }
-
-    /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
-    /// the device all of that is the parent's.
-    pub fn send_held_back(&self) {
-        if !self.engine.is_missing() && self.has_waiting() {
-            let mut unit = self.tx.take();
-            self.pending.take_into(&mut unit.work, None);
-            // Otherwise the thread that is receiving sends the deferred ACKs.
-            if let Some(mut rx) = self.rx.try_lock() {
-                self.release_acks(&mut rx, &mut unit.work);
-            }
-            self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
-        }
-    }
-
     /// The queue pair of that number.
     pub fn query_qp_by_number(&self, qpn: u32) -> Option<Arc<QueuePair>> {
         self.table.read().get(qpn).cloned()
-    }
-
-    /// Makes progress for a program that polls a completion queue and has found it empty. When that brings something,
-    /// the program is likely to post next, and ACKs wait to leave with that.
-    pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
-        let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
-        let active = self.advance(now, bypass, || {
-            let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_caught);
-            if is_in_vain || !self.engine.looks_after_held_acks() { AckPolicy::Now } else { AckPolicy::Hold }
-        });
-        // The engine may have left standby just then.
-        if active && !self.engine.looks_after_held_acks() && self.has_waiting() {
-            self.engine.wake();
-        }
     }
 
     /// The time by the device's clock, in which completion times are given.
@@ -416,6 +257,21 @@ impl Device {
     }
 }
 
-fn system_error(error: std::io::Error) -> Error {
-    Error::System(error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))
+/// A protection domain.
+pub struct Pd {
+    pub(crate) device: Arc<Device>,
+    pub(crate) handle: u32,
+    pub(crate) life: Life,
+}
+
+impl Pd {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// A number that no other protection domain of the device has.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
 }

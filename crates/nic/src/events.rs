@@ -1,14 +1,16 @@
-//! Asynchronous events, and the counting of their acknowledgements.
+//! Asynchronous events.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use terrace_sync::{Condvar, Mutex};
+use terrace_sync::Mutex;
 
 use crate::cq::Cq;
+use crate::device::Device;
 use crate::error::Error;
+use crate::event_account::EventAccount;
 use crate::qp::QueuePair;
 use crate::semaphore::Semaphore;
 use crate::srq::Srq;
@@ -80,30 +82,10 @@ impl AsyncEvent {
     }
 }
 
-/// Events of one object that were delivered, less those that were acknowledged. Destroying waits for zero.
-#[derive(Default)]
-pub(crate) struct EventAccount {
-    /// Signed: a program that acknowledges too much must not wait for ever, or bring the process down.
-    open: Mutex<i64>,
-    settled: Condvar,
-}
-
-impl EventAccount {
-    pub fn hand_out(&self) {
-        *self.open.lock() += 1;
-    }
-
-    pub fn acknowledge(&self, count: u32) {
-        *self.open.lock() -= i64::from(count);
-        self.settled.notify_all();
-    }
-
-    /// Waits until every delivered event is acknowledged.
-    pub fn wait_settled(&self) {
-        let mut open = self.open.lock();
-        while *open > 0 {
-            self.settled.wait(&mut open);
-        }
+impl Device {
+    /// Fewer work requests are left than the queue's limit.
+    pub(crate) fn raise_limit_reached(&self, srq: Arc<Srq>) {
+        self.events.raise(AsyncEvent::SrqLimitReached(srq));
     }
 }
 

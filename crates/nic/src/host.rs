@@ -2,64 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use smallvec::SmallVec;
 use terrace_hostmem::AtomicOp as MemoryAtomic;
 use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
-use terrace_shm::KeyMemo;
-use terrace_sync::RwLock;
 use terrace_transport::{
-    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,
-    Sge, Time,
+    AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, Qp, QpEvent, RecvWr, RemoteAccess,
+    RemoteError, Sge, Time,
 };
 
-use crate::cq::CompletionBypass;
+use crate::cq::poll::CompletionBypass;
 use crate::device::Device;
 use crate::events::AsyncEvent;
-use crate::qp::{CompletionHook, NicState, QueuePair};
+use crate::qp::{CompletionHook, NicState, QpCore, QueuePair};
 use crate::srq::Srq;
-
-/// The regions of which a queue pair's peer gets signature pages in place of absent memory.
-#[derive(Debug, Default)]
-pub(crate) struct MagicKeys {
-    /// Whether there are any, for a check without the lock.
-    any: AtomicBool,
-    keys: RwLock<SmallVec<[u32; 4]>>,
-}
-
-impl MagicKeys {
-    #[inline]
-    fn contains(&self, rkey: u32) -> bool {
-        self.any.load(Ordering::Relaxed) && self.keys.read().contains(&rkey)
-    }
-
-    /// Removes all regions.
-    pub fn clear(&self) {
-        let mut keys = self.keys.write();
-        keys.clear();
-        self.any.store(false, Ordering::Relaxed);
-    }
-
-    /// Adds a region, or removes it.
-    pub fn set(&self, rkey: u32, absence: Absence) {
-        let mut keys = self.keys.write();
-        keys.retain(|key| *key != rkey);
-        if absence == Absence::Magic {
-            keys.push(rkey);
-        }
-        self.any.store(!keys.is_empty(), Ordering::Relaxed);
-    }
-}
-
-/// The slots of the local keys that a queue pair's work requests used last.
-#[derive(Default)]
-pub(crate) struct LastKeys {
-    /// Of send work requests.
-    pub sent: KeyMemo,
-    /// Of memory that data arrives for.
-    pub received: KeyMemo,
-}
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
@@ -69,6 +24,18 @@ pub(crate) struct QpHost<'a> {
     bypass: Option<&'a CompletionBypass<'a>>,
     /// With XRC, the shared receive queue that the request names: it lends its protection domain.
     named_srq: Option<Arc<Srq>>,
+}
+
+impl QpCore {
+    /// The transport's queue pair, and the host for a call into it.
+    #[inline(always)]
+    pub fn parts<'a>(
+        &'a mut self,
+        qp: &'a QueuePair,
+        bypass: Option<&'a CompletionBypass<'a>>,
+    ) -> (&'a mut Qp, QpHost<'a>) {
+        (&mut self.qp, QpHost::new(qp, &self.nic, bypass))
+    }
 }
 
 impl<'a> QpHost<'a> {
@@ -323,8 +290,8 @@ impl Host for QpHost<'_> {
     fn admits(&self, in_flight_bytes: u64) -> bool {
         // A ring loses no packets: what is in flight there takes no space of any receive buffer.
         self.nic.local.has_tx_ring()
-            || (self.nic.has_turn && in_flight_bytes == 0)
-            || self.device().in_flight.admits(self.nic.booked_bytes, in_flight_bytes)
+            || (self.nic.has_grant && in_flight_bytes == 0)
+            || self.device().in_flight.admits(self.nic.counted_bytes, in_flight_bytes)
     }
 }
 

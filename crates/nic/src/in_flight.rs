@@ -12,25 +12,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_sync::Mutex;
 
-use crate::qp::QueuePair;
+use crate::schedule::Schedule;
 use crate::tx::WorkList;
 
 /// Bytes that one grant brings into flight, roughly: a full packet.
-const TURN_BYTES: u64 = 4608;
+const GRANT_BYTES: u64 = 4608;
 
 /// The budget that all queue pairs of a device share.
-pub(crate) struct InFlightBudget {
+pub(crate) struct InFlightBudget<Q> {
     limit_bytes: u64,
     /// Bytes in flight, as the queue pairs have reported them.
     bytes: AtomicU64,
     /// Queue pairs with nothing in flight that wait for a grant.
-    waiting: Mutex<VecDeque<Arc<QueuePair>>>,
+    waiting: Mutex<VecDeque<Arc<Q>>>,
     /// Whether there are any, for a check without the lock.
     any: AtomicBool,
 }
 
-impl InFlightBudget {
-    pub fn new(limit_bytes: u64) -> InFlightBudget {
+impl<Q: AsRef<Schedule>> InFlightBudget<Q> {
+    pub fn new(limit_bytes: u64) -> InFlightBudget<Q> {
         InFlightBudget {
             limit_bytes,
             bytes: AtomicU64::new(0),
@@ -41,22 +41,22 @@ impl InFlightBudget {
 
     /// Replaces what is counted in flight for a queue pair.
     #[inline]
-    pub fn book(&self, before_bytes: u64, now_bytes: u64) {
+    pub fn update(&self, before_bytes: u64, now_bytes: u64) {
         if before_bytes != now_bytes {
             self.bytes.fetch_add(now_bytes.wrapping_sub(before_bytes), Ordering::SeqCst);
         }
     }
 
-    /// Whether a queue pair of which `booked_bytes` are counted may send another packet beside `own_bytes` in flight.
+    /// Whether a queue pair of which `counted_bytes` are counted may send another packet beside `own_bytes` in flight.
     #[inline]
-    pub fn admits(&self, booked_bytes: u64, own_bytes: u64) -> bool {
-        let others_bytes = self.bytes.load(Ordering::Relaxed).wrapping_sub(booked_bytes);
+    pub fn admits(&self, counted_bytes: u64, own_bytes: u64) -> bool {
+        let others_bytes = self.bytes.load(Ordering::Relaxed).wrapping_sub(counted_bytes);
         !self.any.load(Ordering::Relaxed) && others_bytes.saturating_add(own_bytes) < self.limit_bytes
     }
 
     /// Queues a queue pair for a grant, once.
-    pub fn wait(&self, qp: &Arc<QueuePair>) {
-        if qp.mark_waiting() {
+    pub fn wait(&self, qp: &Arc<Q>) {
+        if (**qp).as_ref().mark_waiting() {
             self.waiting.lock().push_back(qp.clone());
             self.any.store(true, Ordering::SeqCst);
         }
@@ -70,20 +70,20 @@ impl InFlightBudget {
 
     /// Whether a queue pair waits for a grant, and the budget permits one.
     #[inline]
-    pub fn has_turns(&self) -> bool {
+    pub fn can_grant(&self) -> bool {
         self.is_awaited() && self.bytes.load(Ordering::SeqCst) < self.limit_bytes
     }
 
     /// Grants queue pairs as the budget permits, and moves them to the work list.
-    pub fn give_turns(&self, work: &mut WorkList) {
-        if !self.has_turns() {
+    pub fn give_grants(&self, work: &mut WorkList<Q>) {
+        if !self.can_grant() {
             return;
         }
         let room_bytes = self.limit_bytes.saturating_sub(self.bytes.load(Ordering::SeqCst));
         let mut waiting = self.waiting.lock();
-        for _ in 0..room_bytes.div_ceil(TURN_BYTES) {
+        for _ in 0..room_bytes.div_ceil(GRANT_BYTES) {
             let Some(qp) = waiting.pop_front() else { break };
-            qp.give_turn();
+            (*qp).as_ref().give_grant();
             work.push_back((qp, terrace_transport::AckPolicy::Now));
         }
         self.any.store(!waiting.is_empty(), Ordering::SeqCst);

@@ -2,23 +2,27 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `device` | the device, and what belongs to all of its objects |
+//! | `device`, `open` | the device, and what belongs to all of its objects; opening it and closing it |
 //! | `datapath` | packets, work requests and timers: pure, the time is passed in |
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
-//! | `qp`, `cq`, `srq`, `channel`, `mr`, `pd`, `address` | the objects |
+//! | `qp`, `cq`, `srq`, `mr`, `pd`, `address` | the objects; completion channels are in `cq`, XRC domains in `srq` |
 //! | `buffer` | registered memory for callers without unsafe code |
-//! | `xrc` | XRC domains, and what is in them |
+//! | `xrc`, `xrc_table`, `holders` | the targets of XRC domains; numbers of their shared receive queues; who has opened a target |
 //! | `host` | memory and shared receives as a queue pair's transport sees them |
 //! | `local` | same-host peers, reached without packets |
 //! | `progress_callback` | callbacks that make progress together with the device |
 //! | `management` | datagrams between devices, on queue pair 1 |
-//! | `table`, `timers`, `tx` | queue pair numbers; deadlines; sending |
+//! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
+//! | `schedule` | the marks of a queue pair by which these and `in_flight` list it |
 //! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
 //! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address, in this process and others |
-//! | `entries`, `source` | the entries of a completion queue; where a queue pair's packets may come from |
-//! | `events`, `semaphore` | asynchronous events; descriptors to wait on |
+//! | `entries`, `source`, `keys` | the entries of a completion queue; where a queue pair's packets may come from; keys that it keeps |
+//! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
 //! | `limits`, `error` | limits and quotas; why a verb was refused |
-//! | `setup`, `stat`, `clock` | opening a port; statistics; time |
+//! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
+//!
+//! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for all
+//! queue pairs of the device. What they hold imports none of them, and `impl Device` blocks are beside what they use.
 //!
 //! Objects are reference-counted, but ending them is explicit and follows the rules of libibverbs: an object that
 //! others refer to is busy. [`Device`] says how a simulation drives it without threads ([`Device::step`]).
@@ -28,7 +32,6 @@
 
 mod address;
 mod buffer;
-mod channel;
 mod clock;
 mod colocated;
 mod cq;
@@ -37,49 +40,54 @@ mod device;
 mod engine;
 mod entries;
 mod error;
+mod event_account;
 mod events;
 mod forwarding;
+mod holders;
 mod host;
 mod in_flight;
+mod keys;
 mod limits;
 mod local;
 mod management;
 mod mr;
+mod open;
 mod pd;
 mod progress_callback;
 mod qp;
 mod rate_limiter;
+mod schedule;
 mod semaphore;
 mod setup;
+mod signals;
 mod source;
 mod srq;
 pub mod stat;
 mod table;
 mod timers;
 mod tx;
+mod tx_token;
 mod unix_socket;
 mod xrc;
+mod xrc_table;
 
 pub use address::{AddressVector, Ah};
 pub use buffer::Buffer;
-pub use channel::CompChannel;
 pub use clock::{Clock, ManualClock, MonotonicClock};
-pub use cq::{Cq, CqInit};
-pub use device::{Device, DeviceConfig, PortAttributes};
-pub use engine::ForkPause;
+pub use cq::{CompChannel, Cq, CqInit};
+pub use device::{Device, DeviceConfig, Pd, PortAttributes};
+pub use engine::fork::ForkPause;
 pub use error::Error;
 pub use events::AsyncEvent;
 pub use limits::Limits;
 pub use local::{Backings, PeerGone};
 pub use management::{MANAGEMENT_BYTES_MAX, ManagementHandler};
-pub use mr::{Mr, MrRequest, Mw, MwKind, Paging};
-pub use pd::Pd;
+pub use mr::{Mr, MrRequest, Mw, MwBind, MwKind, Paging};
 pub use progress_callback::ProgressCallback;
-pub use qp::{CompletionHook, MwBind, Posting, QpInit, QueuePair};
+pub use qp::{CompletionHook, Posting, QpInit, QueuePair};
 pub use setup::{OpenError, PathChoice, PortConfig};
-pub use srq::{Srq, SrqAttr, SrqInit};
+pub use srq::{Srq, SrqAttr, SrqInit, Xrcd};
 pub use stat::{DeviceSnapshot, QpSnapshot};
-pub use xrc::Xrcd;
 
 pub use terrace_fabric::udp::Probe;
 pub use terrace_fabric::{Gid, Port};

@@ -7,10 +7,12 @@ use terrace_memory::{
     WindowKind,
 };
 use terrace_sync::Mutex;
+use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList};
 
+use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
 use crate::limits::Life;
-use crate::pd::Pd;
+use crate::qp::QueuePair;
 
 /// Parameters of a registration.
 ///
@@ -79,8 +81,22 @@ struct Place {
     start: u64,
 }
 
+impl Pd {
+    /// Registers memory. See [`MrRequest`] for the errors.
+    pub fn reg_mr(self: &Arc<Self>, request: MrRequest) -> Result<Arc<Mr>, Error> {
+        self.life.check()?;
+        Mr::register(self, request)
+    }
+
+    /// Makes a memory window; ENOMEM when the device has as many as it can.
+    pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+        self.life.check()?;
+        Mw::new(self, kind)
+    }
+}
+
 impl Mr {
-    pub(crate) fn register(pd: &Arc<Pd>, request: MrRequest) -> Result<Arc<Mr>, Error> {
+    fn register(pd: &Arc<Pd>, request: MrRequest) -> Result<Arc<Mr>, Error> {
         let device = pd.device();
         let access = Access::from_verbs(request.access).map_err(register_error)?;
         if request.length > device.limits().max_mr_size {
@@ -188,6 +204,23 @@ pub enum MwKind {
     Type2 = 2,
 }
 
+/// Parameters of `ibv_bind_mw`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// Only `SIGNALED` and `FENCE` have a meaning.
+    pub flags: SendFlags,
+    /// The region underneath.
+    pub region_lkey: u32,
+    /// First byte.
+    pub addr: u64,
+    /// Length in bytes; 0 unbinds.
+    pub length: u64,
+    /// `ibv_access_flags` for peers.
+    pub access: u32,
+}
+
 /// A memory window.
 pub struct Mw {
     pd: Arc<Pd>,
@@ -197,7 +230,7 @@ pub struct Mw {
 }
 
 impl Mw {
-    pub(crate) fn new(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Mw>, Error> {
+    fn new(pd: &Arc<Pd>, kind: MwKind) -> Result<Arc<Mw>, Error> {
         let device = pd.device();
         device.quotas.mw.take()?;
         let window_kind = match kind {
@@ -240,13 +273,41 @@ impl Mw {
 
     /// Passes the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window are
     /// posted one after the other, so that the keys stay in step with the work queue.
-    pub(crate) fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
+    fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
         self.life.check()?;
         let mut rkey = self.rkey.lock();
         let next = next_rkey(*rkey);
         post(*rkey, next)?;
         *rkey = next;
         Ok(next)
+    }
+}
+
+impl QueuePair {
+    /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
+    /// type 2 window. The bind of a window of another protection domain completes in error, as with other devices.
+    pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
+        if mw.kind() != MwKind::Type1 {
+            return Err(Error::Invalid("type 2 windows are bound by work requests"));
+        }
+        mw.advance(|window_rkey, new_rkey| {
+            let bind_window = BindWindow {
+                window_rkey,
+                new_rkey,
+                region_lkey: bind.region_lkey,
+                addr: bind.addr,
+                length: bind.length,
+                access: bind.access,
+            };
+            let wr = SendWr {
+                wr_id: bind.wr_id,
+                op: SendOp::BindWindow(bind_window),
+                payload: Payload::Sges(SgeList::new()),
+                flags: bind.flags,
+                target: None,
+            };
+            self.post_send([Ok(wr)]).map_err(|(_, error)| error)
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Queue pairs: the transport's queue pair with the objects around it.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use terrace_fabric::Port;
@@ -9,25 +9,23 @@ use terrace_memory::{Absence, Waker};
 use terrace_shm::{GracePeriod, PrefetchHint};
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
-    AckPolicy, BindWindow, Payload, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType,
-    RecvWr, SendFlags, SendOp, SendWr, SgeList, Time, Wc,
+    AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType, RecvWr, SendOp, SendWr,
+    Time, Wc,
 };
 
-use crate::cq::{CompletionBypass, Cq};
-use crate::datapath::Way;
+use crate::cq::Cq;
 use crate::device::Device;
+use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
-use crate::events::EventAccount;
-use crate::host::{LastKeys, MagicKeys, QpHost};
+use crate::event_account::EventAccount;
+use crate::holders::{Holders, Leaving};
+use crate::keys::{LastKeys, MagicKeys};
 use crate::limits::{Life, Limits};
 use crate::local::QpLocal;
-use crate::mr::{Mw, MwKind};
-use crate::pd::Pd;
+use crate::schedule::{NEVER, Schedule};
 use crate::source::SourceFilter;
-use crate::srq::Srq;
-use crate::timers::NEVER;
-use crate::tx::TxToken;
-use crate::xrc::{Holders, Leaving, Xrcd};
+use crate::srq::{Srq, Xrcd};
+use crate::tx_token::TxToken;
 
 /// Parameters of a new queue pair.
 #[derive(Clone)]
@@ -48,23 +46,6 @@ pub struct QpInit {
     pub cookie: u64,
 }
 
-/// Parameters of `ibv_bind_mw`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MwBind {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// Only `SIGNALED` and `FENCE` have a meaning.
-    pub flags: SendFlags,
-    /// The region underneath.
-    pub region_lkey: u32,
-    /// First byte.
-    pub addr: u64,
-    /// Length in bytes; 0 unbinds.
-    pub length: u64,
-    /// `ibv_access_flags` for peers.
-    pub access: u32,
-}
-
 /// Receives a queue pair's completions of send work requests in place of its completion queue.
 pub trait CompletionHook: Send + Sync {
     /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's
@@ -77,7 +58,6 @@ pub trait CompletionHook: Send + Sync {
 pub struct QueuePair {
     me: Weak<QueuePair>,
     pd: Arc<Pd>,
-    qpn: u32,
     init: QpInit,
     /// For a target of XRC.
     xrcd: Option<Arc<Xrcd>>,
@@ -87,21 +67,9 @@ pub struct QueuePair {
     pub(crate) source: SourceFilter,
     /// The right to send for this queue pair.
     pub(crate) token: TxToken,
-    /// Whether it is on the device's pending list.
-    pub(crate) listed: AtomicBool,
-    /// An ACK is deferred to the next receive pass. Set under the QP and receive locks, cleared under either.
-    pub(crate) holds_ack: AtomicBool,
-    /// Whether it is on the receiver's list of holders. Set under the receive lock, cleared under it or by destruction.
-    pub(crate) is_known_holder: AtomicBool,
-    /// When its live timer entry fires, in nanoseconds.
-    pub(crate) timer_at: AtomicU64,
-    /// Whether absent memory that it waits for may be present now.
-    woken: AtomicBool,
-    /// Whether it waits for a grant of the device's [`InFlightBudget`](crate::in_flight::InFlightBudget), and whether
-    /// it has one.
-    waiting: AtomicBool,
-    turn: AtomicBool,
-    /// Sets `woken`, and has the queue pair handled.
+    /// The marks of the device's lists.
+    pub(crate) schedule: Schedule,
+    /// Has the queue pair handled, because absent memory may be present now.
     pub(crate) waker: Waker,
     /// Regions of which the peer gets signature pages in place of absent memory.
     pub(crate) magic: MagicKeys,
@@ -129,25 +97,21 @@ pub(crate) struct NicState {
     /// Whether a message has made an event since the queue pair last had no ACK deferred.
     pub has_woken: Cell<bool>,
     /// How the last packet arrived.
-    pub last_way: Way,
+    pub last_path: RxPath,
     /// Bytes of it that the device counts as in flight.
-    pub booked_bytes: u64,
+    pub counted_bytes: u64,
     /// Whether it has a grant to send, see [`InFlightBudget`](crate::in_flight::InFlightBudget).
-    pub has_turn: bool,
+    pub has_grant: bool,
     /// Its route, and what same-host peers see of it.
     pub local: QpLocal,
 }
 
-impl QpCore {
-    /// The transport's queue pair, and the host for a call into it.
-    #[inline(always)]
-    pub fn parts<'a>(
-        &'a mut self,
-        qp: &'a QueuePair,
-        bypass: Option<&'a CompletionBypass<'a>>,
-    ) -> (&'a mut Qp, QpHost<'a>) {
-        (&mut self.qp, QpHost::new(qp, &self.nic, bypass))
-    }
+/// How a packet arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RxPath {
+    Network,
+    /// From a process of this host, see [`local`](crate::local).
+    Ring,
 }
 
 /// Send work requests that are being posted, under the queue pair's lock: see [`QueuePair::post`].
@@ -208,6 +172,18 @@ pub(crate) fn in_flight_bytes_max(port: &dyn Port) -> u64 {
     window_bytes(port) as u64 * WINDOWS_IN_FLIGHT
 }
 
+impl Pd {
+    /// Makes a queue pair in RESET; EINVAL for sizes out of range, ENOMEM when the device has as many as it can.
+    /// Targets of XRC are made by [`Xrcd::create_target`].
+    pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
+        self.life.check()?;
+        if init.qp_type == QpType::XrcRecv {
+            return Err(Error::Invalid("targets are made in an XRC domain"));
+        }
+        QueuePair::new(self, init, None)
+    }
+}
+
 impl QueuePair {
     /// With `xrcd`, a target of XRC.
     pub(crate) fn new(pd: &Arc<Pd>, init: QpInit, xrcd: Option<&Arc<Xrcd>>) -> Result<Arc<QueuePair>, Error> {
@@ -252,7 +228,6 @@ impl QueuePair {
         QueuePair {
             me: me.clone(),
             pd: pd.clone(),
-            qpn,
             holders: Holders::new(init.cookie),
             source: SourceFilter::new(init.qp_type == QpType::Ud),
             init,
@@ -264,20 +239,14 @@ impl QueuePair {
                     touched: false,
                     dead: false,
                     has_woken: Cell::new(false),
-                    last_way: Way::Network,
-                    booked_bytes: 0,
-                    has_turn: false,
+                    last_path: RxPath::Network,
+                    counted_bytes: 0,
+                    has_grant: false,
                     local: QpLocal::default(),
                 },
             }),
             token: TxToken::default(),
-            listed: AtomicBool::new(false),
-            holds_ack: AtomicBool::new(false),
-            is_known_holder: AtomicBool::new(false),
-            timer_at: AtomicU64::new(NEVER.0),
-            woken: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            turn: AtomicBool::new(false),
+            schedule: Schedule::new(qpn),
             waker: waker_of(me.clone()),
             magic: MagicKeys::default(),
             keys: LastKeys::default(),
@@ -289,7 +258,7 @@ impl QueuePair {
 
     /// Number: the process's instance index in the upper 8 bits.
     pub fn qpn(&self) -> u32 {
-        self.qpn
+        self.schedule.qpn
     }
 
     /// The kind of queue pair.
@@ -508,32 +477,6 @@ impl QueuePair {
         self.init.send_cq.push(wc);
     }
 
-    /// `ibv_bind_mw`: posts the bind of a type 1 window and returns the key that the window will have. EINVAL for a
-    /// type 2 window. The bind of a window of another protection domain completes in error, as with other devices.
-    pub fn bind_mw(self: &Arc<Self>, mw: &Mw, bind: &MwBind) -> Result<u32, Error> {
-        if mw.kind() != MwKind::Type1 {
-            return Err(Error::Invalid("type 2 windows are bound by work requests"));
-        }
-        mw.advance(|window_rkey, new_rkey| {
-            let bind_window = BindWindow {
-                window_rkey,
-                new_rkey,
-                region_lkey: bind.region_lkey,
-                addr: bind.addr,
-                length: bind.length,
-                access: bind.access,
-            };
-            let wr = SendWr {
-                wr_id: bind.wr_id,
-                op: SendOp::BindWindow(bind_window),
-                payload: Payload::Sges(SgeList::new()),
-                flags: bind.flags,
-                target: None,
-            };
-            self.post_send([Ok(wr)]).map_err(|(_, error)| error)
-        })
-    }
-
     /// Gives up the hold with this cookie on a target of XRC; with the last hold it is destroyed, as any other queue
     /// pair is. Waits until the asynchronous events that were delivered to this holder are acknowledged.
     pub fn release(self: &Arc<Self>, cookie: u64) -> Result<(), Error> {
@@ -554,7 +497,7 @@ impl QueuePair {
         let mut core = self.lock();
         let was_published = core.nic.local.withdraw();
         if was_published {
-            self.device().memory.set_queue_pair(self.qpn, None);
+            self.device().memory.set_queue_pair(self.qpn(), None);
         }
         was_published
     }
@@ -562,7 +505,7 @@ impl QueuePair {
     /// Waits until same-host peers have finished all accesses through this queue pair that they began before it was
     /// last modified or withdrawn. EBUSY when a peer does not within ten seconds: it may be stopped.
     pub fn await_readers(&self) -> Result<(), Error> {
-        GracePeriod::of_queue_pair(self.qpn).wait_long().map_err(reader_timeout)
+        GracePeriod::of_queue_pair(self.qpn()).wait_long().map_err(reader_timeout)
     }
 
     /// Destroys the queue pair: nothing is sent or received for it any more, its completions are discarded, its type 2
@@ -572,22 +515,22 @@ impl QueuePair {
         self.life.end()?;
         let device = self.device();
         self.send_held_ack();
-        device.table.remove(self.qpn);
+        device.table.remove(self.qpn());
         self.silence();
-        if self.is_known_holder.swap(false, Ordering::Relaxed) {
+        if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
                 Some(mut rx) => rx.forget_destroyed(),
                 // The next pass does.
                 None => {
-                    device.acks_held.store(true, Ordering::SeqCst);
+                    device.has_deferred_acks.store(true, Ordering::SeqCst);
                     device.engine.wake();
                 }
             }
         }
-        if device.in_flight.has_turns() {
+        if device.in_flight.can_grant() {
             device.engine.wake_by(Time(0));
         }
-        device.memory.invalidate_windows_of(self.qpn);
+        device.memory.invalidate_windows_of(self.qpn());
         device.events.withdraw(&self.async_account);
         self.release_others();
         device.quotas.qp.give_back();
@@ -619,7 +562,7 @@ impl QueuePair {
         self.device().book(&mut core);
         self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
-        self.timer_at.store(NEVER.0, Ordering::Relaxed);
+        self.schedule.timer_at.store(NEVER.0, Ordering::Relaxed);
         self.purge_completions();
     }
 
@@ -635,9 +578,9 @@ impl QueuePair {
     }
 
     fn purge_completions(&self) {
-        self.init.send_cq.purge(self.qpn);
+        self.init.send_cq.purge(self.qpn());
         if !Arc::ptr_eq(&self.init.send_cq, &self.init.recv_cq) {
-            self.init.recv_cq.purge(self.qpn);
+            self.init.recv_cq.purge(self.qpn());
         }
     }
 
@@ -672,43 +615,16 @@ impl QueuePair {
 
     /// Whether completions go to that queue; for a target of XRC, whether they could.
     pub(crate) fn completes_to(&self, cq: &Arc<Cq>) -> bool {
-        let could = |xrcd| self.device().xrc.completes(xrcd, cq);
         Arc::ptr_eq(&self.init.send_cq, cq)
             || Arc::ptr_eq(&self.init.recv_cq, cq)
-            || self.xrcd.as_ref().is_some_and(could)
+            || self.xrcd.as_ref().is_some_and(|xrcd| xrcd.completes_to(cq))
     }
+}
 
-    /// Whether it was woken and has not been handled since.
-    pub(crate) fn is_woken(&self) -> bool {
-        self.woken.load(Ordering::SeqCst)
-    }
-
-    /// The same, and resets it.
-    #[inline]
-    pub(crate) fn take_woken(&self) -> bool {
-        self.woken.load(Ordering::Relaxed) && self.woken.swap(false, Ordering::SeqCst)
-    }
-
-    /// Notes that it waits for a grant; false if it did already.
-    pub(crate) fn mark_waiting(&self) -> bool {
-        !self.waiting.swap(true, Ordering::SeqCst)
-    }
-
-    /// Gives it a grant.
-    pub(crate) fn give_turn(&self) {
-        self.turn.store(true, Ordering::SeqCst);
-        self.waiting.store(false, Ordering::SeqCst);
-    }
-
-    /// Takes the grant; false if there is none.
-    #[inline]
-    pub(crate) fn take_turn(&self) -> bool {
-        self.turn.load(Ordering::Relaxed) && self.turn.swap(false, Ordering::SeqCst)
-    }
-
-    /// Marks the queue pair as pending; false if it was marked already.
-    pub(crate) fn mark_listed(&self) -> bool {
-        !self.listed.swap(true, Ordering::SeqCst)
+impl AsRef<Schedule> for QueuePair {
+    #[inline(always)]
+    fn as_ref(&self) -> &Schedule {
+        &self.schedule
     }
 }
 
@@ -717,7 +633,7 @@ impl QueuePair {
 fn waker_of(qp: Weak<QueuePair>) -> Waker {
     Arc::new(move || {
         if let Some(qp) = qp.upgrade() {
-            qp.woken.store(true, Ordering::SeqCst);
+            qp.schedule.wake();
             qp.device().look_at(&qp);
         }
     })

@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Shared receive queues, and the XRC domains that some of them are in.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -7,11 +7,11 @@ use terrace_sync::Mutex;
 use terrace_transport::{RecvWr, Wc};
 
 use crate::cq::Cq;
+use crate::device::Device;
+use crate::device::Pd;
 use crate::error::Error;
-use crate::events::{AsyncEvent, EventAccount};
+use crate::event_account::EventAccount;
 use crate::limits::Life;
-use crate::pd::Pd;
-use crate::xrc::Xrcd;
 
 /// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,13 +56,69 @@ struct Extended {
     cq: Arc<Cq>,
 }
 
+/// An XRC domain: the shared receive queues that a target serves.
+pub struct Xrcd {
+    pub(crate) device: Arc<Device>,
+    /// Required by a target as by any queue pair, and never used: nothing is registered in this domain, ...
+    pub(crate) pd: Arc<Pd>,
+    /// ... and nothing completes here.
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) life: Life,
+}
+
+impl Xrcd {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Ends the domain; EBUSY while shared receive queues or targets are in it.
+    pub fn close(&self) -> Result<(), Error> {
+        self.life.end()?;
+        self.cq.destroy()?;
+        self.pd.dealloc()?;
+        self.device.quotas.xrcd.give_back();
+        Ok(())
+    }
+
+    /// A shared receive queue of the domain.
+    pub(crate) fn srq(self: &Arc<Self>, number: u32) -> Option<Arc<Srq>> {
+        let srq = self.device.xrc.srq(number)?;
+        srq.is_in(self).then_some(srq)
+    }
+
+    /// Whether receives of one of its queues complete to that completion queue.
+    pub(crate) fn completes_to(self: &Arc<Self>, cq: &Arc<Cq>) -> bool {
+        self.device.xrc.any(|srq| srq.is_in(self) && srq.completes_to(cq))
+    }
+}
+
 struct Queue {
     waiting: VecDeque<RecvWr>,
     attr: SrqAttr,
 }
 
+impl Pd {
+    /// Makes a shared receive queue; EINVAL for sizes out of range.
+    pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+        self.life.check()?;
+        Srq::new(self, init)
+    }
+
+    /// Makes a shared receive queue of XRC, whose receives complete to that queue; EINVAL for sizes out of range.
+    pub fn create_xrc_srq(
+        self: &Arc<Self>,
+        init: SrqInit,
+        xrcd: &Arc<Xrcd>,
+        cq: &Arc<Cq>,
+    ) -> Result<Arc<Srq>, Error> {
+        self.life.check()?;
+        Srq::extended(self, init, xrcd, cq)
+    }
+}
+
 impl Srq {
-    pub(crate) fn new(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Srq>, Error> {
+    fn new(pd: &Arc<Pd>, init: SrqInit) -> Result<Arc<Srq>, Error> {
         let device = pd.device();
         Srq::check_sizes(pd, &init)?;
         device.quotas.srq.take()?;
@@ -71,12 +127,7 @@ impl Srq {
     }
 
     /// A queue of an XRC domain. EINVAL if domain or completion queue are another device's.
-    pub(crate) fn extended(
-        pd: &Arc<Pd>,
-        init: SrqInit,
-        xrcd: &Arc<Xrcd>,
-        cq: &Arc<Cq>,
-    ) -> Result<Arc<Srq>, Error> {
+    fn extended(pd: &Arc<Pd>, init: SrqInit, xrcd: &Arc<Xrcd>, cq: &Arc<Cq>) -> Result<Arc<Srq>, Error> {
         let device = pd.device();
         Srq::check_sizes(pd, &init)?;
         xrcd.life.check()?;
@@ -186,7 +237,7 @@ impl Srq {
         // A limit above the number of waiting requests is reached at once (IBTA volume 1, 10.2.9.1).
         let reached = limit.is_some() && self.take_limit_event(&mut queue);
         drop(queue);
-        self.tell_limit(reached);
+        self.raise_limit_reached(reached);
         Ok(())
     }
 
@@ -225,7 +276,7 @@ impl Srq {
         let wr = queue.waiting.pop_front();
         let reached = self.take_limit_event(&mut queue);
         drop(queue);
-        self.tell_limit(reached);
+        self.raise_limit_reached(reached);
         wr
     }
 
@@ -238,9 +289,9 @@ impl Srq {
         reached
     }
 
-    fn tell_limit(&self, reached: bool) {
+    fn raise_limit_reached(&self, reached: bool) {
         if reached && let Some(me) = self.me.upgrade() {
-            self.pd.device().events.raise(AsyncEvent::SrqLimitReached(me));
+            self.pd.device().raise_limit_reached(me);
         }
     }
 }

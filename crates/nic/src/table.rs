@@ -8,7 +8,6 @@ use terrace_sync::{RwLock, RwLockReadGuard};
 use terrace_wire::QPN_SLOT_SHIFT;
 
 use crate::error::Error;
-use crate::qp::QueuePair;
 
 /// Indexes below this one belong to the management queue pairs of InfiniBand.
 const FIRST_INDEX: u32 = 2;
@@ -20,16 +19,16 @@ const LEAF_SIZE: usize = 1 << LEAF_BITS;
 const ROUNDS: usize = 12;
 
 /// The queue pairs of a device by number: the process's slot in the upper bits, an index in the lower ones.
-pub(crate) struct QpTable {
+pub(crate) struct QpTable<Q> {
     slot: u8,
-    entries: RwLock<Entries>,
+    entries: RwLock<Entries<Q>>,
 }
 
-type Leaf = Box<[Option<Arc<QueuePair>>; LEAF_SIZE]>;
+type Leaf<Q> = Box<[Option<Arc<Q>>; LEAF_SIZE]>;
 
 /// Two levels, so that a device with few queue pairs needs little memory.
-pub(crate) struct Entries {
-    leaves: Vec<Option<Leaf>>,
+pub(crate) struct Entries<Q> {
+    leaves: Vec<Option<Leaf<Q>>>,
     /// The order in which indexes are used: a peer cannot derive other queue pairs' numbers from that of its own.
     order: KeyedPermutation<{ 1 << (QPN_SLOT_SHIFT / 2) }>,
     /// Where in that order the search for a free index continues. Indexes are reused as late as possible, so that
@@ -38,19 +37,16 @@ pub(crate) struct Entries {
     used: u32,
 }
 
-impl QpTable {
+impl<Q> QpTable<Q> {
     /// An empty table; the order of its numbers is drawn from `rng`.
-    pub fn new(slot: u8, rng: &mut impl Rng) -> QpTable {
+    pub fn new(slot: u8, rng: &mut impl Rng) -> QpTable<Q> {
         let leaves = (0..INDEX_COUNT >> LEAF_BITS).map(|_| None).collect();
         let order = KeyedPermutation::new(ROUNDS, rng);
         QpTable { slot, entries: RwLock::new(Entries { leaves, order, next: 0, used: 0 }) }
     }
 
     /// Makes a queue pair under a number of its own and adds it.
-    pub fn insert(
-        &self,
-        make: impl FnOnce(u32) -> Result<Arc<QueuePair>, Error>,
-    ) -> Result<Arc<QueuePair>, Error> {
+    pub fn insert(&self, make: impl FnOnce(u32) -> Result<Arc<Q>, Error>) -> Result<Arc<Q>, Error> {
         let mut entries = self.entries.write();
         if entries.used >= INDEX_COUNT - FIRST_INDEX {
             return Err(Error::NoMemory("queue pair numbers"));
@@ -71,25 +67,25 @@ impl QpTable {
     }
 
     /// For the lookups of a burst of packets.
-    pub fn read(&self) -> TableReader<'_> {
+    pub fn read(&self) -> TableReader<'_, Q> {
         TableReader { slot: self.slot, entries: self.entries.read() }
     }
 
     /// Every queue pair, in the order of their numbers.
-    pub fn all(&self) -> Vec<Arc<QueuePair>> {
+    pub fn all(&self) -> Vec<Arc<Q>> {
         self.entries.read().leaves.iter().flatten().flat_map(|leaf| leaf.iter().flatten().cloned()).collect()
     }
 }
 
 /// A table under its read lock.
-pub(crate) struct TableReader<'a> {
+pub(crate) struct TableReader<'a, Q> {
     slot: u8,
-    entries: RwLockReadGuard<'a, Entries>,
+    entries: RwLockReadGuard<'a, Entries<Q>>,
 }
 
-impl TableReader<'_> {
+impl<Q> TableReader<'_, Q> {
     /// The queue pair of that number.
-    pub fn get(&self, qpn: u32) -> Option<&Arc<QueuePair>> {
+    pub fn get(&self, qpn: u32) -> Option<&Arc<Q>> {
         if qpn >> QPN_SLOT_SHIFT != u32::from(self.slot) {
             return None;
         }
@@ -97,7 +93,7 @@ impl TableReader<'_> {
     }
 }
 
-impl Entries {
+impl<Q> Entries<Q> {
     /// The next free index in the order. There must be one.
     fn next_free(&mut self) -> u32 {
         loop {
@@ -109,12 +105,12 @@ impl Entries {
         }
     }
 
-    fn get(&self, index: u32) -> Option<&Arc<QueuePair>> {
+    fn get(&self, index: u32) -> Option<&Arc<Q>> {
         let leaf = self.leaves.get((index >> LEAF_BITS) as usize)?.as_ref()?;
         leaf[index as usize % LEAF_SIZE].as_ref()
     }
 
-    fn slot_of(&mut self, index: u32) -> &mut Option<Arc<QueuePair>> {
+    fn slot_of(&mut self, index: u32) -> &mut Option<Arc<Q>> {
         let leaf = self.leaves[(index >> LEAF_BITS) as usize]
             .get_or_insert_with(|| Box::new([const { None }; LEAF_SIZE]));
         &mut leaf[index as usize % LEAF_SIZE]

@@ -9,55 +9,50 @@ use smallvec::SmallVec;
 use terrace_sync::Mutex;
 use terrace_transport::Time;
 
-use crate::qp::QueuePair;
-
-/// A time that never comes.
-pub(crate) const NEVER: Time = Time(u64::MAX);
+use crate::schedule::{NEVER, Schedule};
 
 /// Entries that were replaced are swept out when there are this many, or a power of two more.
 const SWEEP_ENTRIES_MIN: usize = 1024;
 
 /// Lazy timers. A queue pair has at most one live entry; an entry that fires early, because the deadline moved
 /// while it waited, is simply entered again. So restarting the ACK timer costs nothing.
-#[derive(Default)]
-pub(crate) struct Timers {
-    heap: Mutex<BinaryHeap<Reverse<Entry>>>,
+pub(crate) struct Timers<Q> {
+    heap: Mutex<BinaryHeap<Reverse<Entry<Q>>>>,
     /// The earliest entry, for a check without the lock.
-    next_ns: NextDeadline,
+    next_ns: AtomicU64,
 }
 
-struct NextDeadline(AtomicU64);
+struct Entry<Q> {
+    at: Time,
+    qp: Arc<Q>,
+}
 
-impl Default for NextDeadline {
-    fn default() -> Self {
-        NextDeadline(AtomicU64::new(NEVER.0))
+impl<Q: AsRef<Schedule>> Default for Timers<Q> {
+    fn default() -> Timers<Q> {
+        Timers { heap: Mutex::default(), next_ns: AtomicU64::new(NEVER.0) }
     }
 }
 
-struct Entry {
-    at: Time,
-    qp: Arc<QueuePair>,
-}
-
-impl Timers {
+impl<Q: AsRef<Schedule>> Timers<Q> {
     /// The earliest entry's time.
     pub fn next(&self) -> Option<Time> {
-        let next = Time(self.next_ns.0.load(Ordering::SeqCst));
+        let next = Time(self.next_ns.load(Ordering::SeqCst));
         (next != NEVER).then_some(next)
     }
 
     /// Whether an entry is due: cheap.
     pub fn is_due(&self, now: Time) -> bool {
-        self.next_ns.0.load(Ordering::Relaxed) <= now.0
+        self.next_ns.load(Ordering::Relaxed) <= now.0
     }
 
     /// Schedules the queue pair for `deadline` at the latest. Returns whether it became the earliest entry. Called
     /// under the queue pair's lock.
-    pub fn arm(&self, qp: &Arc<QueuePair>, deadline: Time) -> bool {
-        if qp.timer_at.load(Ordering::Relaxed) <= deadline.0 {
+    pub fn arm(&self, qp: &Arc<Q>, deadline: Time) -> bool {
+        let timer_at = &(**qp).as_ref().timer_at;
+        if timer_at.load(Ordering::Relaxed) <= deadline.0 {
             return false;
         }
-        qp.timer_at.store(deadline.0, Ordering::Relaxed);
+        timer_at.store(deadline.0, Ordering::Relaxed);
         let mut heap = self.heap.lock();
         heap.push(Reverse(Entry { at: deadline, qp: qp.clone() }));
         if heap.len() >= SWEEP_ENTRIES_MIN && heap.len().is_power_of_two() {
@@ -68,13 +63,13 @@ impl Timers {
     }
 
     /// Takes the entries that are due. An entry that another one has replaced is discarded.
-    pub fn take_due(&self, now: Time) -> SmallVec<[Arc<QueuePair>; 8]> {
+    pub fn take_due(&self, now: Time) -> SmallVec<[Arc<Q>; 8]> {
         let mut heap = self.heap.lock();
         let mut due = SmallVec::new();
         while heap.peek().is_some_and(|first| first.0.at <= now) {
             let Some(Reverse(entry)) = heap.pop() else { break };
             if entry.is_live() {
-                entry.qp.timer_at.store(NEVER.0, Ordering::Relaxed);
+                entry.schedule().timer_at.store(NEVER.0, Ordering::Relaxed);
                 due.push(entry.qp);
             }
         }
@@ -89,36 +84,40 @@ impl Timers {
         self.publish(&heap);
     }
 
-    fn publish(&self, heap: &BinaryHeap<Reverse<Entry>>) {
+    fn publish(&self, heap: &BinaryHeap<Reverse<Entry<Q>>>) {
         let next = heap.peek().map_or(NEVER, |first| first.0.at);
-        self.next_ns.0.store(next.0, Ordering::SeqCst);
+        self.next_ns.store(next.0, Ordering::SeqCst);
     }
 }
 
-impl Entry {
+impl<Q: AsRef<Schedule>> Entry<Q> {
+    fn schedule(&self) -> &Schedule {
+        (*self.qp).as_ref()
+    }
+
     /// Whether it is its queue pair's live entry.
     fn is_live(&self) -> bool {
-        self.qp.timer_at.load(Ordering::Relaxed) == self.at.0
+        self.schedule().timer_at.load(Ordering::Relaxed) == self.at.0
     }
 }
 
-impl PartialEq for Entry {
+impl<Q: AsRef<Schedule>> PartialEq for Entry<Q> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Entry {}
+impl<Q: AsRef<Schedule>> Eq for Entry<Q> {}
 
-impl PartialOrd for Entry {
+impl<Q: AsRef<Schedule>> PartialOrd for Entry<Q> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl<Q: AsRef<Schedule>> Ord for Entry<Q> {
     /// By time, then by number, so that a simulation replays.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.qp.qpn()).cmp(&(other.at, other.qp.qpn()))
+        (self.at, self.schedule().qpn).cmp(&(other.at, other.schedule().qpn))
     }
 }

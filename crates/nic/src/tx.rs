@@ -1,8 +1,8 @@
-//! Sending: the right to send for a queue pair, and the buffers that packets wait in.
+//! Sending: the buffers that packets wait in, and the lists of queue pairs that have something to send.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use terrace_fabric::{RxBatch, TxBatch};
@@ -11,7 +11,7 @@ use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 
 use crate::local::PeerRxSet;
-use crate::qp::QueuePair;
+use crate::schedule::Schedule;
 
 /// Size of one batch: two full GSO sends.
 const BATCH_BYTES: usize = 128 << 10;
@@ -19,59 +19,29 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Spare units that are kept at most.
 const SPARE_UNITS_MAX: usize = 4;
 
-/// The right to send for a queue pair. Packets of one queue pair must leave in order. So from filling a batch until the
-/// batch has left, no other thread takes packets from that queue pair. It leaves a note instead, and the holder fills
-/// again.
-#[derive(Debug, Default)]
-pub(crate) struct TxToken(AtomicU8);
-
-const FREE: u8 = 0;
-const TAKEN: u8 = 1;
-const TAKEN_LOOK_AGAIN: u8 = 2;
-
-impl TxToken {
-    /// Takes the token, or leaves a note for its holder.
-    pub fn take(&self) -> bool {
-        let was = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
-            Some(if state == FREE { TAKEN } else { TAKEN_LOOK_AGAIN })
-        });
-        was == Ok(FREE)
-    }
-
-    /// Whether no thread holds the token. Under the queue pair's lock it stays so.
-    pub fn is_free(&self) -> bool {
-        self.0.load(Ordering::Acquire) == FREE
-    }
-
-    /// Releases the token; true when another thread left a note.
-    pub fn give_back(&self) -> bool {
-        self.0.swap(FREE, Ordering::AcqRel) == TAKEN_LOOK_AGAIN
-    }
-}
-
 /// Queue pairs to handle, and the policy for their ACKs.
-pub(crate) type WorkList = VecDeque<(Arc<QueuePair>, AckPolicy)>;
+pub(crate) type WorkList<Q> = VecDeque<(Arc<Q>, AckPolicy)>;
 
 /// The state of one sender: packets, the queue pairs whose tokens it holds for them, and those it has yet to handle.
-pub(crate) struct TxUnit {
+pub(crate) struct TxUnit<Q> {
     pub batch: TxBatch,
-    pub owners: SmallVec<[Arc<QueuePair>; 4]>,
-    pub work: WorkList,
+    pub owners: SmallVec<[Arc<Q>; 4]>,
+    pub work: WorkList<Q>,
     /// Queue pairs with deferred ACKs that are not on the receiver's list yet.
-    pub holders: SmallVec<[Arc<QueuePair>; 4]>,
+    pub deferred_acks: SmallVec<[Arc<Q>; 4]>,
     /// Whether an ACK was deferred since the pass began.
-    pub has_held: bool,
+    pub has_deferred: bool,
 }
 
-impl TxUnit {
+impl<Q> TxUnit<Q> {
     /// Boxed, because it is passed around.
-    fn new() -> Box<TxUnit> {
+    fn new() -> Box<TxUnit<Q>> {
         Box::new(TxUnit {
             batch: TxBatch::new(BATCH_BYTES),
             owners: SmallVec::new(),
             work: VecDeque::new(),
-            holders: SmallVec::new(),
-            has_held: false,
+            deferred_acks: SmallVec::new(),
+            has_deferred: false,
         })
     }
 
@@ -82,43 +52,50 @@ impl TxUnit {
 }
 
 /// Beyond this length, the receiver's list keeps only queue pairs with deferred ACKs.
-pub(crate) const HOLDERS_KEPT: usize = 8;
+pub(crate) const DEFERRED_KEPT: usize = 8;
 
 /// The state under the receive lock.
-pub(crate) struct Receiver {
+pub(crate) struct Receiver<Q> {
     pub batch: RxBatch,
     /// The receiver's unit, unless it is in use.
-    pub unit: Option<Box<TxUnit>>,
+    pub unit: Option<Box<TxUnit<Q>>>,
     /// Queue pairs that have deferred an ACK: most of them will again, so they stay for a while.
-    pub holders: Vec<Arc<QueuePair>>,
+    pub deferred_acks: Vec<Arc<Q>>,
     pub peer_rx: PeerRxSet,
 }
 
-impl Receiver {
-    pub fn new() -> Receiver {
-        Receiver { batch: RxBatch::new(), unit: None, holders: Vec::new(), peer_rx: PeerRxSet::default() }
+impl<Q: AsRef<Schedule>> Receiver<Q> {
+    pub fn new() -> Receiver<Q> {
+        Receiver {
+            batch: RxBatch::new(),
+            unit: None,
+            deferred_acks: Vec::new(),
+            peer_rx: PeerRxSet::default(),
+        }
     }
 
     /// Adds queue pairs with deferred ACKs.
     #[inline]
-    pub fn know(&mut self, holders: &mut SmallVec<[Arc<QueuePair>; 4]>) {
-        if !holders.is_empty() {
-            self.holders.extend(holders.drain(..));
+    pub fn add_deferred(&mut self, added: &mut SmallVec<[Arc<Q>; 4]>) {
+        if !added.is_empty() {
+            self.deferred_acks.extend(added.drain(..));
         }
     }
 
     /// Moves queue pairs with deferred ACKs to the work list. Removes destroyed queue pairs and, if the list is too
     /// long, those without a deferred ACK. Afterwards they can defer an ACK again.
-    pub fn release(&mut self, work: &mut WorkList) {
-        let is_long = self.holders.len() > HOLDERS_KEPT;
-        self.holders.retain(|qp| {
-            let held = qp.holds_ack.load(Ordering::Relaxed) && qp.holds_ack.swap(false, Ordering::Relaxed);
-            if held {
+    pub fn take_deferred(&mut self, work: &mut WorkList<Q>) {
+        let is_long = self.deferred_acks.len() > DEFERRED_KEPT;
+        self.deferred_acks.retain(|qp| {
+            let Schedule { is_ack_deferred, is_on_ack_list, .. } = (**qp).as_ref();
+            let is_deferred =
+                is_ack_deferred.load(Ordering::Relaxed) && is_ack_deferred.swap(false, Ordering::Relaxed);
+            if is_deferred {
                 work.push_back((qp.clone(), AckPolicy::Now));
             }
-            let stays = qp.is_known_holder.load(Ordering::Relaxed) && (held || !is_long);
+            let stays = is_on_ack_list.load(Ordering::Relaxed) && (is_deferred || !is_long);
             if !stays {
-                qp.is_known_holder.store(false, Ordering::Relaxed);
+                is_on_ack_list.store(false, Ordering::Relaxed);
             }
             stays
         });
@@ -126,43 +103,48 @@ impl Receiver {
 
     /// Removes destroyed queue pairs.
     pub fn forget_destroyed(&mut self) {
-        self.holders.retain(|qp| qp.is_known_holder.load(Ordering::Relaxed));
+        self.deferred_acks.retain(|qp| (**qp).as_ref().is_on_ack_list.load(Ordering::Relaxed));
     }
 
     /// Drops everything, when the device closes.
     pub fn clear(&mut self) {
-        self.holders.clear();
+        self.deferred_acks.clear();
         self.peer_rx.clear();
         self.unit = None;
     }
 }
 
 /// Spare units, and units whose packets the network did not take yet.
-#[derive(Default)]
-pub(crate) struct TxPool {
+pub(crate) struct TxPool<Q> {
     // Units come and leave boxed.
     #[expect(clippy::vec_box)]
-    spare: Mutex<Vec<Box<TxUnit>>>,
-    blocked: Mutex<Blocked>,
+    spare: Mutex<Vec<Box<TxUnit<Q>>>>,
+    blocked: Mutex<Blocked<Q>>,
     is_blocked: AtomicBool,
 }
 
-#[derive(Default)]
-struct Blocked {
-    units: VecDeque<Box<TxUnit>>,
+struct Blocked<Q> {
+    units: VecDeque<Box<TxUnit<Q>>>,
     /// Units that are being retried. They count as blocked meanwhile: an engine that went to sleep just then would not
     /// wait for the network.
     retried_count: usize,
 }
 
-impl TxPool {
-    pub fn take(&self) -> Box<TxUnit> {
+impl<Q> Default for TxPool<Q> {
+    fn default() -> TxPool<Q> {
+        let blocked = Blocked { units: VecDeque::new(), retried_count: 0 };
+        TxPool { spare: Mutex::default(), blocked: Mutex::new(blocked), is_blocked: AtomicBool::new(false) }
+    }
+}
+
+impl<Q> TxPool<Q> {
+    pub fn take(&self) -> Box<TxUnit<Q>> {
         let spare = self.spare.lock().pop();
         spare.unwrap_or_else(TxUnit::new)
     }
 
     /// Takes back a unit that has nothing left to do.
-    pub fn give_back(&self, unit: Box<TxUnit>) {
+    pub fn give_back(&self, unit: Box<TxUnit<Q>>) {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_UNITS_MAX {
             spare.push(unit);
@@ -170,7 +152,7 @@ impl TxPool {
     }
 
     /// Keeps a unit until the network takes packets again.
-    pub fn block(&self, unit: Box<TxUnit>) {
+    pub fn block(&self, unit: Box<TxUnit<Q>>) {
         let mut blocked = self.blocked.lock();
         blocked.units.push_back(unit);
         self.is_blocked.store(true, Ordering::SeqCst);
@@ -182,7 +164,7 @@ impl TxPool {
     }
 
     /// Takes the unit that has waited longest, for a retry; `put_back` or `note_unblocked` must follow.
-    pub fn take_blocked(&self) -> Option<Box<TxUnit>> {
+    pub fn take_blocked(&self) -> Option<Box<TxUnit<Q>>> {
         let mut blocked = self.blocked.lock();
         let unit = blocked.units.pop_front()?;
         blocked.retried_count += 1;
@@ -190,7 +172,7 @@ impl TxPool {
     }
 
     /// Returns a unit that the network still does not take.
-    pub fn put_back(&self, unit: Box<TxUnit>) {
+    pub fn put_back(&self, unit: Box<TxUnit<Q>>) {
         let mut blocked = self.blocked.lock();
         blocked.retried_count -= 1;
         blocked.units.push_front(unit);
@@ -214,16 +196,21 @@ impl TxPool {
 
 /// Queue pairs for the next pass: they defer an ACK beside what they have sent, keep a small message for a batch, could
 /// not send because the network was full, or were woken.
-#[derive(Default)]
-pub(crate) struct Pending {
-    list: Mutex<Vec<Arc<QueuePair>>>,
+pub(crate) struct Pending<Q> {
+    list: Mutex<Vec<Arc<Q>>>,
     any: AtomicBool,
 }
 
-impl Pending {
+impl<Q> Default for Pending<Q> {
+    fn default() -> Pending<Q> {
+        Pending { list: Mutex::default(), any: AtomicBool::new(false) }
+    }
+}
+
+impl<Q: AsRef<Schedule>> Pending<Q> {
     /// Adds a queue pair, unless it is there already.
-    pub fn add(&self, qp: &Arc<QueuePair>) {
-        if qp.mark_listed() {
+    pub fn add(&self, qp: &Arc<Q>) {
+        if (**qp).as_ref().mark_pending() {
             let mut list = self.list.lock();
             list.push(qp.clone());
             self.any.store(true, Ordering::SeqCst);
@@ -242,16 +229,17 @@ impl Pending {
     }
 
     /// Moves all of them to the work list, except for the one that has just been handled.
-    pub fn take_into(&self, work: &mut WorkList, looked_at: Option<&Arc<QueuePair>>) {
+    pub fn take_into(&self, work: &mut WorkList<Q>, handled: Option<&Arc<Q>>) {
         if self.is_empty() {
             return;
         }
         let mut list = self.list.lock();
         self.any.store(false, Ordering::SeqCst);
         for qp in list.drain(..) {
-            qp.listed.store(false, Ordering::SeqCst);
+            let schedule = (*qp).as_ref();
+            schedule.is_pending.store(false, Ordering::SeqCst);
             // A wakeup may have come after the queue pair was handled.
-            if qp.is_woken() || !looked_at.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
+            if schedule.is_woken() || !handled.is_some_and(|other| Arc::ptr_eq(other, &qp)) {
                 work.push_back((qp, AckPolicy::Now));
             }
         }

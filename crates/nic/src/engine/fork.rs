@@ -13,6 +13,7 @@ use crate::engine::Handle;
 use crate::forwarding;
 use crate::local::Held;
 use crate::progress_callback;
+use crate::qp::QueuePair;
 use crate::semaphore::Doorbell;
 use crate::tx::Receiver;
 
@@ -22,7 +23,7 @@ use crate::tx::Receiver;
 #[must_use = "resume in the parent and in the child"]
 pub struct ForkPause {
     device: Arc<Device>,
-    receiving: Option<ArcMutexGuard<Receiver>>,
+    receiving: Option<ArcMutexGuard<Receiver<QueuePair>>>,
     local: Option<Held>,
     handle: ArcMutexGuard<Handle>,
     callbacks: progress_callback::Held,

@@ -6,7 +6,8 @@ use terrace_memory::{AccessNeed, Accessor, Local, LocalPiece};
 use terrace_shm::{DirectAccess, Direction, Refusal};
 use terrace_transport::{ATOMIC_LEN, Payload, SendOp, SendWr, Sge};
 
-use super::{Command, canonical};
+use super::Command;
+use super::route::canonical;
 use crate::device::Device;
 use crate::qp::{QpCore, QueuePair};
 

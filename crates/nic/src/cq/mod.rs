@@ -1,20 +1,21 @@
-//! Completion queues.
+//! Completion queues and completion channels.
 
-use std::cell::{RefCell, RefMut};
+pub(crate) mod poll;
+
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
-use terrace_sync::{BiasedMutex, Guard};
+use terrace_sync::{BiasedMutex, Guard, Mutex};
 use terrace_transport::{Time, Wc, WcStatus};
 
-use crate::channel::CompChannel;
 use crate::device::Device;
-use crate::entries::{Entries, Entry};
+use crate::entries::Entries;
 use crate::error::Error;
-use crate::events::EventAccount;
+use crate::event_account::EventAccount;
 use crate::limits::Life;
+use crate::semaphore::Semaphore;
 
 /// Parameters of a new completion queue.
 #[derive(Clone)]
@@ -74,8 +75,16 @@ impl Armed {
 /// Entries that are allocated at first; more are allocated on demand.
 const INITIAL_ENTRIES: u32 = 256;
 
+impl Device {
+    /// Makes a completion queue; EINVAL when the depth is out of range.
+    pub fn create_cq(self: &Arc<Self>, init: CqInit) -> Result<Arc<Cq>, Error> {
+        self.check_open()?;
+        Cq::new(self, init)
+    }
+}
+
 impl Cq {
-    pub(crate) fn new(device: &Arc<Device>, init: CqInit) -> Result<Arc<Cq>, Error> {
+    fn new(device: &Arc<Device>, init: CqInit) -> Result<Arc<Cq>, Error> {
         check_depth(device, init.depth)?;
         if init.channel.as_ref().is_some_and(|channel| !channel.belongs_to(device)) {
             return Err(Error::Invalid("completion channel of another device"));
@@ -125,112 +134,6 @@ impl Cq {
         let mut queue = self.queue.lock();
         let waiting = queue.entries.len();
         queue.times.get_or_insert_with(|| VecDeque::from(vec![now; waiting]));
-    }
-
-    /// Passes up to `max` entries to `take`, which must not call verbs, nor panic, and returns how many. When the queue
-    /// is empty, the device makes progress first. Fails with `Overrun` when the queue has overrun and is empty.
-    #[inline]
-    pub fn poll(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        match self.poll_waiting(max, take) {
-            0 => self.poll_empty(max, take),
-            count => Ok(count),
-        }
-    }
-
-    /// The first half of [`Cq::poll`]: takes entries that wait already. In a caller that calls the halves one by one,
-    /// each with a `take` of its own, most entries are taken without a call.
-    #[inline(always)]
-    pub fn poll_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
-        if self.is_empty() {
-            return 0;
-        }
-        self.take_waiting(max, take)
-    }
-
-    /// The second half, if the first one took nothing: makes progress if the queue is empty.
-    #[inline(never)]
-    pub fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        let bypass = CompletionBypass { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
-        let has_entries = self.look(Some(&bypass));
-        // Not moved: they were written just now.
-        let caught = bypass.wcs.borrow();
-        let count = caught.len();
-        if count == 0 {
-            return if has_entries { self.take(max, take) } else { self.nothing_yet() };
-        }
-        caught.iter().for_each(&mut *take);
-        // An error here recurs at the next poll.
-        let rest = if has_entries && max > count { self.take(max - count, take).unwrap_or(0) } else { 0 };
-        Ok(count + rest)
-    }
-
-    /// [`Cq::poll`] with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
-    pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(&Wc, Time)) -> Result<usize, Error> {
-        if !self.look(None) {
-            return self.nothing_yet();
-        }
-        let count = self.take_entries(max, |entries, times| match times {
-            Some(times) => {
-                let times = times.drain(..entries.len());
-                entries.iter().zip(times).for_each(|(wc, time)| take(wc, time));
-            }
-            None => entries.iter().for_each(|wc| take(wc, Time::default())),
-        });
-        self.taken(count)
-    }
-
-    /// The same as [`Cq::poll`] without making progress: for a program that makes progress in another way.
-    pub fn take(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        self.taken(self.take_waiting(max, take))
-    }
-
-    #[inline(always)]
-    fn take_waiting(&self, max: usize, take: &mut impl FnMut(&Wc)) -> usize {
-        self.take_entries(max, |entries, times| {
-            if let Some(times) = times {
-                forget_times(times, entries.len());
-            }
-            entries.iter().for_each(|wc| take(wc));
-        })
-    }
-
-    /// Makes progress if the queue is empty. Returns whether it has entries then.
-    #[inline]
-    fn look(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
-        if self.is_empty() {
-            let polls = self.device.note_poll();
-            self.device.progress_for(self, polls, bypass);
-        }
-        !self.is_empty()
-    }
-
-    /// The result of a poll that has taken so many.
-    fn taken(&self, count: usize) -> Result<usize, Error> {
-        if count == 0 { self.nothing() } else { Ok(count) }
-    }
-
-    fn nothing_yet(&self) -> Result<usize, Error> {
-        // The program will poll again at once.
-        std::hint::spin_loop();
-        self.nothing()
-    }
-
-    /// The result of a poll of an empty queue.
-    fn nothing(&self) -> Result<usize, Error> {
-        // Entries may have come meanwhile, before it overran.
-        if self.overrun.load(Ordering::Acquire) && self.is_empty() { Err(Error::Overrun) } else { Ok(0) }
-    }
-
-    #[inline(always)]
-    fn take_entries(&self, max: usize, take: impl FnOnce(&[Entry], Option<&mut VecDeque<Time>>)) -> usize {
-        let mut guard = self.queue.lock();
-        let queue = &mut *guard;
-        let count = queue.entries.len().min(max);
-        take(&queue.entries.as_slice()[..count], queue.times.as_mut());
-        queue.entries.forget_first(count);
-        queue.announced = queue.announced.saturating_sub(count);
-        self.publish_len(queue);
-        count
     }
 
     /// Arms the queue for one event at the next completion, or at the next one that is solicited or an error. The event
@@ -389,45 +292,93 @@ impl Cq {
     }
 }
 
-#[cold]
-#[inline(never)]
-fn forget_times(times: &mut VecDeque<Time>, count: usize) {
-    times.drain(..count);
-}
-
-/// A response, and the send completion that it brings.
-const CAUGHT_MAX: usize = 2;
-
-/// A poll of an empty queue: the first completions may go to it without going through the queue.
-pub(crate) struct CompletionBypass<'a> {
-    cq: &'a Cq,
-    room: usize,
-    wcs: RefCell<SmallVec<[Wc; CAUGHT_MAX]>>,
-}
-
-impl CompletionBypass<'_> {
-    /// Where the next completion of that queue goes, if it may bypass the queue: the queue is empty, and no event is to
-    /// be raised.
-    #[inline]
-    pub fn room(&self, cq: &Cq) -> Option<RefMut<'_, SmallVec<[Wc; CAUGHT_MAX]>>> {
-        let wcs = self.wcs.borrow_mut();
-        let may = std::ptr::eq(cq, self.cq)
-            && wcs.len() < self.room
-            && cq.is_empty()
-            && !cq.overrun.load(Ordering::Acquire)
-            && !cq.device.engine.has_armed_cqs();
-        may.then_some(wcs)
-    }
-
-    /// Whether completions have bypassed the queue.
-    pub fn has_caught(&self) -> bool {
-        !self.wcs.borrow().is_empty()
-    }
-}
-
 fn check_depth(device: &Device, depth: u32) -> Result<(), Error> {
     match (1..=device.limits().max_cqe).contains(&depth) {
         true => Ok(()),
         false => Err(Error::Invalid("completion queue depth out of range")),
+    }
+}
+
+/// The channel on which a program waits for completion events of its queues.
+pub struct CompChannel {
+    device: Arc<Device>,
+    waiting: Mutex<VecDeque<Weak<Cq>>>,
+    /// One token for every entry of `waiting`, except that a token may briefly be ahead or behind.
+    tokens: Semaphore,
+    pub(crate) life: Life,
+}
+
+impl Device {
+    /// Makes a completion channel.
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, Error> {
+        self.check_open()?;
+        CompChannel::new(self)
+    }
+}
+
+impl CompChannel {
+    fn new(device: &Arc<Device>) -> Result<Arc<CompChannel>, Error> {
+        Ok(Arc::new(CompChannel {
+            device: device.clone(),
+            waiting: Mutex::new(VecDeque::new()),
+            tokens: Semaphore::new()?,
+            life: Life::default(),
+        }))
+    }
+
+    /// Readable while events wait. Only `poll` and `fcntl` are of use to others.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.tokens.fd()
+    }
+
+    /// The queue whose event is the oldest; it counts as unacknowledged until [`Cq::ack_events`]. Waits for one
+    /// unless the descriptor has O_NONBLOCK. Fails with `Again` (non-blocking) or `Interrupted`.
+    pub fn get_event(&self) -> Result<Arc<Cq>, Error> {
+        if !self.tokens.is_nonblocking() {
+            self.device.wait_spinning(|| !self.waiting.lock().is_empty());
+        }
+        loop {
+            self.tokens.take()?;
+            // No event: the queue was destroyed between its token and this lock.
+            if let Some(cq) = self.take_waiting() {
+                return Ok(cq);
+            }
+        }
+    }
+
+    fn take_waiting(&self) -> Option<Arc<Cq>> {
+        let mut waiting = self.waiting.lock();
+        // A queue that was dropped instead of destroyed is gone.
+        let cq = std::iter::from_fn(|| waiting.pop_front()).find_map(|cq| cq.upgrade())?;
+        // Before the lock is released: destroying the queue must either withdraw the event or wait for its
+        // acknowledgement.
+        cq.completion_account.hand_out();
+        Some(cq)
+    }
+
+    /// Destroys the channel; EBUSY while completion queues use it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.life.end()
+    }
+
+    /// Whether this is the device that it was created on.
+    pub(crate) fn belongs_to(&self, device: &Arc<Device>) -> bool {
+        Arc::ptr_eq(&self.device, device)
+    }
+
+    pub(crate) fn notify(&self, cq: Weak<Cq>) {
+        self.waiting.lock().push_back(cq);
+        self.tokens.post();
+    }
+
+    /// Discards the events of a queue that is being destroyed.
+    pub(crate) fn withdraw(&self, cq: &Cq) {
+        self.waiting.lock().retain(|waiting| {
+            let ours = std::ptr::eq(waiting.as_ptr(), cq);
+            if ours {
+                self.tokens.try_take();
+            }
+            !ours
+        });
     }
 }

@@ -7,6 +7,8 @@
 //! path. It uses the ring as long as the connection and the same two ends exist. A receive pass handles a packet that
 //! came by another path than the packet before it only after everything that had come by the previous path.
 
+pub(crate) mod fill;
+
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,12 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
 use terrace_shm::{Origin, PeerMemory, RxRing, TxRing, Writer};
-use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
+use terrace_transport::{Sink, Time};
 use terrace_wire::{Opcode, Path, Psn, RxMeta};
-
-use crate::clock::LazyTimestamp;
-use crate::device::Device;
-use crate::host::QpHost;
 
 /// Packets that one pass takes from a ring at most.
 const PACKETS_PER_LOOK: usize = 64;
@@ -194,78 +192,6 @@ pub(crate) enum Filled {
     NotHere,
 }
 
-/// The clock for the deadlines of packets in a ring, which loses none: a late coarse clock costs one retransmission.
-/// Without retransmissions the exact time is read.
-#[inline]
-pub(crate) fn deadline_clock<'a>(transport: &Qp, now: &'a LazyTimestamp<'_>) -> impl Fn() -> Time + use<'a> {
-    let is_patient = transport.attr().retry_cnt > 0;
-    move || if is_patient { now.soon() } else { now.get() }
-}
-
-impl Device {
-    /// Whether this ring may be used.
-    #[inline]
-    pub(crate) fn may_use(&self, peer_tx: &PeerTx) -> bool {
-        self.local.is_on() && !peer_tx.is_gone()
-    }
-
-    /// A ring as the transport's sink, locked.
-    #[inline]
-    pub(crate) fn ring_sink<'a>(&'a self, peer_tx: &'a PeerTx) -> RingSink<'a> {
-        let (gids, port) = (self.port.gids(), self.port.udp_port());
-        RingSink { writer: peer_tx.tx_ring.write(), peer_tx, gids, port, packets: 0, sleeps: false }
-    }
-
-    /// Fills a ring with what a queue pair has to send.
-    #[inline]
-    pub(crate) fn fill_ring(
-        &self,
-        transport: &mut Qp,
-        host: &QpHost<'_>,
-        peer_tx: &PeerTx,
-        now: &LazyTimestamp<'_>,
-        acks: AckPolicy,
-    ) -> Filled {
-        let mut sink = self.ring_sink(peer_tx);
-        let outcome = transport.poll_transmit(deadline_clock(transport, now), host, &mut sink, acks);
-        let has_sent = sink.packets > 0;
-        sink.flush();
-        match outcome {
-            Transmit::Idle => Filled::Sent,
-            Transmit::SinkFull if has_sent => Filled::Full(None),
-            Transmit::SinkFull => self.wait_for_room(transport, host, peer_tx, now.get(), acks),
-        }
-    }
-
-    /// The outcome of filling a ring that takes nothing.
-    #[cold]
-    fn wait_for_room(
-        &self,
-        transport: &mut Qp,
-        host: &QpHost<'_>,
-        peer_tx: &PeerTx,
-        now: Time,
-        acks: AckPolicy,
-    ) -> Filled {
-        match peer_tx.note_full(now) {
-            ..FULL_RETRY_NS => Filled::Full(None),
-            FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
-            STALLED_NS.. => self.lose(transport, host, now, acks),
-        }
-    }
-
-    /// Discards what a queue pair has to send. Retransmission timers keep running.
-    fn lose(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
-        let mut lost = LostSink::default();
-        let outcome = transport.poll_transmit(|| now, host, &mut lost, acks);
-        self.local.lost.fetch_add(lost.packets, Ordering::Relaxed);
-        match outcome {
-            Transmit::Idle => Filled::Sent,
-            Transmit::SinkFull => Filled::Full(None),
-        }
-    }
-}
-
 /// The RX rings. Protected by the receive lock.
 #[derive(Default)]
 pub(crate) struct PeerRxSet {
@@ -382,60 +308,6 @@ struct Read {
     count: u64,
     /// Whether a ring whose peer has gone is read to its end.
     is_over: bool,
-}
-
-impl Device {
-    /// Adds a ring to those that are read.
-    pub(super) fn add_peer_rx(&self, number: u64, rx_ring: RxRing, gid_index: u8) {
-        let (last, had_pending, streams, is_in_message, has_ended) = (None, false, false, false, false);
-        let peer_rx =
-            PeerRx { number, rx_ring, gid_index, last, had_pending, streams, is_in_message, has_ended };
-        self.rx.lock().peer_rx.list.push(peer_rx);
-        self.local.has_rx_rings.store(true, Ordering::SeqCst);
-    }
-
-    /// Marks the ring of a peer that has gone.
-    pub(super) fn end_peer_rx(&self, number: u64) {
-        let mut rx = self.rx.lock();
-        let ended = rx.peer_rx.list.iter_mut().filter(|peer_rx| peer_rx.number == number);
-        ended.for_each(|peer_rx| {
-            peer_rx.has_ended = true;
-            peer_rx.rx_ring.end();
-        });
-        self.local.has_rx_rings.store(rx.peer_rx.tidy(), Ordering::SeqCst);
-    }
-
-    /// Passes the packets that are pending in rings to `each`.
-    #[inline]
-    pub(crate) fn read_peer_rx(
-        &self,
-        peer_rx: &mut PeerRxSet,
-        each: impl FnMut(&RxMeta, Option<Psn>, &[u8]),
-    ) {
-        let read = peer_rx.read(self.gids(), each);
-        let received = &self.local.received;
-        received.store(received.load(Ordering::Relaxed) + read.count, Ordering::Relaxed);
-        if read.is_over {
-            self.local.has_rx_rings.store(peer_rx.tidy(), Ordering::SeqCst);
-        }
-    }
-
-    /// Has writers ring the doorbell from now on. True if packets are pending already.
-    pub(crate) fn fall_asleep_at_rings(&self) -> bool {
-        if !self.local.has_rx_rings.load(Ordering::SeqCst) {
-            return false;
-        }
-        let list = &self.rx.lock().peer_rx.list;
-        list.iter().for_each(|peer_rx| peer_rx.rx_ring.fall_asleep());
-        list.iter().any(|peer_rx| !peer_rx.rx_ring.is_empty())
-    }
-
-    /// Has writers not ring the doorbell any more.
-    pub(crate) fn wake_up_at_rings(&self) {
-        if self.local.has_rx_rings.load(Ordering::Relaxed) {
-            self.rx.lock().peer_rx.list.iter().for_each(|peer_rx| peer_rx.rx_ring.wake_up());
-        }
-    }
 }
 
 /// Whether packets of the same message follow one with this opcode.

@@ -15,13 +15,14 @@ use terrace_shm::{
     BackedBy, Mapped, Paged, PeerMemory, PeerReaders, ReaderSlots, RingFile, RxRing, Source, TxRing, Version,
 };
 
-use super::message::{self, LAYOUT, Message, Received, Way};
-use super::rings::{PeerTx, SameHostPeer};
-use super::{Command, Running};
+use super::{Peer, PeerSocket, Sockets, Unsent};
 use crate::device::Device;
-use crate::engine::without_signals;
 use crate::error::Error;
+use crate::local::message::{self, LAYOUT, Message, Received, Way};
+use crate::local::rings::{PeerTx, SameHostPeer};
+use crate::local::{Command, Running};
 use crate::semaphore::Doorbell;
+use crate::signals::without_signals;
 use crate::unix_socket::{self, Spare, unwatch, watch};
 
 /// The service that the sockets are named after.
@@ -30,7 +31,7 @@ const SERVICE: &str = "reach";
 const READERS_MAX: usize = 256;
 
 /// Opens the sockets, and starts the thread.
-pub(super) fn start(device: &Arc<Device>) -> Result<Running, Error> {
+pub(in crate::local) fn start(device: &Arc<Device>) -> Result<Running, Error> {
     let port = device.port.udp_port();
     let waits = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let doorbell = Arc::new(Doorbell::new()?);
@@ -93,64 +94,9 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
     (peer.uid == rustix::process::geteuid() && pid > 0).then_some(pid)
 }
 
-/// A peer that may access this process's memory, once it has sent `Hello`. It is not read while it does not take what
-/// it is sent. So at most one answer and one `Forget` for each region that it was told to map are unsent.
-pub(super) struct PeerSocket {
-    socket: OwnedFd,
-    /// The regions that it was told to map.
-    told: HashSet<(u32, Version)>,
-    unsent: Unsent,
-    /// The index of the own GID that it has connected to.
-    gid_index: u8,
-    /// Identifies its ring.
-    number: u64,
-    readers: Option<PeerReaders>,
-}
-
-/// Messages that do not fit into a peer's socket.
-#[derive(Default)]
-struct Unsent {
-    /// The region of an unanswered `Ask`.
-    question: Option<(u32, Version)>,
-    /// The regions of unsent `Forget`s.
-    ended: Vec<(u32, Version)>,
-    /// Whether the socket is watched for space, and not for messages.
-    waits_for_room: bool,
-}
-
-/// A peer whose memory this process may access, once it has sent `Welcome`.
-pub(super) struct Peer {
-    socket: OwnedFd,
-    address: SocketAddr,
-    pid: i32,
-    reader_slots: Arc<ReaderSlots>,
-    /// Until `Welcome` brings the consumer page.
-    ring: Option<RingFile>,
-    same_host_peer: Option<SameHostPeer>,
-}
-
-/// The thread's sockets, and the peers at their other ends.
-pub(crate) struct Sockets {
-    waits: Arc<OwnedFd>,
-    listeners: Vec<OwnedFd>,
-    spare: Spare,
-    readers: Vec<PeerSocket>,
-    /// How many peers were ever accepted.
-    visitor_count: u64,
-    peers: Vec<Peer>,
-    /// Peers that have gone since the last report.
-    gone: Vec<SocketAddr>,
-}
-
 impl Sockets {
     fn leave(&self) {
         self.peers.iter().filter_map(|peer| peer.same_host_peer.as_ref()).for_each(SameHostPeer::note_gone);
-    }
-
-    /// In a forked child: the other ends must not take it for its parent. The peers' readers are the parent's, and
-    /// their list may be locked by a thread that the child does not have.
-    pub fn close_in_child(mut self) {
-        self.readers.drain(..).for_each(|peer_socket| std::mem::forget(peer_socket.readers));
     }
 
     fn handle_commands(&mut self, device: &Device) {

@@ -1,0 +1,82 @@
+//! The engine as the rest of the device uses it: starting its thread, and what it must know of the program's polls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::stat_server::StatServer;
+use super::{Mode, driver};
+use crate::device::Device;
+use crate::error::Error;
+use crate::signals::without_signals;
+
+impl Device {
+    /// Starts the engine's thread, unless the device has no engine.
+    pub(crate) fn start_engine(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.engine.wanted {
+            return Ok(());
+        }
+        let doorbell = self.engine.doorbell();
+        let stat = self.engine.stat_socket.then(StatServer::open).flatten();
+        let device = self.clone();
+        let spawned = without_signals(|| {
+            let builder = std::thread::Builder::new().name("terrace-engine".into());
+            builder.spawn(move || driver::run(device, doorbell, stat))
+        });
+        let thread = spawned.map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))?;
+        self.engine.handle.lock().thread = Some(thread);
+        Ok(())
+    }
+
+    /// Notes that a thread of the program polls an empty completion queue, and returns the rough count of polls so far.
+    #[inline]
+    pub(crate) fn note_poll(self: &Arc<Self>) -> u32 {
+        self.ensure_engine();
+        self.engine.note_poll()
+    }
+
+    /// Starts the engine if this process is a forked child that has none yet.
+    #[inline]
+    pub(crate) fn ensure_engine(self: &Arc<Self>) {
+        if self.engine.missing.load(Ordering::Relaxed) {
+            self.restart_engine();
+        }
+    }
+
+    /// Counts an armed completion queue; [`Device::note_armed`] must follow.
+    pub(crate) fn count_armed(&self) {
+        self.engine.armed_cqs.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes that a completion queue was armed: the program is about to sleep, so deferred work must leave, and the
+    /// engine must take over.
+    pub(crate) fn note_armed(self: &Arc<Self>) {
+        self.ensure_engine();
+        if self.has_waiting() {
+            self.progress();
+        }
+        if self.engine.mode.load(Ordering::SeqCst) == Mode::Standby as u8 {
+            self.engine.wake();
+        }
+    }
+
+    /// Notes that an armed completion queue has had its event.
+    pub(crate) fn note_disarmed(&self) {
+        self.engine.armed_cqs.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Makes progress for a short while, until `done`: for a thread that is about to sleep.
+    pub(crate) fn wait_spinning(&self, done: impl Fn() -> bool) {
+        if done() {
+            return;
+        }
+        let budget = Duration::from_nanos(self.engine.waiting.take());
+        let started = Instant::now();
+        let mut hit = false;
+        while !hit && started.elapsed() < budget {
+            self.progress();
+            hit = done();
+        }
+        self.engine.waiting.note(hit);
+    }
+}

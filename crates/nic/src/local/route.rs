@@ -1,0 +1,162 @@
+//! Routes of queue pairs to same-host peers, and what these peers see of a queue pair.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use terrace_shm::{DirectAccess, PublishedQueuePair, Rights};
+use terrace_transport::{QpState, QpType};
+
+use super::rings::SameHostPeer;
+use super::sockets::thread;
+use super::{Backings, Carrier, Command, PeerGone, Route};
+use crate::device::Device;
+use crate::qp::{QpCore, QueuePair};
+
+impl Device {
+    /// Opens the path to same-host peers. Packets do without it, so failure is no error.
+    pub(crate) fn start_local_path(self: &Arc<Self>) {
+        match thread::start(self) {
+            Ok(running) => {
+                *self.local.running.lock() = Some(running);
+                self.local.on.store(true, Ordering::SeqCst);
+            }
+            Err(error) => tracing::warn!(%error, "peers on this host are reached by packets only"),
+        }
+    }
+
+    /// Sets what finds the files behind the program's memory: same-host peers then reach regions over files fastest.
+    pub fn set_backings(&self, backings: Arc<dyn Backings>) {
+        self.local.set_backings(backings);
+    }
+
+    /// Sets the callback for peers on this host that have gone, from now on.
+    pub fn on_peer_gone(&self, hear: PeerGone) {
+        *self.local.on_peer_gone.write() = Some(hear);
+    }
+
+    /// Chooses the route of a newly connected queue pair, and has the thread search for its peer. A queue pair that is
+    /// no longer connected loses its route.
+    pub(crate) fn note_modified(&self, qp: &QueuePair, core: &mut QpCore) {
+        self.publish_queue_pair(qp, core, true);
+        let ends = match core.qp.state() {
+            QpState::Rts | QpState::Sqd if self.local.is_on() && qp.qp_type() != QpType::Ud => {
+                core.qp.attr().path.map(|path| (canonical(path.remote), path.source_gid_index))
+            }
+            QpState::Reset | QpState::Init => None,
+            _ => return,
+        };
+        // With the same ends the route stays: what is in the ring must not be overtaken.
+        if ends != core.nic.local.ends {
+            (core.nic.local.ends, core.nic.local.asked) = (ends, None);
+            self.choose_route(qp, core);
+            if let Some((remote, _)) = ends {
+                self.local.command(Command::Connect(remote));
+            }
+        }
+    }
+
+    /// Chooses the route anew if the thread has found peers since it was chosen. Only while nothing is outstanding: a
+    /// change then cannot overtake anything.
+    #[inline(always)]
+    pub(crate) fn update_route(&self, qp: &QueuePair, core: &mut QpCore) {
+        if self.local.is_on()
+            && core.nic.local.generation != self.local.generation.load(Ordering::Acquire)
+            && core.qp.is_send_queue_empty()
+        {
+            self.choose_route(qp, core);
+        }
+    }
+
+    /// Chooses a queue pair's route to its peer: direct access and a ring to a process of this host that the thread has
+    /// found, the network to all others. While requests are outstanding, and the queue pair has lost its route, that is
+    /// the network; once the send queue is empty, [`Device::update_route`] searches again.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn choose_route(&self, qp: &QueuePair, core: &mut QpCore) {
+        let generation = self.local.generation.load(Ordering::Acquire);
+        let may_search = core.qp.is_send_queue_empty();
+        core.nic.local.generation = if may_search { generation } else { generation.wrapping_sub(1) };
+        let before = std::mem::take(&mut core.nic.local.route);
+        if may_search && let Some(route) = self.find_route(qp, core, before) {
+            core.nic.local.route = route;
+        }
+    }
+
+    /// The route to the queue pair's peer, if that is a process of this host.
+    fn find_route(&self, qp: &QueuePair, core: &QpCore, before: Route) -> Option<Route> {
+        let (remote, gid_index) = core.nic.local.ends.filter(|_| self.local.is_on())?;
+        let SameHostPeer { memory, peer_tx } = self.local.peers.read().get(&remote)?.clone();
+        let own = self.gids().get(usize::from(gid_index)).map(|gid| gid.addr);
+        // The same access to the same process stays: there are not many reader slots.
+        let kept = before.direct.filter(|direct| Arc::ptr_eq(direct.peer(), &memory));
+        let direct = kept.or_else(|| {
+            let own = own.filter(|_| qp.qp_type() == QpType::Rc)?;
+            memory.direct_access(address_bytes((own, 0).into()), qp.qpn(), core.qp.attr().dest_qpn)
+        });
+        Some(Route { direct, packets: Carrier::Ring(peer_tx) })
+    }
+
+    /// The direct path into the peer's memory. A path into a process that has gone is dropped: it would keep that
+    /// process's memory.
+    #[inline(always)]
+    pub(super) fn direct<'a>(&self, qp: &QueuePair, core: &'a mut QpCore) -> Option<&'a mut DirectAccess> {
+        if core.nic.local.route.direct.as_ref().is_some_and(|direct| direct.peer().is_gone()) {
+            self.choose_route(qp, core);
+        }
+        core.nic.local.route.direct.as_mut()
+    }
+
+    /// Publishes a queue pair's present state to same-host peers.
+    #[inline]
+    pub(crate) fn publish_queue_pair(&self, qp: &QueuePair, core: &mut QpCore, anew: bool) {
+        core.nic.local.is_withdrawn &= !anew;
+        if self.memory.is_published() && (anew || core.nic.local.published != Some(core.qp.state())) {
+            self.publish_queue_pair_now(qp, core);
+        }
+    }
+
+    #[cold]
+    fn publish_queue_pair_now(&self, qp: &QueuePair, core: &mut QpCore) {
+        core.nic.local.published = Some(core.qp.state());
+        if qp.qp_type() == QpType::Rc {
+            self.memory.set_queue_pair(qp.qpn(), published_record(qp, core).as_ref());
+        }
+    }
+
+    /// Publishes all queue pairs, when the first peer connects.
+    pub(super) fn publish_all_queue_pairs(&self) {
+        for qp in self.table.all() {
+            let mut core = qp.lock();
+            if !core.nic.dead {
+                self.publish_queue_pair(&qp, &mut core, true);
+            }
+        }
+    }
+}
+
+/// The accesses that peers may make through a queue pair; `None` when it takes no requests.
+fn published_record(qp: &QueuePair, core: &QpCore) -> Option<PublishedQueuePair> {
+    let attr = core.qp.attr();
+    let takes_requests = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+    let path = attr.path.filter(|_| takes_requests && !core.nic.dead && !core.nic.local.is_withdrawn)?;
+    let mut access = Rights::from_bits_truncate(attr.access);
+    if attr.max_dest_rd_atomic == 0 {
+        access -= Rights::READ | Rights::ATOMIC;
+    }
+    let peer = address_bytes(path.remote);
+    Some(PublishedQueuePair { pd: qp.pd().handle(), access, dest_qpn: attr.dest_qpn, peer })
+}
+
+/// An address in the format of the shared registry.
+fn address_bytes(address: SocketAddr) -> [u8; 16] {
+    match address.ip().to_canonical() {
+        std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The form of an address by which processes of this host find each other.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,82 @@
+//! What the lists of a device know of a queue pair: the lists are generic in it, and [`Schedule`] has its marks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use terrace_transport::Time;
+
+/// A time that never comes.
+pub(crate) const NEVER: Time = Time(u64::MAX);
+
+/// The marks by which a queue pair is scheduled.
+pub(crate) struct Schedule {
+    /// The queue pair's number.
+    pub qpn: u32,
+    /// Whether it is on the device's pending list.
+    pub is_pending: AtomicBool,
+    /// An ACK is deferred to the next receive pass. Set under the QP and receive locks, cleared under either.
+    pub is_ack_deferred: AtomicBool,
+    /// Whether it is on the receiver's list of queue pairs with deferred ACKs. Set under the receive lock, cleared under
+    /// it or by destruction.
+    pub is_on_ack_list: AtomicBool,
+    /// When its live timer entry fires, in nanoseconds.
+    pub timer_at: AtomicU64,
+    /// Whether absent memory that it waits for may be present now.
+    is_woken: AtomicBool,
+    /// Whether it waits for a grant of the device's [`InFlightBudget`](crate::in_flight::InFlightBudget), and whether
+    /// it has one.
+    waits_for_grant: AtomicBool,
+    has_grant: AtomicBool,
+}
+
+impl Schedule {
+    pub fn new(qpn: u32) -> Schedule {
+        Schedule {
+            qpn,
+            is_pending: AtomicBool::new(false),
+            is_ack_deferred: AtomicBool::new(false),
+            is_on_ack_list: AtomicBool::new(false),
+            timer_at: AtomicU64::new(NEVER.0),
+            is_woken: AtomicBool::new(false),
+            waits_for_grant: AtomicBool::new(false),
+            has_grant: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that absent memory may be present now.
+    pub fn wake(&self) {
+        self.is_woken.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was woken and has not been handled since.
+    pub fn is_woken(&self) -> bool {
+        self.is_woken.load(Ordering::SeqCst)
+    }
+
+    /// The same, and resets it.
+    #[inline]
+    pub fn take_woken(&self) -> bool {
+        self.is_woken.load(Ordering::Relaxed) && self.is_woken.swap(false, Ordering::SeqCst)
+    }
+
+    /// Notes that it waits for a grant; false if it did already.
+    pub fn mark_waiting(&self) -> bool {
+        !self.waits_for_grant.swap(true, Ordering::SeqCst)
+    }
+
+    /// Gives it a grant.
+    pub fn give_grant(&self) {
+        self.has_grant.store(true, Ordering::SeqCst);
+        self.waits_for_grant.store(false, Ordering::SeqCst);
+    }
+
+    /// Takes the grant; false if there is none.
+    #[inline]
+    pub fn take_grant(&self) -> bool {
+        self.has_grant.load(Ordering::Relaxed) && self.has_grant.swap(false, Ordering::SeqCst)
+    }
+
+    /// Marks the queue pair as pending; false if it was marked already.
+    pub fn mark_pending(&self) -> bool {
+        !self.is_pending.swap(true, Ordering::SeqCst)
+    }
+}
