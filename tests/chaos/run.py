@@ -46,7 +46,7 @@ LISTENER_DESCRIPTORS_MAX = 60
 # A node keeps connections of vanished clients while these are few (docs/decisions/0023).
 QUEUE_PAIRS_LEFT_MAX = 300
 BACK_DOWN_S = 60
-# Without CAP_SYS_NICE engines cannot raise their priority; attackers then lower theirs by as much (`engine/rank.rs`).
+# Without CAP_SYS_NICE engines cannot raise their priority; attackers then lower theirs by as much (`engine/priority.rs`).
 ATTACKERS_NICENESS = 10
 
 

@@ -175,7 +175,7 @@ extern "C" fn in_child() {
 extern "C" fn at_exit() {
     service::say_goodbye();
     let Some(devices) = nic::try_devices() else { return };
-    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_held_back());
+    devices.iter().filter_map(Weak::upgrade).for_each(|device| device.send_deferred());
     drop(devices);
     tell_of_faults();
 }

@@ -165,14 +165,14 @@ pub fn stand_in() {
     if device.slot() == 0 || shared.by_service == 0 || shared.front.is_some() {
         return;
     }
-    device.ask_front_to_listen();
+    device.ask_demultiplexer_to_listen();
     if !device.gids().first().is_some_and(is_front_free) {
         return;
     }
     // Another process may have taken the slot meanwhile.
     if let Ok(front) = identity::open_front() {
         introduce(&front);
-        front.hear_at_all_gids();
+        front.receive_at_all_gids();
         tracing::info!("slot 0 of the address was free: passing on what comes to its port");
         shared.front = Some(front);
     }

@@ -9,7 +9,7 @@ use terrace_wire::{Path, port_of};
 
 use crate::device::{Device, Pd};
 use crate::error::Error;
-use crate::limits::Life;
+use crate::limits::UseCount;
 
 /// The parts of `ibv_ah_attr` that reach the wire, and those that are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,15 +84,15 @@ pub(crate) fn socket_address(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr 
 pub struct Ah {
     pd: Arc<Pd>,
     av: AddressVector,
-    /// The path to the peer's slot 0; a queue pair number moves the port.
+    /// The path to the peer's instance 0; a queue pair number moves the port.
     path: Path,
-    life: Life,
+    users: UseCount,
 }
 
 impl Pd {
     /// Makes an address handle; the errors are those of [`Device::resolve`].
     pub fn create_ah(self: &Arc<Self>, av: &AddressVector) -> Result<Arc<Ah>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         Ah::new(self, av)
     }
 }
@@ -102,9 +102,9 @@ impl Ah {
         let device = pd.device();
         let path = resolve(device.gids(), av, 0)?;
         device.quotas.ah.take()?;
-        pd.life.hold();
+        pd.users.add();
         device.activate_gid(av.sgid_index);
-        Ok(Arc::new(Ah { pd: pd.clone(), av: *av, path, life: Life::default() }))
+        Ok(Arc::new(Ah { pd: pd.clone(), av: *av, path, users: UseCount::default() }))
     }
 
     /// The target of datagrams to that queue pair of the peer.
@@ -121,19 +121,19 @@ impl Ah {
 
     /// Destroys the handle. Work requests that used it keep their address.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.life.end()?;
-        self.pd.life.release();
+        self.users.end()?;
+        self.pd.users.remove();
         self.pd.device().quotas.ah.give_back();
         Ok(())
     }
 }
 
 /// An identifier for the node: the lower half of its first IPv6 address, or a form of the IPv4 address that cannot be
-/// one; it differs between slots.
-pub(crate) fn guid(gids: &[Gid], slot: u8) -> u64 {
+/// one; it differs between instances.
+pub(crate) fn guid(gids: &[Gid], instance: u8) -> u64 {
     let low = gids.first().map_or(1, |gid| {
         let [.., a, b, c, d, e, f, g, h] = gid.raw;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
     });
-    low ^ u64::from(slot) << 40
+    low ^ u64::from(instance) << 40
 }

@@ -14,7 +14,7 @@ pub trait Clock: Send + Sync {
     /// A time up to 10 ms after now, and before it only where the kernel updates its coarse clock late (a virtual
     /// processor that does not run): for deadlines that need not be exact, where the exact time would be a good part of
     /// the cost.
-    fn soon(&self) -> Time {
+    fn coarse(&self) -> Time {
         self.now()
     }
 }
@@ -31,9 +31,9 @@ impl LazyTimestamp<'_> {
         LazyTimestamp { clock, at: Cell::new(at) }
     }
 
-    /// The time if it is known, otherwise [`Clock::soon`].
-    pub fn soon(&self) -> Time {
-        self.at.get().unwrap_or_else(|| self.clock.soon())
+    /// The time if it is known, otherwise [`Clock::coarse`].
+    pub fn coarse(&self) -> Time {
+        self.at.get().unwrap_or_else(|| self.clock.coarse())
     }
 
     /// The time.
@@ -76,7 +76,7 @@ impl Clock for MonotonicClock {
         self.since_epoch(read(ClockId::CLOCK_MONOTONIC))
     }
 
-    fn soon(&self) -> Time {
+    fn coarse(&self) -> Time {
         self.since_epoch(read(ClockId::CLOCK_MONOTONIC_COARSE) + COARSE_LAG_NS)
     }
 }

@@ -1,8 +1,8 @@
 //! Co-located devices, which take each other's packets.
 //!
-//! Peers that know nothing of instances (slots) send everything to slot 0's UDP port, whatever the queue pair number
-//! says. The process with slot 0 gets packets for other devices of its address, and forwards them: within the process,
-//! if it has opened its device more than once, and else to the process that has the slot (`forwarding`).
+//! Peers that know nothing of instances send everything to instance 0's UDP port, whatever the queue pair number says.
+//! The process with instance 0 gets packets for other devices of its address, and forwards them: within the process, if
+//! it has opened its device more than once, and else to the process that has the instance (`forwarding`).
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -22,10 +22,10 @@ pub(crate) fn remove(device: &Arc<Device>) {
     COLOCATED.write().retain(|other| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(device)));
 }
 
-/// The device with that slot of that address.
-fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
+/// The device with that instance of that address.
+fn find(instance: u32, address: IpAddr) -> Option<Arc<Device>> {
     let fits = |device: &Arc<Device>| {
-        u32::from(device.port.slot()) == slot && device.gids().iter().any(|gid| gid.addr == address)
+        u32::from(device.port.slot()) == instance && device.gids().iter().any(|gid| gid.addr == address)
     };
     COLOCATED.read().iter().filter_map(Weak::upgrade).find(fits)
 }
@@ -33,39 +33,39 @@ fn find(slot: u32, address: IpAddr) -> Option<Arc<Device>> {
 impl Device {
     /// Takes packets from the host's other devices that have joined, and forwards theirs.
     pub fn join_colocated(self: &Arc<Self>) {
-        self.sibling.store(true, Ordering::SeqCst);
-        self.open_passing();
+        self.is_colocated.store(true, Ordering::SeqCst);
+        self.open_inbound();
         let mut colocated = COLOCATED.write();
         colocated.retain(|device| device.strong_count() > 0);
         colocated.push(Arc::downgrade(self));
     }
 
     /// Whether it has joined.
-    pub(crate) fn is_sibling(&self) -> bool {
-        self.sibling.load(Ordering::Relaxed)
+    pub(crate) fn is_colocated(&self) -> bool {
+        self.is_colocated.load(Ordering::Relaxed)
     }
 
     /// Forwards a packet to the device that has its queue pair. False if no device of this process has it, and this
     /// device does not forward to other processes.
     #[cold]
-    pub(crate) fn pass_on(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8]) -> bool {
-        let slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
-        if slot == u32::from(self.port.slot()) {
+    pub(crate) fn forward(&self, meta: &RxMeta, packet: &Packet<'_>, bytes: &[u8]) -> bool {
+        let instance = packet.bth.qpn >> QPN_SLOT_SHIFT;
+        if instance == u32::from(self.port.slot()) {
             return false;
         }
         // Not here: the handler of a management datagram is called without locks.
-        let sibling = match is_management(packet.bth.qpn) {
+        let colocated = match is_management(packet.bth.qpn) {
             true => None,
-            false => find(slot, meta.destination.to_canonical()),
+            false => find(instance, meta.destination.to_canonical()),
         };
-        match sibling {
-            Some(sibling) => sibling.take_passed_on(meta, packet),
-            None => self.pass_on_to_process(meta, bytes, packet.bth.qpn),
+        match colocated {
+            Some(device) => device.handle_forwarded(meta, packet),
+            None => self.forward_to_process(meta, bytes, packet.bth.qpn),
         }
     }
 
     /// Handles a packet that another device has received. The response leaves with this device's next pass.
-    pub(crate) fn take_passed_on(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
+    pub(crate) fn handle_forwarded(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         let Some(qp) = self.query_qp_by_number(packet.bth.qpn) else { return false };
         let mut core = qp.lock();
         if core.nic.dead {
@@ -73,9 +73,9 @@ impl Device {
         }
         let (transport, host) = core.parts(&qp, None);
         transport.handle_packet(|| self.clock.now(), meta, packet, None, &host);
-        self.note_state(&qp, &mut core);
+        self.publish_state(&qp, &mut core);
         drop(core);
-        self.look_at(&qp);
+        self.schedule_pass(&qp);
         true
     }
 }

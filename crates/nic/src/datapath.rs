@@ -1,9 +1,9 @@
 //! The device's data path: packets, work requests and timers. Nothing here knows threads or a clock of its own: the
 //! time is passed in, and the calling thread does the work.
 //!
-//! A burst is received and handled queue pair by queue pair; then the touched queue pairs fill one batch with what they
-//! have to send. Locks are taken in the order queue pair, shared receive queue, completion queue, channel. None is held
-//! while the network is called, except for the receive lock.
+//! A burst is received and handled queue pair by queue pair; then the queue pairs on the work list fill one batch with
+//! what they have to send. Locks are taken in the order queue pair, shared receive queue, completion queue, channel.
+//! None is held while the network is called, except for the receive lock.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -30,14 +30,14 @@ use crate::tx::{BatchSink, DEFERRED_KEPT, Receiver, TxUnit, WorkList};
 
 /// Batches that one pass sends at most. Otherwise a peer that READs gigabytes at once is served to the end before the
 /// next packet is received and before the next timer expires.
-const BATCHES_PER_LOOK: usize = 8;
+const BATCHES_PER_PASS: usize = 8;
 
 /// Receive calls at most before a ring is used or a timer expires. Each call brings up to 32 datagrams.
-const LOOKS_TO_CATCH_UP: u32 = 64;
+const RECEIVES_TO_CATCH_UP: u32 = 64;
 
 /// After so many passes everything is read that was in a ring at the start: a ring holds 8192 of the shortest packets,
 /// and a pass reads 64.
-const LOOKS_PER_RING: u32 = 128;
+const PASSES_PER_RING: u32 = 128;
 
 /// Packets from the network that are kept at most until the rings are read.
 const EARLY_MAX: usize = 1024;
@@ -58,45 +58,46 @@ impl Device {
         bypass: Option<&CompletionBypass<'_>>,
         acks: impl FnOnce() -> AckPolicy,
     ) -> bool {
-        let attended = self.callbacks.advance();
+        let was_active = self.callbacks.advance();
         if self.tx.is_blocked() {
             self.retry_blocked(&LazyTimestamp::new(&*self.clock, now));
         }
         let mut rx = self.rx.try_lock();
-        let mail = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.look(bypass.is_none()));
-        let received = rx.as_mut().filter(|_| mail.asks_network).map_or(0, |rx| self.receive(&mut rx.batch));
+        let rings = rx.as_mut().map_or_else(RxPending::default, |rx| rx.peer_rx.poll(bypass.is_none()));
+        let received =
+            rx.as_mut().filter(|_| rings.network_is_due).map_or(0, |rx| self.receive(&mut rx.batch));
         // A packet that a timer takes for lost may have arrived, and only the receive lock's holder can find out.
         // Without the lock the timer is left to a later pass of the engine.
         let due = rx.is_some() && now.is_some_and(|now| self.timers.is_due(now));
-        if received == 0 && !mail.waits && !due && !self.wants_look() {
-            return attended;
+        if received == 0 && !rings.have_packets && !due && !self.wants_pass() {
+            return was_active;
         }
         let now = &LazyTimestamp::new(&*self.clock, now);
         let own_unit = rx.as_mut().and_then(|rx| rx.unit.take());
         let mut unit = own_unit.unwrap_or_else(|| self.tx.take());
         // Pending work and ACKs of earlier passes leave now; only ACKs of this pass may be deferred.
-        if self.wants_look() {
+        if self.wants_pass() {
             self.pending.take_into(&mut unit.work, None);
             if let Some(rx) = rx.as_mut() {
                 self.release_acks(rx, &mut unit.work);
             }
         }
         let older_count = unit.work.len();
-        if let Some(rx) = rx.as_mut().filter(|_| received > 0 || mail.waits || due) {
+        if let Some(rx) = rx.as_mut().filter(|_| received > 0 || rings.have_packets || due) {
             let Receiver { batch, deferred_acks, peer_rx, .. } = &mut **rx;
             let (table, early) = (OnceCell::new(), Vec::new());
-            let mut look = Look { now, deferred_acks, table, unit: &mut unit, bypass, early };
+            let mut pass = ReceivePass { now, deferred_acks, table, unit: &mut unit, bypass, early };
             if received > 0 {
-                self.handle_burst(batch, &mut look);
+                self.handle_burst(batch, &mut pass);
             }
             if due {
-                self.catch_up_with_network(batch, &mut look);
+                self.catch_up_with_network(batch, &mut pass);
             }
-            if mail.waits {
-                self.handle_rx_rings(peer_rx, batch, &mut look);
+            if rings.have_packets {
+                self.handle_rx_rings(peer_rx, batch, &mut pass);
             }
-            if !look.early.is_empty() {
-                self.handle_early(peer_rx, batch, &mut look);
+            if !pass.early.is_empty() {
+                self.handle_early(peer_rx, batch, &mut pass);
             }
         }
         if due {
@@ -127,7 +128,7 @@ impl Device {
             }
         }
         drop(rx);
-        self.settle_overruns();
+        self.fail_overrun_qps();
         self.management.deliver();
         self.callbacks.advance();
         true
@@ -140,7 +141,7 @@ impl Device {
 
     /// Sends everything deferred, and receives nothing: for a process that ends. In a forked child that has not used
     /// the device all of that is the parent's.
-    pub fn send_held_back(&self) {
+    pub fn send_deferred(&self) {
         if !self.engine.is_missing() && self.has_waiting() {
             let mut unit = self.tx.take();
             self.pending.take_into(&mut unit.work, None);
@@ -157,7 +158,7 @@ impl Device {
     pub(crate) fn progress_for(&self, cq: &Cq, polls: u32, bypass: Option<&CompletionBypass<'_>>) {
         let now = polls.is_multiple_of(POLLS_PER_CLOCK).then(|| self.clock.now());
         let active = self.advance(now, bypass, || {
-            let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_caught);
+            let is_in_vain = cq.is_empty() && !bypass.is_some_and(CompletionBypass::has_bypassed);
             if is_in_vain || !self.engine.sends_deferred_acks() { AckPolicy::Now } else { AckPolicy::Hold }
         });
         // The engine may have left standby just then.
@@ -184,9 +185,9 @@ impl Device {
         active
     }
 
-    /// Whether queue pairs are pending or due for a grant, and a pass is of use to them: while the network is blocked
+    /// Whether queue pairs are pending or can get a grant, and a pass is of use to them: while the network is blocked
     /// it is not.
-    pub(crate) fn wants_look(&self) -> bool {
+    pub(crate) fn wants_pass(&self) -> bool {
         (self.has_waiting() || self.in_flight.can_grant()) && !self.tx.is_blocked()
     }
 
@@ -197,7 +198,7 @@ impl Device {
 
     /// When [`Device::step`] has something to do if no packet arrives before; 0 means at once.
     pub fn next_deadline(&self) -> Option<Time> {
-        if self.wants_look() { Some(Time(0)) } else { self.timers.next() }
+        if self.wants_pass() { Some(Time(0)) } else { self.timers.next() }
     }
 
     /// Receives from the network and returns the number of datagrams.
@@ -207,23 +208,28 @@ impl Device {
         received
     }
 
-    fn handle_burst<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+    fn handle_burst<'a>(&'a self, rx: &mut RxBatch, pass: &mut ReceivePass<'a, '_>) {
         while let Some(packet) = rx.next() {
             let (meta, bytes) = (&packet.meta, packet.bytes);
             // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
-            let is_next = look.early.len() >= EARLY_MAX;
+            let is_next = pass.early.len() >= EARLY_MAX;
             let packet = Arrived { meta, ack: None, bytes, path: RxPath::Network, is_next };
-            if self.handle_packet(packet, look) == Arrival::TooEarly {
-                look.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
+            if self.handle_packet(packet, pass) == Arrival::TooEarly {
+                pass.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
             }
         }
     }
 
-    fn handle_rx_rings<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
+    fn handle_rx_rings<'a>(
+        &'a self,
+        peer_rx: &mut PeerRxSet,
+        rx: &mut RxBatch,
+        pass: &mut ReceivePass<'a, '_>,
+    ) {
         self.read_peer_rx(peer_rx, |meta, ack, bytes| {
             let mut packet = Arrived { meta, ack, bytes, path: RxPath::Ring, is_next: false };
-            while self.handle_packet(packet, look) == Arrival::TooEarly {
-                self.catch_up_with_network(rx, look);
+            while self.handle_packet(packet, pass) == Arrival::TooEarly {
+                self.catch_up_with_network(rx, pass);
                 packet.is_next = true;
             }
         });
@@ -232,41 +238,41 @@ impl Device {
     /// Handles packets from the network for queue pairs whose previous packets came through rings. The packets in the
     /// rings come first: their peers have written them before.
     #[cold]
-    fn handle_early<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
-        for _ in 0..LOOKS_PER_RING {
-            if !peer_rx.look(true).waits {
+    fn handle_early<'a>(&'a self, peer_rx: &mut PeerRxSet, rx: &mut RxBatch, pass: &mut ReceivePass<'a, '_>) {
+        for _ in 0..PASSES_PER_RING {
+            if !peer_rx.poll(true).have_packets {
                 break;
             }
-            self.handle_rx_rings(peer_rx, rx, look);
+            self.handle_rx_rings(peer_rx, rx, pass);
         }
-        for EarlyPacket { meta, bytes } in std::mem::take(&mut look.early) {
+        for EarlyPacket { meta, bytes } in std::mem::take(&mut pass.early) {
             let packet =
                 Arrived { meta: &meta, ack: None, bytes: &bytes, path: RxPath::Network, is_next: true };
-            self.handle_packet(packet, look);
+            self.handle_packet(packet, pass);
         }
     }
 
     /// Handles everything that has arrived over the network: before timers take it for lost, or before a queue pair's
     /// packets come through a ring, because unreliable services take overtaken packets for lost.
     #[cold]
-    fn catch_up_with_network<'a>(&'a self, rx: &mut RxBatch, look: &mut Look<'a, '_>) {
-        for _ in 0..LOOKS_TO_CATCH_UP {
+    fn catch_up_with_network<'a>(&'a self, rx: &mut RxBatch, pass: &mut ReceivePass<'a, '_>) {
+        for _ in 0..RECEIVES_TO_CATCH_UP {
             if self.receive(rx) == 0 {
                 return;
             }
-            self.handle_burst(rx, look);
+            self.handle_burst(rx, pass);
         }
     }
 
     /// No bytes do harm: a bad packet only increments a counter.
-    fn handle_packet<'a>(&'a self, arrived: Arrived<'_>, look: &mut Look<'a, '_>) -> Arrival {
+    fn handle_packet<'a>(&'a self, arrived: Arrived<'_>, pass: &mut ReceivePass<'a, '_>) -> Arrival {
         let Arrived { meta, bytes, .. } = arrived;
         let mut packet = Packet::default();
         if !self.read(meta, bytes, &mut packet) {
             return Arrival::Done;
         }
-        let arrival = self.hand_over(arrived, &packet, look);
-        if arrival == Arrival::Nowhere && !self.pass_on(meta, &packet, bytes) {
+        let arrival = self.deliver(arrived, &packet, pass);
+        if arrival == Arrival::Nowhere && !self.forward(meta, &packet, bytes) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
         arrival
@@ -288,22 +294,22 @@ impl Device {
     }
 
     /// Delivers a packet to its queue pair.
-    fn hand_over<'a>(
+    fn deliver<'a>(
         &'a self,
         Arrived { meta, ack, path, is_next, .. }: Arrived<'_>,
         packet: &Packet<'_>,
-        look: &mut Look<'a, '_>,
+        pass: &mut ReceivePass<'a, '_>,
     ) -> Arrival {
-        if is_management(packet.bth.qpn) && !self.is_for_other_slot(packet.bth.qpn) {
-            self.management.take(look.now.get(), self.port.slot(), meta, packet);
+        if is_management(packet.bth.qpn) && !self.is_for_other_instance(packet.bth.qpn) {
+            self.management.take(pass.now.get(), self.port.slot(), meta, packet);
             return Arrival::Done;
         }
         // The flag excludes a destroyed queue pair, whose number another one may have by now.
-        let is_it = |qp: &&Arc<QueuePair>| {
+        let is_receiver = |qp: &&Arc<QueuePair>| {
             qp.qpn() == packet.bth.qpn && qp.schedule.is_on_ack_list.load(Ordering::Relaxed)
         };
-        let known = look.deferred_acks.iter().take(DEFERRED_KEPT).find(is_it);
-        let found = known.or_else(|| look.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
+        let known = pass.deferred_acks.iter().take(DEFERRED_KEPT).find(is_receiver);
+        let found = known.or_else(|| pass.table.get_or_init(|| self.table.read()).get(packet.bth.qpn));
         let Some(qp) = found else { return Arrival::Nowhere };
         // Packets of other senders than the peer are dropped before they take the lock or change `last_path`.
         if !qp.source.admits(meta.source) {
@@ -317,12 +323,12 @@ impl Device {
             return Arrival::TooEarly;
         }
         core.nic.last_path = path;
-        let (transport, host) = core.parts(qp, look.bypass);
-        transport.handle_packet(|| look.now.get(), meta, packet, ack, &host);
-        self.note_state(qp, &mut core);
+        let (transport, host) = core.parts(qp, pass.bypass);
+        transport.handle_packet(|| pass.now.get(), meta, packet, ack, &host);
+        self.publish_state(qp, &mut core);
         self.arm(qp, &core);
-        let unit = &mut *look.unit;
-        if core.qp.wants_only_to_acknowledge() && !core.nic.touched {
+        let unit = &mut *pass.unit;
+        if core.qp.wants_only_to_acknowledge() && !core.nic.is_on_work_list {
             qp.schedule.is_ack_deferred.store(true, Ordering::Relaxed);
             unit.has_deferred = true;
             if !qp.schedule.is_on_ack_list.load(Ordering::Relaxed) {
@@ -330,7 +336,7 @@ impl Device {
                 unit.deferred_acks.push(qp.clone());
             }
         } else if core.qp.wants_transmit() {
-            touch(qp, &mut core, &mut unit.work);
+            add_to_work_list(qp, &mut core, &mut unit.work);
         }
         Arrival::Done
     }
@@ -343,18 +349,18 @@ impl Device {
             }
             let (transport, host) = core.parts(&qp, None);
             transport.handle_timeout(now, &host);
-            self.note_state(&qp, &mut core);
+            self.publish_state(&qp, &mut core);
             self.arm(&qp, &core);
-            touch(&qp, &mut core, work);
+            add_to_work_list(&qp, &mut core, work);
         }
     }
 
     /// Releases a queue pair that the program has used and that has nothing to send.
     #[inline(always)]
-    pub(crate) fn leave(&self, core: Guard<'_, QpCore>) {
+    pub(crate) fn unlock_idle(&self, core: Guard<'_, QpCore>) {
         drop(core);
-        self.settle_overruns();
-        self.callbacks.attend();
+        self.fail_overrun_qps();
+        self.callbacks.call_if_requested();
     }
 
     /// Does what a change by the program requires: packets, timers. Over the network, packets of pending queue pairs
@@ -363,7 +369,7 @@ impl Device {
         if core.qp.wants_transmit() {
             return self.transmit(qp, core, acks);
         }
-        self.note_state(qp, &mut core);
+        self.publish_state(qp, &mut core);
         self.arm(qp, &core);
         drop(core);
         self.after_unlock();
@@ -381,8 +387,8 @@ impl Device {
         if self.in_flight.can_grant() {
             self.engine.wake_by(Time(0));
         }
-        self.settle_overruns();
-        self.callbacks.attend();
+        self.fail_overrun_qps();
+        self.callbacks.call_if_requested();
     }
 
     #[inline]
@@ -394,10 +400,10 @@ impl Device {
             Filled::NotHere => {}
         }
         if self.tx.is_blocked() {
-            self.note_state(qp, &mut core);
+            self.publish_state(qp, &mut core);
             self.arm(qp, &core);
             drop(core);
-            self.set_aside(qp);
+            self.defer_until_unblocked(qp);
             return;
         }
         let mut unit = self.tx.take();
@@ -418,19 +424,19 @@ impl Device {
 
     /// Leaves a queue pair to the pass that finds the network unblocked. The network may just have been unblocked, so
     /// this wakes the engine.
-    fn set_aside(&self, qp: &Arc<QueuePair>) {
+    fn defer_until_unblocked(&self, qp: &Arc<QueuePair>) {
         self.pending.add(qp);
         if !self.tx.is_blocked() {
             self.engine.wake();
         }
     }
 
-    /// Sends for the queue pairs on the work list until nothing is left, the network blocks, or [`BATCHES_PER_LOOK`]
+    /// Sends for the queue pairs on the work list until nothing is left, the network blocks, or [`BATCHES_PER_PASS`]
     /// batches have left: the rest is for the next pass.
     pub(crate) fn flush(&self, mut unit: Box<TxUnit<QueuePair>>, now: &LazyTimestamp<'_>) {
         for batch in 1.. {
             if self.tx.is_blocked() {
-                unit.work.drain(..).for_each(|(qp, _)| self.set_aside(&qp));
+                unit.work.drain(..).for_each(|(qp, _)| self.defer_until_unblocked(&qp));
             }
             self.fill_from_work(&mut unit, now);
             if !self.port.transmit(&mut unit.batch) {
@@ -447,8 +453,8 @@ impl Device {
             // Checked after the last queue pair has joined the queue for grants: a thread that frees budget from now on
             // sees it there.
             self.in_flight.give_grants(&mut unit.work);
-            if batch == BATCHES_PER_LOOK && !unit.work.is_empty() {
-                unit.work.drain(..).for_each(|(qp, _)| self.look_at(&qp));
+            if batch == BATCHES_PER_PASS && !unit.work.is_empty() {
+                unit.work.drain(..).for_each(|(qp, _)| self.schedule_pass(&qp));
             }
             if unit.work.is_empty() {
                 self.tx.give_back(unit);
@@ -462,7 +468,7 @@ impl Device {
         while let Some((qp, acks)) = unit.work.pop_front() {
             let mut core = qp.lock();
             // A queue pair that is on the list twice has been handled when its mark is gone.
-            if core.nic.dead || (acks == AckPolicy::Hold && !core.nic.touched) {
+            if core.nic.dead || (acks == AckPolicy::Hold && !core.nic.is_on_work_list) {
                 continue;
             }
             match self.fill_by_ring(&qp, &mut core, now, acks) {
@@ -519,7 +525,7 @@ impl Device {
         now: &LazyTimestamp<'_>,
         acks: AckPolicy,
     ) -> Filled {
-        core.nic.touched = false;
+        core.nic.is_on_work_list = false;
         self.update_route(qp, core);
         let Carrier::Ring(peer_tx) = &core.nic.local.route.packets else { return Filled::NotHere };
         if !self.may_use(peer_tx) {
@@ -566,7 +572,7 @@ impl Device {
         match at {
             None => {
                 drop(core);
-                self.look_at(qp);
+                self.schedule_pass(qp);
             }
             Some(at) if self.timers.arm(qp, at) => self.engine.wake_by(at),
             Some(_) => {}
@@ -593,7 +599,7 @@ impl Device {
 
     #[inline]
     fn end_to_fill(&self, qp: &Arc<QueuePair>, core: &mut QpCore, acks: AckPolicy) {
-        self.note_state(qp, core);
+        self.publish_state(qp, core);
         if core.qp.is_blocked_by_budget() {
             self.in_flight.wait(qp);
         }
@@ -618,7 +624,7 @@ impl Device {
 
     /// Updates a queue pair's part of the in-flight budget. Called whenever that may have changed.
     #[inline]
-    pub(crate) fn book(&self, core: &mut QpCore) {
+    pub(crate) fn update_in_flight(&self, core: &mut QpCore) {
         // Packets in a ring do not count as in flight.
         let now_bytes = if core.nic.local.has_tx_ring() { 0 } else { core.qp.in_flight_bytes() };
         let before_bytes = std::mem::replace(&mut core.nic.counted_bytes, now_bytes);
@@ -628,8 +634,8 @@ impl Device {
     /// Updates what depends on a queue pair's state after a call into the transport: the in-flight budget, and what
     /// same-host peers see of it.
     #[inline]
-    pub(crate) fn note_state(&self, qp: &QueuePair, core: &mut QpCore) {
-        self.book(core);
+    pub(crate) fn publish_state(&self, qp: &QueuePair, core: &mut QpCore) {
+        self.update_in_flight(core);
         self.publish_queue_pair(qp, core, false);
     }
 
@@ -642,7 +648,7 @@ impl Device {
     }
 
     /// A completion queue has overrun: the program gets an event, and the queue pairs that complete to it stop (IBTA
-    /// volume 1, 11.6.3.1). The caller holds locks, so the latter is left to [`Device::settle_overruns`].
+    /// volume 1, 11.6.3.1). The caller holds locks, so the latter is left to [`Device::fail_overrun_qps`].
     pub(crate) fn note_overrun(&self, cq: Arc<Cq>) {
         self.events.raise(AsyncEvent::CqError(cq.clone()));
         self.overrun.list.lock().push(cq);
@@ -651,14 +657,14 @@ impl Device {
 
     /// Moves the queue pairs of overrun completion queues to the error state. Takes locks.
     #[inline]
-    pub(crate) fn settle_overruns(&self) {
+    pub(crate) fn fail_overrun_qps(&self) {
         if self.overrun.any.load(Ordering::Acquire) {
-            self.settle_all_overruns();
+            self.fail_all_overrun_qps();
         }
     }
 
     #[cold]
-    fn settle_all_overruns(&self) {
+    fn fail_all_overrun_qps(&self) {
         self.overrun.any.store(false, Ordering::Release);
         let overrun = std::mem::take(&mut *self.overrun.list.lock());
         for qp in self.table.all() {
@@ -677,13 +683,13 @@ impl Device {
         let (transport, host) = core.parts(qp, None);
         // The error state can be reached from every state.
         let _ = transport.modify(&error, QpAttrMask::STATE, &host);
-        self.note_state(qp, &mut core);
+        self.publish_state(qp, &mut core);
         self.events.raise(AsyncEvent::QpFatal(qp.clone()));
     }
 }
 
 /// The state of one receive pass.
-struct Look<'a, 'b> {
+struct ReceivePass<'a, 'b> {
     now: &'b LazyTimestamp<'b>,
     /// Queue pairs that most packets are for.
     deferred_acks: &'b [Arc<QueuePair>],
@@ -725,8 +731,8 @@ enum Arrival {
 }
 
 /// Puts a queue pair on the work list, once.
-fn touch(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
-    if !std::mem::replace(&mut core.nic.touched, true) {
+fn add_to_work_list(qp: &Arc<QueuePair>, core: &mut QpCore, work: &mut WorkList<QueuePair>) {
+    if !std::mem::replace(&mut core.nic.is_on_work_list, true) {
         work.push_back((qp.clone(), AckPolicy::Now));
     }
 }

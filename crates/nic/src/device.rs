@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::forwarding::Forwarding;
 use crate::in_flight::InFlightBudget;
-use crate::limits::{Life, Limits, Quotas};
+use crate::limits::{Limits, Quotas, UseCount};
 use crate::local::LocalPath;
 use crate::management::Management;
 use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
@@ -103,7 +103,7 @@ pub struct Device {
     pub(crate) tx: TxPool<QueuePair>,
     pub(crate) pending: Pending<QueuePair>,
     pub(crate) timers: Timers<QueuePair>,
-    pub(crate) pace: RateLimiter,
+    pub(crate) rate_limiter: RateLimiter,
     pub(crate) in_flight: InFlightBudget<QueuePair>,
     pub(crate) events: AsyncQueue,
     pub(crate) overrun: Overrun,
@@ -118,7 +118,7 @@ pub struct Device {
     pub(crate) guid: u64,
     pub(crate) next_number: AtomicU32,
     /// Whether it forwards packets of other devices, and takes forwarded packets.
-    pub(crate) sibling: AtomicBool,
+    pub(crate) is_colocated: AtomicBool,
     pub(crate) forwarding: Forwarding,
     /// Bit i: GID i, or one a multiple of 32 further, is activated.
     pub(crate) activated: AtomicU32,
@@ -139,7 +139,7 @@ pub(crate) struct NicCounters {
     pub unknown_qp: AtomicU64,
     pub wrong_partition: AtomicU64,
     /// Not dropped: forwarded to other processes.
-    pub passed_on: AtomicU64,
+    pub forwarded: AtomicU64,
 }
 
 impl Device {
@@ -215,7 +215,7 @@ impl Device {
             self.engine.wake();
             let bit = 1 << (gid_index % u32::BITS as u8);
             if self.activated.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-                self.ask_front_to_listen();
+                self.ask_demultiplexer_to_listen();
             }
         }
     }
@@ -233,13 +233,13 @@ impl Device {
     /// Has the callbacks called soon: a thread that makes no progress has given one of them something to do. Takes no
     /// lock that is held while callbacks or pagers are called.
     pub fn request_callbacks(&self) {
-        self.callbacks.ask();
+        self.callbacks.request();
         self.engine.wake_by(Time(0));
     }
 
     /// Schedules a queue pair for the next pass, because of something that did not come from the network. Any thread
     /// may call this, whatever locks it holds.
-    pub(crate) fn look_at(&self, qp: &Arc<QueuePair>) {
+    pub(crate) fn schedule_pass(&self, qp: &Arc<QueuePair>) {
         self.pending.add(qp);
         self.engine.wake_by(Time(0));
         if self.is_closed() {
@@ -261,7 +261,7 @@ impl Device {
 pub struct Pd {
     pub(crate) device: Arc<Device>,
     pub(crate) handle: u32,
-    pub(crate) life: Life,
+    pub(crate) users: UseCount,
 }
 
 impl Pd {

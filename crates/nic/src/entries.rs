@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_a_queue(steps in steps()) {
+        fn entries_come_out_in_order(steps in steps()) {
             let (mut entries, mut model, mut next) = (Entries::with_capacity(4), VecDeque::new(), 0);
             for step in steps {
                 match step {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_takes_the_last_one_needs_no_more_room_for_that() {
+    fn a_queue_that_is_never_empty_needs_no_more_memory() {
         let mut entries = Entries::with_capacity(8);
         entries.push(Wc::default());
         for _ in 0..10_000 {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_bounded_by_what_there_was_at_a_time() {
+    fn memory_is_bounded_by_the_longest_queue() {
         for step in 1..=64 {
             let mut entries = Entries::with_capacity(0);
             for _ in 0..200 {

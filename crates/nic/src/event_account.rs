@@ -7,24 +7,24 @@ use terrace_sync::{Condvar, Mutex};
 pub(crate) struct EventAccount {
     /// Signed: a program that acknowledges too much must not wait for ever, or bring the process down.
     open: Mutex<i64>,
-    settled: Condvar,
+    all_acknowledged: Condvar,
 }
 
 impl EventAccount {
-    pub fn hand_out(&self) {
+    pub fn count_delivered(&self) {
         *self.open.lock() += 1;
     }
 
     pub fn acknowledge(&self, count: u32) {
         *self.open.lock() -= i64::from(count);
-        self.settled.notify_all();
+        self.all_acknowledged.notify_all();
     }
 
     /// Waits until every delivered event is acknowledged.
-    pub fn wait_settled(&self) {
+    pub fn wait_acknowledged(&self) {
         let mut open = self.open.lock();
         while *open > 0 {
-            self.settled.wait(&mut open);
+            self.all_acknowledged.wait(&mut open);
         }
     }
 }

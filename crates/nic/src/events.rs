@@ -126,7 +126,7 @@ impl AsyncQueue {
             // No event: it was withdrawn between its token and this lock, or the device was closed.
             if let Some(event) = waiting.pop_front() {
                 if let Some(account) = event.account() {
-                    account.hand_out();
+                    account.count_delivered();
                 }
                 return Ok(event);
             }
@@ -142,14 +142,14 @@ impl AsyncQueue {
             }
             !ours
         });
-        account.wait_settled();
+        account.wait_acknowledged();
     }
 
     /// Wakes all waiting threads. Undelivered events hold queue pairs, and these the device: they are discarded.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        let untold = std::mem::take(&mut *self.waiting.lock());
-        drop(untold);
+        let undelivered = std::mem::take(&mut *self.waiting.lock());
+        drop(undelivered);
         for _ in 0..CLOSE_TOKENS {
             self.tokens.post();
         }

@@ -91,7 +91,7 @@ impl<'a> QpHost<'a> {
         &self,
         transfer: Result<Arc<dyn Transfer>, AccessError>,
     ) -> Result<Box<dyn Deferred>, RemoteError> {
-        self.device().callbacks.ask();
+        self.device().callbacks.request();
         match transfer {
             Ok(transfer) => Ok(Box::new(Carried(transfer))),
             Err(error) => Err(remote_error(error)),
@@ -284,7 +284,7 @@ impl Host for QpHost<'_> {
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {
-        self.device().pace.book(now, len)
+        self.device().rate_limiter.reserve(now, len)
     }
 
     fn admits(&self, in_flight_bytes: u64) -> bool {
@@ -299,7 +299,7 @@ impl Host for QpHost<'_> {
 #[inline(never)]
 fn complete_to_hook(device: &Device, hook: &Arc<dyn CompletionHook>, completion: impl Completion) {
     hook.completed(completion.entry());
-    device.callbacks.ask();
+    device.callbacks.request();
 }
 
 /// An access that a pager carries out.

@@ -7,7 +7,7 @@
 //! | `engine` | the driver: the thread that makes progress when the program does not, forks, the status socket |
 //! | `qp`, `cq`, `srq`, `mr`, `pd`, `address` | the objects; completion channels are in `cq`, XRC domains in `srq` |
 //! | `buffer` | registered memory for callers without unsafe code |
-//! | `xrc`, `xrc_table`, `holders` | the targets of XRC domains; numbers of their shared receive queues; who has opened a target |
+//! | `xrc`, `xrc_table`, `holders` | targets of XRC domains; SRQ numbers; the holders of a target |
 //! | `host` | memory and shared receives as a queue pair's transport sees them |
 //! | `local` | same-host peers, reached without packets |
 //! | `progress_callback` | callbacks that make progress together with the device |
@@ -15,14 +15,15 @@
 //! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
 //! | `schedule` | the marks of a queue pair by which these and `in_flight` list it |
 //! | `in_flight`, `rate_limiter` | what a device may have in flight; the rate of unreliable services |
-//! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address, in this process and others |
-//! | `entries`, `source`, `keys` | the entries of a completion queue; where a queue pair's packets may come from; keys that it keeps |
+//! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address |
+//! | `entries`, `source`, `keys` | a completion queue's entries; the sources that a queue pair accepts; its keys |
 //! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
 //! | `limits`, `error` | limits and quotas; why a verb was refused |
 //! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
 //!
-//! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for all
-//! queue pairs of the device. What they hold imports none of them, and `impl Device` blocks are beside what they use.
+//! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for
+//! all queue pairs of the device. What they hold imports none of them, and `impl Device` blocks are beside what they
+//! use.
 //!
 //! Objects are reference-counted, but ending them is explicit and follows the rules of libibverbs: an object that
 //! others refer to is busy. [`Device`] says how a simulation drives it without threads ([`Device::step`]).

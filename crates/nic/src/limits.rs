@@ -124,24 +124,25 @@ impl Quotas {
 
 /// Whether an object is alive, and how many other objects refer to it.
 #[derive(Debug, Default)]
-pub(crate) struct Life {
-    users: AtomicU32,
+pub(crate) struct UseCount {
+    count: AtomicU32,
     ended: AtomicBool,
 }
 
-impl Life {
+impl UseCount {
     /// Counts another object that refers to this one.
-    pub fn hold(&self) {
-        self.users.fetch_add(1, Ordering::AcqRel);
+    pub fn add(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub fn release(&self) {
-        self.users.fetch_sub(1, Ordering::AcqRel);
+    /// Counts one less.
+    pub fn remove(&self) {
+        self.count.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Ends the object: EBUSY while others refer to it, EINVAL when it has ended before.
     pub fn end(&self) -> Result<(), Error> {
-        if self.users.load(Ordering::Acquire) > 0 {
+        if self.count.load(Ordering::Acquire) > 0 {
             return Err(Error::Busy("other objects still refer to it"));
         }
         match self.ended.swap(true, Ordering::AcqRel) {

@@ -11,7 +11,7 @@ use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList}
 
 use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
-use crate::limits::Life;
+use crate::limits::UseCount;
 use crate::qp::QueuePair;
 
 /// Parameters of a registration.
@@ -69,7 +69,7 @@ fn new_paging(paging: Option<Paging>) -> NewPaging {
 pub struct Mr {
     key: u32,
     place: Mutex<Place>,
-    life: Life,
+    users: UseCount,
 }
 
 /// The attributes that `rereg` may change.
@@ -84,13 +84,13 @@ struct Place {
 impl Pd {
     /// Registers memory. See [`MrRequest`] for the errors.
     pub fn reg_mr(self: &Arc<Self>, request: MrRequest) -> Result<Arc<Mr>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         Mr::register(self, request)
     }
 
     /// Makes a memory window; ENOMEM when the device has as many as it can.
     pub fn alloc_mw(self: &Arc<Self>, kind: MwKind) -> Result<Arc<Mw>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         Mw::new(self, kind)
     }
 }
@@ -115,10 +115,10 @@ impl Mr {
             device.quotas.mr.give_back();
             register_error(error)
         })?;
-        pd.life.hold();
+        pd.users.add();
         let (addr, length, start) = (request.addr, request.length, region.start);
         let place = Place { pd: pd.clone(), addr, length, start };
-        Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), life: Life::default() }))
+        Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), users: UseCount::default() }))
     }
 
     /// The protection domain, which `rereg` may have changed.
@@ -151,8 +151,9 @@ impl Mr {
         self.place.lock().start
     }
 
-    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova), access and pager (`Some(None)`: an
-    /// ordinary region from now on), as far as given. EINVAL when the region does not lie within the pager's range. The keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
+    /// `ibv_rereg_mr`: changes protection domain, translation (address, length, iova), access and pager (`Some(None)`:
+    /// an ordinary region from now on), as far as given. EINVAL when the region does not lie within the pager's range.
+    /// The keys stay, and no access that passed the old checks is still running when it returns. On error nothing has
     /// changed. EBUSY while windows are bound, and when a same-host peer does not finish an access.
     pub fn rereg(
         &self,
@@ -161,7 +162,7 @@ impl Mr {
         access: Option<u32>,
         paging: Option<Option<Paging>>,
     ) -> Result<(), Error> {
-        self.life.check()?;
+        self.users.check()?;
         let mut place = self.place.lock();
         let access = access.map(Access::from_verbs).transpose().map_err(register_error)?;
         let range = translation.map(|(addr, len, iova)| NewRange { addr, len, iova });
@@ -172,8 +173,8 @@ impl Mr {
         device.local.recall(self.key);
         place.start = region.start;
         if let Some(pd) = pd {
-            pd.life.hold();
-            std::mem::replace(&mut place.pd, pd.clone()).life.release();
+            pd.users.add();
+            std::mem::replace(&mut place.pd, pd.clone()).users.remove();
         }
         if let Some((addr, length, _)) = translation {
             place.addr = addr;
@@ -184,13 +185,13 @@ impl Mr {
 
     /// Ends the region; EBUSY as for `rereg`, and the region stays as it was. No access is running once it returns.
     pub fn dereg(&self) -> Result<(), Error> {
-        self.life.check()?;
+        self.users.check()?;
         let pd = self.pd();
         pd.device().memory.deregister(self.key).map_err(register_error)?;
         pd.device().local.recall(self.key);
-        self.life.end()?;
+        self.users.end()?;
         pd.device().quotas.mr.give_back();
-        pd.life.release();
+        pd.users.remove();
         Ok(())
     }
 }
@@ -226,7 +227,7 @@ pub struct Mw {
     pd: Arc<Pd>,
     kind: MwKind,
     rkey: Mutex<u32>,
-    life: Life,
+    users: UseCount,
 }
 
 impl Mw {
@@ -241,8 +242,8 @@ impl Mw {
             device.quotas.mw.give_back();
             register_error(error)
         })?;
-        pd.life.hold();
-        Ok(Arc::new(Mw { pd: pd.clone(), kind, rkey: Mutex::new(rkey), life: Life::default() }))
+        pd.users.add();
+        Ok(Arc::new(Mw { pd: pd.clone(), kind, rkey: Mutex::new(rkey), users: UseCount::default() }))
     }
 
     /// The protection domain.
@@ -263,18 +264,18 @@ impl Mw {
 
     /// Ends the window, bound or not.
     pub fn dealloc(&self) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         let device = self.pd.device();
         device.memory.free_window(self.rkey()).map_err(register_error)?;
         device.quotas.mw.give_back();
-        self.pd.life.release();
+        self.pd.users.remove();
         Ok(())
     }
 
     /// Passes the current key and the next one to `post`; keeps the next one if that succeeds. Binds of one window are
     /// posted one after the other, so that the keys stay in step with the work queue.
     fn advance(&self, post: impl FnOnce(u32, u32) -> Result<(), Error>) -> Result<u32, Error> {
-        self.life.check()?;
+        self.users.check()?;
         let mut rkey = self.rkey.lock();
         let next = next_rkey(*rkey);
         post(*rkey, next)?;

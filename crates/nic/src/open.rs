@@ -52,7 +52,7 @@ impl Device {
             tx: TxPool::default(),
             pending: Pending::default(),
             timers: Timers::default(),
-            pace: RateLimiter::default(),
+            rate_limiter: RateLimiter::default(),
             in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
             events: AsyncQueue::new()?,
             overrun: Overrun::default(),
@@ -66,7 +66,7 @@ impl Device {
             limits: config.limits,
             guid: address::guid(config.port.gids(), config.port.slot()),
             next_number: AtomicU32::new(rng.random_range(1..1 << 16)),
-            sibling: AtomicBool::new(false),
+            is_colocated: AtomicBool::new(false),
             forwarding: Forwarding::default(),
             activated: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -91,9 +91,9 @@ impl Device {
         self.withdraw_all();
         self.local.stop();
         for qp in self.table.all() {
-            qp.send_held_ack();
+            qp.send_deferred_ack();
             self.table.remove(qp.qpn());
-            qp.silence();
+            qp.stop();
         }
         // References to queue pairs would keep these, and through them the device and its sockets, for ever.
         self.timers.clear();
@@ -113,8 +113,8 @@ impl Device {
         let withdrawn: Vec<_> = qps.iter().filter(|qp| qp.withdraw()).collect();
         let deadline = Instant::now() + READERS_AT_CLOSE;
         for qp in withdrawn {
-            let patience = deadline.saturating_duration_since(Instant::now());
-            if let Err(timeout) = GracePeriod::of_queue_pair(qp.qpn()).wait(patience) {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if let Err(timeout) = GracePeriod::of_queue_pair(qp.qpn()).wait(remaining) {
                 tracing::error!("{timeout}: the device is closed meanwhile");
                 return;
             }

@@ -7,7 +7,7 @@ use terrace_transport::Sge;
 
 use crate::device::{Device, Pd};
 use crate::error::Error;
-use crate::limits::Life;
+use crate::limits::UseCount;
 
 impl Device {
     /// Makes a protection domain.
@@ -20,12 +20,12 @@ impl Device {
 impl Pd {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<Pd>, Error> {
         device.quotas.pd.take()?;
-        Ok(Arc::new(Pd { device: device.clone(), handle: device.next_number(), life: Life::default() }))
+        Ok(Arc::new(Pd { device: device.clone(), handle: device.next_number(), users: UseCount::default() }))
     }
 
     /// Ends the protection domain; EBUSY while anything was created in it and not destroyed.
     pub fn dealloc(&self) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         self.device.quotas.pd.give_back();
         Ok(())
     }

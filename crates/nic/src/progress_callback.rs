@@ -32,7 +32,7 @@ const ROUNDS_MAX: usize = 4;
 type List = SmallVec<[Arc<dyn ProgressCallback>; 2]>;
 
 /// The locked list.
-pub(crate) type Held = ArcRwLockWriteGuard<List>;
+pub(crate) type ForkLock = ArcRwLockWriteGuard<List>;
 
 /// The callbacks of a device.
 #[derive(Default)]
@@ -41,7 +41,7 @@ pub(crate) struct ProgressCallbacks {
     /// Whether there are any, for a check without the lock.
     any: AtomicBool,
     /// Whether one of them has been given something to do since the last call.
-    asked: AtomicBool,
+    is_requested: AtomicBool,
     /// Whether a thread is calling them.
     busy: AtomicBool,
 }
@@ -60,15 +60,15 @@ impl ProgressCallbacks {
     }
 
     /// Locks the list while the process forks.
-    pub fn hold(&self) -> Held {
+    pub fn lock_for_fork(&self) -> ForkLock {
         self.list.write_arc()
     }
 
     /// In a forked child: they are the parent's, and dropping them might wait for threads that the child does not have.
-    pub fn forget(&self, held: &mut Held) {
+    pub fn forget(&self, lock: &mut ForkLock) {
         self.any.store(false, Ordering::SeqCst);
         self.busy.store(false, Ordering::SeqCst);
-        std::mem::forget(std::mem::take(&mut **held));
+        std::mem::forget(std::mem::take(&mut **lock));
     }
 
     /// All of them, for a thread that is about to sleep.
@@ -77,19 +77,19 @@ impl ProgressCallbacks {
     }
 
     /// Notes that a callback has been given something to do.
-    pub fn ask(&self) {
-        self.asked.store(true, Ordering::SeqCst);
+    pub fn request(&self) {
+        self.is_requested.store(true, Ordering::SeqCst);
     }
 
     /// Whether one of them has been given something to do since they were called.
-    pub fn are_asked(&self) -> bool {
-        self.any.load(Ordering::SeqCst) && self.asked.load(Ordering::SeqCst)
+    pub fn are_requested(&self) -> bool {
+        self.any.load(Ordering::SeqCst) && self.is_requested.load(Ordering::SeqCst)
     }
 
     /// Calls them if one of them has been given something to do.
     #[inline]
-    pub fn attend(&self) {
-        if self.asked.load(Ordering::SeqCst) {
+    pub fn call_if_requested(&self) {
+        if self.is_requested.load(Ordering::SeqCst) {
             self.advance();
         }
     }
@@ -107,12 +107,12 @@ impl ProgressCallbacks {
             if self.busy.swap(true, Ordering::SeqCst) {
                 break;
             }
-            self.asked.store(false, Ordering::SeqCst);
+            self.is_requested.store(false, Ordering::SeqCst);
             for callback in self.all() {
                 active |= callback.advance();
             }
             self.busy.store(false, Ordering::SeqCst);
-            if !self.asked.load(Ordering::SeqCst) {
+            if !self.is_requested.load(Ordering::SeqCst) {
                 break;
             }
         }
@@ -135,8 +135,8 @@ mod tests {
         fn advance(&self) -> bool {
             // The first call asks for another one, as a verb that it calls would.
             if self.calls.fetch_add(1, Ordering::Relaxed) == 0 {
-                self.callbacks.ask();
-                self.callbacks.attend();
+                self.callbacks.request();
+                self.callbacks.call_if_requested();
             }
             false
         }
@@ -147,8 +147,8 @@ mod tests {
         let callbacks = Arc::new(ProgressCallbacks::default());
         let counting = Arc::new(Counting { callbacks: callbacks.clone(), calls: AtomicU32::new(0) });
         callbacks.attach(counting.clone());
-        callbacks.attend();
-        assert_eq!(counting.calls.load(Ordering::Relaxed), 0, "nobody has asked");
+        callbacks.call_if_requested();
+        assert_eq!(counting.calls.load(Ordering::Relaxed), 0, "no call was requested");
         callbacks.advance();
         assert_eq!(counting.calls.load(Ordering::Relaxed), 2);
         callbacks.clear();

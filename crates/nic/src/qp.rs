@@ -20,7 +20,7 @@ use crate::error::{Error, reader_timeout};
 use crate::event_account::EventAccount;
 use crate::holders::{Holders, Leaving};
 use crate::keys::{LastKeys, MagicKeys};
-use crate::limits::{Life, Limits};
+use crate::limits::{Limits, UseCount};
 use crate::local::QpLocal;
 use crate::schedule::{NEVER, Schedule};
 use crate::source::SourceFilter;
@@ -77,7 +77,7 @@ pub struct QueuePair {
     /// For accesses to a same-host peer.
     pub(crate) prefetch_hint: PrefetchHint,
     pub(crate) async_account: EventAccount,
-    life: Life,
+    users: UseCount,
 }
 
 /// The state under the queue pair's lock.
@@ -91,7 +91,7 @@ pub(crate) struct NicState {
     /// Receives the completions of send work requests in place of the completion queue.
     pub hook: Option<Arc<dyn CompletionHook>>,
     /// Whether the current burst has put it on the work list.
-    pub touched: bool,
+    pub is_on_work_list: bool,
     /// Whether it was destroyed.
     pub dead: bool,
     /// Whether a message has made an event since the queue pair last had no ACK deferred.
@@ -151,7 +151,7 @@ const BATCH_REQUESTS: usize = 16;
 
 /// Tries at most to send a deferred ACK before the queue pair ends. Another thread that is sending for the queue pair
 /// takes microseconds; a blocked network is not waited for.
-const HELD_ACK_TRIES_MAX: u32 = 64;
+const DEFERRED_ACK_TRIES_MAX: u32 = 64;
 
 /// Most bytes of one queue pair in flight at a time, however large the receive buffers are.
 const WINDOW_BYTES_MAX: usize = 512 << 10;
@@ -176,7 +176,7 @@ impl Pd {
     /// Makes a queue pair in RESET; EINVAL for sizes out of range, ENOMEM when the device has as many as it can.
     /// Targets of XRC are made by [`Xrcd::create_target`].
     pub fn create_qp(self: &Arc<Self>, init: QpInit) -> Result<Arc<QueuePair>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         if init.qp_type == QpType::XrcRecv {
             return Err(Error::Invalid("targets are made in an XRC domain"));
         }
@@ -195,7 +195,7 @@ impl QueuePair {
         let made =
             device.table.insert(|qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init, xrcd, qpn, me))));
         match &made {
-            Ok(qp) => qp.hold_others(),
+            Ok(qp) => qp.add_to_users_of_others(),
             Err(_) => device.quotas.qp.give_back(),
         }
         made
@@ -236,7 +236,7 @@ impl QueuePair {
                 qp: Qp::new(config),
                 nic: NicState {
                     hook: None,
-                    touched: false,
+                    is_on_work_list: false,
                     dead: false,
                     has_woken: Cell::new(false),
                     last_path: RxPath::Network,
@@ -252,7 +252,7 @@ impl QueuePair {
             keys: LastKeys::default(),
             prefetch_hint: PrefetchHint::default(),
             async_account: EventAccount::default(),
-            life: Life::default(),
+            users: UseCount::default(),
         }
     }
 
@@ -338,12 +338,12 @@ impl QueuePair {
     pub fn modify(self: &Arc<Self>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Error> {
         let device = self.device();
         if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
-            self.send_held_ack();
+            self.send_deferred_ack();
         }
         let mut core = self.lock_alive()?;
         let (transport, host) = core.parts(self, None);
         transport.modify(attr, mask, &host)?;
-        self.note_peer(&core);
+        self.update_source(&core);
         if core.qp.state() == QpState::Reset {
             self.purge_completions();
             // The next peer may not know signature pages.
@@ -420,7 +420,7 @@ impl QueuePair {
         if core.qp.wants_transmit() {
             self.send_pending(core);
         } else {
-            self.device().leave(core);
+            self.device().unlock_idle(core);
         }
     }
 
@@ -455,7 +455,7 @@ impl QueuePair {
             }
         }
         drop(core);
-        self.device().settle_overruns();
+        self.device().fail_overrun_qps();
         result
     }
 
@@ -485,7 +485,7 @@ impl QueuePair {
             Leaving::Another => Ok(()),
             Leaving::First => {
                 // The delivered events name this holder.
-                self.async_account.wait_settled();
+                self.async_account.wait_acknowledged();
                 Ok(())
             }
         }
@@ -512,11 +512,11 @@ impl QueuePair {
     /// windows are unbound. Waits until delivered asynchronous events are acknowledged, but not for same-host peers:
     /// see [`QueuePair::await_readers`].
     pub fn destroy(self: &Arc<Self>) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         let device = self.device();
-        self.send_held_ack();
+        self.send_deferred_ack();
         device.table.remove(self.qpn());
-        self.silence();
+        self.stop();
         if self.schedule.is_on_ack_list.swap(false, Ordering::Relaxed) {
             match device.rx.try_lock() {
                 Some(mut rx) => rx.forget_destroyed(),
@@ -532,14 +532,14 @@ impl QueuePair {
         }
         device.memory.invalidate_windows_of(self.qpn());
         device.events.withdraw(&self.async_account);
-        self.release_others();
+        self.remove_from_users_of_others();
         device.quotas.qp.give_back();
         Ok(())
     }
 
     /// Sends a deferred ACK: the program has had the message, and after this the peer's retransmissions get no answer.
-    pub(crate) fn send_held_ack(self: &Arc<Self>) {
-        for _ in 0..HELD_ACK_TRIES_MAX {
+    pub(crate) fn send_deferred_ack(self: &Arc<Self>) {
+        for _ in 0..DEFERRED_ACK_TRIES_MAX {
             let core = self.lock();
             if core.nic.dead || !core.qp.holds_ack() {
                 return;
@@ -551,15 +551,15 @@ impl QueuePair {
     }
 
     /// Stops all activity, without an event.
-    pub(crate) fn silence(&self) {
+    pub(crate) fn stop(&self) {
         let mut core = self.lock();
         core.nic.dead = true;
         let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
         let (transport, host) = core.parts(self, None);
         // RESET can be reached from every state.
         let _ = transport.modify(&reset, QpAttrMask::STATE, &host);
-        self.note_peer(&core);
-        self.device().book(&mut core);
+        self.update_source(&core);
+        self.device().update_in_flight(&mut core);
         self.device().note_modified(self, &mut core);
         // Its entry in the timers is no longer live, and goes with the next sweep.
         self.schedule.timer_at.store(NEVER.0, Ordering::Relaxed);
@@ -571,7 +571,7 @@ impl QueuePair {
     }
 
     /// Its peer may have changed.
-    fn note_peer(&self, core: &QpCore) {
+    fn update_source(&self, core: &QpCore) {
         if self.qp_type() != QpType::Ud {
             self.source.set(core.qp.attr().path.map(|path| path.remote));
         }
@@ -584,18 +584,18 @@ impl QueuePair {
         }
     }
 
-    fn others(&self) -> [Option<&Life>; 5] {
-        let srq = self.init.srq.as_ref().map(|srq| &srq.life);
-        let xrcd = self.xrcd.as_ref().map(|xrcd| &xrcd.life);
-        [Some(&self.pd.life), Some(&self.init.send_cq.life), Some(&self.init.recv_cq.life), srq, xrcd]
+    fn others(&self) -> [Option<&UseCount>; 5] {
+        let srq = self.init.srq.as_ref().map(|srq| &srq.users);
+        let xrcd = self.xrcd.as_ref().map(|xrcd| &xrcd.users);
+        [Some(&self.pd.users), Some(&self.init.send_cq.users), Some(&self.init.recv_cq.users), srq, xrcd]
     }
 
-    fn hold_others(&self) {
-        self.others().into_iter().flatten().for_each(Life::hold);
+    fn add_to_users_of_others(&self) {
+        self.others().into_iter().flatten().for_each(UseCount::add);
     }
 
-    fn release_others(&self) {
-        self.others().into_iter().flatten().for_each(Life::release);
+    fn remove_from_users_of_others(&self) {
+        self.others().into_iter().flatten().for_each(UseCount::remove);
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -634,7 +634,7 @@ fn waker_of(qp: Weak<QueuePair>) -> Waker {
     Arc::new(move || {
         if let Some(qp) = qp.upgrade() {
             qp.schedule.wake();
-            qp.device().look_at(&qp);
+            qp.device().schedule_pass(&qp);
         }
     })
 }

@@ -24,10 +24,10 @@ pub(crate) struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// Books a packet of `len` bytes. Returns until when its queue pair has to wait, if the burst is used up.
-    pub fn book(&self, now: Time, len: usize) -> Option<Time> {
+    /// Reserves a packet of `len` bytes. Returns until when its queue pair has to wait, if the burst is used up.
+    pub fn reserve(&self, now: Time, len: usize) -> Option<Time> {
         let cost_ns = PACKET_NS + len as u64 / BYTES_PER_NS;
-        // Two threads that book at once may lose one booking: a packet too many in the burst, and no more.
+        // Two threads that reserve at once may lose one reservation: a packet too many in the burst, and no more.
         let done_at = self.done_at.load(Ordering::Relaxed).max(now.0).saturating_add(cost_ns);
         self.done_at.store(done_at, Ordering::Relaxed);
         (done_at > now.0.saturating_add(BURST_NS)).then(|| Time(done_at - BURST_NS / 2))
@@ -39,22 +39,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_goes_at_once_and_the_rest_at_the_pace() {
-        let pace = RateLimiter::default();
+    fn a_burst_leaves_undelayed_and_the_rest_at_the_rate() {
+        let limiter = RateLimiter::default();
         let mut now = Time(1_000_000);
         let mut packets = 0;
         while now < Time(101_000_000) {
             packets += 1;
-            now = pace.book(now, 4096).unwrap_or(now);
+            now = limiter.reserve(now, 4096).unwrap_or(now);
         }
         let paced = 100_000_000 / (PACKET_NS + 4096 / BYTES_PER_NS);
-        assert!((paced..paced + 100).contains(&packets), "{packets} packets in 100 ms, {paced} at the pace");
+        assert!((paced..paced + 100).contains(&packets), "{packets} packets in 100 ms, {paced} at the rate");
     }
 
     #[test]
-    fn whoever_rested_may_burst_again() {
-        let pace = RateLimiter::default();
-        assert!((0..60).all(|_| pace.book(Time(0), 4096).is_none()));
-        assert!((0..60).all(|_| pace.book(Time(1_000_000), 4096).is_none()));
+    fn an_idle_sender_may_burst_again() {
+        let limiter = RateLimiter::default();
+        assert!((0..60).all(|_| limiter.reserve(Time(0), 4096).is_none()));
+        assert!((0..60).all(|_| limiter.reserve(Time(1_000_000), 4096).is_none()));
     }
 }

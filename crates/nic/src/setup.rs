@@ -22,11 +22,11 @@ pub struct PortConfig {
     pub address: Option<IpAddr>,
     /// The largest path MTU in bytes; `None` takes what fits.
     pub mtu: Option<u32>,
-    /// The slot (instance index); `None` takes the first that is free.
+    /// The instance index; `None` takes the first that is free.
     pub slot: Option<u8>,
     /// A file with faults to inject.
     pub fault_plan: Option<PathBuf>,
-    /// A file to capture packets to. A device that finds it in use by another one puts its slot into the name.
+    /// A file to capture packets to. A device that finds it in use by another one puts its instance index into the name.
     pub pcap: Option<PathBuf>,
     /// The path to same-host peers.
     pub path: PathChoice,
@@ -173,11 +173,11 @@ impl PortConfig {
 }
 
 /// A port with its capture. If several ports are given the same file (a program starts others, or opens its device
-/// twice), the first has it, and the others add their slot to its name.
+/// twice), the first has it, and the others add their instance index to its name.
 fn captured(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, OpenError> {
     let (path, file) = match pcap::claim(path) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            let own = path_of_slot(path, port.slot());
+            let own = path_of_instance(path, port.slot());
             let file = pcap::claim(&own);
             (own, file)
         }
@@ -189,11 +189,11 @@ fn captured(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, OpenError
     }
 }
 
-/// `run.pcap` for slot 3 becomes `run.3.pcap`.
-fn path_of_slot(path: &Path, slot: u8) -> PathBuf {
+/// `run.pcap` for instance 3 becomes `run.3.pcap`.
+fn path_of_instance(path: &Path, instance: u8) -> PathBuf {
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some(extension) => path.with_extension(format!("{slot}.{extension}")),
-        None => path.with_extension(slot.to_string()),
+        Some(extension) => path.with_extension(format!("{instance}.{extension}")),
+        None => path.with_extension(instance.to_string()),
     }
 }
 

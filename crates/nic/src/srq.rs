@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::device::Pd;
 use crate::error::Error;
 use crate::event_account::EventAccount;
-use crate::limits::Life;
+use crate::limits::UseCount;
 
 /// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Srq {
     number: u32,
     queue: Mutex<Queue>,
     extended: Option<Extended>,
-    pub(crate) life: Life,
+    pub(crate) users: UseCount,
     pub(crate) async_account: EventAccount,
 }
 
@@ -63,7 +63,7 @@ pub struct Xrcd {
     pub(crate) pd: Arc<Pd>,
     /// ... and nothing completes here.
     pub(crate) cq: Arc<Cq>,
-    pub(crate) life: Life,
+    pub(crate) users: UseCount,
 }
 
 impl Xrcd {
@@ -74,7 +74,7 @@ impl Xrcd {
 
     /// Ends the domain; EBUSY while shared receive queues or targets are in it.
     pub fn close(&self) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         self.cq.destroy()?;
         self.pd.dealloc()?;
         self.device.quotas.xrcd.give_back();
@@ -101,7 +101,7 @@ struct Queue {
 impl Pd {
     /// Makes a shared receive queue; EINVAL for sizes out of range.
     pub fn create_srq(self: &Arc<Self>, init: SrqInit) -> Result<Arc<Srq>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         Srq::new(self, init)
     }
 
@@ -112,7 +112,7 @@ impl Pd {
         xrcd: &Arc<Xrcd>,
         cq: &Arc<Cq>,
     ) -> Result<Arc<Srq>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         Srq::extended(self, init, xrcd, cq)
     }
 }
@@ -122,7 +122,7 @@ impl Srq {
         let device = pd.device();
         Srq::check_sizes(pd, &init)?;
         device.quotas.srq.take()?;
-        pd.life.hold();
+        pd.users.add();
         Ok(Arc::new_cyclic(|me| Srq::make(pd, init, device.next_number(), None, me)))
     }
 
@@ -130,7 +130,7 @@ impl Srq {
     fn extended(pd: &Arc<Pd>, init: SrqInit, xrcd: &Arc<Xrcd>, cq: &Arc<Cq>) -> Result<Arc<Srq>, Error> {
         let device = pd.device();
         Srq::check_sizes(pd, &init)?;
-        xrcd.life.check()?;
+        xrcd.users.check()?;
         if !Arc::ptr_eq(xrcd.device(), device) || !cq.belongs_to(device) {
             return Err(Error::Invalid("XRC domain or completion queue of another device"));
         }
@@ -141,7 +141,7 @@ impl Srq {
             |number| Arc::new_cyclic(|me| Srq::make(pd, init, number, Some(extended), me)),
         );
         match &made {
-            Ok(_) => [&pd.life, &xrcd.life, &cq.life].into_iter().for_each(Life::hold),
+            Ok(_) => [&pd.users, &xrcd.users, &cq.users].into_iter().for_each(UseCount::add),
             Err(_) => device.quotas.srq.give_back(),
         }
         made
@@ -156,7 +156,7 @@ impl Srq {
             number,
             queue: Mutex::new(Queue { waiting: VecDeque::new(), attr }),
             extended,
-            life: Life::default(),
+            users: UseCount::default(),
             async_account: EventAccount::default(),
         }
     }
@@ -215,7 +215,7 @@ impl Srq {
     /// Changes the size, arms the limit, or both. EINVAL when a value is out of range, the limit is above the
     /// size, or more work requests wait than would fit.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), Error> {
-        self.life.check()?;
+        self.users.check()?;
         let mut queue = self.queue.lock();
         let mut attr = queue.attr;
         if let Some(max_wr) = max_wr {
@@ -244,7 +244,7 @@ impl Srq {
     /// Posts work requests. Requests before a bad one stay posted; the error has its index and the reason: ENOMEM when
     /// the queue is full, EINVAL when it has too many elements.
     pub fn post(&self, wrs: impl IntoIterator<Item = Result<RecvWr, Error>>) -> Result<(), (usize, Error)> {
-        self.life.check().map_err(|error| (0, error))?;
+        self.users.check().map_err(|error| (0, error))?;
         let mut queue = self.queue.lock();
         for (index, wr) in wrs.into_iter().enumerate() {
             wr.and_then(|wr| queue.push(wr)).map_err(|error| (index, error))?;
@@ -255,18 +255,18 @@ impl Srq {
     /// Destroys the queue: EBUSY while queue pairs use it. Targets of XRC do not hold it, and refuse requests for it
     /// from now on. The completions of its receives are discarded. Waits until delivered events are acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         self.queue.lock().waiting.clear();
         let device = self.pd.device();
         if let Some(Extended { xrcd, cq }) = &self.extended {
             device.xrc.remove(self.number);
             cq.purge_receives_of(self.number);
-            xrcd.life.release();
-            cq.life.release();
+            xrcd.users.remove();
+            cq.users.remove();
         }
         device.events.withdraw(&self.async_account);
         device.quotas.srq.give_back();
-        self.pd.life.release();
+        self.pd.users.remove();
         Ok(())
     }
 

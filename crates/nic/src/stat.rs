@@ -27,9 +27,9 @@ pub type Counts = BTreeMap<String, u64>;
 pub struct DeviceSnapshot {
     /// The process.
     pub pid: u32,
-    /// The process's slot (instance index) on its host.
+    /// The process's instance index on its host.
     pub slot: u8,
-    /// The UDP port that belongs to the slot.
+    /// The UDP port that belongs to the instance.
     pub udp_port: u16,
     /// Addresses in the order of the GID table.
     pub addresses: Vec<String>,
@@ -96,7 +96,7 @@ impl Device {
                 ("wrong_partition", read(&self.counters.wrong_partition)),
                 ("management", read(&self.management.dropped)),
             ]),
-            passed_on: read(&self.counters.passed_on),
+            passed_on: read(&self.counters.forwarded),
             same_host: named(self.local.counts()),
             objects: named([
                 ("protection_domains", self.quotas.pd.used().into()),

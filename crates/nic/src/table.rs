@@ -18,9 +18,9 @@ const LEAF_SIZE: usize = 1 << LEAF_BITS;
 /// Rounds of the permutation of indexes: there are few indexes, and a peer may learn many.
 const ROUNDS: usize = 12;
 
-/// The queue pairs of a device by number: the process's slot in the upper bits, an index in the lower ones.
+/// The queue pairs of a device by number: the process's instance index in the upper bits, an index in the lower ones.
 pub(crate) struct QpTable<Q> {
-    slot: u8,
+    instance: u8,
     entries: RwLock<Entries<Q>>,
 }
 
@@ -39,10 +39,10 @@ pub(crate) struct Entries<Q> {
 
 impl<Q> QpTable<Q> {
     /// An empty table; the order of its numbers is drawn from `rng`.
-    pub fn new(slot: u8, rng: &mut impl Rng) -> QpTable<Q> {
+    pub fn new(instance: u8, rng: &mut impl Rng) -> QpTable<Q> {
         let leaves = (0..INDEX_COUNT >> LEAF_BITS).map(|_| None).collect();
         let order = KeyedPermutation::new(ROUNDS, rng);
-        QpTable { slot, entries: RwLock::new(Entries { leaves, order, next: 0, used: 0 }) }
+        QpTable { instance, entries: RwLock::new(Entries { leaves, order, next: 0, used: 0 }) }
     }
 
     /// Makes a queue pair under a number of its own and adds it.
@@ -52,7 +52,7 @@ impl<Q> QpTable<Q> {
             return Err(Error::NoMemory("queue pair numbers"));
         }
         let index = entries.next_free();
-        let qp = make(u32::from(self.slot) << QPN_SLOT_SHIFT | index)?;
+        let qp = make(u32::from(self.instance) << QPN_SLOT_SHIFT | index)?;
         *entries.slot_of(index) = Some(qp.clone());
         entries.used += 1;
         Ok(qp)
@@ -68,7 +68,7 @@ impl<Q> QpTable<Q> {
 
     /// For the lookups of a burst of packets.
     pub fn read(&self) -> TableReader<'_, Q> {
-        TableReader { slot: self.slot, entries: self.entries.read() }
+        TableReader { instance: self.instance, entries: self.entries.read() }
     }
 
     /// Every queue pair, in the order of their numbers.
@@ -79,14 +79,14 @@ impl<Q> QpTable<Q> {
 
 /// A table under its read lock.
 pub(crate) struct TableReader<'a, Q> {
-    slot: u8,
+    instance: u8,
     entries: RwLockReadGuard<'a, Entries<Q>>,
 }
 
 impl<Q> TableReader<'_, Q> {
     /// The queue pair of that number.
     pub fn get(&self, qpn: u32) -> Option<&Arc<Q>> {
-        if qpn >> QPN_SLOT_SHIFT != u32::from(self.slot) {
+        if qpn >> QPN_SLOT_SHIFT != u32::from(self.instance) {
             return None;
         }
         self.entries.get(qpn & (INDEX_COUNT - 1))

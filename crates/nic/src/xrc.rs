@@ -11,7 +11,7 @@ use terrace_transport::{QpCap, QpType};
 use crate::cq::CqInit;
 use crate::device::Device;
 use crate::error::Error;
-use crate::limits::Life;
+use crate::limits::UseCount;
 use crate::qp::{QpInit, QueuePair};
 use crate::srq::Xrcd;
 
@@ -22,7 +22,7 @@ impl Device {
         self.quotas.xrcd.take()?;
         let own = || Ok((self.alloc_pd()?, self.create_cq(CqInit { depth: 1, channel: None, cookie: 0 })?));
         let (pd, cq) = own().inspect_err(|_: &Error| self.quotas.xrcd.give_back())?;
-        Ok(Arc::new(Xrcd { device: self.clone(), pd, cq, life: Life::default() }))
+        Ok(Arc::new(Xrcd { device: self.clone(), pd, cq, users: UseCount::default() }))
     }
 }
 
@@ -30,7 +30,7 @@ impl Xrcd {
     /// Makes a target in RESET; ENOMEM when the device has as many queue pairs as it can. It completes nothing: what it
     /// receives completes to the queues of the shared receive queues.
     pub fn create_target(self: &Arc<Self>, cookie: u64) -> Result<Arc<QueuePair>, Error> {
-        self.life.check()?;
+        self.users.check()?;
         let init = QpInit {
             qp_type: QpType::XrcRecv,
             send_cq: self.cq.clone(),

@@ -83,7 +83,7 @@ impl World {
 }
 
 #[test]
-fn what_the_network_did_not_take_leaves_later_and_in_order() {
+fn packets_that_the_network_did_not_take_leave_later_and_in_order() {
     let world = world();
     let (a, b) = (&world.a, &world.b);
     let (qa, qb) = rc_pair(a, b);

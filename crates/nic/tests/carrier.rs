@@ -175,7 +175,7 @@ fn attributes_change_under_load_and_every_message_arrives() {
 
 /// On a machine with too few processors, a reader may get none for longer than this.
 #[test]
-fn a_reader_that_is_late_gets_everything_in_order() {
+fn a_late_reader_gets_all_packets_in_order() {
     let ends = Ends::new(QpType::Uc, 14, 15);
     ends.overfill();
     std::thread::sleep(Duration::from_millis(100));
@@ -186,7 +186,7 @@ fn a_reader_that_is_late_gets_everything_in_order() {
 
 /// A full ring of a stopped process blocks no sender for ever: further packets are lost, as at a full socket.
 #[test]
-fn a_reader_that_stands_still_holds_nobody_up() {
+fn a_stalled_reader_blocks_no_other_queue_pair() {
     let ends = Ends::new(QpType::Uc, 16, 17);
     let hasty = Tuning { timeout: 8, retry_cnt: 1, ..Tuning::default() };
     let (qc, _qd) = pair_on(&ends.a, &ends.b, QpType::Rc, &hasty);
@@ -213,7 +213,7 @@ fn a_reader_that_stands_still_holds_nobody_up() {
 
 /// Packets come by the network when the peer has given the ring up.
 #[test]
-fn what_comes_by_the_network_does_not_overtake_what_is_in_the_ring() {
+fn packets_from_the_network_do_not_overtake_packets_in_the_ring() {
     let ends = Ends::new(QpType::Uc, 18, 19);
     ends.post_receives(10, 64);
     // Another device at the same address: a peer may send from any port.

@@ -30,12 +30,12 @@ fn connect_through(qp: &Arc<QueuePair>, peer: &Node, peer_qpn: u32, through: &De
     qp.modify(&attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | requester).expect("RTS");
 }
 
-/// Sends to a queue pair of `home` through the port of `front`. Returns the SEND's status.
-fn send_through(front: &Node, home: &Node) -> WcStatus {
+/// Sends to a queue pair of `home` through the port of `demultiplexer`. Returns the SEND's status.
+fn send_through(demultiplexer: &Node, home: &Node) -> WcStatus {
     let peer = Node::udp();
     let (theirs, ours) = (peer.qp(QpType::Rc), home.qp(QpType::Rc));
     connect(&ours, &peer, theirs.qpn(), &Tuning::default());
-    connect_through(&theirs, home, ours.qpn(), &front.device);
+    connect_through(&theirs, home, ours.qpn(), &demultiplexer.device);
     ours.post_recv([home.recv(1, 0, 64)]).expect("posted");
     peer.memory.fill(0, b"passed on");
     theirs.post_send([Ok(peer.wr(2, SendOp::Send, 0, 9))]).expect("posted");
@@ -49,49 +49,49 @@ fn send_through(front: &Node, home: &Node) -> WcStatus {
 
 #[test]
 fn a_packet_to_a_colocated_devices_port_arrives() {
-    let (front, home) = (Node::udp(), Node::udp());
-    front.device.join_colocated();
+    let (demultiplexer, home) = (Node::udp(), Node::udp());
+    demultiplexer.device.join_colocated();
     home.device.join_colocated();
-    assert_eq!(send_through(&front, &home), WcStatus::Success);
+    assert_eq!(send_through(&demultiplexer, &home), WcStatus::Success);
     // A closed device is no longer co-located.
     home.device.close();
 }
 
 #[test]
-fn others_have_nothing_passed_on() {
-    let (front, home) = (Node::udp(), Node::udp());
-    front.device.join_colocated();
-    assert_eq!(send_through(&front, &home), WcStatus::RetryExceeded);
+fn devices_that_have_not_joined_get_no_forwarded_packets() {
+    let (demultiplexer, home) = (Node::udp(), Node::udp());
+    demultiplexer.device.join_colocated();
+    assert_eq!(send_through(&demultiplexer, &home), WcStatus::RetryExceeded);
 }
 
 #[test]
-fn a_management_datagram_that_is_for_another_slot_arrives_as_it_came() {
+fn a_management_datagram_for_another_instance_arrives_unchanged() {
     let at = |last| {
         let address = Some([127, 84, 7, last].into());
         let port = PortConfig { address, ..PortConfig::default() }.open().expect("a port");
         Node::with(DeviceConfig::new(port), 4096)
     };
-    let (front, home) = (at(1), at(1));
-    assert_eq!((front.device.slot(), home.device.slot()), (0, 1));
+    let (demultiplexer, home) = (at(1), at(1));
+    assert_eq!((demultiplexer.device.slot(), home.device.slot()), (0, 1));
     let heard = Arc::new(Mutex::new(Vec::new()));
     let kept = heard.clone();
     let handler = move |path: &Path, data: &[u8]| kept.lock().unwrap().push((*path, data.to_vec()));
     home.device.on_management(Arc::new(handler));
-    let mut from = front.device.resolve(&home.av(), 0).expect("a path");
+    let mut from = demultiplexer.device.resolve(&home.av(), 0).expect("a path");
     from.remote = ([10, 1, 2, 3], ROCE_PORT + 9).into();
-    let pass_on = |slot, from: &Path, data: &[u8]| front.device.pass_on_management(slot, from, data);
+    let forward = |slot, from: &Path, data: &[u8]| demultiplexer.device.forward_management(slot, from, data);
     // Forwarding starts when both have joined.
-    assert!(matches!(pass_on(1, &from, b"early"), Ok(false)));
-    front.device.join_colocated();
-    assert!(matches!(pass_on(1, &from, b"too early"), Ok(true)));
+    assert!(matches!(forward(1, &from, b"early"), Ok(false)));
+    demultiplexer.device.join_colocated();
+    assert!(matches!(forward(1, &from, b"too early"), Ok(true)));
     home.device.join_colocated();
-    assert!(matches!(pass_on(1, &from, b"hello"), Ok(true)));
+    assert!(matches!(forward(1, &from, b"hello"), Ok(true)));
     wait_until("it has arrived", || !heard.lock().unwrap().is_empty());
     assert_eq!(heard.lock().unwrap()[0], (from, b"hello".to_vec()));
-    // Nothing is forwarded to the front device, and only the front device forwards.
-    assert!(matches!(pass_on(0, &from, b"x"), Ok(false)));
-    assert!(matches!(home.device.pass_on_management(2, &from, b"x"), Ok(false)));
+    // Nothing is forwarded to the demultiplexer, and nothing else forwards.
+    assert!(matches!(forward(0, &from, b"x"), Ok(false)));
+    assert!(matches!(home.device.forward_management(2, &from, b"x"), Ok(false)));
     from.remote.set_port(80);
-    assert!(matches!(pass_on(1, &from, b"x"), Err(Error::Invalid(_))));
-    assert_eq!(front.device.snapshot().passed_on, 2);
+    assert!(matches!(forward(1, &from, b"x"), Err(Error::Invalid(_))));
+    assert_eq!(demultiplexer.device.snapshot().passed_on, 2);
 }

@@ -31,7 +31,7 @@ fn a_bad_key_breaks_its_queue_pair_and_no_other() {
 }
 
 #[test]
-fn ranges_and_permissions_are_the_peers_business() {
+fn ranges_and_permissions_are_checked_by_the_peer() {
     let (a, b) = (Node::udp(), Node::udp());
     let request = MrRequest { addr: b.memory.addr(), length: 100, iova: 5000, access: 4, paging: None };
     let readable = b.pd.reg_mr(request).expect("a region");
@@ -81,7 +81,7 @@ fn a_receive_that_is_too_short_fails_at_both_ends() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_tried_again_or_given_up() {
+fn a_receiver_that_is_not_ready_gets_retries_until_they_are_exhausted() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
@@ -109,7 +109,7 @@ fn a_peer_that_vanishes_exhausts_the_retries() {
 }
 
 #[test]
-fn an_overrun_queue_says_so_and_stops_its_queue_pairs() {
+fn an_overrun_queue_raises_an_event_and_stops_its_queue_pairs() {
     let (a, b) = (Node::udp(), Node::udp());
     let small = a.device.create_cq(CqInit { depth: 2, channel: None, cookie: 3 }).expect("a queue");
     let qa = a.pd.create_qp(QpInit { send_cq: small.clone(), ..a.init(QpType::Rc) }).expect("a queue pair");
@@ -127,7 +127,7 @@ fn an_overrun_queue_says_so_and_stops_its_queue_pairs() {
 }
 
 #[test]
-fn verbs_say_what_the_man_pages_say() {
+fn verbs_return_the_errors_of_the_man_pages() {
     const EINVAL: i32 = 22;
     const EBUSY: i32 = 16;
     const ENOMEM: i32 = 12;

@@ -91,7 +91,7 @@ fn only_solicited_completions_and_errors_are_solicited() {
 }
 
 #[test]
-fn asking_tells_at_once_of_what_came_since_the_last_event() {
+fn arming_raises_an_event_for_completions_since_the_last_one() {
     let a = Node::udp();
     let b = listener();
     let (qa, qb) = b.pair(&a);
@@ -112,7 +112,7 @@ fn asking_tells_at_once_of_what_came_since_the_last_event() {
     b.cq.request_notify(false).expect("armed");
     assert_eq!(event(), Ok(()));
     b.cq.request_notify(false).expect("armed");
-    assert_eq!(event(), Err(Error::Again), "it has been told of");
+    assert_eq!(event(), Err(Error::Again), "its event was raised");
     assert_eq!(poll_for(&b.cq, 1)[0].wr_id, 1);
     // Armed, so this completion raises an event; the next one does not, until the queue is armed again.
     send(&qa, &qb, 2);
@@ -136,7 +136,7 @@ fn asking_tells_at_once_of_what_came_since_the_last_event() {
 #[test]
 fn a_queue_without_a_channel_has_no_events() {
     let a = Node::udp();
-    a.cq.request_notify(false).expect("nobody to tell is no mistake");
+    a.cq.request_notify(false).expect("arming without a channel is no error");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn asynchronous_events_wait_for_their_readers() {
 }
 
 #[test]
-fn closing_a_device_wakes_who_waits_for_its_events() {
+fn closing_a_device_wakes_threads_that_wait_for_its_events() {
     let a = Node::udp();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| a.device.get_async_event().map(drop));

@@ -21,7 +21,7 @@ fn node_under(plan: &str) -> (Node, Arc<Faults>) {
 }
 
 #[test]
-fn withheld_receives_cost_retries_and_nothing_else() {
+fn withheld_receives_only_cost_retries() {
     let a = Node::udp();
     let (b, faults) = node_under("[[fault]]\nkind = \"rnr\"\nafter_operations = 1\nfor_operations = 5");
     let (qa, qb) = rc_pair(&a, &b);
@@ -43,13 +43,13 @@ fn withheld_receives_cost_retries_and_nothing_else() {
     assert_eq!(faults.counts().get(Injected::RnrNak), 5);
     assert_eq!(qb.counters().rnr_naks_sent, 5);
     assert_eq!(qa.counters().rnr_naks_received, 5);
-    let told = b.device.snapshot().injected;
-    assert_eq!((told.get("rnr_naks"), told.get("packets_lost")), (Some(&5), Some(&0)));
+    let reported = b.device.snapshot().injected;
+    assert_eq!((reported.get("rnr_naks"), reported.get("packets_lost")), (Some(&5), Some(&0)));
     assert!(a.device.snapshot().injected.is_empty());
 }
 
 #[test]
-fn who_does_not_retry_for_ever_is_told_and_the_receive_stays() {
+fn limited_retries_end_in_an_error_and_the_receive_stays() {
     let a = Node::udp();
     let (b, _) = node_under("[[fault]]\nkind = \"rnr\"");
     let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { rnr_retry: 2, ..Tuning::default() });
@@ -61,7 +61,7 @@ fn who_does_not_retry_for_ever_is_told_and_the_receive_stays() {
 }
 
 #[test]
-fn one_sided_requests_and_other_peers_do_not_notice() {
+fn one_sided_requests_and_other_peers_are_not_affected() {
     let a = Node::udp();
     let (b, faults) = node_under(
         "[[fault]]\nkind = \"rnr\"\npeer = \"192.0.2.1\"\n[[fault]]\nkind = \"rnr\"\nafter_operations = 1",
@@ -81,7 +81,7 @@ fn one_sided_requests_and_other_peers_do_not_notice() {
 }
 
 #[test]
-fn unreliable_connections_have_no_way_to_say_it() {
+fn unreliable_connections_get_no_rnr_nak() {
     let a = Node::udp();
     let (b, faults) = node_under("[[fault]]\nkind = \"rnr\"");
     let (qa, qb) = pair_on(&a, &b, QpType::Uc, &Tuning::default());
@@ -92,7 +92,7 @@ fn unreliable_connections_have_no_way_to_say_it() {
 }
 
 #[test]
-fn an_outage_shorter_than_the_patience_is_survived_and_a_longer_one_is_told() {
+fn an_outage_shorter_than_the_retries_is_survived_and_a_longer_one_is_an_error() {
     let path = std::env::temp_dir().join(format!("terrace-nic-{}-outage.toml", std::process::id()));
     // Drops 6 packets in a row, a WRITE and its first five retransmissions; and every packet from the 41st on.
     let short = "[[fault]]\nkind = \"blackhole\"\nafter_packets = 4\nfor_packets = 6\n";
@@ -115,6 +115,6 @@ fn an_outage_shorter_than_the_patience_is_survived_and_a_longer_one_is_told() {
         assert!(succeeded < 40, "each takes a packet, and the 40th is the last that passes");
     }
     assert!(succeeded >= 5, "{succeeded}: the first outage was to be survived");
-    let told = a.device.snapshot().injected;
-    assert!(told["packets_blackholed"] >= 6 + 7, "{told:?}");
+    let reported = a.device.snapshot().injected;
+    assert!(reported["packets_blackholed"] >= 6 + 7, "{reported:?}");
 }

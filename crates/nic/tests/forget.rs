@@ -20,7 +20,7 @@ fn mappings_of_file_at(addr: u64) -> usize {
 }
 
 #[test]
-fn a_peer_that_does_not_listen_hears_later_of_every_region_that_is_no_more() {
+fn a_peer_that_does_not_read_its_socket_later_gets_every_forget_message() {
     let (a, b) = (Node::local(), Node::local());
     let (qa, _qb) = rc_pair(&a, &b);
     let SharedRegion { addr, mr: whole } = SharedRegion::new(&b, (REGIONS * LEN) as usize);

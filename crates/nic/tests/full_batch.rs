@@ -20,7 +20,7 @@ fn nodes(net: &SimNet, clock: &Arc<ManualClock>) -> [Node; 2] {
 }
 
 #[test]
-fn a_long_unreliable_message_leaves_whole() {
+fn a_long_unreliable_message_arrives_whole() {
     let net = SimNet::new(1, SimConfig::default());
     let clock = Arc::new(ManualClock::new());
     let [a, b] = nodes(&net, &clock);

@@ -85,7 +85,7 @@ fn arrived(port: &SimPort) -> usize {
 }
 
 #[test]
-fn who_reads_everything_at_once_leaves_others_their_turn() {
+fn a_peer_with_many_reads_does_not_starve_others() {
     let net = SimNet::new(1, SimConfig::default());
     let [greedy, modest] = [2, 3].map(|last| net.port(address(last)));
     let node = node(&net, 1, MEMORY_LEN);
@@ -115,7 +115,7 @@ fn who_reads_everything_at_once_leaves_others_their_turn() {
 }
 
 #[test]
-fn a_packet_that_is_not_from_the_peers_port_is_nobodys() {
+fn a_packet_from_another_port_than_the_peers_is_dropped() {
     let net = SimNet::new(1, SimConfig::default());
     // The peer has instance index 1 at its address, and a stranger index 0.
     let [other, peer] = [(); 2].map(|()| net.port(address(2)));
@@ -144,14 +144,14 @@ struct Holder {
 impl CompletionHook for Holder {
     fn completed(&self, _wc: Wc) {
         self.is_inside.send(()).expect("the test listens");
-        let told = self.may_go_on.lock().expect("nobody panics").recv_timeout(PATIENCE);
-        self.went_on.send(told.is_ok()).expect("the test listens");
+        let reported = self.may_go_on.lock().expect("nobody panics").recv_timeout(PATIENCE);
+        self.went_on.send(reported.is_ok()).expect("the test listens");
     }
 }
 
 /// Packets that any host can send must not revoke a thread's bias to the queue pair's lock.
 #[test]
-fn a_packet_of_a_stranger_does_not_take_the_queue_pairs_lock() {
+fn a_packet_of_another_source_does_not_take_the_queue_pairs_lock() {
     let net = SimNet::new(1, SimConfig::default());
     let (stranger, node) = (net.port(address(3)), node(&net, 1, 4096));
     let qp = open_to(&node, path_to(2), PEER_QPN);

@@ -84,7 +84,7 @@ impl Bystander {
 }
 
 #[test]
-fn whoever_is_killed_leaves_nothing_locked_and_nothing_behind() {
+fn a_killed_process_leaves_no_lock_and_no_resource() {
     let rounds = std::env::var("TERRACE_KILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40);
     let node = Node::local();
     let region = SharedRegion::new(&node, LEN);
@@ -97,10 +97,10 @@ fn whoever_is_killed_leaves_nothing_locked_and_nothing_behind() {
         let mr = register(&node, node.memory.addr(), LEN as u64);
         let regions = vec![(node.memory.addr(), mr.rkey()), (region.addr, region.mr.rkey())];
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Mixed);
-        let peer = victim.hear(End::from_line);
+        let peer = victim.read_line(End::from_line);
         begin(&node, &qp, &peer, &IMPATIENT);
         victim.say_go();
-        victim.hear(|line| (line == "begun").then_some(()));
+        victim.read_line(|line| (line == "begun").then_some(()));
         let (mut life, started) = (Life::new(&mut rng), Instant::now());
         work(&node, &qp, &peer, Load::Mixed, &mut rng, || life.is_over(&qp, started));
         victim.kill();

@@ -17,7 +17,7 @@ fn direct(qp: &QueuePair) -> u64 {
 }
 
 /// Posts READs until one of them needs no packets: the peer must be found first.
-fn find_way(node: &Node, qp: &Arc<QueuePair>, va: u64, rkey: u32) {
+fn find_route(node: &Node, qp: &Arc<QueuePair>, va: u64, rkey: u32) {
     let before = direct(qp);
     wait_until("a READ needs no packets", || {
         qp.post_send([Ok(node.wr(99, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
@@ -29,7 +29,7 @@ fn find_way(node: &Node, qp: &Arc<QueuePair>, va: u64, rkey: u32) {
 fn joined() -> (Node, Node, Arc<QueuePair>, Arc<QueuePair>) {
     let (a, b) = (Node::local(), Node::local());
     let (qa, qb) = rc_pair(&a, &b);
-    find_way(&a, &qa, b.memory.addr(), b.mr.rkey());
+    find_route(&a, &qa, b.memory.addr(), b.mr.rkey());
     (a, b, qa, qb)
 }
 
@@ -177,7 +177,7 @@ fn work_requests_do_by_direct_access_what_they_do_by_packets() {
 }
 
 #[test]
-fn direct_access_tells_whom_the_queue_pair_says_and_asks_for_what_it_may() {
+fn direct_access_completes_to_the_hook_and_needs_the_queue_pairs_rights() {
     struct Taken(Mutex<Vec<u64>>);
     impl CompletionHook for Taken {
         fn completed(&self, wc: Wc) {
@@ -192,7 +192,7 @@ fn direct_access_tells_whom_the_queue_pair_says_and_asks_for_what_it_may() {
     let (va, rkey, sge) = (b.memory.addr(), b.mr.rkey(), a.sge(0, 8));
     let wr = |wr_id, op| SendWr::with_sge(wr_id, op, sge, SendFlags::empty());
     let (read, write) = (SendOp::Read { va, rkey }, SendOp::Write { va, rkey });
-    find_way(&a, &qa, va, rkey);
+    find_route(&a, &qa, va, rkey);
     let before = direct(&qa);
     qa.post_send([Ok(wr(1, read))]).expect("posted");
     assert_eq!(a.completion().wr_id, 1, "all of them are signaled");
@@ -285,7 +285,7 @@ fn atomics_on_memory_that_can_be_mapped_need_no_packets() {
 }
 
 #[test]
-fn what_goes_by_packets_and_what_does_not_take_effect_in_order() {
+fn requests_by_packets_and_by_direct_access_take_effect_in_order() {
     let (a, b, qa, qb) = joined();
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());
     for round in 0..500u64 {
@@ -309,7 +309,7 @@ fn what_goes_by_packets_and_what_does_not_take_effect_in_order() {
 }
 
 #[test]
-fn mistakes_end_as_they_do_with_packets() {
+fn errors_are_those_of_packets() {
     type Mistake = fn(&Node, &Node) -> SendWr;
     let mistakes: [(&str, Mistake, WcStatus); 5] = [
         (
@@ -402,21 +402,21 @@ fn nothing_is_written_any_more_once_the_region_or_the_queue_pair_has_ended() {
 }
 
 #[test]
-fn a_peer_that_has_gone_is_missed_as_with_packets() {
+fn a_peer_that_has_gone_exhausts_the_retries_as_with_packets() {
     let (a, b) = (Node::local(), Node::local());
     let (qa, qb) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     let hasty = Tuning { timeout: 14, retry_cnt: 1, ..Tuning::default() };
     connect(&qa, &b, qb.qpn(), &hasty);
     connect(&qb, &a, qa.qpn(), &hasty);
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());
-    find_way(&a, &qa, va, rkey);
+    find_route(&a, &qa, va, rkey);
     b.device.close();
     qa.post_send([Ok(a.wr(1, SendOp::Read { va, rkey }, 0, 8))]).expect("posted");
     assert_eq!(a.completion().status, WcStatus::RetryExceeded);
 }
 
 #[test]
-fn calls_do_what_work_requests_would_do_or_say_that_they_cannot() {
+fn calls_do_what_work_requests_would_do_or_return_that_they_did_not() {
     let (a, b, qa, qb) = joined();
     let (va, rkey) = (b.memory.addr(), b.mr.rkey());
     let before = (direct(&qa), qa.counters().tx_packets, qb.counters().requests);
@@ -498,12 +498,12 @@ fn messages_need_no_network() {
     }
     let after = [ways(&a), ways(&b)];
     assert!(after[0].0 > before[0].0 + 70 && after[1].0 > before[1].0, "{before:?} {after:?}");
-    assert_eq!(after.map(|way| way.1), before.map(|way| way.1), "nothing by the network");
+    assert_eq!(after.map(|route| route.1), before.map(|route| route.1), "nothing by the network");
 }
 
 /// No engine runs here, so only polls acknowledge messages.
 #[test]
-fn answers_bring_the_acknowledgements_of_questions() {
+fn responses_carry_the_acknowledgements_of_requests() {
     let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
     let config = || DeviceConfig { engine: false, ..port.clone().device().expect("a port on the loopback") };
     let ends = [Node::with(config(), 1 << 20), Node::with(config(), 1 << 20)];
@@ -536,7 +536,7 @@ fn answers_bring_the_acknowledgements_of_questions() {
 /// The first messages leave before the two processes have connected. A UC queue pair takes an overtaken message for
 /// lost.
 #[test]
-fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
+fn packets_in_a_ring_do_not_overtake_packets_on_the_network() {
     let port = PortConfig { address: Some(LOOPBACK), path: PathChoice::Local, ..PortConfig::default() };
     let config = port.device().expect("a port on the loopback");
     // `b` has no engine: it receives nothing before the test polls.
@@ -557,7 +557,7 @@ fn what_goes_by_a_ring_does_not_overtake_what_went_by_the_network() {
 }
 
 #[test]
-fn more_than_the_ring_holds_waits_for_its_reader() {
+fn packets_beyond_the_rings_size_wait_for_its_reader() {
     let (a, b, qa, qb) = joined();
     // Four messages of 3 MiB and more from four queue pairs at once: several times what the ring holds.
     let mut pairs = vec![(qa, qb)];
@@ -578,7 +578,7 @@ fn more_than_the_ring_holds_waits_for_its_reader() {
 }
 
 #[test]
-fn who_hears_the_answer_has_heard_that_the_question_arrived() {
+fn a_requests_completion_precedes_the_response() {
     let (a, b, qa, qb) = joined();
     for round in 0..2000 {
         qa.post_recv([a.recv(1, 0, 64)]).expect("posted");
@@ -598,7 +598,7 @@ fn who_hears_the_answer_has_heard_that_the_question_arrived() {
 }
 
 #[test]
-fn a_message_wakes_who_sleeps() {
+fn a_message_wakes_a_sleeping_receiver() {
     let (a, b, qa, qb) = joined();
     let channel = b.device.create_channel().expect("a channel");
     let cq =
@@ -655,7 +655,7 @@ fn a_poll_does_not_take_an_event_away() {
 }
 
 #[test]
-fn rings_rest_while_a_process_forks() {
+fn rings_are_not_used_while_a_process_forks() {
     let (a, b, qa, qb) = joined();
     for round in 0..20 {
         qb.post_recv([b.recv(round, 0, 64)]).expect("posted");
@@ -669,7 +669,7 @@ fn rings_rest_while_a_process_forks() {
 }
 
 #[test]
-fn who_wants_packets_gets_packets() {
+fn a_device_without_the_local_path_uses_packets() {
     let (a, b) = (Node::udp(), Node::local());
     let (qa, qb) = rc_pair(&a, &b);
     for round in 0..50 {

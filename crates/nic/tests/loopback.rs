@@ -24,7 +24,7 @@ fn send_and_receive_of_many_sizes() {
 }
 
 #[test]
-fn immediate_and_solicited_travel_with_the_message() {
+fn immediate_and_solicited_arrive_with_the_message() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     let imm = 0x1234_5678u32.to_be();
@@ -150,7 +150,7 @@ fn a_device_talks_to_itself_and_a_queue_pair_too() {
 }
 
 #[test]
-fn shared_receives_serve_several_queue_pairs_and_tell_when_they_run_low() {
+fn shared_receives_serve_several_queue_pairs_and_raise_the_limit_event() {
     let (a, b) = (Node::udp(), Node::udp());
     let srq = b.pd.create_srq(SrqInit { max_wr: 16, max_sge: 1, limit: 0, cookie: 5 }).expect("a queue");
     let mut qps = Vec::new();

@@ -28,7 +28,7 @@ fn path(from: &Node, to: &Node) -> Path {
 }
 
 #[test]
-fn a_question_is_answered_by_whoever_hears_it() {
+fn a_handler_can_answer_a_datagram() {
     let (a, b) = (Node::udp(), Node::udp());
     let answers = listen(&a.device);
     let device = Arc::downgrade(&b.device);
@@ -120,10 +120,10 @@ impl Stranger {
         emit_headers(bth, &ext, &mut packet[..header_len]).expect("headers");
         packet[header_len..].fill(7);
         assert!(self.port.transmit(&mut batch));
-        self.settle();
+        self.step_until_idle();
     }
 
-    fn settle(&mut self) {
+    fn step_until_idle(&mut self) {
         while let Some(next) = self.net.next_delivery() {
             self.net.advance_to(next);
         }
@@ -155,7 +155,7 @@ fn what_is_no_management_datagram_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_flood_is_let_through_at_a_bounded_rate() {
+fn a_flood_is_accepted_at_a_bounded_rate() {
     let mut stranger = stranger(true);
     let (bth, deth) = good();
     for _ in 0..1000 {
@@ -174,7 +174,7 @@ fn a_flood_is_let_through_at_a_bounded_rate() {
 }
 
 #[test]
-fn who_floods_leaves_others_their_share() {
+fn a_flood_from_one_address_leaves_the_quota_of_others() {
     let mut stranger = stranger(true);
     let (bth, deth) = good();
     for _ in 0..1000 {
@@ -195,7 +195,7 @@ fn who_floods_leaves_others_their_share() {
 }
 
 #[test]
-fn without_anybody_to_hear_them_they_are_dropped() {
+fn datagrams_without_a_handler_are_dropped() {
     let mut stranger = stranger(false);
     let (bth, deth) = good();
     stranger.send(&bth, deth, 8);
@@ -203,7 +203,7 @@ fn without_anybody_to_hear_them_they_are_dropped() {
 }
 
 #[test]
-fn a_class_of_its_own_has_a_handler_of_its_own() {
+fn a_class_can_have_its_own_handler() {
     let (a, b) = (Node::udp(), Node::udp());
     let rest = listen(&b.device);
     let own = Received::default();

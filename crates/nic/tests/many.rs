@@ -75,7 +75,7 @@ impl Many {
 }
 
 #[test]
-fn a_device_has_no_more_in_flight_than_its_peer_can_soon_answer() {
+fn a_device_stays_within_its_in_flight_budget() {
     let many = posted(SimConfig::default());
     many.nodes[0].device.step(Time(many.net.now()));
     let sent = many.packets_sent();
@@ -90,7 +90,7 @@ fn a_device_has_no_more_in_flight_than_its_peer_can_soon_answer() {
 }
 
 #[test]
-fn turns_are_taken_over_a_bad_link_too() {
+fn grants_are_given_over_a_lossy_link_too() {
     let many = posted(SimConfig {
         loss: 0.02,
         duplicate: 0.01,
@@ -102,7 +102,7 @@ fn turns_are_taken_over_a_bad_link_too() {
 }
 
 #[test]
-fn those_that_end_make_room_and_those_that_wait_may_end() {
+fn ending_queue_pairs_free_budget_and_waiting_ones_can_end() {
     let many = posted(SimConfig::default());
     many.nodes[0].device.step(Time(many.net.now()));
     // The RESET discards the in-flight packets: the first half sent first. The others must take over the budget.

@@ -186,7 +186,7 @@ fn a_write_is_acknowledged_when_it_is_done_and_a_read_behind_it_sees_it() {
 }
 
 #[test]
-fn a_message_behind_a_write_is_told_of_when_the_write_is_done() {
+fn a_message_behind_a_write_completes_when_the_write_is_done() {
     let Pair { a, qa, qb, paged, b } = pair(RegionPolicy::Wait);
     qb.post_recv([b.recv(7, 0, 100), b.recv(8, 0, 0)]).expect("posted");
     let immediate = SendOp::WriteImm { va: 0x10_0000 + 9000, rkey: paged.mr.rkey(), imm: 5 };
@@ -202,8 +202,8 @@ fn a_message_behind_a_write_is_told_of_when_the_write_is_done() {
     ok(&a.completions(2), [1, 2]);
     expect_silence(&b.cq);
     paged.complete_all();
-    let told = b.completion();
-    assert_eq!((told.wr_id, told.opcode, told.imm), (8, WcOpcode::RecvRdmaWithImm, 5));
+    let reported = b.completion();
+    assert_eq!((reported.wr_id, reported.opcode, reported.imm), (8, WcOpcode::RecvRdmaWithImm, 5));
     ok(&a.completions(1), [3]);
 }
 
@@ -291,7 +291,7 @@ fn reset_forgets_that_the_peer_wanted_patterns() {
 }
 
 #[test]
-fn a_faulting_region_sends_peers_away_until_the_memory_is_there() {
+fn a_faulting_region_answers_rnr_until_the_memory_is_present() {
     let Pair { a, qa, qb, paged, b: _b } = pair(RegionPolicy::Fault);
     qa.post_send([Ok(a.wr(1, paged.read(0), 0, 4096)), Ok(a.wr(2, paged.write(8192), 8192, 100))])
         .expect("posted");
@@ -307,7 +307,7 @@ fn a_faulting_region_sends_peers_away_until_the_memory_is_there() {
 }
 
 #[test]
-fn a_pager_without_room_is_asked_again_when_it_has_some() {
+fn a_pager_without_memory_is_called_again_when_it_has_some() {
     let Pair { a, qa, paged, b: _b, .. } = pair(RegionPolicy::Wait);
     paged.pager.set_habits(2, Box::new(|| 0));
     let wrs = (0..16u64).map(|id| {
@@ -500,7 +500,7 @@ impl Pager for Sly {
 }
 
 #[test]
-fn a_wake_that_comes_while_the_program_posts_is_not_taken_for_dealt_with() {
+fn a_wakeup_while_the_program_posts_is_not_lost() {
     let (net, clock, [a, b]) = simulated();
     let (qa, qb) = pair_on(&a, &b, QpType::Rc, &Tuning { mtu: 4096, ..Tuning::default() });
     let sly = Arc::new(Sly {
@@ -574,7 +574,7 @@ impl Pager for Preempting {
 
 /// The ACK is in the socket, but the thread that holds the receive lock is preempted.
 #[test]
-fn no_timer_counts_while_nobody_can_look_at_what_has_come() {
+fn no_timer_fires_while_no_thread_can_receive() {
     let (net, clock, [a, b]) = simulated();
     let (reading, _read) = pair_on(&a, &b, QpType::Rc, &Tuning::default());
     let (taking, sending) = pair_on(&a, &b, QpType::Rc, &Tuning { retry_cnt: 0, ..Tuning::default() });
@@ -659,7 +659,7 @@ fn a_region_must_lie_within_its_pagers_range() {
 
 /// Accesses end on another thread while units come and go: no queue pair misses its wake, and every byte is right.
 #[test]
-fn nothing_is_missed_while_another_thread_ends_accesses() {
+fn no_wakeup_is_lost_while_another_thread_ends_accesses() {
     const SLOTS: usize = 16;
     const SLOT_LEN: usize = 6000;
     const ROUNDS: u64 = 300;

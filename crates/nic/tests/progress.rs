@@ -11,7 +11,7 @@ use common::*;
 use terrace_nic::*;
 
 #[test]
-fn ping_pong_over_memory_needs_no_polls_of_the_one_who_waits() {
+fn ping_pong_over_memory_needs_no_polls_by_the_waiting_side() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     let rounds = 500;
@@ -160,8 +160,8 @@ fn the_status_socket_shows_the_counters() {
 fn hostile_datagrams_are_counted_and_nothing_else() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, _qb) = rc_pair(&a, &b);
-    let slot = b.device.snapshot().slot;
-    let target = (LOOPBACK, 4791 + u16::from(slot));
+    let instance = b.device.snapshot().slot;
+    let target = (LOOPBACK, 4791 + u16::from(instance));
     let socket = std::net::UdpSocket::bind((LOOPBACK, 0)).expect("a socket");
     for len in 0..200usize {
         let garbage: Vec<u8> = (0..len).map(|index| (index * 7 + len) as u8).collect();
@@ -177,18 +177,18 @@ fn hostile_datagrams_are_counted_and_nothing_else() {
 #[test]
 fn the_status_of_a_process_can_be_had_while_devices_come_and_go() {
     let a = Node::udp();
-    let slot = a.device.snapshot().slot;
+    let instance = a.device.snapshot().slot;
     std::thread::scope(|scope| {
         let comes_and_goes = scope.spawn(|| (0..60).for_each(|_| Node::udp().device.close()));
         while !comes_and_goes.is_finished() {
             let snapshots = stat::fetch(std::process::id()).expect("an answer");
-            assert!(snapshots.iter().any(|snapshot| snapshot.slot == slot));
+            assert!(snapshots.iter().any(|snapshot| snapshot.slot == instance));
         }
     });
 }
 
 #[test]
-fn a_fork_pause_stops_the_engine_and_lets_it_go_on() {
+fn a_fork_pause_stops_the_engine_until_it_ends() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, _qb) = rc_pair(&a, &b);
     let op = SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() };

@@ -123,7 +123,7 @@ fn a_seed_replays() {
 /// Perftest up to 4.5-0.17 sleeps on one channel for both of its queues, and takes the first event for that of its own
 /// message.
 #[test]
-fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
+fn a_sleeping_sender_gets_its_completion_before_the_reply() {
     let world = world(5, SimConfig::default());
     let [a, b] = &world.nodes;
     let listening = |node: &Node, cookies: [u64; 2]| {
@@ -164,7 +164,7 @@ fn who_sleeps_hears_of_its_message_before_it_hears_the_answer() {
 /// A process that got no processor for longer than its timeout finds the answers in its socket, behind many other
 /// packets. It handles all of them before it takes its own packets for lost.
 #[test]
-fn what_has_come_is_looked_at_before_a_timer_counts() {
+fn received_packets_are_handled_before_a_timer_fires() {
     let world = world(9, SimConfig::default());
     let [a, b] = &world.nodes;
     let tuning = Tuning { mtu: 256, retry_cnt: 1, ..Tuning::default() };

@@ -15,7 +15,7 @@ const QUEUE_PAIRS: usize = 1_000;
 const SOCKET_BYTES: usize = 256 << 10;
 
 #[test]
-fn connections_that_nobody_reads_do_not_keep_the_engine_from_its_work() {
+fn unread_status_connections_do_not_block_the_engine() {
     let (a, b) = (Node::udp(), Node::udp());
     let (_qa, qb) = rc_pair(&a, &b);
     let many: Vec<_> = (0..QUEUE_PAIRS).map(|_| a.qp(QpType::Rc)).collect();

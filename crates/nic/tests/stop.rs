@@ -178,7 +178,7 @@ impl Round<'_> {
         let all = [&[(own.addr, mr.rkey())], regions].concat();
         let load = if number % 4 < 3 { Load::Long } else { Load::Mixed };
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions: all }, load);
-        let peer = victim.hear(End::from_line);
+        let peer = victim.read_line(End::from_line);
         begin(node, &qp, &peer, &IMPATIENT);
         let done = |other: &Bystander| other.done.load(Ordering::Relaxed);
         for other in others {
@@ -187,7 +187,7 @@ impl Round<'_> {
         }
         tally.idle.watch(others, || std::thread::sleep(WATCHED));
         victim.say_go();
-        victim.hear(|line| (line == "reaching").then_some(()));
+        victim.read_line(|line| (line == "reaching").then_some(()));
         let until = Instant::now() + Duration::from_micros(rng.random_range(0..LIFE_US));
         work(node, &qp, &peer, Load::Mixed, rng, || Instant::now() > until);
         victim.stop();
@@ -239,7 +239,7 @@ impl Round<'_> {
 }
 
 #[test]
-fn whoever_is_stopped_in_mid_access_holds_up_nobody_else() {
+fn a_process_stopped_in_an_access_blocks_no_other() {
     let rounds = std::env::var("TERRACE_STOP_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
     let node = Node::local();
     let files = Files::on(&node);
@@ -287,10 +287,10 @@ fn stopped_in_access(node: &Node, region: &SharedRegion) -> Victim {
         let qp = node.qp(QpType::Rc);
         let regions = vec![(region.addr, region.mr.rkey())];
         let mut victim = Victim::start(&End { qpn: qp.qpn(), regions }, Load::Long);
-        let peer = victim.hear(End::from_line);
+        let peer = victim.read_line(End::from_line);
         begin(node, &qp, &peer, &IMPATIENT);
         victim.say_go();
-        victim.hear(|line| (line == "reaching").then_some(()));
+        victim.read_line(|line| (line == "reaching").then_some(()));
         std::thread::sleep(Duration::from_micros(rng.random_range(0..LIFE_US)));
         victim.stop();
         if !GracePeriod::of_pages(pages).is_over() {
@@ -301,7 +301,7 @@ fn stopped_in_access(node: &Node, region: &SharedRegion) -> Victim {
 }
 
 #[test]
-fn what_a_stopped_process_is_in_the_middle_of_is_not_taken_away_until_it_goes_on() {
+fn memory_that_a_stopped_process_is_accessing_stays_until_it_continues() {
     let node = Node::local();
     let region = Files::on(&node).region(&node, LEN);
     let victim = stopped_in_access(&node, &region);

@@ -163,7 +163,7 @@ fn objects_that_do_not_go_together_are_refused() {
 }
 
 #[test]
-fn a_target_lives_until_its_last_holder_lets_go() {
+fn a_target_exists_until_its_last_holder_releases_it() {
     let (a, b) = (Node::udp(), Node::udp());
     let xrcd = b.device.open_xrcd().expect("a domain");
     let other = b.device.open_xrcd().expect("another one");
@@ -184,7 +184,7 @@ fn a_target_lives_until_its_last_holder_lets_go() {
 }
 
 #[test]
-fn a_queue_takes_its_completions_along() {
+fn destroying_a_queue_discards_its_completions() {
     let (a, b) = (Node::udp(), Node::udp());
     let xrcd = b.device.open_xrcd().expect("a domain");
     let [gone, stays] = [(); 2].map(|()| b.pd.create_xrc_srq(SIZES, &xrcd, &b.cq).expect("a queue"));
@@ -337,7 +337,7 @@ fn check_received(seed: u64, service: &Service, received: &[Wc], pairs: &Pairs, 
 }
 
 #[test]
-fn everything_arrives_once_and_in_order_in_bad_weather() {
+fn messages_arrive_once_and_in_order_over_a_lossy_network() {
     let counts = ["retransmits", "rnr_naks_received"];
     let sums = (0..200).map(run).fold([0, 0], |sums, devices| {
         let count = |name: &str| devices[0].queue_pairs.iter().map(|qp| qp.counts[name]).sum::<u64>();

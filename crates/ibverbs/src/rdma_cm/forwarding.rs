@@ -26,7 +26,7 @@ pub fn forward_or_handle(cm: &mut Cm, device: &Device, path: &Path, bytes: &[u8]
     let elsewhere = |service, address| elsewhere(device, service, address);
     if let Some(slot) = cm.meant_for(path, bytes, &elsewhere)
         // It may get lost, as any datagram.
-        && !matches!(device.pass_on_management(slot, path, bytes), Ok(false))
+        && !matches!(device.forward_management(slot, path, bytes), Ok(false))
     {
         return;
     }

@@ -179,7 +179,7 @@ impl Service {
             return false;
         }
         device.on_management_class(CM_CLASS, Arc::new(receive));
-        device.hear_at_all_gids();
+        device.receive_at_all_gids();
         device.on_peer_gone(Arc::new(note_peer_gone));
         self.cm.set_port(device.slot(), mtu_code(device.port_attributes().active_mtu));
         self.device = Some(device.clone());

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::entries::Entries;
 use crate::error::Error;
 use crate::event_account::EventAccount;
-use crate::limits::Life;
+use crate::limits::UseCount;
 use crate::semaphore::Semaphore;
 
 /// Parameters of a new completion queue.
@@ -39,7 +39,7 @@ pub struct Cq {
     len: AtomicU32,
     /// Whether an entry did not fit. Changed under the lock.
     overrun: AtomicBool,
-    pub(crate) life: Life,
+    pub(crate) users: UseCount,
     pub(crate) async_account: EventAccount,
     pub(crate) completion_account: EventAccount,
 }
@@ -91,7 +91,7 @@ impl Cq {
         }
         device.quotas.cq.take()?;
         if let Some(channel) = &init.channel {
-            channel.life.hold();
+            channel.users.add();
         }
         Ok(Arc::new_cyclic(|me| Cq {
             device: device.clone(),
@@ -107,7 +107,7 @@ impl Cq {
             }),
             len: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
-            life: Life::default(),
+            users: UseCount::default(),
             async_account: EventAccount::default(),
             completion_account: EventAccount::default(),
         }))
@@ -143,22 +143,22 @@ impl Cq {
     /// then reads every event as an entry. Without a channel this does nothing; as with other devices, it is no mistake
     /// then.
     pub fn request_notify(&self, solicited_only: bool) -> Result<(), Error> {
-        self.life.check()?;
+        self.users.check()?;
         if self.channel.is_none() {
             return Ok(());
         }
         let mut queue = self.queue.lock();
         let before = queue.armed;
         // A queue that is armed for any event stays so when it is armed for solicited ones (IBTA volume 1, 11.4.2.2).
-        let wish = match before != Armed::Any && solicited_only {
+        let arming = match before != Armed::Any && solicited_only {
             true => Armed::Solicited,
             false => Armed::Any,
         };
-        if queue.entries.as_slice()[queue.announced..].iter().any(|wc| wish.wants(wc)) {
+        if queue.entries.as_slice()[queue.announced..].iter().any(|wc| arming.wants(wc)) {
             self.announce(&mut queue);
             return Ok(());
         }
-        queue.armed = wish;
+        queue.armed = arming;
         if before == Armed::No {
             // Under the lock: the count is never less than the number of armed queues.
             self.device.count_armed();
@@ -188,13 +188,13 @@ impl Cq {
 
     /// Destroys the queue: EBUSY while queue pairs use it. Waits until every delivered event is acknowledged.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.life.end()?;
+        self.users.end()?;
         self.disarm(&mut self.queue.lock());
         self.device.events.withdraw(&self.async_account);
         if let Some(channel) = &self.channel {
             channel.withdraw(self);
-            self.completion_account.wait_settled();
-            channel.life.release();
+            self.completion_account.wait_acknowledged();
+            channel.users.remove();
         }
         self.device.quotas.cq.give_back();
         Ok(())
@@ -217,7 +217,7 @@ impl Cq {
     pub(crate) fn push(&self, wc: Wc) -> bool {
         let mut queue = self.queue.lock();
         if queue.entries.len() >= queue.depth as usize {
-            self.note_overrun(queue);
+            self.report_overrun(queue);
             return false;
         }
         queue.entries.push(wc);
@@ -234,7 +234,7 @@ impl Cq {
 
     #[cold]
     #[inline(never)]
-    fn note_overrun(&self, queue: Guard<'_, Queue>) {
+    fn report_overrun(&self, queue: Guard<'_, Queue>) {
         let is_first = !self.overrun.swap(true, Ordering::AcqRel);
         drop(queue);
         if is_first {
@@ -255,15 +255,15 @@ impl Cq {
     /// Discards the entries of a queue pair that is reset or destroyed (IBTA volume 1, 10.3.1.1, and what the providers
     /// do).
     pub(crate) fn purge(&self, qpn: u32) {
-        self.keep(|wc| wc.qpn != qpn);
+        self.retain(|wc| wc.qpn != qpn);
     }
 
     /// Discards the completions of a shared receive queue of XRC that is destroyed.
     pub(crate) fn purge_receives_of(&self, srqn: u32) {
-        self.keep(|wc| wc.srqn != srqn);
+        self.retain(|wc| wc.srqn != srqn);
     }
 
-    fn keep(&self, stays: impl Fn(&Wc) -> bool) {
+    fn retain(&self, stays: impl Fn(&Wc) -> bool) {
         let mut guard = self.queue.lock();
         let queue = &mut *guard;
         if let Some(times) = &mut queue.times {
@@ -305,7 +305,7 @@ pub struct CompChannel {
     waiting: Mutex<VecDeque<Weak<Cq>>>,
     /// One token for every entry of `waiting`, except that a token may briefly be ahead or behind.
     tokens: Semaphore,
-    pub(crate) life: Life,
+    pub(crate) users: UseCount,
 }
 
 impl Device {
@@ -322,7 +322,7 @@ impl CompChannel {
             device: device.clone(),
             waiting: Mutex::new(VecDeque::new()),
             tokens: Semaphore::new()?,
-            life: Life::default(),
+            users: UseCount::default(),
         }))
     }
 
@@ -352,13 +352,13 @@ impl CompChannel {
         let cq = std::iter::from_fn(|| waiting.pop_front()).find_map(|cq| cq.upgrade())?;
         // Before the lock is released: destroying the queue must either withdraw the event or wait for its
         // acknowledgement.
-        cq.completion_account.hand_out();
+        cq.completion_account.count_delivered();
         Some(cq)
     }
 
     /// Destroys the channel; EBUSY while completion queues use it.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.life.end()
+        self.users.end()
     }
 
     /// Whether this is the device that it was created on.

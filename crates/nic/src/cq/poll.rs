@@ -35,15 +35,15 @@ impl Cq {
     /// The second half, if the first one took nothing: makes progress if the queue is empty.
     #[inline(never)]
     pub fn poll_empty(&self, max: usize, take: &mut impl FnMut(&Wc)) -> Result<usize, Error> {
-        let bypass = CompletionBypass { cq: self, room: max.min(CAUGHT_MAX), wcs: RefCell::default() };
-        let has_entries = self.look(Some(&bypass));
+        let bypass = CompletionBypass { cq: self, room: max.min(BYPASSED_MAX), wcs: RefCell::default() };
+        let has_entries = self.progress_if_empty(Some(&bypass));
         // Not moved: they were written just now.
-        let caught = bypass.wcs.borrow();
-        let count = caught.len();
+        let bypassed = bypass.wcs.borrow();
+        let count = bypassed.len();
         if count == 0 {
             return if has_entries { self.take(max, take) } else { self.nothing_yet() };
         }
-        caught.iter().for_each(&mut *take);
+        bypassed.iter().for_each(&mut *take);
         // An error here recurs at the next poll.
         let rest = if has_entries && max > count { self.take(max - count, take).unwrap_or(0) } else { 0 };
         Ok(count + rest)
@@ -51,7 +51,7 @@ impl Cq {
 
     /// [`Cq::poll`] with the time of each entry, by the device's clock; of a queue that keeps no times, 0.
     pub fn poll_timed(&self, max: usize, take: &mut impl FnMut(&Wc, Time)) -> Result<usize, Error> {
-        if !self.look(None) {
+        if !self.progress_if_empty(None) {
             return self.nothing_yet();
         }
         let count = self.take_entries(max, |entries, times| match times {
@@ -81,7 +81,7 @@ impl Cq {
 
     /// Makes progress if the queue is empty. Returns whether it has entries then.
     #[inline]
-    fn look(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
+    fn progress_if_empty(&self, bypass: Option<&CompletionBypass<'_>>) -> bool {
         if self.is_empty() {
             let polls = self.device.note_poll();
             self.device.progress_for(self, polls, bypass);
@@ -126,20 +126,20 @@ fn forget_times(times: &mut VecDeque<Time>, count: usize) {
 }
 
 /// A response, and the send completion that it brings.
-const CAUGHT_MAX: usize = 2;
+const BYPASSED_MAX: usize = 2;
 
 /// A poll of an empty queue: the first completions may go to it without going through the queue.
 pub(crate) struct CompletionBypass<'a> {
     cq: &'a Cq,
     room: usize,
-    wcs: RefCell<SmallVec<[Wc; CAUGHT_MAX]>>,
+    wcs: RefCell<SmallVec<[Wc; BYPASSED_MAX]>>,
 }
 
 impl CompletionBypass<'_> {
     /// Where the next completion of that queue goes, if it may bypass the queue: the queue is empty, and no event is to
     /// be raised.
     #[inline]
-    pub fn room(&self, cq: &Cq) -> Option<RefMut<'_, SmallVec<[Wc; CAUGHT_MAX]>>> {
+    pub fn room(&self, cq: &Cq) -> Option<RefMut<'_, SmallVec<[Wc; BYPASSED_MAX]>>> {
         let wcs = self.wcs.borrow_mut();
         let may = std::ptr::eq(cq, self.cq)
             && wcs.len() < self.room
@@ -150,7 +150,7 @@ impl CompletionBypass<'_> {
     }
 
     /// Whether completions have bypassed the queue.
-    pub fn has_caught(&self) -> bool {
+    pub fn has_bypassed(&self) -> bool {
         !self.wcs.borrow().is_empty()
     }
 }

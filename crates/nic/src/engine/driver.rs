@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use terrace_transport::{AckPolicy, Time};
 
 use super::stat_server::StatServer;
-use super::{Engine, Mode, SpinBudget, rank::Rank};
+use super::{Engine, Mode, SpinBudget, priority::Priority};
 use crate::device::Device;
 use crate::forwarding::Inbound;
 use crate::semaphore::Doorbell;
@@ -33,7 +33,7 @@ const ACTIVE_NS: u64 = 100_000_000;
 const CATCH_UP_NS: u64 = 50_000_000;
 
 /// How often an engine that does not sleep checks for forwarded packets.
-const PASSING_NS: u64 = 50_000;
+const FORWARDED_NS: u64 = 50_000;
 
 /// How long a paused engine sleeps between checks whether the fork is over.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -53,13 +53,13 @@ pub(super) fn run(device: Arc<Device>, doorbell: Arc<Doorbell>, stat: Option<Sta
         doorbell: &doorbell,
         stat,
         polls_seen,
-        looked_at: device.clock.now(),
+        checked_at: device.clock.now(),
         polled_at: None,
         budget: SpinBudget::default(),
-        rank: Rank::default(),
+        priority: Priority::default(),
         behind_at: None,
         due: None,
-        passed_on_at: Time(0),
+        forwarded_at: Time(0),
     };
     driver.run();
 }
@@ -72,17 +72,17 @@ struct Driver<'a> {
     /// The count of polls at the last check.
     polls_seen: u32,
     /// The time of that check.
-    looked_at: Time,
+    checked_at: Time,
     /// When the program was last seen to poll busily.
     polled_at: Option<Time>,
     budget: SpinBudget,
-    rank: Rank,
+    priority: Priority,
     /// When packets were last seen to pile up.
     behind_at: Option<Time>,
     /// The timer that was due when the engine last went to sleep.
     due: Option<Time>,
     /// When forwarded packets were last checked for, without sleeping on them.
-    passed_on_at: Time,
+    forwarded_at: Time,
 }
 
 impl Driver<'_> {
@@ -106,7 +106,7 @@ impl Driver<'_> {
         self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
         // A thread that adds work after these checks sees that the engine sleeps, and rings.
         let has_pending = self.device.fall_asleep_at_rings();
-        let wanted = has_pending || self.device.wants_look() || self.device.callbacks.are_asked();
+        let wanted = has_pending || self.device.wants_pass() || self.device.callbacks.are_requested();
         let awaited = self.device.timers.next() == deadline && !wanted;
         // Still due: another thread has the receive lock, and needs a processor to handle what has arrived.
         let is_left = deadline.is_some() && self.due == deadline;
@@ -173,7 +173,7 @@ impl Driver<'_> {
                     self.budget.note(true);
                     budget_ns = self.budget.take();
                 }
-            } else if self.rank.is_first() || now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
+            } else if self.priority.is_raised() || now.0 - quiet_since.get_or_insert(now).0 >= budget_ns {
                 self.budget.note(false);
                 return Mode::Armed;
             }
@@ -191,12 +191,12 @@ impl Driver<'_> {
 
     /// Takes forwarded packets while the engine does not sleep on them.
     fn take_passed_on(&mut self, now: Time) {
-        if now.0 - self.passed_on_at.0 < PASSING_NS {
+        if now.0 - self.forwarded_at.0 < FORWARDED_NS {
             return;
         }
-        self.passed_on_at = now;
-        if let Some(passing) = self.device.forwarding.inbound() {
-            passing.serve(self.device);
+        self.forwarded_at = now;
+        if let Some(inbound) = self.device.forwarding.inbound() {
+            inbound.serve(self.device);
         }
     }
 
@@ -206,36 +206,36 @@ impl Driver<'_> {
         if self.engine.is_behind() {
             self.behind_at = Some(now);
         }
-        self.rank.set_first(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
+        self.priority.set_raised(self.behind_at.is_some_and(|at| now.0 - at.0 < CATCH_UP_NS));
     }
 
     /// Sleeps on the doorbell, the status socket, forwarding, these descriptors of the port, and those of callbacks.
     fn sleep(&mut self, port: &[BorrowedFd<'_>], others: &[BorrowedFd<'_>], timeout: Option<Timespec>) {
         let writable = if self.device.tx.is_blocked() { PollFlags::OUT } else { PollFlags::empty() };
-        let passing = self.device.forwarding.inbound();
-        let passing_fd = passing.as_deref().map(Inbound::fd);
+        let inbound = self.device.forwarding.inbound();
+        let inbound_fd = inbound.as_deref().map(Inbound::fd);
         let mut fds: SmallVec<[PollFd<'_>; 8]> = SmallVec::new();
-        let bell_fd = self.doorbell.fd();
-        fds.push(PollFd::new(&bell_fd, PollFlags::IN));
+        let doorbell_fd = self.doorbell.fd();
+        fds.push(PollFd::new(&doorbell_fd, PollFlags::IN));
         fds.extend(port.iter().map(|fd| PollFd::new(fd, PollFlags::IN | writable)));
         fds.extend(others.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        let passing_at = fds.len();
-        fds.extend(passing_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        let inbound_at = fds.len();
+        fds.extend(inbound_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let stat_fd = self.stat.as_ref().map(StatServer::fd);
         fds.extend(stat_fd.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
         // An error here can only be a lack of memory; the engine then merely wakes too early.
         let _ = poll(&mut fds, timeout.as_ref());
         let rung = !fds[0].revents().is_empty();
-        let asked = stat_fd.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
-        let is_passed = passing_fd.is_some() && !fds[passing_at].revents().is_empty();
+        let has_clients = stat_fd.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        let has_forwarded = inbound_fd.is_some() && !fds[inbound_at].revents().is_empty();
         drop(fds);
         if rung {
             self.doorbell.silence();
         }
-        if is_passed && let Some(passing) = &passing {
-            passing.serve(self.device);
+        if has_forwarded && let Some(inbound) = &inbound {
+            inbound.serve(self.device);
         }
-        if asked && let Some(stat) = &self.stat {
+        if has_clients && let Some(stat) = &self.stat {
             stat.serve(self.device);
         }
     }
@@ -258,8 +258,8 @@ impl Driver<'_> {
     fn program_polls(&mut self) -> bool {
         let (polls, now) = (self.engine.polls.load(Ordering::Relaxed), self.now());
         let polled = polls.wrapping_sub(self.polls_seen);
-        let elapsed_ns = now.0 - self.looked_at.0;
-        (self.polls_seen, self.looked_at) = (polls, now);
+        let elapsed_ns = now.0 - self.checked_at.0;
+        (self.polls_seen, self.checked_at) = (polls, now);
         let busily = elapsed_ns <= u64::from(polled) * BUSY_POLL_NS;
         let polls = polled > 0 && busily && self.engine.armed_cqs.load(Ordering::SeqCst) <= 0;
         if polls {

@@ -11,7 +11,7 @@ use crate::colocated;
 use crate::device::Device;
 use crate::engine::Handle;
 use crate::forwarding;
-use crate::local::Held;
+use crate::local::ForkLock;
 use crate::progress_callback;
 use crate::qp::QueuePair;
 use crate::semaphore::Doorbell;
@@ -24,10 +24,10 @@ use crate::tx::Receiver;
 pub struct ForkPause {
     device: Arc<Device>,
     receiving: Option<ArcMutexGuard<Receiver<QueuePair>>>,
-    local: Option<Held>,
+    local: Option<ForkLock>,
     handle: ArcMutexGuard<Handle>,
-    callbacks: progress_callback::Held,
-    forwarding: forwarding::Held,
+    callbacks: progress_callback::ForkLock,
+    forwarding: forwarding::ForkLock,
 }
 
 /// How long the forking thread sleeps between checks whether the engine is at rest.
@@ -38,7 +38,7 @@ impl Device {
     /// program's responsibility, as with every library.
     pub fn pause_for_fork(self: &Arc<Self>) -> ForkPause {
         // First: the local path's thread may need what is locked below.
-        let local = Some(self.local.hold());
+        let local = Some(self.local.lock_for_fork());
         let engine = &self.engine;
         engine.pauses.fetch_add(1, Ordering::SeqCst);
         let running = engine.handle.lock().thread.is_some() && !engine.missing.load(Ordering::SeqCst);
@@ -50,8 +50,8 @@ impl Device {
         }
         let receiving = Some(self.rx.lock_arc());
         self.memory.before_fork();
-        let (handle, callbacks) = (engine.handle.lock_arc(), self.callbacks.hold());
-        let forwarding = self.forwarding.hold();
+        let (handle, callbacks) = (engine.handle.lock_arc(), self.callbacks.lock_for_fork());
+        let forwarding = self.forwarding.lock_for_fork();
         ForkPause { device: self.clone(), receiving, local, handle, callbacks, forwarding }
     }
 
@@ -88,8 +88,8 @@ impl ForkPause {
         self.device.callbacks.forget(&mut self.callbacks);
         colocated::remove(&self.device);
         self.forwarding.forget();
-        if let Some(held) = self.local.take() {
-            self.device.local.forget(held);
+        if let Some(lock) = self.local.take() {
+            self.device.local.forget(lock);
         }
         if let Some(receiver) = &mut self.receiving {
             // The rings are the parent's.

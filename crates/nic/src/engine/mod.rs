@@ -16,7 +16,7 @@
 
 mod driver;
 pub(crate) mod fork;
-mod rank;
+mod priority;
 mod spin;
 mod start;
 mod stat_server;
@@ -35,7 +35,7 @@ use crate::semaphore::Doorbell;
 use spin::SpinBudget;
 
 /// Polls after which the program's thread checks whether the engine has noticed that the program polls.
-const POLLS_PER_LOOK: u32 = 32;
+const POLLS_PER_CHECK: u32 = 32;
 
 /// After so many full bursts the engine is behind: more datagrams have piled up than windows usually let peers send.
 const FULL_BURSTS_BEHIND: u32 = 8;
@@ -171,7 +171,7 @@ impl Engine {
         // Threads that count at the same time may lose counts. That does no harm and is cheaper.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(POLLS_PER_LOOK) {
+        if polls.is_multiple_of(POLLS_PER_CHECK) {
             self.ask_to_stand_by();
         }
         polls
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_behind_while_every_look_brings_all_that_it_takes() {
+    fn the_engine_is_behind_while_every_receive_is_a_full_burst() {
         let engine = Engine::new(false, false).expect("an engine");
         let full = BURST_MAX as usize;
         for _ in 1..FULL_BURSTS_BEHIND {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fruitless_spinning_becomes_rare_and_a_hit_brings_it_back() {
+    fn fruitless_spins_become_rare_until_a_hit() {
         let budget = SpinBudget::default();
         let mut tried = 0;
         for _ in 0..1600 {

@@ -22,7 +22,8 @@ use crate::unix_socket::{self, Spare, unwatch, watch};
 /// Longest message in bytes: more than any packet.
 const MESSAGE_BYTES_MAX: usize = 8192;
 
-/// Processes that forward to this one at a time at most: the one with slot 0, and at times one that has had it before.
+/// Processes that forward to this one at a time at most: the one with instance 0, and at times one that has had it
+/// before.
 const SENDERS_MAX: usize = 16;
 
 /// Messages of one sender that are taken at a time.
@@ -55,7 +56,7 @@ impl Inbound {
         for (gid_index, listener) in (0u8..).zip(&self.listeners) {
             while let Some(socket) = unix_socket::accept(listener, &self.spare) {
                 if senders.len() < SENDERS_MAX
-                    && is_believed(&socket)
+                    && is_trusted(&socket)
                     && watch(&self.waits, socket.as_fd()).is_ok()
                 {
                     senders.push(Sender { socket, gid_index });
@@ -77,7 +78,7 @@ impl Inbound {
 }
 
 /// Whether the process at the other end may say where packets came from: it is of the same user, or of root.
-fn is_believed(socket: &OwnedFd) -> bool {
+fn is_trusted(socket: &OwnedFd) -> bool {
     unix_socket::peer_of(socket)
         .is_some_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
 }
@@ -88,7 +89,7 @@ impl Sender {
         for _ in 0..MESSAGES_AT_A_TIME {
             match recv(&self.socket, &mut *message, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return false,
-                Ok((len, _)) => device.take_message_of_front(&message[..len], self.gid_index),
+                Ok((len, _)) => device.take_message(&message[..len], self.gid_index),
                 Err(error) => return matches!(error, Errno::AGAIN | Errno::INTR),
             }
         }
@@ -98,7 +99,7 @@ impl Sender {
 
 impl Device {
     /// Opens the sockets by which others forward to this device. Without them it gets only what comes to its own port.
-    pub(crate) fn open_passing(&self) {
+    pub(crate) fn open_inbound(&self) {
         match Inbound::open(self) {
             Ok(inbound) => {
                 *self.forwarding.inbound.lock() = Some(Arc::new(inbound));
@@ -106,50 +107,50 @@ impl Device {
                 self.engine.wake();
             }
             Err(error) => {
-                tracing::warn!(%error, "what comes to port {ROCE_PORT} for this process is not passed on to it")
+                tracing::warn!(%error, "packets to port {ROCE_PORT} for this process are not forwarded to it")
             }
         }
     }
 
-    /// Whether this device forwards packets of other slots.
-    fn is_in_front(&self) -> bool {
-        self.port.slot() == 0 && self.is_sibling()
+    /// Whether this device forwards packets of other instances.
+    fn is_demultiplexer(&self) -> bool {
+        self.port.slot() == 0 && self.is_colocated()
     }
 
-    /// Whether a number is another slot's, and this device forwards to that slot.
-    pub(crate) fn is_for_other_slot(&self, qpn: u32) -> bool {
-        qpn >> QPN_SLOT_SHIFT != 0 && self.is_in_front()
+    /// Whether a number is another instance's, and this device forwards to that instance.
+    pub(crate) fn is_for_other_instance(&self, qpn: u32) -> bool {
+        qpn >> QPN_SLOT_SHIFT != 0 && self.is_demultiplexer()
     }
 
-    /// Forwards a packet to the process that has its queue pair number's slot. False if this device does not forward to
-    /// it.
+    /// Forwards a packet to the process that has its queue pair number's instance. False if this device does not
+    /// forward to it.
     #[cold]
-    pub(crate) fn pass_on_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32) -> bool {
-        let slot = (qpn >> QPN_SLOT_SHIFT) as u8;
-        if slot == 0 || !self.is_in_front() {
+    pub(crate) fn forward_to_process(&self, meta: &RxMeta, bytes: &[u8], qpn: u32) -> bool {
+        let instance = (qpn >> QPN_SLOT_SHIFT) as u8;
+        if instance == 0 || !self.is_demultiplexer() {
             return false;
         }
-        self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
+        self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
         // A packet that the process does not take now is lost, as in any network.
-        self.send_to_slot(A_PACKET, slot, meta, bytes);
+        self.send_to_instance(A_PACKET, instance, meta, bytes);
         true
     }
 
-    /// Forwards a management datagram to the process with that slot, as if it had come there: for handlers that read
+    /// Forwards a management datagram to the process with that instance, as if it had come there: for handlers that read
     /// such datagrams and find that they are for another process. False if this device does not forward to it.
     ///
     /// # Errors
     /// Those of [`Device::send_management`].
-    pub fn pass_on_management(&self, slot: u8, from: &Path, payload: &[u8]) -> Result<bool, Error> {
-        if slot == 0 || !self.is_in_front() {
+    pub fn forward_management(&self, instance: u8, from: &Path, payload: &[u8]) -> Result<bool, Error> {
+        if instance == 0 || !self.is_demultiplexer() {
             return Ok(false);
         }
         self.check_open()?;
         let gid = self.gids().get(usize::from(from.source_gid_index));
         let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
         let mut packet = TxBatch::new(0);
-        let slots = [slot, management::slot_of(from.remote.port())?];
-        management::write(&mut packet, from, Psn::new(0), slots, payload)?;
+        let instances = [instance, management::instance_of(from.remote.port())?];
+        management::write(&mut packet, from, Psn::new(0), instances, payload)?;
         let meta = RxMeta {
             source: from.remote,
             destination: gid.addr,
@@ -157,26 +158,26 @@ impl Device {
             traffic_class: 0,
         };
         for inner in packet.packets() {
-            self.send_to_slot(A_PACKET, slot, &meta, inner.bytes);
+            self.send_to_instance(A_PACKET, instance, &meta, inner.bytes);
         }
-        self.counters.passed_on.fetch_add(1, Ordering::Relaxed);
+        self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
 
-    /// Asks the process that has slot 0 of this device's addresses to listen at all of its own: peers may use any of
+    /// Asks the process that has instance 0 of this device's addresses to listen at all of its own: peers may use any of
     /// them.
-    pub fn ask_front_to_listen(&self) {
-        if self.port.slot() == 0 || !self.is_sibling() {
+    pub fn ask_demultiplexer_to_listen(&self) {
+        if self.port.slot() == 0 || !self.is_colocated() {
             return;
         }
         for (gid_index, gid) in (0u8..).zip(self.gids()) {
             let source = SocketAddr::new(gid.addr, self.port.udp_port());
             let meta = RxMeta { source, destination: gid.addr, gid_index, traffic_class: 0 };
-            self.send_to_slot(LISTEN_EVERYWHERE, 0, &meta, &[]);
+            self.send_to_instance(LISTEN_EVERYWHERE, 0, &meta, &[]);
         }
     }
 
-    fn send_to_slot(&self, kind: u8, slot: u8, meta: &RxMeta, bytes: &[u8]) {
+    fn send_to_instance(&self, kind: u8, instance: u8, meta: &RxMeta, bytes: &[u8]) {
         let source = match meta.source.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
             IpAddr::V6(v6) => v6,
@@ -185,39 +186,36 @@ impl Device {
         (prefix[0], prefix[1]) = (kind, meta.traffic_class);
         prefix[2..4].copy_from_slice(&meta.source.port().to_be_bytes());
         prefix[4..].copy_from_slice(&source.octets());
-        let to = SocketAddr::new(meta.destination.to_canonical(), ROCE_PORT + u16::from(slot));
+        let to = SocketAddr::new(meta.destination.to_canonical(), ROCE_PORT + u16::from(instance));
         if !self.forwarding.send(to, &prefix, bytes) {
-            tracing::trace!(%to, "nobody takes what is passed on");
+            tracing::trace!(%to, "no process takes forwarded packets");
         }
     }
 
     /// Takes a message of a trusted process. No bytes do harm: a bad message at worst increments a counter.
-    fn take_message_of_front(&self, message: &[u8], gid_index: u8) {
+    fn take_message(&self, message: &[u8], gid_index: u8) {
         let Some((prefix, bytes)) = message.split_first_chunk::<PREFIX_BYTES>() else { return };
         let [kind, traffic_class, port_high, port_low, address @ ..] = *prefix;
         match (kind, self.gids().get(usize::from(gid_index))) {
-            (LISTEN_EVERYWHERE, _) if self.is_in_front() => self.activate_all_gids(),
+            (LISTEN_EVERYWHERE, _) if self.is_demultiplexer() => self.activate_all_gids(),
             (A_PACKET, Some(gid)) if self.port.slot() != 0 => {
                 let ip = IpAddr::V6(Ipv6Addr::from(address)).to_canonical();
                 let port = u16::from_be_bytes([port_high, port_low]);
                 let source = socket_address(ip, port, gid.ifindex);
-                self.take_packet_of_front(
-                    &RxMeta { source, destination: gid.addr, gid_index, traffic_class },
-                    bytes,
-                );
+                self.take_packet(&RxMeta { source, destination: gid.addr, gid_index, traffic_class }, bytes);
             }
             _ => {}
         }
     }
 
-    fn take_packet_of_front(&self, meta: &RxMeta, bytes: &[u8]) {
+    fn take_packet(&self, meta: &RxMeta, bytes: &[u8]) {
         let mut packet = Packet::default();
         if !self.read(meta, bytes, &mut packet) {
             return;
         }
         if is_management(packet.bth.qpn) {
             self.management.take(self.clock.now(), self.port.slot(), meta, &packet);
-        } else if !self.take_passed_on(meta, &packet) {
+        } else if !self.handle_forwarded(meta, &packet) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
     }

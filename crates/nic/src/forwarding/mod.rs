@@ -1,15 +1,15 @@
 //! Forwarding: packets that arrive at an address's standard port and are for another process of the host.
 //!
-//! A peer that knows nothing of instances (slots) sends everything to UDP port 4791: the port of slot 0. The process
-//! with slot 0 of an address forwards packets for the other slots, by the upper bits of the queue pair number.
-//! Management datagrams, which all slots get at number 1, are forwarded by the handler that reads them
+//! A peer that knows nothing of instances sends everything to UDP port 4791: the port of instance 0. The process
+//! with instance 0 of an address forwards packets for the other instances, by the upper bits of the queue pair number.
+//! Management datagrams, which all instances get at number 1, are forwarded by the handler that reads them
 //! ([`Device::forward_management`](crate::Device::forward_management)).
 //!
 //! ```text
-//!   peer, anywhere --- packet for slot 3 ---> A:4791  process with slot 0
+//!   peer, anywhere -- packet for instance 3 -> A:4791  process with instance 0
 //!                                                |    a message on a unix socket: the packet, and where it came from
 //!                                                v
-//!                              terrace/passing/A:4794  process with slot 3 --- answers --> peer
+//!                              terrace/passing/A:4794  process with instance 3 --- answers --> peer
 //! ```
 //!
 //! Any user may have the standard port, and may claim any source for any packet. So a process takes forwarded packets
@@ -17,8 +17,8 @@
 //! port is never taken for forwarded. A process that does not read loses what does not fit into its socket, as it does
 //! with its UDP socket.
 //!
-//! The process with slot 0 listens at its first address, and at others as far as it needs them itself. A process with
-//! another slot that uses such an address asks it to listen there, too.
+//! The process with instance 0 listens at its first address, and at others as far as it needs them itself. A process
+//! with another instance that uses such an address asks it to listen there, too.
 
 mod messages;
 
@@ -53,12 +53,12 @@ pub(crate) struct Forwarding {
 type Outbound = HashMap<SocketAddr, OwnedFd>;
 
 /// The locked sockets, while the process forks.
-pub(crate) struct Held {
+pub(crate) struct ForkLock {
     inbound: ArcMutexGuard<Option<Arc<Inbound>>>,
     outbound: ArcMutexGuard<Outbound>,
 }
 
-impl Held {
+impl ForkLock {
     /// In the child: the sockets are the parent's.
     pub fn forget(&mut self) {
         *self.inbound = None;
@@ -79,8 +79,8 @@ impl Forwarding {
     }
 
     /// Locks the sockets while the process forks.
-    pub fn hold(&self) -> Held {
-        Held { inbound: self.inbound.lock_arc(), outbound: self.outbound.lock_arc() }
+    pub fn lock_for_fork(&self) -> ForkLock {
+        ForkLock { inbound: self.inbound.lock_arc(), outbound: self.outbound.lock_arc() }
     }
 
     /// Sends a message to the process that has that address and UDP port. False if it is lost.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 /// The version of messages and segments together.
-pub(super) const LAYOUT: u32 = 7;
+pub(super) const LAYOUT: u32 = 8;
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Most descriptors with one message.
@@ -29,14 +29,14 @@ pub(super) enum Message {
     /// Asks how this region is reached.
     Ask { key: u32, version: u64 },
     /// Answers `Ask`.
-    Answer { key: u32, version: u64, way: Way },
+    Answer { key: u32, version: u64, path: RegionPath },
     /// The region is no more. Sent to peers that may have mapped it.
     Forget { key: u32, version: u64 },
 }
 
 /// How a region is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Way {
+pub(super) enum RegionPath {
     /// By mapping the attached file: `len` bytes from `offset` on are those at `addr`.
     Mapped { offset: u64, addr: u64, len: u64 },
     /// By the page cache of the attached file, as far as the two attached tables permit.

@@ -69,8 +69,8 @@ pub(crate) struct LocalPath {
     sockets: Arc<Mutex<Option<Sockets>>>,
     commands: Mutex<Vec<Command>>,
     peers: RwLock<HashMap<SocketAddr, SameHostPeer>>,
-    /// Own regions that a peer was told to map, with the version that they had.
-    given: Mutex<HashMap<u32, Version>>,
+    /// Own regions that a peer may have mapped, with the version that they had.
+    shared: Mutex<HashMap<u32, Version>>,
     /// Whether there are RX rings, for threads that would have to wait for the receive lock.
     has_rx_rings: AtomicBool,
     /// Packets received. Changed under the receive lock.
@@ -91,7 +91,7 @@ struct Running {
 }
 
 /// The locked sockets and handle of the thread.
-pub(crate) struct Held {
+pub(crate) struct ForkLock {
     sockets: ArcMutexGuard<Option<Sockets>>,
     running: ArcMutexGuard<Option<Running>>,
 }
@@ -124,7 +124,7 @@ pub(crate) struct QpLocal {
     /// The generation of peers in which the route was chosen.
     generation: u32,
     /// The region it has asked about last.
-    asked: Option<(u32, Version)>,
+    last_asked: Option<(u32, Version)>,
     /// The state that is published to peers.
     published: Option<QpState>,
     /// Whether it stays unpublished until it is modified.
@@ -159,9 +159,9 @@ impl LocalPath {
     }
 
     /// Reports peers that have gone. Called without locks held.
-    fn tell_gone(&self, gone: Vec<SocketAddr>) {
-        let Some(hear) = self.on_peer_gone.read().clone() else { return };
-        gone.into_iter().for_each(|address| hear(address));
+    fn report_gone(&self, gone: Vec<SocketAddr>) {
+        let Some(callback) = self.on_peer_gone.read().clone() else { return };
+        gone.into_iter().for_each(|address| callback(address));
     }
 
     /// The counters: none if the path is off.
@@ -200,12 +200,12 @@ impl LocalPath {
         }
     }
 
-    /// A region was invalidated or changed: peers that have mapped it are told to drop the mapping. Nothing waits for
-    /// them; a stopped peer keeps the memory until it runs again.
+    /// A region was invalidated or changed: peers that have mapped it get a message to drop the mapping. Nothing waits
+    /// for them; a stopped peer keeps the memory until it runs again.
     pub fn recall(&self, key: u32) {
         if self.is_on() {
-            let given = self.given.lock().remove(&key);
-            given.into_iter().for_each(|version| self.command(Command::Recall(key, version)));
+            let shared = self.shared.lock().remove(&key);
+            shared.into_iter().for_each(|version| self.command(Command::Recall(key, version)));
         }
     }
 
@@ -222,19 +222,19 @@ impl LocalPath {
     }
 
     /// Keeps the thread from working while the process forks.
-    pub fn hold(&self) -> Held {
+    pub fn lock_for_fork(&self) -> ForkLock {
         let sockets = self.sockets.lock_arc();
         // A program's thread that queues a command rings the doorbell, with no other lock than a queue pair's.
-        Held { sockets, running: self.running.lock_arc() }
+        ForkLock { sockets, running: self.running.lock_arc() }
     }
 
     /// In a forked child: thread, reader slots and shared registry are the parent's. Everything goes by the network.
-    pub fn forget(&self, mut held: Held) {
+    pub fn forget(&self, mut lock: ForkLock) {
         self.on.store(false, Ordering::SeqCst);
         self.has_rx_rings.store(false, Ordering::SeqCst);
-        if let Some(sockets) = held.sockets.take() {
+        if let Some(sockets) = lock.sockets.take() {
             sockets.close_in_child();
         }
-        std::mem::forget(held.running.take());
+        std::mem::forget(lock.running.take());
     }
 }

@@ -97,7 +97,7 @@ impl Device {
                 // The operation was performed, and its result had no memory left to go to.
                 let (transport, host) = core.parts(qp, None);
                 transport.fail_direct(wr, &host);
-                self.note_state(qp, core);
+                self.publish_state(qp, core);
                 true
             }
             Ok(Err(refusal)) => {
@@ -125,7 +125,7 @@ impl Device {
     #[cold]
     pub(super) fn note_refusal(&self, core: &mut QpCore, rkey: u32, refusal: Refusal) {
         let Refusal::Unknown(version) = refusal else { return };
-        if core.nic.local.asked.replace((rkey, version)) != Some((rkey, version))
+        if core.nic.local.last_asked.replace((rkey, version)) != Some((rkey, version))
             && let Some(path) = core.qp.attr().path
         {
             self.local.command(Command::Ask(canonical(path.remote), rkey, version));

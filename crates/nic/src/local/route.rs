@@ -31,8 +31,8 @@ impl Device {
     }
 
     /// Sets the callback for peers on this host that have gone, from now on.
-    pub fn on_peer_gone(&self, hear: PeerGone) {
-        *self.local.on_peer_gone.write() = Some(hear);
+    pub fn on_peer_gone(&self, callback: PeerGone) {
+        *self.local.on_peer_gone.write() = Some(callback);
     }
 
     /// Chooses the route of a newly connected queue pair, and has the thread search for its peer. A queue pair that is
@@ -48,7 +48,7 @@ impl Device {
         };
         // With the same ends the route stays: what is in the ring must not be overtaken.
         if ends != core.nic.local.ends {
-            (core.nic.local.ends, core.nic.local.asked) = (ends, None);
+            (core.nic.local.ends, core.nic.local.last_asked) = (ends, None);
             self.choose_route(qp, core);
             if let Some((remote, _)) = ends {
                 self.local.command(Command::Connect(remote));

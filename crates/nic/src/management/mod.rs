@@ -66,8 +66,8 @@ pub(crate) struct Management {
     /// The key of the hash of sources.
     key: u64,
     handlers: RwLock<Handlers>,
-    inbox: Mutex<Inbox>,
-    /// Whether the inbox holds anything, for a check without the lock.
+    rx_queue: Mutex<RxQueue>,
+    /// Whether datagrams wait for delivery, for a check without the lock.
     any: AtomicBool,
     next_psn: AtomicU32,
     /// Datagrams that were delivered, and those that were malformed, without a handler or too many.
@@ -105,7 +105,7 @@ impl Handlers {
 }
 
 #[derive(Default)]
-struct Inbox {
+struct RxQueue {
     waiting: VecDeque<(Path, Vec<u8>)>,
     allowances: [Allowance; 2],
 }
@@ -150,7 +150,7 @@ impl Management {
         Management {
             key,
             handlers: RwLock::default(),
-            inbox: Mutex::default(),
+            rx_queue: Mutex::default(),
             any: AtomicBool::new(false),
             next_psn: AtomicU32::new(0),
             received: AtomicU64::new(0),
@@ -160,10 +160,10 @@ impl Management {
 
     /// Takes a packet to the management queue pair, for delivery when no locks are held.
     #[cold]
-    pub fn take(&self, now: Time, slot: u8, meta: &RxMeta, packet: &Packet<'_>) {
-        let taken = sender(slot, packet).is_some_and(|source_qpn| {
+    pub fn take(&self, now: Time, instance: u8, meta: &RxMeta, packet: &Packet<'_>) {
+        let taken = sender(instance, packet).is_some_and(|source_qpn| {
             let rates = self.handlers.read().rates(packet.payload);
-            rates.is_some_and(|rates| self.admit(now, rates, way_back(meta, source_qpn), packet.payload))
+            rates.is_some_and(|rates| self.admit(now, rates, return_path(meta, source_qpn), packet.payload))
         });
         let counter = if taken { &self.received } else { &self.dropped };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -171,11 +171,11 @@ impl Management {
 
     fn admit(&self, now: Time, (index, rates): (usize, Rates), path: Path, payload: &[u8]) -> bool {
         let source = self.source(path.remote.ip());
-        let mut inbox = self.inbox.lock();
-        if !inbox.allowances[index].take(now, rates, source) {
+        let mut rx_queue = self.rx_queue.lock();
+        if !rx_queue.allowances[index].take(now, rates, source) {
             return false;
         }
-        inbox.waiting.push_back((path, payload.to_vec()));
+        rx_queue.waiting.push_back((path, payload.to_vec()));
         self.any.store(true, Ordering::Release);
         true
     }
@@ -202,7 +202,7 @@ impl Management {
     #[cold]
     fn deliver_all(&self) {
         self.any.store(false, Ordering::Release);
-        let waiting = std::mem::take(&mut self.inbox.lock().waiting);
+        let waiting = std::mem::take(&mut self.rx_queue.lock().waiting);
         for (path, payload) in &waiting {
             // Without the lock: a handler may have itself replaced.
             let handler = self.handlers.read().of(payload).cloned();
@@ -220,7 +220,7 @@ impl Management {
 }
 
 /// The instance that a UDP port belongs to.
-pub(crate) fn slot_of(port: u16) -> Result<u8, Error> {
+pub(crate) fn instance_of(port: u16) -> Result<u8, Error> {
     u8::try_from(port.wrapping_sub(ROCE_PORT)).map_err(|_| Error::Invalid("a path to no device's port"))
 }
 
@@ -229,13 +229,13 @@ pub(crate) fn write(
     tx: &mut TxBatch,
     path: &Path,
     psn: Psn,
-    [to_slot, own_slot]: [u8; 2],
+    [to_instance, own_instance]: [u8; 2],
     payload: &[u8],
 ) -> Result<(), Error> {
     if !(1..=MANAGEMENT_BYTES_MAX).contains(&payload.len()) {
         return Err(Error::Invalid("a management datagram has 1 to 256 bytes"));
     }
-    let (bth, ext) = headers(payload.len(), psn, to_slot, own_slot);
+    let (bth, ext) = headers(payload.len(), psn, to_instance, own_instance);
     let header_len = bth.opcode.info().header_len;
     if let Some(packet) = tx.push(path, header_len + payload.len() + usize::from(bth.pad)) {
         let (head, rest) = packet.split_at_mut(header_len);
@@ -247,8 +247,8 @@ pub(crate) fn write(
     Ok(())
 }
 
-pub(crate) fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -> (Bth, Extensions) {
-    let qpn = |slot: u8| u32::from(slot) << QPN_SLOT_SHIFT | MANAGEMENT_INDEX;
+pub(crate) fn headers(payload_len: usize, psn: Psn, to_instance: u8, own_instance: u8) -> (Bth, Extensions) {
+    let qpn = |instance: u8| u32::from(instance) << QPN_SLOT_SHIFT | MANAGEMENT_INDEX;
     let bth = Bth {
         opcode: Opcode::UdSendOnly,
         solicited: false,
@@ -257,19 +257,19 @@ pub(crate) fn headers(payload_len: usize, psn: Psn, to_slot: u8, own_slot: u8) -
         pkey: FULL_MEMBER_OF_DEFAULT_PARTITION,
         fecn: false,
         becn: false,
-        qpn: qpn(to_slot),
+        qpn: qpn(to_instance),
         ack_request: false,
         psn,
     };
-    let deth = Deth { qkey: MANAGEMENT_QKEY, source_qpn: qpn(own_slot) };
+    let deth = Deth { qkey: MANAGEMENT_QKEY, source_qpn: qpn(own_instance) };
     (bth, Extensions { deth: Some(deth), ..Extensions::default() })
 }
 
 /// The number of the sender's management queue pair, if the packet is a management datagram to this instance.
-fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
-    let to_slot = packet.bth.qpn >> QPN_SLOT_SHIFT;
+fn sender(instance: u8, packet: &Packet<'_>) -> Option<u32> {
+    let to_instance = packet.bth.qpn >> QPN_SLOT_SHIFT;
     let deth = packet.ext.deth.filter(|_| packet.bth.opcode == Opcode::UdSendOnly)?;
-    let good = (to_slot == u32::from(slot))
+    let good = (to_instance == u32::from(instance))
         && deth.qkey == MANAGEMENT_QKEY
         && is_management(deth.source_qpn)
         && (1..=MANAGEMENT_BYTES_MAX).contains(&packet.payload.len());
@@ -277,7 +277,7 @@ fn sender(slot: u8, packet: &Packet<'_>) -> Option<u32> {
 }
 
 /// The path back to the sender's instance.
-fn way_back(meta: &RxMeta, source_qpn: u32) -> Path {
+fn return_path(meta: &RxMeta, source_qpn: u32) -> Path {
     let mut remote = meta.source;
     if let canonical @ IpAddr::V4(_) = remote.ip().to_canonical() {
         remote = SocketAddr::new(canonical, 0);

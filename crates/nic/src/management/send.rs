@@ -6,7 +6,7 @@ use terrace_fabric::TxBatch;
 use terrace_fabric::udp::Probe;
 use terrace_wire::{Path, Psn};
 
-use super::{ManagementHandler, slot_of, write};
+use super::{ManagementHandler, instance_of, write};
 use crate::clock::LazyTimestamp;
 use crate::device::Device;
 use crate::error::Error;
@@ -28,7 +28,7 @@ impl Device {
 
     /// Receives management datagrams at every GID of the device from now on: peers that connect by address may use any
     /// of them.
-    pub fn hear_at_all_gids(&self) {
+    pub fn receive_at_all_gids(&self) {
         self.activate_all_gids();
     }
 
@@ -39,10 +39,10 @@ impl Device {
     /// device is closed.
     pub fn send_management(&self, path: &Path, payload: &[u8]) -> Result<(), Error> {
         self.check_open()?;
-        let slot = slot_of(path.remote.port())?;
+        let instance = instance_of(path.remote.port())?;
         let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
         let mut unit = self.tx.take();
-        write(&mut unit.batch, path, psn, [slot, self.port.slot()], payload)
+        write(&mut unit.batch, path, psn, [instance, self.port.slot()], payload)
             .inspect_err(|_| unit.batch.clear())?;
         self.activate_gid(path.source_gid_index);
         self.flush(unit, &LazyTimestamp::new(&*self.clock, None));
@@ -56,12 +56,12 @@ impl Device {
     /// As for [`Device::send_management`]; the system's.
     pub fn probe_management(&self, path: &Path, payload: &[u8]) -> Result<Probe, Error> {
         self.check_open()?;
-        let slot = slot_of(path.remote.port())?;
+        let instance = instance_of(path.remote.port())?;
         let psn = Psn::new(self.management.next_psn.fetch_add(1, Ordering::Relaxed));
         let gid = self.gids().get(usize::from(path.source_gid_index));
         let gid = gid.ok_or(Error::Invalid("no GID at source_gid_index"))?;
         let mut batch = TxBatch::new(0);
-        write(&mut batch, path, psn, [slot, self.port.slot()], payload)?;
+        write(&mut batch, path, psn, [instance, self.port.slot()], payload)?;
         self.activate_gid(path.source_gid_index);
         Probe::send(gid, &mut batch).map_err(|error| Error::System(error.raw_os_error().unwrap_or(0)))
     }

@@ -154,7 +154,7 @@ impl Victim {
     }
 
     /// The next line that `meaning` accepts.
-    pub fn hear<T>(&mut self, meaning: impl Fn(&str) -> Option<T>) -> T {
+    pub fn read_line<T>(&mut self, meaning: impl Fn(&str) -> Option<T>) -> T {
         loop {
             let mut line = String::new();
             assert_ne!(self.lines.read_line(&mut line).expect("a line"), 0, "the child has ended");

@@ -15,8 +15,8 @@ use crate::host::QpHost;
 /// Without retransmissions the exact time is read.
 #[inline]
 pub(crate) fn deadline_clock<'a>(transport: &Qp, now: &'a LazyTimestamp<'_>) -> impl Fn() -> Time + use<'a> {
-    let is_patient = transport.attr().retry_cnt > 0;
-    move || if is_patient { now.soon() } else { now.get() }
+    let retransmits = transport.attr().retry_cnt > 0;
+    move || if retransmits { now.coarse() } else { now.get() }
 }
 
 impl Device {
@@ -67,12 +67,12 @@ impl Device {
         match peer_tx.note_full(now) {
             ..FULL_RETRY_NS => Filled::Full(None),
             FULL_RETRY_NS..STALLED_NS => Filled::Full(Some(now.after_ns(FULL_RETRY_NS))),
-            STALLED_NS.. => self.lose(transport, host, now, acks),
+            STALLED_NS.. => self.discard(transport, host, now, acks),
         }
     }
 
     /// Discards what a queue pair has to send. Retransmission timers keep running.
-    fn lose(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
+    fn discard(&self, transport: &mut Qp, host: &QpHost<'_>, now: Time, acks: AckPolicy) -> Filled {
         let mut lost = LostSink::default();
         let outcome = transport.poll_transmit(|| now, host, &mut lost, acks);
         self.local.lost.fetch_add(lost.packets, Ordering::Relaxed);

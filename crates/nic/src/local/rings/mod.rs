@@ -20,12 +20,12 @@ use terrace_transport::{Sink, Time};
 use terrace_wire::{Opcode, Path, Psn, RxMeta};
 
 /// Packets that one pass takes from a ring at most.
-const PACKETS_PER_LOOK: usize = 64;
+const PACKETS_PER_PASS: usize = 64;
 /// While packets come by rings, the network is read once for so many passes and packets: a system call takes much
 /// longer than polling a ring, and a program that polls mostly finds nothing.
-const LOOKS_PER_NETWORK: u32 = 128;
+const PASSES_PER_NETWORK_READ: u32 = 128;
 /// For so many passes without a packet rings still count as busy: some dozens of microseconds.
-const WARM_LOOKS: u32 = 1024;
+const WARM_PASSES: u32 = 1024;
 /// Pauses of a poll that finds nothing in the middle of a message: the sender is writing the next packet, and each poll
 /// takes cache lines away from it.
 const MESSAGE_PAUSES: u32 = 8;
@@ -40,7 +40,7 @@ const STALLED_NS: u64 = 1_000_000_000;
 /// At most so much counts between two tries: a writer that did not run itself cannot tell whether its reader ran.
 const FULL_STEP_NS: u64 = 100_000_000;
 /// Packets that one fill of a queue pair loses at most.
-const LOST_PER_TURN: u64 = 64;
+const LOST_PER_FILL: u64 = 64;
 
 /// The TX ring to one peer.
 pub(crate) struct PeerTx {
@@ -169,7 +169,7 @@ struct LostSink {
 
 impl Sink for LostSink {
     fn push(&mut self, _path: &Path, len: usize) -> Option<&mut [u8]> {
-        if self.packets == LOST_PER_TURN {
+        if self.packets == LOST_PER_FILL {
             return None;
         }
         self.packets += 1;
@@ -197,7 +197,7 @@ pub(crate) enum Filled {
 pub(crate) struct PeerRxSet {
     list: Vec<PeerRx>,
     /// Passes and packets since the network was read last.
-    looks: u32,
+    passes: u32,
     /// Passes for which rings still count as busy.
     warm: u32,
 }
@@ -220,23 +220,23 @@ struct PeerRx {
     has_ended: bool,
 }
 
-/// The result of `PeerRxSet::look`.
+/// The result of `PeerRxSet::poll`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RxPending {
     /// Packets are pending.
-    pub waits: bool,
+    pub have_packets: bool,
     /// The network is to be read as well.
-    pub asks_network: bool,
+    pub network_is_due: bool,
 }
 
 impl PeerRxSet {
     /// Whether packets are pending: for a thread that polls for one, or for a pass that takes all of them.
     #[inline]
-    pub fn look(&mut self, for_all: bool) -> RxPending {
+    pub fn poll(&mut self, for_all: bool) -> RxPending {
         if self.list.is_empty() {
-            return RxPending { waits: false, asks_network: true };
+            return RxPending { have_packets: false, network_is_due: true };
         }
-        let mut waits = false;
+        let mut have_packets = false;
         for peer_rx in &mut self.list {
             let has_pending = peer_rx.rx_ring.has_pending();
             peer_rx.streams |= has_pending && (for_all || peer_rx.had_pending);
@@ -244,15 +244,15 @@ impl PeerRxSet {
             if peer_rx.is_in_message && !has_pending {
                 (0..MESSAGE_PAUSES).for_each(|_| std::hint::spin_loop());
             }
-            waits |= has_pending;
+            have_packets |= has_pending;
         }
-        self.warm = if waits { WARM_LOOKS } else { self.warm.saturating_sub(1) };
-        self.looks += 1;
-        let asks_network = self.warm == 0 || self.looks >= LOOKS_PER_NETWORK;
-        if asks_network {
-            self.looks = 0;
+        self.warm = if have_packets { WARM_PASSES } else { self.warm.saturating_sub(1) };
+        self.passes += 1;
+        let network_is_due = self.warm == 0 || self.passes >= PASSES_PER_NETWORK_READ;
+        if network_is_due {
+            self.passes = 0;
         }
-        RxPending { waits, asks_network }
+        RxPending { have_packets, network_is_due }
     }
 
     /// Passes the packets that were found pending to `each`.
@@ -263,7 +263,7 @@ impl PeerRxSet {
             let destination = gids.get(usize::from(peer_rx.gid_index)).map(|gid| gid.addr);
             let Some(destination) = destination else { continue };
             let (gid_index, last) = (peer_rx.gid_index, &mut peer_rx.last);
-            let max = if peer_rx.streams { PACKETS_PER_LOOK } else { usize::from(peer_rx.had_pending) };
+            let max = if peer_rx.streams { PACKETS_PER_PASS } else { usize::from(peer_rx.had_pending) };
             let is_in_message = &mut peer_rx.is_in_message;
             let count = peer_rx.rx_ring.read(max, |origin, acknowledged, bytes| {
                 let meta = match last {
@@ -287,7 +287,7 @@ impl PeerRxSet {
             }
             read.is_over |= peer_rx.has_ended && peer_rx.rx_ring.is_empty();
         }
-        self.looks = self.looks.saturating_add(read.count as u32);
+        self.passes = self.passes.saturating_add(read.count as u32);
         read
     }
 

@@ -13,11 +13,11 @@ use super::rings::SameHostPeer;
 use crate::unix_socket::Spare;
 
 /// A peer that may access this process's memory, once it has sent `Hello`. It is not read while it does not take what
-/// it is sent. So at most one answer and one `Forget` for each region that it was told to map are unsent.
+/// it is sent. So at most one answer and one `Forget` for each region that it may have mapped are unsent.
 struct PeerSocket {
     socket: OwnedFd,
-    /// The regions that it was told to map.
-    told: HashSet<(u32, Version)>,
+    /// The regions that it may have mapped.
+    may_map: HashSet<(u32, Version)>,
     unsent: Unsent,
     /// The index of the own GID that it has connected to.
     gid_index: u8,
@@ -55,7 +55,7 @@ pub(crate) struct Sockets {
     spare: Spare,
     readers: Vec<PeerSocket>,
     /// How many peers were ever accepted.
-    visitor_count: u64,
+    accepted_count: u64,
     peers: Vec<Peer>,
     /// Peers that have gone since the last report.
     gone: Vec<SocketAddr>,

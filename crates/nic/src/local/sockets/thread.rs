@@ -18,7 +18,7 @@ use terrace_shm::{
 use super::{Peer, PeerSocket, Sockets, Unsent};
 use crate::device::Device;
 use crate::error::Error;
-use crate::local::message::{self, LAYOUT, Message, Received, Way};
+use crate::local::message::{self, LAYOUT, Message, Received, RegionPath};
 use crate::local::rings::{PeerTx, SameHostPeer};
 use crate::local::{Command, Running};
 use crate::semaphore::Doorbell;
@@ -47,7 +47,7 @@ pub(in crate::local) fn start(device: &Arc<Device>) -> Result<Running, Error> {
         listeners,
         spare: Spare::new(),
         readers: Vec::new(),
-        visitor_count: 0,
+        accepted_count: 0,
         peers: Vec::new(),
         gone: Vec::new(),
     };
@@ -74,16 +74,16 @@ fn run(device: &Arc<Device>, doorbell: &Doorbell, waits: &OwnedFd) {
         let mut held = device.local.sockets.lock();
         let Some(sockets) = held.as_mut() else { return };
         if device.local.is_stopped() {
-            return sockets.leave();
+            return sockets.note_all_gone();
         }
         sockets.handle_commands(device);
         // From the end, so that a removal does not move those still to come.
-        (0..sockets.peers.len()).rev().for_each(|index| sockets.hear_peer(device, index));
-        (0..sockets.readers.len()).rev().for_each(|index| sockets.receive_from_peer(device, index));
+        (0..sockets.peers.len()).rev().for_each(|index| sockets.receive_answers(device, index));
+        (0..sockets.readers.len()).rev().for_each(|index| sockets.receive_requests(device, index));
         (0..sockets.listeners.len()).for_each(|index| sockets.accept(index));
         let gone = std::mem::take(&mut sockets.gone);
         drop(held);
-        device.local.tell_gone(gone);
+        device.local.report_gone(gone);
     }
 }
 
@@ -95,7 +95,7 @@ fn check_peer(socket: &OwnedFd) -> Option<i32> {
 }
 
 impl Sockets {
-    fn leave(&self) {
+    fn note_all_gone(&self) {
         self.peers.iter().filter_map(|peer| peer.same_host_peer.as_ref()).for_each(SameHostPeer::note_gone);
     }
 
@@ -113,8 +113,8 @@ impl Sockets {
                 }
                 Command::Recall(key, version) => {
                     // Sent when the peer is read next.
-                    for PeerSocket { told, unsent, .. } in &mut self.readers {
-                        unsent.ended.extend(told.take(&(key, version)));
+                    for PeerSocket { may_map, unsent, .. } in &mut self.readers {
+                        unsent.ended.extend(may_map.take(&(key, version)));
                     }
                 }
             }
@@ -143,15 +143,15 @@ impl Sockets {
         Ok(Peer { socket, address, pid, reader_slots, ring: Some(ring), same_host_peer: None })
     }
 
-    fn hear_peer(&mut self, device: &Arc<Device>, index: usize) {
+    fn receive_answers(&mut self, device: &Arc<Device>, index: usize) {
         loop {
             let peer = &mut self.peers[index];
-            let heard = match message::receive(&peer.socket) {
-                Ok(Some(received)) => peer.hear(device, received),
+            let handled = match message::receive(&peer.socket) {
+                Ok(Some(received)) => peer.handle(device, received),
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 _ => None,
             };
-            if heard.is_none() {
+            if handled.is_none() {
                 let peer = self.peers.remove(index);
                 unwatch(&self.waits, peer.socket.as_fd());
                 device.local.remove(&peer.address);
@@ -168,21 +168,21 @@ impl Sockets {
         while let Some(socket) = unix_socket::accept(&self.listeners[index], &self.spare) {
             let is_welcome = check_peer(&socket).is_some() && self.readers.len() < READERS_MAX;
             if is_welcome && watch(&self.waits, socket.as_fd()).is_ok() {
-                let (gid_index, number) = (index as u8, self.visitor_count);
-                self.visitor_count += 1;
-                let (told, unsent) = (HashSet::new(), Unsent::default());
-                self.readers.push(PeerSocket { socket, told, unsent, gid_index, number, readers: None });
+                let (gid_index, number) = (index as u8, self.accepted_count);
+                self.accepted_count += 1;
+                let (may_map, unsent) = (HashSet::new(), Unsent::default());
+                self.readers.push(PeerSocket { socket, may_map, unsent, gid_index, number, readers: None });
             }
         }
     }
 
-    fn receive_from_peer(&mut self, device: &Arc<Device>, index: usize) {
+    fn receive_requests(&mut self, device: &Arc<Device>, index: usize) {
         loop {
             let peer_socket = &mut self.readers[index];
             let sent = peer_socket.send_unsent(device);
             let waits_for_room = sent == Err(Errno::AGAIN);
-            let heard = match sent.and_then(|()| message::receive(&peer_socket.socket)) {
-                Ok(Some(received)) => peer_socket.hear(device, received),
+            let handled = match sent.and_then(|()| message::receive(&peer_socket.socket)) {
+                Ok(Some(received)) => peer_socket.handle(device, received),
                 Err(Errno::AGAIN | Errno::INTR) => {
                     match peer_socket.watch_for_room(&self.waits, waits_for_room) {
                         Ok(()) => return,
@@ -191,7 +191,7 @@ impl Sockets {
                 }
                 _ => None,
             };
-            if heard.is_none() {
+            if handled.is_none() {
                 let PeerSocket { socket, number, readers, .. } = self.readers.remove(index);
                 unwatch(&self.waits, socket.as_fd());
                 // First: other threads may wait for this peer's readers, and this thread would wait for those threads.
@@ -204,7 +204,7 @@ impl Sockets {
 
 impl PeerSocket {
     /// `None` ends the connection.
-    fn hear(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
+    fn handle(&mut self, device: &Arc<Device>, (message, mut files): Received) -> Option<()> {
         match message {
             Message::Hello { layout: LAYOUT } if self.readers.is_none() => {
                 let rx_ring = RxRing::new(files.pop()?).ok()?;
@@ -261,37 +261,37 @@ impl PeerSocket {
         let mut memory = device.memory.memory_of(key, version);
         let backed = memory.as_ref().and_then(|memory| find_backing(device, memory));
         if backed.is_some() {
-            device.local.given.lock().insert(key, version);
-            // Invalidation removes the region before it reads `given`. If it read `given` before this insertion, the
+            device.local.shared.lock().insert(key, version);
+            // Invalidation removes the region before it reads `shared`. If it read `shared` before this insertion, the
             // region is gone by now.
             memory = device.memory.memory_of(key, version);
             if memory.is_none() {
-                device.local.given.lock().remove(&key);
+                device.local.shared.lock().remove(&key);
             }
         }
         let tables = memory.as_ref().and_then(|memory| memory.pager.as_ref()?.presence().tables());
-        let answer = |way| Message::Answer { key, version: version.0, way };
+        let answer = |path| Message::Answer { key, version: version.0, path };
         match (&backed, &memory) {
             (Some(backed), Some(memory)) => {
                 let (offset, HostRange { addr, len }) = (backed.offset, backed.range);
                 match (&memory.pager, tables) {
                     (None, _) => {
-                        let way = Way::Mapped { offset, addr, len };
-                        message::send(&self.socket, &answer(way), &[backed.file.as_fd()])?;
+                        let path = RegionPath::Mapped { offset, addr, len };
+                        message::send(&self.socket, &answer(path), &[backed.file.as_fd()])?;
                     }
                     (Some(_), Some((bitmap, hits))) => {
-                        let way = Way::Paged { offset, addr, len };
-                        message::send(&self.socket, &answer(way), &[backed.file.as_fd(), bitmap, hits])?;
+                        let path = RegionPath::Paged { offset, addr, len };
+                        message::send(&self.socket, &answer(path), &[backed.file.as_fd(), bitmap, hits])?;
                     }
-                    (Some(_), None) => return message::send(&self.socket, &answer(Way::Packets), &[]),
+                    (Some(_), None) => return message::send(&self.socket, &answer(RegionPath::Packets), &[]),
                 }
-                self.told.insert((key, version));
+                self.may_map.insert((key, version));
                 Ok(())
             }
             (None, Some(memory)) if memory.pager.is_none() => {
-                message::send(&self.socket, &answer(Way::Process), &[])
+                message::send(&self.socket, &answer(RegionPath::Process), &[])
             }
-            _ => message::send(&self.socket, &answer(Way::Packets), &[]),
+            _ => message::send(&self.socket, &answer(RegionPath::Packets), &[]),
         }
     }
 }
@@ -310,7 +310,7 @@ fn find_backing(device: &Device, memory: &RegionMemory) -> Option<BackedBy> {
 
 impl Peer {
     /// `None` for a protocol violation.
-    fn hear(&mut self, device: &Device, (message, files): Received) -> Option<()> {
+    fn handle(&mut self, device: &Device, (message, files): Received) -> Option<()> {
         match message {
             Message::Welcome if self.same_host_peer.is_none() => {
                 let mut files = files.into_iter();
@@ -324,8 +324,8 @@ impl Peer {
                 self.same_host_peer = Some(same_host_peer);
                 Some(())
             }
-            Message::Answer { key, version, way } => {
-                let source = self.source(way, files)?;
+            Message::Answer { key, version, path } => {
+                let source = self.source(path, files)?;
                 self.same_host_peer.as_ref()?.memory.set_source(key, Version(version), source);
                 Some(())
             }
@@ -338,23 +338,25 @@ impl Peer {
     }
 
     /// A region whose files cannot be used goes by packets.
-    fn source(&self, way: Way, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
+    fn source(&self, path: RegionPath, files: impl IntoIterator<Item = OwnedFd>) -> Option<Source> {
         let mut files = files.into_iter();
         let mut backed = |offset, addr, len| {
             files.next().map(|file| BackedBy { file, offset, range: HostRange { addr, len } })
         };
-        let source = match way {
-            Way::Packets => Ok(Source::Packets),
-            Way::Process => Ok(Source::process(self.pid)),
-            Way::Mapped { offset, addr, len } => Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped),
-            Way::Paged { offset, addr, len } => {
+        let source = match path {
+            RegionPath::Packets => Ok(Source::Packets),
+            RegionPath::Process => Ok(Source::process(self.pid)),
+            RegionPath::Mapped { offset, addr, len } => {
+                Mapped::new(&backed(offset, addr, len)?).map(Source::Mapped)
+            }
+            RegionPath::Paged { offset, addr, len } => {
                 let backed = backed(offset, addr, len)?;
                 let (bitmap, hits) = (files.next()?, files.next()?);
                 Paged::new(backed, bitmap, hits).map(Source::Paged)
             }
         };
         Some(source.unwrap_or_else(|error| {
-            tracing::debug!(%error, ?way, "a region is reached by packets only");
+            tracing::debug!(%error, ?path, "a region is reached by packets only");
             Source::Packets
         }))
     }

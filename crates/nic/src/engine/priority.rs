@@ -9,35 +9,35 @@ const STEP: i32 = -10;
 /// The priority of the calling thread, which it may raise for a while. That needs CAP_SYS_NICE; without it nothing
 /// happens. `docs/decisions/0035-the-engine-raises-its-priority.md` has the reason.
 #[derive(Debug, Default)]
-pub(super) struct Rank {
+pub(super) struct Priority {
     /// The nice values before and after, while the priority is raised.
     raised: Option<(i32, i32)>,
     refused: bool,
 }
 
-impl Rank {
+impl Priority {
     /// Whether the priority is raised.
     #[inline]
-    pub fn is_first(&self) -> bool {
+    pub fn is_raised(&self) -> bool {
         self.raised.is_some()
     }
 
     /// Raises the priority, or restores it. Costs nothing when nothing changes.
     #[inline]
-    pub fn set_first(&mut self, first: bool) {
-        if first != self.is_first() && !(first && self.refused) {
-            self.change(first);
+    pub fn set_raised(&mut self, raise: bool) {
+        if raise != self.is_raised() && !(raise && self.refused) {
+            self.change(raise);
         }
     }
 
     #[cold]
-    fn change(&mut self, first: bool) {
+    fn change(&mut self, raise: bool) {
         let now = nice();
         match self.raised.take() {
             // Unless the value was changed from outside meanwhile.
             Some((before, raised)) if now == Some(raised) => _ = setpriority_process(None, before),
             Some(_) => {}
-            None if first => match now.map(|now| (now, setpriority_process(None, now + STEP))) {
+            None if raise => match now.map(|now| (now, setpriority_process(None, now + STEP))) {
                 // The system has limits of its own.
                 Some((before, Ok(()))) => self.raised = nice().map(|raised| (before, raised)),
                 _ => self.refused = true,
@@ -57,27 +57,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_goes_first_where_it_may_and_back_to_its_place() {
+    fn a_thread_raises_its_priority_where_permitted_and_restores_it() {
         let before = nice().expect("a nice value");
-        let mut rank = Rank::default();
-        rank.set_first(true);
+        let mut priority = Priority::default();
+        priority.set_raised(true);
         let first = nice().expect("a nice value");
-        assert_eq!(first == before, rank.refused || before == -20, "{before}, then {first}");
+        assert_eq!(first == before, priority.refused || before == -20, "{before}, then {first}");
         assert!(first <= before && first >= before + STEP);
-        rank.set_first(true);
+        priority.set_raised(true);
         assert_eq!(nice(), Some(first));
-        rank.set_first(false);
+        priority.set_raised(false);
         assert_eq!(nice(), Some(before));
     }
 
     #[test]
-    fn what_others_have_set_meanwhile_stays() {
+    fn a_nice_value_set_from_outside_stays() {
         let before = nice().expect("a nice value");
-        let mut rank = Rank::default();
-        rank.set_first(true);
+        let mut priority = Priority::default();
+        priority.set_raised(true);
         setpriority_process(None, before.max(0) + 1).expect("anybody may step back");
         let set = nice();
-        rank.set_first(false);
+        priority.set_raised(false);
         assert_eq!(nice(), set);
     }
 }

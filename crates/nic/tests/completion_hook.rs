@@ -36,7 +36,7 @@ impl ProgressCallback for Relay {
 }
 
 #[test]
-fn a_tap_gets_completions_of_sends_and_decides_what_the_program_sees() {
+fn a_completion_hook_gets_send_completions_and_passes_on_some() {
     let (a, b) = (Node::udp(), Node::udp());
     let (qa, qb) = rc_pair(&a, &b);
     let write = |wr_id| a.wr(wr_id, SendOp::Write { va: b.memory.addr(), rkey: b.mr.rkey() }, 0, 8);
