@@ -85,8 +85,6 @@ MUTANTS = [
     # The NIC, the fabric, memory.
     ("timers-are-armed-once", "crates/nic/src/timers.rs",
      "entry.schedule().timer_at.store(NEVER.0, Ordering::Relaxed);", ""),
-    ("work-that-waits-is-forgotten", "crates/nic/src/datapath.rs",
-     "                    unit.work.push_back((owner, AckPolicy::Now));", "                    drop(owner);"),
     ("blocked-packets-stay-blocked", "crates/nic/src/datapath.rs",
      "        while self.tx.is_blocked() {", "        while false && self.tx.is_blocked() {"),
     ("solicited-events-come-for-everything", "crates/nic/src/cq/mod.rs",

@@ -1,22 +1,31 @@
-//! A network that accepts no packets for a while: receiving goes on, nothing is lost, nothing is sent out of order, and
-//! no thread spins.
+//! A network that accepts no packets for a while, or takes its time: receiving goes on, nothing is lost, nothing is sent
+//! out of order, and no thread spins.
 
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 use common::*;
 use terrace_fabric::sim::{SimConfig, SimNet, SimPort};
 use terrace_fabric::{PortCounters, RxBatch, TxBatch};
 use terrace_nic::*;
 
-/// A port whose sending can be blocked.
+/// Holds one call of `transmit` up.
+struct Pause {
+    is_due: AtomicBool,
+    /// The call and the test meet here when it is held up, and when it goes on.
+    begun: Barrier,
+    ended: Barrier,
+}
+
+/// A port whose sending can be blocked, or paused.
 struct GatedPort {
     inner: SimPort,
     shut: Arc<AtomicBool>,
+    pause: Arc<Pause>,
 }
 
 impl Port for GatedPort {
@@ -36,6 +45,10 @@ impl Port for GatedPort {
         self.inner.counters()
     }
     fn transmit(&self, tx: &mut TxBatch) -> bool {
+        if self.pause.is_due.swap(false, Ordering::SeqCst) {
+            self.pause.begun.wait();
+            self.pause.ended.wait();
+        }
         !self.shut.load(Ordering::SeqCst) && self.inner.transmit(tx)
     }
     fn receive(&self, rx: &mut RxBatch) -> usize {
@@ -56,28 +69,38 @@ struct World {
     b: Node,
     /// Blocks sending at `a`.
     shut: Arc<AtomicBool>,
+    /// Pauses it.
+    pause: Arc<Pause>,
 }
 
 fn world() -> World {
     let net = SimNet::new(1, SimConfig::default());
     let clock = Arc::new(ManualClock::new());
     let shut = Arc::new(AtomicBool::new(false));
+    let pause = Pause { is_due: AtomicBool::new(false), begun: Barrier::new(2), ended: Barrier::new(2) };
+    let pause = Arc::new(pause);
     let port = |last| net.port(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
-    let gated = GatedPort { inner: port(1), shut: shut.clone() };
+    let gated = GatedPort { inner: port(1), shut: shut.clone(), pause: pause.clone() };
     let a = Node::with(DeviceConfig::simulated(Box::new(gated), clock.clone(), 1), 1 << 18);
     let b = Node::with(DeviceConfig::simulated(Box::new(port(2)), clock.clone(), 2), 1 << 18);
-    World { net, clock, a, b, shut }
+    World { net, clock, a, b, shut, pause }
 }
 
 impl World {
     /// Advances the time by a millisecond, far less than an ACK timeout.
     fn run(&self) {
+        self.run_nodes(&[&self.a, &self.b]);
+    }
+
+    /// The same with progress at these nodes only.
+    fn run_nodes(&self, nodes: &[&Node]) {
         for _ in 0..1000 {
             let now = self.net.now() + 1000;
             self.net.advance_to(now);
             self.clock.set(Time(now));
-            self.a.device.step(Time(now));
-            self.b.device.step(Time(now));
+            for node in nodes {
+                node.device.step(Time(now));
+            }
         }
     }
 }
@@ -105,6 +128,29 @@ fn packets_that_the_network_did_not_take_leave_later_and_in_order() {
     assert_eq!(received, expected);
     assert_eq!(a.cq.poll(64, &mut |wc| assert_eq!(wc.status, WcStatus::Success)), Ok(20));
     assert_eq!((qa.counters().retransmits, qb.counters().sequence_naks_sent), (0, 0));
+}
+
+/// While one thread has a queue pair's packets under way, another one leaves what it has posted to it.
+#[test]
+fn a_request_posted_while_another_thread_sends_leaves_with_that_thread() {
+    let world = world();
+    let (a, b) = (&world.a, &world.b);
+    let (qa, qb) = rc_pair(a, b);
+    for wr_id in 0..2 {
+        qb.post_recv([b.recv(wr_id, wr_id * 8, 8)]).expect("posted");
+    }
+    world.pause.is_due.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| qa.post_send([Ok(a.wr(0, SendOp::Send, 0, 8))]).expect("posted"));
+        world.pause.begun.wait();
+        qa.post_send([Ok(a.wr(1, SendOp::Send, 8, 8))]).expect("posted");
+        world.pause.ended.wait();
+    });
+    // Without progress at `a`, nobody else sends it.
+    world.run_nodes(&[b]);
+    let mut received = Vec::new();
+    b.cq.poll(2, &mut |wc| received.push((wc.wr_id, wc.status))).expect("healthy");
+    assert_eq!(received, [(0, WcStatus::Success), (1, WcStatus::Success)]);
 }
 
 #[test]
