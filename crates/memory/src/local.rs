@@ -36,7 +36,8 @@ pub struct Local<'a> {
 }
 
 /// A short copy looks at the region's slot under the reader's epoch, a long one pins it.
-impl LocalMemory for Local<'_> {
+// SAFETY: both give only what is registered for the direction, and it stays registered meanwhile.
+unsafe impl LocalMemory for Local<'_> {
     #[inline(always)]
     fn bytes(&self) -> u64 {
         self.piece.len

@@ -435,7 +435,8 @@ impl Registry {
     pub fn after_fork_child(&self) {
         // The shared registry, its readers, and the reader slots are the parent's.
         self.is_detached.store(true, Ordering::Relaxed);
-        forget_readers();
+        // SAFETY: the child has one thread, which has forked, and is here.
+        unsafe { forget_readers() };
         for (_, slot) in self.table.slots() {
             slot.forget_pins();
             let mut entry = slot.close();

@@ -118,7 +118,11 @@ pub struct DirectAccess {
 ///
 /// A copy takes the type as a parameter, so that the checks on local memory are compiled into it: a short copy makes no
 /// call for them.
-pub trait LocalMemory: Copy {
+///
+/// # Safety
+/// The range that [`LocalMemory::locate`] and [`LocalMemory::hold`] give is memory that the program has given for copies
+/// in this direction (by a registration, or by a borrow), as long as the epoch is odd or `act` runs.
+pub unsafe trait LocalMemory: Copy {
     /// Length in bytes.
     fn bytes(&self) -> u64;
 
@@ -143,11 +147,15 @@ pub trait LocalMemory: Copy {
     ) -> Result<(), Refusal>;
 }
 
-/// Memory that stays valid during the copy.
-impl LocalMemory for HostRange {
+/// Memory that the caller of a copy keeps for as long as it takes.
+#[derive(Clone, Copy)]
+struct Kept(HostRange);
+
+// SAFETY: the callers of the functions that make one give the range for the copy.
+unsafe impl LocalMemory for Kept {
     #[inline(always)]
     fn bytes(&self) -> u64 {
-        self.len
+        self.0.len
     }
 
     #[inline(always)]
@@ -157,12 +165,12 @@ impl LocalMemory for HostRange {
 
     #[inline(always)]
     fn locate(&self, _: Direction, _: &EpochGuard<'_>) -> Result<HostRange, Refusal> {
-        Ok(*self)
+        Ok(self.0)
     }
 
     #[inline(always)]
     fn hold(&self, _: Direction, act: impl FnOnce(HostRange) -> Result<(), Refusal>) -> Result<(), Refusal> {
-        act(*self)
+        act(self.0)
     }
 }
 
@@ -200,7 +208,7 @@ impl DirectAccess {
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let into = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy_piece(Direction::Read, key, va, into)
+        self.copy_piece(Direction::Read, key, va, Kept(into))
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -210,7 +218,7 @@ impl DirectAccess {
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
         let from = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy_piece(Direction::Write, key, va, from)
+        self.copy_piece(Direction::Write, key, va, Kept(from))
     }
 
     /// Copies one piece of memory from `va` on, or to there.
@@ -317,7 +325,7 @@ impl DirectAccess {
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
                 // Checks all that is left, so that nothing of a refused access is written.
-                self.copy_part(direction, key, va, left, part)?;
+                self.copy_part(direction, key, va, left, Kept(part))?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
             }

@@ -1,6 +1,6 @@
 //! How a key leads to the number of its slot and record.
 //!
-//! The upper 24 bits of a key are the number put through a permutation that each process draws for its own key table,
+//! The upper 24 bits of a key are the number put through a permutation that each device draws for its own key table,
 //! so that a peer that knows some keys cannot tell the others. Same-host peers get the permutation with the shared
 //! registry, and find a key's record as the process itself finds the key's slot.
 

@@ -408,7 +408,11 @@ fn odd_epochs(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Itera
 
 /// In the child after `fork`: other processes access the parent's memory, not the child's, and the reader slots are the
 /// parent's.
-pub fn forget_readers() {
+///
+/// # Safety
+/// No thread of this process is in the middle of an access. [`wait_for_own_readers`] no longer waits for one, and users
+/// of this crate free what such an access reads after that wait.
+pub unsafe fn forget_readers() {
     PEERS.forget();
     OWN.forget();
 }
