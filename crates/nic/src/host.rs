@@ -133,6 +133,13 @@ impl Host for QpHost<'_> {
     }
 
     #[cold]
+    fn withdraw(&self) {
+        if self.nic.local.serves_peers() {
+            self.device().memory.set_queue_pair(self.qp.qpn(), None);
+        }
+    }
+
+    #[cold]
     fn raise(&self, event: QpEvent) {
         let qp = self.qp.strong();
         self.device().events.raise(match event {
@@ -281,6 +288,11 @@ impl Host for QpHost<'_> {
     #[inline(always)]
     fn withholds_receive(&self, peer: &SocketAddr) -> bool {
         self.device().faults.as_ref().is_some_and(|faults| faults.withholds_receive(peer.ip()))
+    }
+
+    #[inline(always)]
+    fn may_withhold_receives(&self) -> bool {
+        self.device().faults.is_some()
     }
 
     fn pace(&self, now: Time, len: usize) -> Option<Time> {

@@ -48,6 +48,20 @@ fn withheld_receives_only_cost_retries() {
     assert!(a.device.snapshot().injected.is_empty());
 }
 
+/// Each request counts once, also of messages that would take the fast path.
+#[test]
+fn withheld_receives_of_short_messages_count_once() {
+    let a = Node::udp();
+    let (b, faults) = node_under("[[fault]]\nkind = \"rnr\"\nafter_operations = 2\nfor_operations = 3");
+    let (qa, qb) = rc_pair(&a, &b);
+    for number in 0..6 {
+        qb.post_recv([b.recv(number, number * 8, 8)]).expect("posted");
+        qa.post_send([Ok(a.wr(number, SendOp::Send, 0, 8))]).expect("posted");
+        assert_eq!((a.completion().status, b.completion().status), (WcStatus::Success, WcStatus::Success));
+    }
+    assert_eq!((faults.counts().get(Injected::RnrNak), qb.counters().rnr_naks_sent), (3, 3));
+}
+
 #[test]
 fn limited_retries_end_in_an_error_and_the_receive_stays() {
     let a = Node::udp();

@@ -42,6 +42,7 @@ impl<H> DerefMut for Call<'_, H> {
 impl<H: Host> Call<'_, H> {
     /// Completes a receive in error.
     pub(crate) fn fail_receive(&self, wr_id: u64, srqn: u32, status: WcStatus) {
+        self.host.withdraw();
         self.host.complete_receive(Wc {
             wr_id,
             status,

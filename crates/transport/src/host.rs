@@ -101,6 +101,9 @@ pub trait Host {
     fn complete_receive(&self, completion: impl Completion);
     /// Takes an event of the queue pair.
     fn raise(&self, event: QpEvent);
+    /// The queue pair fails, or a request of it does: its peer may no longer access memory without packets. Called
+    /// before the completions and events that say so, perhaps more than once.
+    fn withdraw(&self) {}
     /// Copies `out.len()` bytes from `offset` in the list's concatenation.
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError>;
     /// Copies `data` to `offset` in the list's concatenation. The caller has checked the length.
@@ -166,6 +169,11 @@ pub trait Host {
     /// Whether a request of this peer that would consume a receive is refused as if no receive were posted (fault
     /// injection to observe the peer's RNR handling).
     fn withholds_receive(&self, _peer: &SocketAddr) -> bool {
+        false
+    }
+    /// Whether [`Host::withholds_receive`] can ever be true. If not, messages may take the fast path, which does not call
+    /// it: each call may count.
+    fn may_withhold_receives(&self) -> bool {
         false
     }
     /// Accounts for a packet of `len` bytes of an unreliable service. Returns until when the queue pair must pause if

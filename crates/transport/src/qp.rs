@@ -144,6 +144,7 @@ impl Qp {
 
     fn enter_error(&mut self, host: &impl Host) {
         self.common.attr.state = QpState::Err;
+        host.withdraw();
         let call = &mut Call { common: &mut self.common, host };
         self.requester.flush(call);
         self.responder.flush(call);
@@ -165,6 +166,7 @@ impl Qp {
             // Responses that were pending when the queue pair failed may fail, too: no second event.
             Verdict::ResponderFatal(_) if self.common.attr.state == QpState::Err => {}
             Verdict::ResponderFatal(event) => {
+                host.withdraw();
                 host.raise(event);
                 self.enter_error(host);
             }

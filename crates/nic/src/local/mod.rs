@@ -138,6 +138,11 @@ impl QpLocal {
         matches!(self.route.packets, Carrier::Ring(_))
     }
 
+    /// Whether the published state lets peers access memory.
+    pub fn serves_peers(&self) -> bool {
+        matches!(self.published, Some(QpState::Rtr | QpState::Rts | QpState::Sqd))
+    }
+
     /// Notes that peers are to see it no more. False if they did not.
     pub fn withdraw(&mut self) -> bool {
         let was_published = self.published.is_some();

@@ -313,6 +313,7 @@ pub(crate) fn complete(call: &Call<'_, impl Host>, wr: &SendWr, status: WcStatus
         return complete_success(call, wr, call.host);
     }
     let entry = Succeeded { common: call, wr }.entry();
+    call.host.withdraw();
     call.host.complete_send(Wc { status, vendor_err, solicited: true, ..entry });
 }
 

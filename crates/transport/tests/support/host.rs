@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, QpEvent, RecvWr, RemoteAccess, RemoteError,
-    Sge, Time, Wc,
+    Sge, Time, Wc, WcStatus,
 };
 
 /// Rights of a region, by letter: `l`ocal write, remote `r`ead, remote `w`rite, remote `a`tomic, flush to `g`lobal
@@ -43,6 +43,8 @@ pub enum Event {
 /// The NIC around the queue pair under test. `FAST` says whether the queue pair may take its fast paths.
 #[derive(Debug, Default)]
 pub struct Memory<const FAST: bool = true> {
+    /// Whether the peer may no longer access memory without packets.
+    pub is_withdrawn: Cell<bool>,
     /// Reports, oldest first.
     pub events: RefCell<VecDeque<Event>>,
     pub bytes: RefCell<Vec<u8>>,
@@ -198,6 +200,11 @@ impl<const FAST: bool> Memory<FAST> {
         Memory { bytes: RefCell::new(bytes), ..Memory::default() }
     }
 
+    fn check_withdrawn(&self, wc: &Wc) {
+        let is_error = wc.status != WcStatus::Success;
+        assert!(!is_error || self.is_withdrawn.get(), "{wc:?} precedes the withdrawal");
+    }
+
     /// The oldest report.
     pub fn poll_event(&self) -> Option<Event> {
         self.events.borrow_mut().pop_front()
@@ -315,11 +322,19 @@ impl<const FAST: bool> Host for Memory<FAST> {
     const HAS_FAST_PATHS: bool = FAST;
 
     fn complete_send(&self, completion: impl Completion) {
-        self.events.borrow_mut().push_back(Event::SendComplete(completion.entry()));
+        let wc = completion.entry();
+        self.check_withdrawn(&wc);
+        self.events.borrow_mut().push_back(Event::SendComplete(wc));
     }
 
     fn complete_receive(&self, completion: impl Completion) {
-        self.events.borrow_mut().push_back(Event::RecvComplete(completion.entry()));
+        let wc = completion.entry();
+        self.check_withdrawn(&wc);
+        self.events.borrow_mut().push_back(Event::RecvComplete(wc));
+    }
+
+    fn withdraw(&self) {
+        self.is_withdrawn.set(true);
     }
 
     fn raise(&self, event: QpEvent) {
