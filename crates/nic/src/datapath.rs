@@ -2,8 +2,8 @@
 //! time is passed in, and the calling thread does the work.
 //!
 //! A burst is received and handled queue pair by queue pair; then the queue pairs on the work list fill one batch with
-//! what they have to send. Locks are taken in the order queue pair, shared receive queue, completion queue, channel.
-//! None is held while the network is called, except for the receive lock.
+//! what they have to send. Locks are taken in the order queue pair, TX ring, shared receive queue, completion queue,
+//! channel. None is held while the network is called, except for the receive lock.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -495,6 +495,9 @@ impl Device {
         unit: &mut TxUnit<QueuePair>,
     ) -> Transmit {
         if !qp.token.take() {
+            // The thread that holds it fills again; what the caller has changed counts now.
+            self.publish_state(qp, core);
+            self.arm(qp, core);
             return Transmit::Idle;
         }
         let before_count = unit.batch.len();
@@ -554,8 +557,10 @@ impl Device {
     ) -> Result<(), Error> {
         let QpCore { qp: transport, nic } = core;
         let (now, host) = (&LazyTimestamp::new(&*self.clock, None), &QpHost::new(qp, nic, None));
+        // In other states nothing leaves, and completions need not be made under the ring's lock.
+        let is_rts = transport.state() == QpState::Rts;
         match &nic.local.route.packets {
-            Carrier::Ring(peer_tx) if self.may_use(peer_tx) && qp.token.is_free() => {
+            Carrier::Ring(peer_tx) if is_rts && self.may_use(peer_tx) && qp.token.is_free() => {
                 self.ensure_engine();
                 let mut sink = self.ring_sink(peer_tx);
                 transport.post_send(deadline_clock(transport, now), wr, host, &mut sink)?;

@@ -48,9 +48,10 @@ pub struct QpInit {
 
 /// Receives a queue pair's completions of send work requests in place of its completion queue.
 pub trait CompletionHook: Send + Sync {
-    /// A send work request has completed with an entry. Called in the order of completion and with the queue pair's
-    /// lock held: it may note the entry, and pass entries on by [`QueuePair::complete`], but call no verbs. The
-    /// device's progress callbacks are called soon after.
+    /// A send work request has completed with an entry. Called in the order of completion, with the queue pair's lock
+    /// held and perhaps that of the ring to its peer: it may note the entry, and pass entries on by
+    /// [`QueuePair::complete`], but call no verbs, nor take a lock under which others call verbs. The device's progress
+    /// callbacks are called soon after.
     fn completed(&self, wc: Wc);
 }
 

@@ -74,6 +74,12 @@ impl Device {
     #[cold]
     #[inline(never)]
     pub(crate) fn choose_route(&self, qp: &QueuePair, core: &mut QpCore) {
+        if !self.local.is_on() {
+            // In a forked child the direct access is the parent's. To drop it takes locks that the parent's other threads
+            // may have held.
+            core.nic.local.route.packets = Carrier::Udp;
+            return;
+        }
         let generation = self.local.generation.load(Ordering::Acquire);
         let may_search = core.qp.is_send_queue_empty();
         core.nic.local.generation = if may_search { generation } else { generation.wrapping_sub(1) };
@@ -85,7 +91,7 @@ impl Device {
 
     /// The route to the queue pair's peer, if that is a process of this host.
     fn find_route(&self, qp: &QueuePair, core: &QpCore, before: Route) -> Option<Route> {
-        let (remote, gid_index) = core.nic.local.ends.filter(|_| self.local.is_on())?;
+        let (remote, gid_index) = core.nic.local.ends?;
         let SameHostPeer { memory, peer_tx } = self.local.peers.read().get(&remote)?.clone();
         let own = self.gids().get(usize::from(gid_index)).map(|gid| gid.addr);
         // The same access to the same process stays: there are not many reader slots.

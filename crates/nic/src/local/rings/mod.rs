@@ -236,15 +236,16 @@ impl PeerRxSet {
         if self.list.is_empty() {
             return RxPending { have_packets: false, network_is_due: true };
         }
-        let mut have_packets = false;
+        let (mut have_packets, mut is_in_message) = (false, false);
         for peer_rx in &mut self.list {
             let has_pending = peer_rx.rx_ring.has_pending();
             peer_rx.streams |= has_pending && (for_all || peer_rx.had_pending);
             peer_rx.had_pending = has_pending;
-            if peer_rx.is_in_message && !has_pending {
-                (0..MESSAGE_PAUSES).for_each(|_| std::hint::spin_loop());
-            }
+            is_in_message |= peer_rx.is_in_message;
             have_packets |= has_pending;
+        }
+        if is_in_message && !have_packets && !for_all {
+            (0..MESSAGE_PAUSES).for_each(|_| std::hint::spin_loop());
         }
         self.warm = if have_packets { WARM_PASSES } else { self.warm.saturating_sub(1) };
         self.passes += 1;
