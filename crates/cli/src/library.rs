@@ -1,6 +1,7 @@
 //! Finds the library: beside this executable, in the common layout of the build and the installation (`bin/terrace`,
 //! `lib/terrace/libibverbs.so.1`).
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// The drop-in's file name. It must be the real library's SONAME, or programs that `dlopen` that
@@ -16,16 +17,25 @@ pub enum LibraryError {
     /// The library is not in its place.
     #[error("the library is missing: {} (run `make build`, or `make install PREFIX=DIR` and use DIR/bin/terrace)", .0.display())]
     Missing(PathBuf),
-    /// The loader splits `LD_PRELOAD` at spaces and colons, and offers no way to quote them.
-    #[error("the library's path contains a space or a colon, which LD_PRELOAD cannot carry: {}", .0.display())]
-    Unloadable(PathBuf),
+    /// The loader splits its variables at this character, and offers no way to quote it.
+    #[error("the library's path contains `{separator}`, which the loader's variables cannot carry: {}", path.display())]
+    Unloadable { path: PathBuf, separator: char },
 }
 
-/// The library's absolute path.
-pub fn find() -> Result<PathBuf, LibraryError> {
+/// How the environment names the library to the loader.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Preload {
+    /// What `LD_PRELOAD` begins with.
+    pub entry: OsString,
+    /// What `LD_LIBRARY_PATH` begins with, if the loader is to search for the library.
+    pub folder: Option<PathBuf>,
+}
+
+/// The library, as the loader is to find it.
+pub fn find() -> Result<Preload, LibraryError> {
     let executable =
         std::env::current_exe().and_then(std::fs::canonicalize).map_err(LibraryError::NoExecutable)?;
-    find_beside(&executable)
+    preload(find_beside(&executable)?)
 }
 
 fn find_beside(executable: &Path) -> Result<PathBuf, LibraryError> {
@@ -34,10 +44,22 @@ fn find_beside(executable: &Path) -> Result<PathBuf, LibraryError> {
     if !library.is_file() {
         return Err(LibraryError::Missing(library));
     }
-    if library.to_string_lossy().contains([' ', ':', '\t', '\n']) {
-        return Err(LibraryError::Unloadable(library));
-    }
     Ok(library)
+}
+
+/// `LD_PRELOAD` is split at spaces and colons, `LD_LIBRARY_PATH` at colons and semicolons. So a library whose path has a
+/// space is preloaded by its name alone, and the folder is searched for it.
+fn preload(library: PathBuf) -> Result<Preload, LibraryError> {
+    let text = library.to_string_lossy().into_owned();
+    let is_searched = text.contains(' ');
+    let separators: &[char] = if is_searched { &[':', ';'] } else { &[':'] };
+    if let Some(separator) = text.chars().find(|character| separators.contains(character)) {
+        return Err(LibraryError::Unloadable { path: library, separator });
+    }
+    Ok(match library.parent() {
+        Some(folder) if is_searched => Preload { entry: LIBRARY.into(), folder: Some(folder.to_owned()) },
+        _ => Preload { entry: library.into(), folder: None },
+    })
 }
 
 #[cfg(test)]
@@ -63,10 +85,25 @@ mod tests {
     }
 
     #[test]
+    fn a_path_without_a_space_is_preloaded_itself() {
+        let path = "/a;b/lib/terrace/libibverbs.so.1";
+        assert_eq!(preload(path.into()).unwrap(), Preload { entry: path.into(), folder: None });
+    }
+
+    #[test]
+    fn the_folder_is_searched_when_its_path_has_a_space() {
+        let expected = Preload { entry: LIBRARY.into(), folder: Some("/a b/lib/terrace".into()) };
+        assert_eq!(preload("/a b/lib/terrace/libibverbs.so.1".into()).unwrap(), expected);
+    }
+
+    #[test]
     fn a_path_that_the_loader_would_split_is_refused() {
-        let prefix = layout("with space");
-        std::fs::write(prefix.join("lib/terrace/libibverbs.so.1"), b"").unwrap();
-        assert!(matches!(find_beside(&prefix.join("bin/terrace")), Err(LibraryError::Unloadable(_))));
-        std::fs::remove_dir_all(prefix).unwrap();
+        for (folder, separator) in [("/a:b", ':'), ("/a b:c", ':'), ("/a b;c", ';')] {
+            let refused = preload(Path::new(folder).join(LIBRARY));
+            assert!(
+                matches!(refused, Err(LibraryError::Unloadable { separator: found, .. }) if found == separator),
+                "{folder}"
+            );
+        }
     }
 }

@@ -160,7 +160,13 @@ pub fn run(options: &Options) -> Result<(), RunError> {
     let path = program::find(name)?;
     let mut command = Command::new(&path);
     command.arg0(name).args(&options.program[1..]).envs(environment(options)?);
-    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD").as_deref()));
+    command.env("LD_PRELOAD", put_first(&library.entry, std::env::var_os("LD_PRELOAD"), &[':', ' ']));
+    if let Some(folder) = &library.folder {
+        command.env(
+            "LD_LIBRARY_PATH",
+            put_first(folder.as_os_str(), std::env::var_os("LD_LIBRARY_PATH"), &[':', ';']),
+        );
+    }
     let error = command.exec();
     let program = name.to_string_lossy().into_owned();
     // The program itself was found above.
@@ -252,13 +258,13 @@ fn check_pcap(path: &Path) -> Result<PathBuf, RunError> {
     std::path::absolute(path).map_err(unwritable)
 }
 
-/// `LD_PRELOAD` with the library, once, before the existing value.
-fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
-    let mut value = library.as_os_str().to_owned();
+/// A list of the loader with this entry, once, before the existing ones.
+fn put_first(entry: &OsStr, existing: Option<OsString>, separators: &[char]) -> OsString {
+    let mut value = entry.to_owned();
     let existing = existing.unwrap_or_default().to_string_lossy().into_owned();
-    for entry in existing.split([':', ' ']).filter(|entry| !entry.is_empty() && Path::new(entry) != library) {
+    for other in existing.split(separators).filter(|other| !other.is_empty() && OsStr::new(other) != entry) {
         value.push(":");
-        value.push(entry);
+        value.push(other);
     }
     value
 }
@@ -269,10 +275,12 @@ mod tests {
 
     #[test]
     fn the_library_comes_first_and_once() {
-        let library = Path::new("/t/libibverbs.so.1");
-        assert_eq!(preload(library, None), "/t/libibverbs.so.1");
-        assert_eq!(preload(library, Some(OsStr::new("a.so b.so"))), "/t/libibverbs.so.1:a.so:b.so");
-        assert_eq!(preload(library, Some(OsStr::new("/t/libibverbs.so.1:a.so"))), "/t/libibverbs.so.1:a.so");
+        let library = "/t/libibverbs.so.1";
+        let preload =
+            |existing: Option<&str>| put_first(library.as_ref(), existing.map(OsString::from), &[':', ' ']);
+        assert_eq!(preload(None), library);
+        assert_eq!(preload(Some("a.so b.so")), "/t/libibverbs.so.1:a.so:b.so");
+        assert_eq!(preload(Some("/t/libibverbs.so.1:a.so")), "/t/libibverbs.so.1:a.so");
     }
 
     #[test]

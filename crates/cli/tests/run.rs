@@ -206,3 +206,20 @@ fn an_existing_preload_is_kept_behind_ours() {
     let expected = format!("{}:/nonexistent/other.so", installation.library());
     assert_eq!(variable(&text, "LD_PRELOAD"), Some(expected.as_str()));
 }
+
+#[test]
+fn a_library_in_a_path_with_a_space_is_searched_for() {
+    let installation = Installation::new("a space");
+    let output = Command::new(installation.0.join("bin/terrace"))
+        .args(["run", "--", "env"])
+        .env("LD_LIBRARY_PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let folder = installation.0.join("lib/terrace");
+    assert_eq!(variable(&text, "LD_PRELOAD"), Some("libibverbs.so.1"));
+    assert_eq!(
+        variable(&text, "LD_LIBRARY_PATH"),
+        Some(format!("{}:/nonexistent", folder.display()).as_str())
+    );
+}
