@@ -17,7 +17,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CFLAGS ?= -O2 -Wall -Wextra -Werror
 
-.PHONY: help setup build profile install uninstall badinput-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
+.PHONY: help setup build profile install uninstall packages packages-test badinput-programs interop-programs demo test conformance interop chaos fork crash endurance sanitize soak soak-term fuzz bench bench-many bench-where bench-peers bench-peers-full peers-programs bench-term bench-term-full lint clean
 .DEFAULT_GOAL := help
 # Targets build into one another's directories, and cargo uses all processors by itself.
 .NOTPARALLEL:
@@ -46,6 +46,14 @@ install: build ## Install below PREFIX (default /usr/local)
 uninstall: ## Remove what install put below PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/terrace
 	rm -rf $(DESTDIR)$(PREFIX)/lib/terrace
+
+packages: build ## Build a Debian package, a tarball and SHA256SUMS in build/packages/
+	@scripts/setup.sh packages
+	scripts/release.sh --package terrace-cli --example manual
+	$(PYTHON) packaging/build.py build/packages
+
+packages-test: packages ## Unpack the packages, install and remove them below a temporary folder, run them, and build them again: the same bytes
+	$(PYTHON) -m unittest discover --start-directory tests/packages --pattern 'test_*.py'
 
 # Plain verbs programs: they are linked with the system's libibverbs and know nothing of Terrace.
 build/examples/%: examples/%.c

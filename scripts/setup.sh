@@ -2,7 +2,7 @@
 # Makes a Debian machine ready for a target of the Makefile: checks the Rust toolchain, and installs with apt-get those
 # packages that are missing. Silent when there is nothing to do.
 #
-#   scripts/setup.sh build|profile|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all
+#   scripts/setup.sh build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -115,6 +115,8 @@ profile)
     [ -n "$(find "$(rustc --print sysroot)/lib/rustlib" -name llvm-profdata)" ] || rustup component add llvm-tools ||
         fail "rustc has no llvm-profdata: run 'rustup component add llvm-tools'"
     ;;
+# The programs of its test, too.
+packages) check_rust; install_packages $compiler $verbs dpkg-dev util-linux ;;
 demo) check_rust; install_packages $compiler $verbs perftest ;;
 test) check_rust; install_packages $compiler $verbs $plots rdmacm-utils librdmacm-dev ;;
 conformance) check_rust; install_packages $compiler $verbs $programs ;;
@@ -137,9 +139,9 @@ lint)
     install_cargo_tool cargo-deny 0.20.2
     ;;
 all-but-fuzz)
-    for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
+    for part in build packages demo test conformance interop bench sanitize lint; do "$0" "$part"; done
     "$0" profile || echo "setup: goes on without profiles" >&2
     ;;
 all) "$0" all-but-fuzz && "$0" fuzz ;;
-*) fail "usage: $0 build|profile|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;
+*) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;
 esac

@@ -1,0 +1,83 @@
+//! The `terrace` command: runs RDMA programs on the software NIC and shows what the NIC does.
+//!
+//! `main.rs` is the command alone. All else is a library, so that `examples/manual.rs` can read the definition of the command line.
+//!
+//! This crate contains no part of the NIC. `run` prepares an environment and replaces itself with the program; the NIC
+//! then runs in that program, inside the preloaded library. `stat` asks a running program's NIC for its counters.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod clients;
+mod devices;
+mod library;
+mod log;
+mod program;
+mod regions;
+mod run;
+mod serve;
+mod stat;
+mod table;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+const AFTER_HELP: &str = "\
+Examples:
+  Two ends of a bandwidth test on this machine, in two terminals:
+    terrace run -- ib_write_bw
+    terrace run -- ib_write_bw 127.0.0.1
+
+  The same between two hosts: give each end its own address.
+    host a:  terrace run --addr 192.0.2.1 -- ib_write_bw
+    host b:  terrace run --addr 192.0.2.2 -- ib_write_bw 192.0.2.1
+
+  What would a program see?           terrace devices
+  What is a running program doing?    terrace stat PID --watch
+
+Every option of `run` can also be given as an environment variable (see `terrace run --help`).
+`terrace COMMAND --help` explains a command and shows examples.";
+
+/// RDMA without RDMA hardware: runs unmodified verbs programs over plain UDP (RoCEv2).
+#[derive(Parser)]
+#[command(name = "terrace", version, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program with a software RDMA NIC
+    Run(run::Options),
+    /// Serve files as regions larger than memory
+    Serve(serve::Options),
+    /// Show the device that a program would see
+    Devices(devices::Options),
+    /// Show the counters of a running program's NIC
+    Stat(stat::Options),
+    /// Measure regions larger than memory
+    Bench(bench::Options),
+}
+
+/// The definition of the command line, from which `examples/manual.rs` writes man pages and completions.
+pub fn definition() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the command with the arguments of this process.
+pub fn run() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run(options) => run::run(&options).map_err(|error| (error.exit_code(), error.to_string())),
+        Command::Serve(options) => serve::serve(&options).map_err(|error| (1, error.to_string())),
+        Command::Devices(options) => devices::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Stat(options) => stat::show(&options).map_err(|error| (1, error.to_string())),
+        Command::Bench(options) => bench::bench(&options).map_err(|error| (1, error.to_string())),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, message)) => {
+            eprintln!("terrace: {message}");
+            ExitCode::from(code)
+        }
+    }
+}
