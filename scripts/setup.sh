@@ -139,9 +139,9 @@ lint)
     install_cargo_tool cargo-deny 0.20.2
     ;;
 all-but-fuzz)
-    for part in build packages demo test conformance interop bench sanitize lint; do "$0" "$part"; done
+    for part in build demo test conformance interop bench sanitize lint; do "$0" "$part"; done
     "$0" profile || echo "setup: goes on without profiles" >&2
     ;;
-all) "$0" all-but-fuzz && "$0" fuzz ;;
+all) "$0" all-but-fuzz && "$0" packages && "$0" fuzz ;;
 *) fail "usage: $0 build|profile|packages|demo|test|conformance|interop|bench|bench-peers|sanitize|fuzz|lint|all-but-fuzz|all" ;;
 esac
