@@ -149,10 +149,10 @@ pub unsafe trait LocalMemory: Copy {
 
 /// Memory that the caller of a copy keeps for as long as it takes.
 #[derive(Clone, Copy)]
-struct Kept(HostRange);
+struct Borrowed(HostRange);
 
 // SAFETY: the callers of the functions that make one give the range for the copy.
-unsafe impl LocalMemory for Kept {
+unsafe impl LocalMemory for Borrowed {
     #[inline(always)]
     fn bytes(&self) -> u64 {
         self.0.len
@@ -208,7 +208,7 @@ impl DirectAccess {
     #[inline]
     pub fn read_into(&mut self, key: u32, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
         let into = HostRange { addr: into.as_mut_ptr() as u64, len: into.len() as u64 };
-        self.copy_piece(Direction::Read, key, va, Kept(into))
+        self.copy_piece(Direction::Read, key, va, Borrowed(into))
     }
 
     /// Writes memory of the caller's own, which need not be registered, to `va` on.
@@ -218,7 +218,7 @@ impl DirectAccess {
     #[inline]
     pub fn write_from(&mut self, key: u32, va: u64, from: &[u8]) -> Result<(), Refusal> {
         let from = HostRange { addr: from.as_ptr() as u64, len: from.len() as u64 };
-        self.copy_piece(Direction::Write, key, va, Kept(from))
+        self.copy_piece(Direction::Write, key, va, Borrowed(from))
     }
 
     /// Copies one piece of memory from `va` on, or to there.
@@ -325,7 +325,7 @@ impl DirectAccess {
             while rest.len > 0 {
                 let part = HostRange { addr: rest.addr, len: rest.len.min(COPY_BYTES_MAX) };
                 // Checks all that is left, so that nothing of a refused access is written.
-                self.copy_part(direction, key, va, left, Kept(part))?;
+                self.copy_part(direction, key, va, left, Borrowed(part))?;
                 rest = HostRange { addr: rest.addr + part.len, len: rest.len - part.len };
                 (va, left) = (va.wrapping_add(part.len), left - part.len);
             }

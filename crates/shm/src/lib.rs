@@ -25,7 +25,7 @@
 //! | `prefetch_hint` | where an access is likely to go |
 //!
 //! The two ends of an access are separate: the other process's memory is known from its records, this process's memory
-//! from whoever implements [`LocalMemory`]. So this crate knows neither this process's regions and their pagers, which
+//! by the implementation of [`LocalMemory`]. So this crate knows neither this process's regions and their pagers, which
 //! are those of `terrace-memory`, nor queue pairs except their numbers and records, nor what is in a packet. Sending
 //! descriptors from one process to another, and detecting that a process has ended, are not done here.
 //!

@@ -50,13 +50,13 @@ impl Device {
         match outcome {
             Transmit::Idle => Filled::Sent,
             Transmit::SinkFull if has_sent => Filled::Full(None),
-            Transmit::SinkFull => self.wait_for_room(transport, host, peer_tx, now.get(), acks),
+            Transmit::SinkFull => self.handle_full_ring(transport, host, peer_tx, now.get(), acks),
         }
     }
 
-    /// The outcome of filling a ring that takes nothing.
+    /// What becomes of packets that a full ring does not take: they are retried, or lost once its reader has stalled.
     #[cold]
-    fn wait_for_room(
+    fn handle_full_ring(
         &self,
         transport: &mut Qp,
         host: &QpHost<'_>,
