@@ -2,7 +2,8 @@
 //!
 //! The program may unmap, protect or truncate its memory while the NIC copies. [`fault`] has copies and atomics that
 //! report such memory instead of ending the process, and the signal handlers that this takes. [`HostRange`] names a
-//! range of addresses; [`PAGE_BYTES`] and [`UNIT_BYTES`] are the sizes that ranges are counted in.
+//! range of addresses; [`PAGE_BYTES`] and [`UNIT_BYTES`] are the sizes that ranges are counted in. [`SharedBytes`]
+//! are the source of a copy that another process may change meanwhile.
 //!
 //! This is a crate of its own because two crates copy that must not depend on each other's reasons: `terrace-shm`
 //! copies between processes, `terrace-memory` copies to and from registered regions. It knows neither keys nor
@@ -13,6 +14,8 @@
 mod atomic_op;
 pub mod fault;
 mod range;
+mod shared_bytes;
 
 pub use atomic_op::AtomicOp;
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};
+pub use shared_bytes::{CopySource, SharedBytes};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use terrace_hostmem::{AtomicOp, HostRange, fault};
+use terrace_hostmem::{AtomicOp, CopySource, HostRange, fault};
 use terrace_shm::{KeyMemo, SharedRegistry, forget_readers};
 
 use crate::access::{Access, AccessError, AccessNeed, Accessor, RegisterError};
@@ -370,33 +370,34 @@ impl Registry {
     /// As for [`Registry::check`]; `Fault` when the memory is not there or not writable; bytes before the fault are
     /// then written. For peers `NotReady` and `Retry` when part of it is absent; nothing is written then.
     pub fn write(&self, who: Accessor, key: u32, va: u64, data: &[u8]) -> Result<(), AccessError> {
-        self.write_again(who, key, &KeyMemo::default(), va, data)
+        self.write_from(who, key, &KeyMemo::default(), va, data)
     }
 
-    /// The same, by a key that most likely is that of the last access with this memo.
+    /// The same from any source, by a key that most likely is that of the last access with this memo.
     ///
     /// # Errors
-    /// As for [`Registry::write`].
+    /// As for [`Registry::write`]; `Fault`, too, when the source is not readable.
     #[inline]
-    pub fn write_again(
+    pub fn write_from(
         &self,
         who: Accessor,
         key: u32,
         memo: &KeyMemo,
         va: u64,
-        data: &[u8],
+        data: impl CopySource,
     ) -> Result<(), AccessError> {
-        if data.is_empty() {
+        if data.bytes() == 0 {
             return Ok(());
         }
         let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
         let entry = slot.pin();
-        let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.len() as u64)?;
+        let host = entry.locate(tag_of(key), who, AccessNeed::Write, va, data.bytes() as u64)?;
         if let Some(pager) = entry.pager_for(who) {
-            return paged::write(&entry, &**pager, host, data);
+            let written = data.with_bytes(|data| paged::write(&entry, &**pager, host, data));
+            return written.unwrap_or(Err(AccessError::Fault));
         }
         // SAFETY: the program registered this range for the device to write, and the pin keeps it registered.
-        unsafe { fault::copy_to(host, data) }.map_err(|fault::Fault| AccessError::Fault)
+        unsafe { data.copy_to(host) }.map_err(|fault::Fault| AccessError::Fault)
     }
 
     /// Performs an atomic operation and returns the value before it. Atomic with respect to the program's own atomic

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use terrace_fabric::RxBatch;
+use terrace_hostmem::{CopySource, SharedBytes};
+use terrace_shm::RxPacket;
 use terrace_sync::Guard;
 use terrace_transport::{AckPolicy, QpAttr, QpAttrMask, QpState, SendWr, Time, Transmit};
 use terrace_wire::{Packet, Psn, RxMeta};
@@ -213,7 +215,7 @@ impl Device {
             let (meta, bytes) = (&packet.meta, packet.bytes);
             // A flooding peer may not fill the memory: beyond the limit its packets are handled out of order.
             let is_next = pass.early.len() >= EARLY_MAX;
-            let packet = Arrived { meta, ack: None, bytes, path: RxPath::Network, is_next };
+            let packet = Arrived::from_network(meta, bytes, is_next);
             if self.handle_packet(packet, pass) == Arrival::TooEarly {
                 pass.early.push(EarlyPacket { meta: *meta, bytes: bytes.into() });
             }
@@ -226,8 +228,9 @@ impl Device {
         rx: &mut RxBatch,
         pass: &mut ReceivePass<'a, '_>,
     ) {
-        self.read_peer_rx(peer_rx, |meta, ack, bytes| {
-            let mut packet = Arrived { meta, ack, bytes, path: RxPath::Ring, is_next: false };
+        self.read_peer_rx(peer_rx, |meta, RxPacket { acknowledged, bytes, run, .. }| {
+            let (ack, run) = (acknowledged.map(Psn::new), run.as_ref());
+            let mut packet = Arrived { meta, ack, bytes, run, path: RxPath::Ring, is_next: false };
             while self.handle_packet(packet, pass) == Arrival::TooEarly {
                 self.catch_up_with_network(rx, pass);
                 packet.is_next = true;
@@ -246,9 +249,7 @@ impl Device {
             self.handle_rx_rings(peer_rx, rx, pass);
         }
         for EarlyPacket { meta, bytes } in std::mem::take(&mut pass.early) {
-            let packet =
-                Arrived { meta: &meta, ack: None, bytes: &bytes, path: RxPath::Network, is_next: true };
-            self.handle_packet(packet, pass);
+            self.handle_packet(Arrived::from_network(&meta, &bytes, true), pass);
         }
     }
 
@@ -272,7 +273,8 @@ impl Device {
             return Arrival::Done;
         }
         let arrival = self.deliver(arrived, &packet, pass);
-        if arrival == Arrival::Nowhere && !self.forward(meta, &packet, bytes) {
+        // A run is for this process: its sender has found the queue pair's process.
+        if arrival == Arrival::Nowhere && (arrived.run.is_some() || !self.forward(meta, &packet, bytes)) {
             self.counters.unknown_qp.fetch_add(1, Ordering::Relaxed);
         }
         arrival
@@ -296,10 +298,11 @@ impl Device {
     /// Delivers a packet to its queue pair.
     fn deliver<'a>(
         &'a self,
-        Arrived { meta, ack, path, is_next, .. }: Arrived<'_>,
+        arrived: Arrived<'_>,
         packet: &Packet<'_>,
         pass: &mut ReceivePass<'a, '_>,
     ) -> Arrival {
+        let Arrived { meta, ack, run, path, is_next, .. } = arrived;
         if is_management(packet.bth.qpn) && !self.is_for_other_instance(packet.bth.qpn) {
             self.management.take(pass.now.get(), self.port.slot(), meta, packet);
             return Arrival::Done;
@@ -323,8 +326,13 @@ impl Device {
             return Arrival::TooEarly;
         }
         core.nic.last_path = path;
-        let (transport, host) = core.parts(qp, pass.bypass);
-        transport.handle_packet(|| pass.now.get(), meta, packet, ack, &host);
+        match run {
+            None => {
+                let (transport, host) = core.parts(qp, pass.bypass);
+                transport.handle_packet(|| pass.now.get(), meta, packet, ack, &host);
+            }
+            Some(run) => handle_run(qp, &mut core, arrived, run, packet, pass),
+        }
         self.publish_state(qp, &mut core);
         self.arm(qp, &core);
         let unit = &mut *pass.unit;
@@ -718,10 +726,19 @@ struct Arrived<'a> {
     meta: &'a RxMeta,
     /// The PSN up to which a ring's entry acknowledges beside the packet itself.
     ack: Option<Psn>,
+    /// All of it, or the first bytes of a run.
     bytes: &'a [u8],
+    /// All of a run.
+    run: Option<&'a SharedBytes<'a>>,
     path: RxPath,
     /// Whether everything that had arrived by the other path was handled before.
     is_next: bool,
+}
+
+impl<'a> Arrived<'a> {
+    fn from_network(meta: &'a RxMeta, bytes: &'a [u8], is_next: bool) -> Arrived<'a> {
+        Arrived { meta, ack: None, bytes, run: None, path: RxPath::Network, is_next }
+    }
 }
 
 /// The outcome of a received packet.
@@ -733,6 +750,23 @@ enum Arrival {
     /// It came by another path than the packet before it and was not handled: packets may still wait on the previous
     /// path.
     TooEarly,
+}
+
+/// Handles a run, whose data are still in the ring.
+#[inline(never)]
+fn handle_run(
+    qp: &QueuePair,
+    core: &mut QpCore,
+    Arrived { meta, ack, .. }: Arrived<'_>,
+    run: &SharedBytes<'_>,
+    packet: &Packet<'_>,
+    pass: &ReceivePass<'_, '_>,
+) {
+    let data_at = packet.bth.opcode.info().header_len;
+    let len = run.bytes().saturating_sub(data_at + usize::from(packet.bth.pad));
+    let (transport, host) = core.parts(qp, pass.bypass);
+    let host = host.with_run(run.part(data_at, len));
+    transport.handle_run(|| pass.now.get(), meta, packet, len as u64, ack, &host);
 }
 
 /// Puts a queue pair on the work list, once.

@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use terrace_hostmem::AtomicOp as MemoryAtomic;
+use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes};
 use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
+use terrace_shm::KeyMemo;
 use terrace_transport::{
     AtomicOp, BindWindow, Completion, Deferred, Host, LocalError, Qp, QpEvent, RecvWr, RemoteAccess,
     RemoteError, Sge, Time,
@@ -24,6 +25,8 @@ pub(crate) struct QpHost<'a> {
     bypass: Option<&'a CompletionBypass<'a>>,
     /// With XRC, the shared receive queue that the request names: it lends its protection domain.
     named_srq: Option<Arc<Srq>>,
+    /// The data of the run that the call is about.
+    run: Option<SharedBytes<'a>>,
 }
 
 impl QpCore {
@@ -42,7 +45,12 @@ impl<'a> QpHost<'a> {
     /// The host for one call into the transport.
     #[inline(always)]
     pub fn new(qp: &'a QueuePair, nic: &'a NicState, bypass: Option<&'a CompletionBypass<'a>>) -> QpHost<'a> {
-        QpHost { qp, nic, bypass, named_srq: None }
+        QpHost { qp, nic, bypass, named_srq: None, run: None }
+    }
+
+    /// The same for a call about a run with these data.
+    pub fn with_run(self, run: Option<SharedBytes<'a>>) -> QpHost<'a> {
+        QpHost { run, ..self }
     }
 
     #[inline(always)]
@@ -73,7 +81,7 @@ impl<'a> QpHost<'a> {
         for piece in Pieces::new(sges, offset, data.len()) {
             let part = &data[done..done + piece.len];
             let keys = &self.qp.keys;
-            let written = self.device().memory.write_again(who, piece.lkey, &keys.received, piece.addr, part);
+            let written = self.device().memory.write_from(who, piece.lkey, &keys.received, piece.addr, part);
             written.map_err(local_error)?;
             done += piece.len;
         }
@@ -173,8 +181,21 @@ impl Host for QpHost<'_> {
         self.scatter_as(self.local(), sges, offset, data)
     }
 
+    #[inline(always)]
     fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
         self.scatter_as(self.receiver(), sges, offset, data)
+    }
+
+    fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
+        let run = self.run.ok_or(LocalError::Protection)?;
+        let (who, keys, mut done) = (self.receiver(), &self.qp.keys, 0);
+        for piece in Pieces::new(sges, offset, run.bytes()) {
+            let part = run.part(done, piece.len).ok_or(LocalError::Protection)?;
+            let written = self.device().memory.write_from(who, piece.lkey, &keys.received, piece.addr, part);
+            written.map_err(local_error)?;
+            done += piece.len;
+        }
+        covers(done, run.bytes())
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {
@@ -194,6 +215,11 @@ impl Host for QpHost<'_> {
 
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError> {
         self.device().memory.write(self.remote(rkey), rkey, va, data).map_err(remote_error)
+    }
+
+    fn remote_write_run(&self, rkey: u32, va: u64) -> Result<(), RemoteError> {
+        let (who, run) = (self.remote(rkey), self.run.ok_or(RemoteError::Operation)?);
+        self.device().memory.write_from(who, rkey, &KeyMemo::default(), va, run).map_err(remote_error)
     }
 
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError> {
@@ -218,6 +244,11 @@ impl Host for QpHost<'_> {
 
     fn put(&self, rkey: u32, va: u64, data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
         self.deferred(self.device().memory.put(self.remote(rkey), rkey, va, data, &self.qp.waker))
+    }
+
+    fn put_run(&self, rkey: u32, va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+        let run = self.run.ok_or(RemoteError::Operation)?;
+        run.with_bytes(|data| self.put(rkey, va, data)).unwrap_or(Err(RemoteError::Operation))
     }
 
     fn put_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<Box<dyn Deferred>, RemoteError> {

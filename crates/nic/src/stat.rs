@@ -155,6 +155,8 @@ fn qp_counts(counters: &QpCounters) -> Counts {
         ("cnps_sent", counters.cnps_sent),
         ("direct", counters.direct),
         ("direct_bytes", counters.direct_bytes),
+        ("runs_sent", counters.runs_sent),
+        ("runs_received", counters.runs_received),
     ])
 }
 

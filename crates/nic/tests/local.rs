@@ -497,8 +497,54 @@ fn messages_need_no_network() {
         assert_eq!(b.memory.bytes(400_000, len as usize), data);
     }
     let after = [ways(&a), ways(&b)];
-    assert!(after[0].0 > before[0].0 + 70 && after[1].0 > before[1].0, "{before:?} {after:?}");
+    assert!(after[0].0 > before[0].0 + 37 && after[1].0 > before[1].0, "{before:?} {after:?}");
     assert_eq!(after.map(|route| route.1), before.map(|route| route.1), "nothing by the network");
+}
+
+/// Long messages travel as runs of packets: they are scattered as packets are, and refused as packets are.
+#[test]
+fn runs_of_packets_do_what_packets_do() {
+    let (a, b, qa, qb) = joined();
+    wait_until("messages go through the ring", || {
+        let before = ways(&a).1;
+        qb.post_recv([b.recv(1, 4096, 64)]).expect("posted");
+        qa.post_send([Ok(a.wr(1, SendOp::Send, 0, 8))]).expect("posted");
+        assert_eq!((a.completion().status, b.completion().wr_id), (WcStatus::Success, 1));
+        ways(&a).1 == before
+    });
+    let before = (qa.counters().clone(), qb.counters().clone());
+    let mut sent = 0;
+    for len in [4097u32, 8192, 8193, 20_000, 300_001] {
+        let data = pattern(len as usize, len as u8);
+        a.memory.fill(0, &data);
+        // The elements end within runs, and one within the first packet.
+        let sges = [b.sge(400_000, 100), b.sge(500_000, 5000), b.sge(600_000, 300_000)];
+        qb.post_recv([Ok(RecvWr { wr_id: 2, sges: SgeList::from_slice(&sges) })]).expect("posted");
+        qa.post_send([Ok(a.wr(1, SendOp::Send, 0, len))]).expect("posted");
+        assert_eq!((b.completion().byte_len, a.completion().status), (len, WcStatus::Success));
+        let parts =
+            sges.map(|sge| b.memory.bytes((sge.addr - b.memory.addr()) as usize, sge.length as usize));
+        assert_eq!(parts.concat()[..len as usize], data);
+
+        // With an immediate, a WRITE goes by packets.
+        let (va, rkey) = (b.memory.addr() + 10, b.mr.rkey());
+        qb.post_recv([b.recv(3, 0, 0)]).expect("posted");
+        qa.post_send([Ok(a.wr(1, SendOp::WriteImm { va, rkey, imm: 4 }, 0, len))]).expect("posted");
+        assert_eq!((b.completion().byte_len, a.completion().status), (len, WcStatus::Success));
+        assert_eq!(b.memory.bytes(10, len as usize), data);
+        sent += 2 * u64::from(len.div_ceil(1024));
+    }
+    let (ours, theirs) = (qa.counters(), qb.counters());
+    assert_eq!((ours.tx_packets - before.0.tx_packets, ours.retransmits), (sent, before.0.retransmits));
+    assert_eq!(theirs.rx_packets - before.1.rx_packets, sent, "runs count as the packets they stand for");
+    let runs = ours.runs_sent - before.0.runs_sent;
+    assert!(runs >= 80 && runs == theirs.runs_received - before.1.runs_received, "{runs}");
+
+    // A receive that is too short for a run of the message.
+    qb.post_recv([b.recv(5, 400_000, 9000)]).expect("posted");
+    qa.post_send([Ok(a.wr(6, SendOp::Send, 0, 20_000))]).expect("posted");
+    assert_eq!(b.completion().status, WcStatus::LocalLength);
+    assert_eq!(a.completion().status, WcStatus::RemoteInvalidRequest);
 }
 
 /// No engine runs here, so only polls acknowledge messages.

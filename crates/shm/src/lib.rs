@@ -59,7 +59,7 @@ pub use reader_slots::{
 pub use record::Version;
 pub use residency::{HitCounters, ResidencyBitmap, unit_bit, unit_count};
 pub use rights::Rights;
-pub use ring::{Origin, RingFile, RxRing, TxRing, Writer};
+pub use ring::{Origin, RUN_BYTES_MAX, RingFile, RxPacket, RxRing, TxRing, Writer};
 pub use segment::{FileSystem, file_system};
 pub use shared_registry::{PublishedQueuePair, PublishedRegion, SharedRegistry};
 pub use source::{BackedBy, Direction, Mapped, Paged, Source};

@@ -22,7 +22,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrace_hostmem::fault;
+use terrace_hostmem::{SharedBytes, fault};
 use terrace_sync::{Mutex, MutexGuard};
 
 use crate::handshake;
@@ -45,8 +45,15 @@ const ADDRESS_BYTES: usize = HEADER_BYTES - WORD_BYTES;
 /// consumer polls the line on which the record begins, and would fetch it from a producer that has other work
 /// meanwhile.
 const STAGE_BYTES: usize = 256;
-/// Longest packet, from the BTH to the pad: the largest MTU and every header, generously.
-const PACKET_BYTES_MAX: usize = 4096 + 512;
+/// The data of a run of packets that has one record, in bytes at most.
+pub const RUN_BYTES_MAX: u64 = 8 << 10;
+/// Every header and the pad, generously.
+const HEADERS_BYTES_MAX: usize = 512;
+/// Longest packet, from the BTH to the pad: the largest MTU and the headers. A longer record is a run.
+const PACKET_BYTES_MAX: usize = 4096 + HEADERS_BYTES_MAX;
+const RUN_RECORD_BYTES_MAX: usize = RUN_BYTES_MAX as usize + HEADERS_BYTES_MAX;
+/// Of a run this is copied first: its headers are in it.
+const RUN_HEAD_BYTES: usize = 128;
 /// In place of a packet's length: the next record is at the ring's start.
 const SKIP: u64 = LEN_MASK;
 /// In place of a record's first word: there is no record yet.
@@ -334,7 +341,7 @@ pub struct RxRing {
     head: u64,
     /// How far the head may get, once the producer has gone.
     limit: Option<u64>,
-    /// A packet is copied here before it is processed: the producer could change it meanwhile.
+    /// A packet, or the head of a run, is copied here before it is processed: the producer could change it meanwhile.
     packet: Box<[u8]>,
     /// The origin of the last packet, and the words of its record that said so. Most packets have the same one.
     from: Origin,
@@ -396,10 +403,9 @@ impl RxRing {
         self.broken
     }
 
-    /// Passes up to `max` packets to `each`, with the PSN up to which they acknowledge if they do, and returns how
-    /// many.
+    /// Passes up to `max` packets and runs to `each`, and returns how many.
     #[inline]
-    pub fn read(&mut self, max: usize, mut each: impl FnMut(&Origin, Option<u32>, &[u8])) -> usize {
+    pub fn read(&mut self, max: usize, mut each: impl FnMut(RxPacket<'_>)) -> usize {
         let mut count = 0;
         while count < max && !self.is_over() {
             let numbers = self.first_word();
@@ -411,7 +417,9 @@ impl RxRing {
                 break;
             };
             if let Some(Record { acknowledged, len }) = record {
-                each(&self.from, acknowledged, &self.packet[..len]);
+                let run = if len > PACKET_BYTES_MAX { Some(self.run(len)) } else { None };
+                let bytes = &self.packet[..copied_bytes(len)];
+                each(RxPacket { origin: &self.from, acknowledged, bytes, run });
                 count += 1;
             }
             self.head = behind;
@@ -421,6 +429,14 @@ impl RxRing {
             self.consumer_page.quads(0, 1)[0].store(self.head, Ordering::Release);
         }
         count
+    }
+
+    /// The run in the record at the head, which was found valid.
+    #[cold]
+    fn run(&self, len: usize) -> SharedBytes<'_> {
+        let at = (self.head % RING_BYTES) as usize + HEADER_BYTES;
+        // SAFETY: within our mapping of a file that cannot shrink, and nobody has a reference to it.
+        unsafe { SharedBytes::new(self.ring.bytes_at(at, len), len) }
     }
 
     /// Announces that the consumer is about to sleep. It must not sleep if a record is pending after this.
@@ -444,7 +460,7 @@ impl RxRing {
         &self.consumer_page.quads(SLEEP_AT, 1)[0]
     }
 
-    /// Copies the packet of the record at the head, whose first word is `numbers`, and returns the record's end. There
+    /// Copies the packet of the record at the head, or the head of the run, whose first word is `numbers`, and returns the record's end. There
     /// is no packet if the record only skips to the ring's start. `None` if the record is invalid.
     #[inline]
     fn next(&mut self, numbers: u64) -> Option<(Option<Record>, u64)> {
@@ -455,10 +471,11 @@ impl RxRing {
         }
         let len = (numbers & LEN_MASK) as usize;
         let record = record_bytes(len).filter(|&record| at + record <= RING_BYTES)?;
-        let place = self.ring.bytes_at(at as usize + HEADER_BYTES, len);
+        let copied_len = copied_bytes(len);
+        let place = self.ring.bytes_at(at as usize + HEADER_BYTES, copied_len);
         // SAFETY: within our mapping of a file that cannot shrink. The copy is made by instructions that the compiler
         // does not know of, so the producer may write meanwhile.
-        unsafe { fault::copy_from(place, &mut self.packet[..len]) }.ok()?;
+        unsafe { fault::copy_from(place, &mut self.packet[..copied_len]) }.ok()?;
         let header = header(&self.ring, at);
         let address = [1, 2].map(|word: usize| header[word].load(Ordering::Relaxed));
         self.note_origin([numbers & ORIGIN_MASK, address[0], address[1]]);
@@ -487,7 +504,26 @@ fn origin_of([numbers, high, low]: [u64; 3]) -> Origin {
     Origin { address, port, traffic_class }
 }
 
-/// A packet that was copied out of a ring.
+/// A packet, or a run of packets.
+#[derive(Clone, Copy, Debug)]
+pub struct RxPacket<'a> {
+    /// Where it comes from.
+    pub origin: &'a Origin,
+    /// The PSN up to which it acknowledges beside its own content.
+    pub acknowledged: Option<u32>,
+    /// The packet, or the first bytes of a run, which include its headers.
+    pub bytes: &'a [u8],
+    /// All of a run.
+    pub run: Option<SharedBytes<'a>>,
+}
+
+/// How much of a record with so many bytes is copied before it is processed.
+#[inline]
+fn copied_bytes(len: usize) -> usize {
+    if len <= PACKET_BYTES_MAX { len } else { RUN_HEAD_BYTES }
+}
+
+/// What a record has.
 struct Record {
     acknowledged: Option<u32>,
     len: usize,
@@ -497,7 +533,7 @@ struct Record {
 #[inline]
 fn record_bytes(len: usize) -> Option<u64> {
     let record = (HEADER_BYTES + len) as u64;
-    (len <= PACKET_BYTES_MAX).then(|| record.next_multiple_of(RECORD_ALIGNMENT))
+    (len <= RUN_RECORD_BYTES_MAX).then(|| record.next_multiple_of(RECORD_ALIGNMENT))
 }
 
 /// A record without its first word. Only the producer may write there, and the consumer does not read it before the
@@ -517,6 +553,7 @@ fn header(ring: &Segment, at: u64) -> &[AtomicU64] {
 mod tests {
     use rand::rngs::StdRng;
     use rand::{Rng, SeedableRng};
+    use terrace_hostmem::CopySource;
 
     use super::*;
 
@@ -538,9 +575,14 @@ mod tests {
 
     fn received(rx_ring: &mut RxRing) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        rx_ring.read(usize::MAX, |from, _, bytes| {
-            assert_eq!(*from, FROM);
-            all.push(bytes.to_vec());
+        rx_ring.read(usize::MAX, |packet| {
+            assert_eq!(*packet.origin, FROM);
+            let bytes = match packet.run {
+                None => packet.bytes.to_vec(),
+                Some(run) => run.with_bytes(<[u8]>::to_vec).expect("mapped"),
+            };
+            assert!(bytes.starts_with(packet.bytes));
+            all.push(bytes);
         });
         all
     }
@@ -567,9 +609,9 @@ mod tests {
         writer.publish();
         drop(writer);
         let mut all = Vec::new();
-        rx_ring.read(9, |from, acknowledged, bytes| {
-            assert_eq!(*from, FROM);
-            all.push((acknowledged, bytes.len()));
+        rx_ring.read(9, |packet| {
+            assert_eq!(*packet.origin, FROM);
+            all.push((packet.acknowledged, packet.bytes.len()));
         });
         assert_eq!(all, [(None, 12), (Some(0x00_0203), 16), (None, 24), (None, 20)]);
     }
@@ -594,7 +636,7 @@ mod tests {
             writer.publish();
         }
         let mut got = Vec::new();
-        rx_ring.read(usize::MAX, |from, _, _| got.push(*from));
+        rx_ring.read(usize::MAX, |packet| got.push(*packet.origin));
         assert_eq!(got, sent);
     }
 
@@ -636,9 +678,9 @@ mod tests {
         let (tx_ring, mut rx_ring) = pair();
         let count = (0..).take_while(|_| send(&tx_ring, &[1; 4096]).is_some()).count();
         assert_eq!(count as u64, RING_BYTES / (4096 + 64));
-        assert_eq!(rx_ring.read(1, |_, _, _| ()), 1);
+        assert_eq!(rx_ring.read(1, |_| ()), 1);
         assert_eq!(send(&tx_ring, &[1; 4096]), None, "there is no room for the word behind it");
-        assert_eq!(rx_ring.read(1, |_, _, _| ()), 1);
+        assert_eq!(rx_ring.read(1, |_| ()), 1);
         assert_eq!(send(&tx_ring, &[1; 4096]), Some(false));
         assert_eq!(send(&tx_ring, &[1; 4096]), None);
         assert!(tx_ring.write().push(&FROM, PACKET_BYTES_MAX + 1).is_none());
@@ -687,9 +729,9 @@ mod tests {
             for _ in 0..records_before {
                 send(&tx_ring, &[1; 4096]).expect("room");
             }
-            assert_eq!(rx_ring.read(usize::MAX, |_, _, _| ()), records_before);
+            assert_eq!(rx_ring.read(usize::MAX, |_| ()), records_before);
             header(&tx_ring.ring, rx_ring.head)[0].store(numbers, Ordering::Release);
-            assert_eq!(rx_ring.read(10, |_, _, _| ()), 0);
+            assert_eq!(rx_ring.read(10, |_| ()), 0);
             assert!(rx_ring.is_broken() && rx_ring.is_empty(), "{records_before} {numbers}");
         }
     }
@@ -700,10 +742,10 @@ mod tests {
         for at in (0..RING_BYTES).step_by(RECORD_ALIGNMENT as usize) {
             header(&tx_ring.ring, at)[0].store(12, Ordering::Release);
         }
-        assert_eq!(rx_ring.read(100, |_, _, _| ()), 100);
+        assert_eq!(rx_ring.read(100, |_| ()), 100);
         rx_ring.end();
         rx_ring.end();
-        assert_eq!(rx_ring.read(usize::MAX, |_, _, _| ()) as u64, RING_BYTES / RECORD_ALIGNMENT);
+        assert_eq!(rx_ring.read(usize::MAX, |_| ()) as u64, RING_BYTES / RECORD_ALIGNMENT);
         assert!(rx_ring.is_empty() && !rx_ring.is_broken());
     }
 
@@ -730,7 +772,7 @@ mod tests {
                 continue;
             }
             writer.publish();
-            rx_ring.read(usize::MAX, |_, _, bytes| assert_eq!(bytes, packet));
+            rx_ring.read(usize::MAX, |read| assert_eq!(read.bytes, packet));
             assert!(rx_ring.is_empty() && !rx_ring.is_broken());
         }
     }

@@ -113,10 +113,19 @@ pub trait Host {
     fn scatter_to_receive(&self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), LocalError> {
         self.scatter(sges, offset, data)
     }
+    /// Copies the data of the run that the call is about to `offset` in a receive's list. The caller has checked the
+    /// length.
+    fn scatter_run(&self, _sges: &[Sge], _offset: u64) -> Result<(), LocalError> {
+        Err(LocalError::Protection)
+    }
     /// Checks the whole range without accessing it. `NotReady` and `Retry` mean that part of it is absent.
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError>;
     fn remote_read(&self, rkey: u32, va: u64, out: &mut [u8]) -> Result<(), RemoteError>;
     fn remote_write(&self, rkey: u32, va: u64, data: &[u8]) -> Result<(), RemoteError>;
+    /// Writes the data of the run that the call is about.
+    fn remote_write_run(&self, _rkey: u32, _va: u64) -> Result<(), RemoteError> {
+        Err(RemoteError::Operation)
+    }
     /// Performs the operation and returns the previous value, as the host's integer.
     fn remote_atomic(&self, rkey: u32, va: u64, op: AtomicOp) -> Result<u64, RemoteError>;
     /// `placement` and `selectivity` are the FETH's fields; selectivity 1 means the whole region.
@@ -134,6 +143,10 @@ pub trait Host {
     }
     /// Writes to absent memory; the data is copied before this returns.
     fn put(&self, _rkey: u32, _va: u64, _data: &[u8]) -> Result<Box<dyn Deferred>, RemoteError> {
+        Err(RemoteError::Operation)
+    }
+    /// Writes the data of the run that the call is about to absent memory.
+    fn put_run(&self, _rkey: u32, _va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
         Err(RemoteError::Operation)
     }
     /// Performs an atomic operation on absent memory.
@@ -192,6 +205,12 @@ pub trait Host {
 
 /// Buffer for outgoing packets. Its consumer adds the ICRC.
 pub trait Sink {
+    /// Longest data of a run in bytes; 0 for a sink that takes no runs. A run is consecutive packets of a SEND or WRITE
+    /// with more data than the longest packet has bytes (4608), pushed as one: with the headers of the first one, but the opcode of a packet
+    /// that had all of the data. For [`Qp::handle_run`] at the peer.
+    ///
+    /// [`Qp::handle_run`]: crate::Qp::handle_run
+    const RUN_BYTES_MAX: u64 = 0;
     /// Buffer for a packet of `len` bytes from the BTH to the pad, or `None` when the sink is full: try again after
     /// the sink was drained. The content is unspecified; every byte must be written.
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]>;

@@ -8,7 +8,7 @@ use terrace_wire::{Extensions, Opcode, Operation, Packet, Psn, ROCE_PORT, RxMeta
 use crate::common::{Call, Common, DEFAULT_PKEY, Verdict, push_packet};
 use crate::host::{Host, Sink};
 use crate::requester::{self, Emitted, Requester, Row};
-use crate::responder::{Answered, Responder};
+use crate::responder::{Answered, Data, PACKET_BYTES_MAX, Responder};
 use crate::state;
 use crate::types::{
     ModifyError, PostError, QpAttr, QpAttrMask, QpConfig, QpCounters, QpEvent, QpState, QpType, RecvWr,
@@ -17,6 +17,9 @@ use crate::types::{
 
 /// Shortest interval between CNPs to a peer (the usual interval of a notification point).
 const CNP_INTERVAL_NS: u64 = 50_000;
+
+/// Longest run, in bytes of data, that is accepted. A host may hold as many to absent memory as packets.
+const RUN_DATA_MAX: u64 = 16 << 10;
 
 /// The partition number within a partition key.
 const PKEY_NUMBER_MASK: u16 = 0x7fff;
@@ -314,11 +317,13 @@ impl Qp {
         Ok(())
     }
 
-    #[inline]
-    fn count_received(&mut self, packet: &Packet<'_>) {
+    #[inline(always)]
+    fn count_received(&mut self, packet: &Packet<'_>, data: Data<'_>) {
+        let packets = u64::from(data.packets(self.common.mtu()));
         let counters = &mut self.common.counters;
-        counters.rx_packets += 1;
-        counters.rx_bytes += (packet.bth.opcode.info().header_len + packet.payload.len()) as u64;
+        counters.rx_packets += packets;
+        counters.runs_received += u64::from(data.is_run());
+        counters.rx_bytes += packets * packet.bth.opcode.info().header_len as u64 + data.len();
     }
 
     /// Handles a packet that was addressed to this queue pair. Whatever its content, it can at most do what the
@@ -333,13 +338,46 @@ impl Qp {
         ack: Option<Psn>,
         host: &H,
     ) {
+        self.handle_arrival(now, meta, packet, Data::Bytes(packet.payload), ack, host);
+    }
+
+    /// Handles a run ([`Sink::RUN_BYTES_MAX`]) with `len` bytes of data, of which `packet` has the headers, and the host
+    /// the data.
+    #[inline(never)]
+    pub fn handle_run(
+        &mut self,
+        now: impl Fn() -> Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        len: u64,
+        ack: Option<Psn>,
+        host: &impl Host,
+    ) {
+        let is_run = Data::may_be_run(packet) && (PACKET_BYTES_MAX + 1..=RUN_DATA_MAX).contains(&len);
+        if is_run && self.common.attr.path_mtu > 0 {
+            self.handle_arrival(now, meta, packet, Data::Run(len), ack, host);
+        } else {
+            self.common.counters.dropped += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn handle_arrival<H: Host>(
+        &mut self,
+        now: impl Fn() -> Time,
+        meta: &RxMeta,
+        packet: &Packet<'_>,
+        data: Data<'_>,
+        ack: Option<Psn>,
+        host: &H,
+    ) {
         let info = packet.bth.opcode.info();
-        let is_predicted = H::HAS_FAST_PATHS && self.predicts(meta, packet);
+        let is_predicted = H::HAS_FAST_PATHS && !data.is_run() && self.predicts(meta, packet);
         if !is_predicted && !self.accepts(meta, packet) {
             self.common.counters.dropped += 1;
             return;
         }
-        self.count_received(packet);
+        self.count_received(packet, data);
         if meta.traffic_class & 3 == ECN_CONGESTED && info.service.is_reliable() {
             self.note_congestion(now(), info.operation);
         }
@@ -371,14 +409,14 @@ impl Qp {
             }
             Service::Uc => {
                 self.note_established(host);
-                self.responder.handle_unreliable(&mut Call { common: &mut self.common, host }, packet)
+                self.responder.handle_unreliable(&mut Call { common: &mut self.common, host }, packet, data)
             }
             Service::Rc | Service::Xrc if is_answer(info.operation) => {
                 self.requester.handle_answer(&now, &mut Call { common: &mut self.common, host }, packet)
             }
             Service::Rc | Service::Xrc => {
                 self.note_established(host);
-                self.responder.handle_request(&mut Call { common: &mut self.common, host }, packet)
+                self.responder.handle_request(&mut Call { common: &mut self.common, host }, packet, data)
             }
         };
         self.apply(verdict, host);
@@ -386,7 +424,7 @@ impl Qp {
 
     /// Header prediction: whether this is the next ordinary message of the peer, and changes nothing else (established,
     /// congestion).
-    #[inline]
+    #[inline(always)]
     fn predicts(&self, meta: &RxMeta, packet: &Packet<'_>) -> bool {
         packet.bth.opcode == Opcode::RcSendOnly
             && self.common.is(QpType::Rc)

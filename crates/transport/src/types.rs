@@ -536,4 +536,7 @@ pub struct QpCounters {
     /// Work requests that were executed without packets, and their bytes.
     pub direct: u64,
     pub direct_bytes: u64,
+    /// Runs of packets that were sent, and received, as one.
+    pub runs_sent: u64,
+    pub runs_received: u64,
 }

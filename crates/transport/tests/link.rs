@@ -28,13 +28,19 @@ fn all_work_completes_in_order_over_a_bad_link() {
     seed[..8].copy_from_slice(&from_env("TERRACE_SEED").unwrap_or(0).to_le_bytes());
     let config = Config { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
-    let piggybacked_count = Cell::new(0);
+    let seen = Cell::new(world::Seen::default());
     let outcome = runner.run(&plan::plan(), |plan| {
-        piggybacked_count.set(piggybacked_count.get() + world::run(&plan).map_err(TestCaseError::fail)?);
+        let world::Seen { piggybacked_acks, runs } = world::run(&plan).map_err(TestCaseError::fail)?;
+        let before = seen.get();
+        seen.set(world::Seen {
+            piggybacked_acks: before.piggybacked_acks + piggybacked_acks,
+            runs: before.runs + runs,
+        });
         Ok(())
     });
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    assert!(piggybacked_count.get() > 0, "no packet piggybacked an ACK");
+    let seen = seen.get();
+    assert!(seen.piggybacked_acks > 0 && seen.runs > 100, "{seen:?}");
 }

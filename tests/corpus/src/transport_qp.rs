@@ -22,6 +22,8 @@ use crate::support::sink::Collector;
 use crate::support::{bring_up, meta_between};
 use input::{MEMORY_LEN, Setup, Step};
 
+/// Runs are a little longer than this.
+const RUN_BYTES: usize = 6000;
 /// Most steps of a case; more would only be slow.
 const STEPS_MAX: usize = 200;
 /// Most packets that may leave at the end: each READ response has up to 64 packets of 256 bytes here, and there are at
@@ -220,7 +222,15 @@ impl World {
         // The packet's length decides whether it carries an acknowledgement, and of which PSN near the last one sent.
         let recent = Psn::new(self.qp.query().sq_psn).minus((bytes.len() / 16 % 4) as u32);
         let ack = (bytes.len() / 4 % 4 == 1).then_some(recent);
-        self.qp.handle_packet(|| self.now, &meta, &packet, ack, &self.host);
+        if packet.payload.len() % 8 == 3 {
+            // As a run, whether its opcode may be one or not.
+            let data = packet.payload.repeat(RUN_BYTES / packet.payload.len() + 1);
+            let len = data.len() as u64;
+            *self.host.run.borrow_mut() = data;
+            self.qp.handle_run(|| self.now, &meta, &packet, len, ack, &self.host);
+        } else {
+            self.qp.handle_packet(|| self.now, &meta, &packet, ack, &self.host);
+        }
         self.take_events();
         if foreign && self.qp.config().qp_type != QpType::Ud {
             assert_eq!(self.qp.state(), state, "a stranger changed the state");

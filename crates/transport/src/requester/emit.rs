@@ -9,6 +9,7 @@ use super::operations::Row;
 use super::wqe::Wqe;
 use crate::common::{Call, Common, Verdict, push_packet};
 use crate::host::{Host, LocalError, Sink};
+use crate::responder::PACKET_BYTES_MAX;
 use crate::types::{QpState, QpType, SendFlags, SendOp, SendWr, Target, WcStatus};
 use crate::window::PACKET_OVERHEAD;
 
@@ -92,6 +93,20 @@ impl Requester {
         }
     }
 
+    /// How many packets of a started request are sent next, if `room` may be: as many of a SEND or WRITE as the window
+    /// admits and a run may have, if that is more data than a packet can have.
+    fn room_for_run(&self, common: &Common, wqe: &Wqe, room: u64, bytes_max: u64) -> u64 {
+        let left = wqe.end() - self.next;
+        if left == 1 || wqe.is_read() {
+            return room;
+        }
+        let mtu = common.mtu();
+        let budget = self.window.bytes().saturating_sub(self.in_flight_bytes) / (mtu + PACKET_OVERHEAD);
+        let packets = left.min(bytes_max / mtu).min(budget);
+        let bytes = (packets * mtu).min(wqe.length - (self.next - wqe.first) * mtu);
+        if bytes > PACKET_BYTES_MAX { packets } else { room }
+    }
+
     /// Whether the data to request next were first requested together with earlier data that are still missing. Then
     /// they wait for the earlier data. rxe takes a repeated request as all that is left of a READ, and refuses data
     /// before its start from then on: if only the later of two repetitions arrived, the earlier data could never be
@@ -154,11 +169,11 @@ impl Requester {
     }
 
     /// Sends one packet of the request at `index`, or executes it if it is a local operation.
-    pub(crate) fn emit(
+    pub(crate) fn emit<S: Sink>(
         &mut self,
         now: &impl Fn() -> Time,
         call: &mut Call<'_, impl Host>,
-        sink: &mut impl Sink,
+        sink: &mut S,
     ) -> Emitted {
         self.blocked_by_budget = false;
         if !self.wants_to_emit(call) {
@@ -185,7 +200,10 @@ impl Requester {
             self.next = self.assigned;
             self.assigned += wqe.packets;
         }
-        let ack_request = self.requests_ack(call, &self.queue[self.index]);
+        let wqe = &self.queue[self.index];
+        let room =
+            if S::RUN_BYTES_MAX > 0 { self.room_for_run(call, wqe, room, S::RUN_BYTES_MAX) } else { room };
+        let ack_request = self.requests_ack(call, wqe, room);
         match self.push(call, sink, room, ack_request) {
             Ok(None) => Emitted::SinkFull,
             Ok(Some(len)) => {
@@ -232,12 +250,14 @@ impl Requester {
     ) -> Emitted {
         let wqe = &self.queue[self.index];
         let to = self.next + taken;
-        if self.next < self.highest {
-            call.counters.retransmits += 1;
-        }
-        call.counters.tx_packets += 1;
-        call.counters.tx_bytes += len as u64;
         let (is_read, is_complete) = (wqe.is_read(), to == wqe.end());
+        let packets = if is_read { 1 } else { taken };
+        if self.next < self.highest {
+            call.counters.retransmits += packets;
+        }
+        call.counters.tx_packets += packets;
+        call.counters.runs_sent += u64::from(packets > 1);
+        call.counters.tx_bytes += len as u64;
         if call.is_reliable() {
             self.in_flight_bytes += wqe.cost(self.next, to, call.mtu());
             if wqe.expects_response() {
@@ -320,8 +340,8 @@ impl Requester {
         let operation = row.wire.expect("local operations never get here");
         let (position, payload_len) = match operation {
             Operation::Send | Operation::Write => {
-                let position = position_of(packet, wqe.packets);
-                (position, mtu.min(wqe.length - offset))
+                let position = position_of(packet, packet + room, wqe.packets);
+                (position, (room * mtu).min(wqe.length - offset))
             }
             Operation::AtomicWrite => (Position::Only, wqe.length),
             _ => (Position::Only, 0),
@@ -344,21 +364,22 @@ impl Requester {
 
     /// An ACK is requested by the last packet of a message and every [`ACK_EVERY_PACKETS`] packets of a long one. So
     /// does the packet that fills the window or the host's budget, since nothing more could be sent without an answer.
-    fn requests_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe) -> bool {
+    fn requests_ack(&self, call: &Call<'_, impl Host>, wqe: &Wqe, room: u64) -> bool {
         let packet = self.next - wqe.first;
-        let is_last = wqe.is_read() || packet + 1 == wqe.packets;
-        if is_last || packet % ACK_EVERY_PACKETS == ACK_EVERY_PACKETS - 1 {
+        let is_last = wqe.is_read() || packet + room == wqe.packets;
+        if is_last || packet % ACK_EVERY_PACKETS + room >= ACK_EVERY_PACKETS {
             return true;
         }
         let mtu = call.mtu();
-        let this = wqe.cost(self.next, self.next + 1, mtu);
+        let this = wqe.cost(self.next, self.next + room, mtu);
         let in_flight = self.in_flight_bytes + this;
         !self.window.admits(in_flight, mtu + PACKET_OVERHEAD) || !call.host.admits(in_flight)
     }
 }
 
-fn position_of(packet: u64, packets: u64) -> Position {
-    match (packet == 0, packet + 1 == packets) {
+/// The position in a message of `packets` of those from `first` on up to `end`.
+fn position_of(first: u64, end: u64, packets: u64) -> Position {
+    match (first == 0, end == packets) {
         (true, true) => Position::Only,
         (true, false) => Position::First,
         (false, true) => Position::Last,

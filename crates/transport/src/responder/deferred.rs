@@ -13,7 +13,7 @@ use super::read::ReadResponse;
 use super::refusal::{ABSENT, CHANGE_PENDING, Refusal};
 use super::resource::Outcome;
 use super::response::{Keys, PendingWrites, Response};
-use super::{Incoming, PENDING_MAX, Responder};
+use super::{Data, Incoming, PENDING_MAX, Responder};
 use crate::common::{Call, Common};
 use crate::host::{Completion, Host, RemoteError};
 use crate::types::{QpType, WcStatus};
@@ -42,20 +42,27 @@ impl Responder {
         self.pending.iter().any(Response::is_pending_change)
     }
 
-    /// Writes a packet's data, at once or deferred.
+    /// Writes the data of a packet or run, at once or deferred.
     pub(super) fn write(
         &mut self,
         call: &mut Call<'_, impl Host>,
         rkey: u32,
         va: u64,
-        data: &[u8],
+        data: Data<'_>,
     ) -> Result<(), Refusal> {
-        match call.host.remote_write(rkey, va, data) {
+        let written = match data {
+            Data::Bytes(bytes) => call.host.remote_write(rkey, va, bytes),
+            Data::Run(_) => call.host.remote_write_run(rkey, va),
+        };
+        match written {
             Ok(()) => return Ok(()),
             Err(RemoteError::NotReady) if self.pending_writes() < WRITES_MAX => {}
             Err(error) => return Err(error.into()),
         }
-        let transfer = call.host.put(rkey, va, data)?;
+        let transfer = match data {
+            Data::Bytes(bytes) => call.host.put(rkey, va, bytes),
+            Data::Run(_) => call.host.put_run(rkey, va),
+        }?;
         call.counters.puts += 1;
         if !matches!(self.pending.back(), Some(Response::Writes(_))) {
             self.pending.push_back(Response::Writes(PendingWrites::default()));

@@ -19,6 +19,7 @@
 //!    \- absent --> deferred.rs
 //! ```
 
+mod data;
 mod deferred;
 mod duplicates;
 mod emit;
@@ -31,6 +32,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
+pub(crate) use data::{Data, PACKET_BYTES_MAX};
 pub(crate) use emit::Answered;
 
 use terrace_wire::{NakCode, Opcode, OpcodeInfo, Operation, Packet, Psn, Syndrome, Trailer};
@@ -125,7 +127,12 @@ impl Responder {
     }
 
     /// Handles a request packet of a reliable connection.
-    pub(crate) fn handle_request(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Verdict {
+    pub(crate) fn handle_request(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        packet: &Packet<'_>,
+        data: Data<'_>,
+    ) -> Verdict {
         let distance = packet.bth.psn.since(self.expected);
         if distance < 0 && self.blocked_psn(call).is_some_and(|waiting| !packet.bth.psn.is_before(waiting)) {
             call.counters.duplicates += 1;
@@ -149,7 +156,7 @@ impl Responder {
             return self.handle_duplicate(call, packet);
         }
         self.nak_out = false;
-        match self.carry_out_for(call, packet) {
+        match self.carry_out_for(call, packet, data) {
             Ok(()) => Verdict::Fine,
             Err(refusal) => {
                 let refusal = self.postpone(packet.bth.opcode.info(), refusal);
@@ -214,37 +221,49 @@ impl Responder {
 
     /// Executes a request; an XRC request with the shared receive queue that it names. All packets of a message name
     /// the same one (IBTA annex A14).
-    fn carry_out_for(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(srqn) = packet.ext.xrc_srqn else { return self.carry_out(call, packet) };
+    fn carry_out_for(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        packet: &Packet<'_>,
+        data: Data<'_>,
+    ) -> Result<(), Refusal> {
+        let Some(srqn) = packet.ext.xrc_srqn else { return self.carry_out(call, packet, data) };
         let is_bound = self.incoming.is_some() || !self.receives.is_empty();
         if is_bound && self.srqn != srqn {
             return Err(INVALID_REQUEST);
         }
         let carried_out = call.host.with_srq(srqn, |host| {
             self.srqn = srqn;
-            self.carry_out(&mut Call { common: call.common, host }, packet)
+            self.carry_out(&mut Call { common: call.common, host }, packet, data)
         });
         carried_out.unwrap_or(Err(INVALID_REQUEST))
     }
 
-    fn carry_out(&mut self, call: &mut Call<'_, impl Host>, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn carry_out(
+        &mut self,
+        call: &mut Call<'_, impl Host>,
+        packet: &Packet<'_>,
+        data: Data<'_>,
+    ) -> Result<(), Refusal> {
         let info = packet.bth.opcode.info();
         match info.operation {
             Operation::Send => {
                 self.check_order(info)?;
-                check_payload_len(call, packet, info)?;
-                self.receive_send(call, packet, info)?;
-                self.finish_packet(call, packet, info);
+                check_payload_len(call, data, info)?;
+                self.receive_send(call, packet, data, info)?;
+                let packets = data.packets(call.mtu());
+                self.finish_packet(call, packet, packets, info);
             }
             Operation::Write => {
                 self.check_order(info)?;
-                check_payload_len(call, packet, info)?;
-                let written = self.receive_write(call, packet, info);
+                check_payload_len(call, data, info)?;
+                let written = self.receive_write(call, packet, data, info);
                 if written == Err(Refusal::Nak(NakCode::RemoteAccess)) && info.trailer == Trailer::Immediate {
                     self.fail_receive_of_write(call);
                 }
                 written?;
-                self.finish_packet(call, packet, info);
+                let packets = data.packets(call.mtu());
+                self.finish_packet(call, packet, packets, info);
             }
             _ if self.incoming.is_some() => return Err(INVALID_REQUEST),
             Operation::ReadRequest => self.accept_read(call, packet)?,
@@ -267,9 +286,9 @@ impl Responder {
         if fits { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// Advances by one packet, and queues an ACK if the peer requested one.
-    fn finish_packet(&mut self, common: &mut Common, packet: &Packet<'_>, info: &OpcodeInfo) {
-        self.expected = self.expected.next();
+    /// Advances by one packet or a run, and queues an ACK if the peer requested one.
+    fn finish_packet(&mut self, common: &mut Common, packet: &Packet<'_>, packets: u32, info: &OpcodeInfo) {
+        self.expected = self.expected.plus(packets);
         if info.position.is_last() {
             self.msn = (self.msn + 1) & 0xff_ffff;
             common.counters.requests += 1;
@@ -314,6 +333,7 @@ impl Responder {
         &mut self,
         call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
+        data: Data<'_>,
         info: &OpcodeInfo,
     ) -> Result<(), Refusal> {
         if info.position.is_first() {
@@ -326,14 +346,16 @@ impl Responder {
         let Some(Incoming::Send { receive, capacity, offset }) = &mut self.incoming else {
             return Err(INVALID_REQUEST);
         };
-        let end = *offset + packet.payload.len() as u64;
+        let end = *offset + data.len();
         if end > *capacity {
             return Err(Refusal::ReceiveTooShort);
         }
-        if !packet.payload.is_empty() {
-            let scattered = call.host.scatter_to_receive(&receive.sges, *offset, packet.payload);
-            scattered.map_err(|_| Refusal::ReceiveProtection)?;
-        }
+        let scattered = match data {
+            Data::Bytes([]) => Ok(()),
+            Data::Bytes(bytes) => call.host.scatter_to_receive(&receive.sges, *offset, bytes),
+            Data::Run(_) => call.host.scatter_run(&receive.sges, *offset),
+        };
+        scattered.map_err(|_| Refusal::ReceiveProtection)?;
         if !info.position.is_last() {
             *offset = end;
             return Ok(());
@@ -370,7 +392,7 @@ impl Responder {
             let (wr_id, opcode) = (receive.wr_id, WcOpcode::Recv);
             self.receives.pop_front();
             self.nak_out = false;
-            self.finish_packet(call, packet, Opcode::RcSendOnly.info());
+            self.finish_packet(call, packet, 1, Opcode::RcSendOnly.info());
             call.host.complete_receive(Received { common: call, packet, wr_id, length: len, opcode });
         }
         is_placed
@@ -380,10 +402,11 @@ impl Responder {
         &mut self,
         call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
+        data: Data<'_>,
         info: &OpcodeInfo,
     ) -> Result<(), Refusal> {
         let (va, rkey, length, offset) = self.write_target(call, packet)?;
-        let end = offset + packet.payload.len() as u64;
+        let end = offset + data.len();
         // The first packet's header announces the length; every packet but the last leaves a remainder.
         if end > length || info.position.is_last() != (end == length) {
             return Err(INVALID_REQUEST);
@@ -396,8 +419,8 @@ impl Responder {
         } else {
             None
         };
-        if !packet.payload.is_empty()
-            && let Err(refusal) = self.write(call, rkey, va.wrapping_add(offset), packet.payload)
+        if data.len() > 0
+            && let Err(refusal) = self.write(call, rkey, va.wrapping_add(offset), data)
         {
             receive.into_iter().for_each(|receive| self.give_back(receive));
             return Err(refusal);
@@ -455,12 +478,12 @@ fn require_receive(call: &Call<'_, impl Host>) -> Result<(), Refusal> {
 }
 
 /// First and middle packets are full, a last one is not empty (IBTA volume 1, C9-92).
-fn check_payload_len(common: &Common, packet: &Packet<'_>, info: &OpcodeInfo) -> Result<(), Refusal> {
-    let (len, mtu) = (packet.payload.len() as u64, common.mtu());
+fn check_payload_len(common: &Common, data: Data<'_>, info: &OpcodeInfo) -> Result<(), Refusal> {
+    let (len, full) = (data.len(), common.mtu() * u64::from(data.packets(common.mtu())));
     let good = match (info.position.is_first(), info.position.is_last()) {
-        (true, true) => len <= mtu,
-        (false, true) => (1..=mtu).contains(&len),
-        (_, false) => len == mtu,
+        (true, true) => len <= full,
+        (false, true) => (1..=full).contains(&len),
+        (_, false) => len == full,
     };
     if good { Ok(()) } else { Err(INVALID_REQUEST) }
 }

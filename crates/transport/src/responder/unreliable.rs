@@ -4,7 +4,7 @@
 use terrace_wire::{Operation, Packet};
 
 use super::refusal::{INVALID_REQUEST, Refusal};
-use super::{Incoming, Responder, check_payload_len};
+use super::{Data, Incoming, Responder, check_payload_len};
 use crate::common::{Call, Common, Verdict};
 use crate::host::Host;
 use crate::types::{QpEvent, WcStatus};
@@ -14,10 +14,11 @@ impl Responder {
         &mut self,
         call: &mut Call<'_, impl Host>,
         packet: &Packet<'_>,
+        data: Data<'_>,
     ) -> Verdict {
         let info = packet.bth.opcode.info();
         let in_sequence = packet.bth.psn == self.expected;
-        self.expected = packet.bth.psn.next();
+        self.expected = packet.bth.psn.plus(data.packets(call.mtu()));
         if info.position.is_first() {
             self.abandon();
         } else if !in_sequence {
@@ -26,12 +27,12 @@ impl Responder {
         let result = match info.operation {
             Operation::Send => self
                 .check_order(info)
-                .and_then(|()| check_payload_len(call, packet, info))
-                .and_then(|()| self.receive_send(call, packet, info)),
+                .and_then(|()| check_payload_len(call, data, info))
+                .and_then(|()| self.receive_send(call, packet, data, info)),
             Operation::Write => self
                 .check_order(info)
-                .and_then(|()| check_payload_len(call, packet, info))
-                .and_then(|()| self.receive_write(call, packet, info)),
+                .and_then(|()| check_payload_len(call, data, info))
+                .and_then(|()| self.receive_write(call, packet, data, info)),
             _ => Err(INVALID_REQUEST),
         };
         match result {

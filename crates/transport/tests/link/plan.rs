@@ -70,6 +70,8 @@ pub struct Attributes {
     pub first_psn: u32,
     pub queue_len: u32,
     pub shared_receives: bool,
+    /// Whether packets of a message may travel as runs.
+    pub runs: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -121,15 +123,18 @@ fn attributes() -> impl Strategy<Value = Attributes> {
     let mtu = prop_oneof![4 => Just(256u32), 1 => Just(512u32), 1 => Just(1024u32), 1 => Just(4096u32)];
     let window = prop_oneof![1 => Just(1u32), 2 => 1u32..20_000, 1 => Just(1u32 << 20)];
     let psn = prop_oneof![1 => Just(0u32), 2 => 0xff_ff80u32..=0xff_ffff, 1 => 0u32..0xff_ffff];
-    (mtu, window, 1u8..=8, 0u8..3, psn, 1u32..24, any::<bool>()).prop_map(
-        |(mtu, window, max_rd_atomic, spare_rd_atomic, first_psn, queue_len, shared_receives)| Attributes {
-            mtu,
-            window,
-            max_rd_atomic,
-            spare_rd_atomic,
-            first_psn,
-            queue_len,
-            shared_receives,
+    (mtu, window, 1u8..=8, 0u8..3, psn, 1u32..24, any::<bool>(), any::<bool>()).prop_map(
+        |(mtu, window, max_rd_atomic, spare_rd_atomic, first_psn, queue_len, shared_receives, runs)| {
+            Attributes {
+                mtu,
+                window,
+                max_rd_atomic,
+                spare_rd_atomic,
+                first_psn,
+                queue_len,
+                shared_receives,
+                runs,
+            }
         },
     )
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use terrace_transport::{AckPolicy, Qp, QpAttr, QpCap, QpConfig, QpState, QpType, Time, Transmit, WcStatus};
-use terrace_wire::{Packet, Psn};
+use terrace_wire::{Packet, Path, Psn};
 
 use crate::model::{Arrival, KEY, Model, Side};
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::support::host::{Event, Memory};
-use crate::support::sink::Collector;
+use crate::support::sink::RunCollector;
 use crate::support::{bring_up, meta_between, path_to};
 
 /// Most receives posted to a queue pair at a time.
@@ -48,15 +48,27 @@ struct World<'a> {
     /// By time of arrival, then in the order of sending.
     link: BTreeMap<(u64, u64), InFlight>,
     sent_count: u64,
-    piggybacked_count: u64,
+    seen: Seen,
 }
+
+/// How often something happened that a run of many plans must have had.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub piggybacked_acks: u64,
+    pub runs: u64,
+}
+
+/// Longest packet. What has more data is a run.
+const PACKET_BYTES_MAX: usize = 4608;
+/// Longest run.
+const RUN_BYTES_MAX: u64 = 16 << 10;
 
 fn address(side: usize) -> IpAddr {
     IpAddr::from([10, 0, 0, side as u8 + 1])
 }
 
-/// Runs a plan to its end. Returns how many packets piggybacked an ACK; the error says what failed.
-pub fn run(plan: &Plan) -> Result<u64, String> {
+/// Runs a plan to its end. The error says what failed.
+pub fn run(plan: &Plan) -> Result<Seen, String> {
     let [first, second] = Model::new(plan).sides;
     let mut world = World {
         plan,
@@ -65,7 +77,7 @@ pub fn run(plan: &Plan) -> Result<u64, String> {
         now: 1_000_000,
         link: BTreeMap::new(),
         sent_count: 0,
-        piggybacked_count: 0,
+        seen: Seen::default(),
     };
     for _ in 0..STEPS_MAX {
         for side in 0..2 {
@@ -76,7 +88,7 @@ pub fn run(plan: &Plan) -> Result<u64, String> {
         }
         match world.next_time() {
             Some(time) => world.now = time,
-            None => return world.check().map(|()| world.piggybacked_count),
+            None => return world.check().map(|()| world.seen),
         }
     }
     Err(format!("no end in sight at {} ms: {}", world.now / 1_000_000, world.progress()))
@@ -136,6 +148,19 @@ fn node(plan: &Plan, side: usize, work: Side) -> Node {
     }
 }
 
+/// Lets a node send into a sink that takes runs of up to so many bytes.
+fn collect<const RUN_BYTES_MAX: u64>(
+    node: &mut Node,
+    now: Time,
+    room: Option<usize>,
+    acks: Option<Vec<(usize, Psn)>>,
+    policy: AckPolicy,
+) -> (Transmit, Vec<(Path, Vec<u8>)>, Option<Vec<(usize, Psn)>>) {
+    let mut sink = RunCollector::<RUN_BYTES_MAX> { room, acks, ..RunCollector::default() };
+    let stopped = node.qp.poll_transmit(|| now, &node.host, &mut sink, policy);
+    (stopped, sink.packets, sink.acks)
+}
+
 impl World<'_> {
     /// Runs one side until it is idle.
     fn serve(&mut self, side: usize) -> Result<(), String> {
@@ -190,18 +215,22 @@ impl World<'_> {
         let narrow = self.random.percent(self.plan.narrow);
         let room = narrow.then(|| self.random.below(4) as usize);
         let carries = self.random.percent(self.plan.piggybacked_acks);
-        let mut sink = Collector { room, acks: carries.then(Vec::new), ..Collector::default() };
+        let acks = carries.then(Vec::new);
         let policy = if hold { AckPolicy::Hold } else { AckPolicy::Now };
-        let stopped = node.qp.poll_transmit(|| Time(self.now), &node.host, &mut sink, policy);
+        let now = Time(self.now);
+        let (stopped, packets, acks) = match self.plan.attributes.runs {
+            true => collect::<RUN_BYTES_MAX>(node, now, room, acks, policy),
+            false => collect::<0>(node, now, room, acks, policy),
+        };
         if stopped == Transmit::SinkFull || node.qp.holds_ack() {
             node.look_again_at.get_or_insert(self.now + TICK_NS);
         } else {
             assert!(!node.qp.wants_transmit(), "idle, but wants to transmit");
         }
-        let mut acks = sink.acks.into_iter().flatten().peekable();
-        for (index, (_, bytes)) in sink.packets.into_iter().enumerate() {
+        let mut acks = acks.into_iter().flatten().peekable();
+        for (index, (_, bytes)) in packets.into_iter().enumerate() {
             let ack = acks.next_if(|(carrier, _)| *carrier == index).map(|(_, psn)| psn);
-            self.piggybacked_count += u64::from(ack.is_some());
+            self.seen.piggybacked_acks += u64::from(ack.is_some());
             self.send(1 - side, bytes, ack);
         }
     }
@@ -249,7 +278,14 @@ impl World<'_> {
             let packet = Packet::parse(&bytes).map_err(|error| format!("malformed packet: {error}"))?;
             let meta = meta_between(address(1 - to), address(to), if marked { 3 } else { 0 });
             let node = &mut self.nodes[to];
-            node.qp.handle_packet(|| Time(self.now), &meta, &packet, ack, &node.host);
+            let (now, len) = (|| Time(self.now), packet.payload.len());
+            if len <= PACKET_BYTES_MAX {
+                node.qp.handle_packet(now, &meta, &packet, ack, &node.host);
+            } else {
+                self.seen.runs += 1;
+                *node.host.run.borrow_mut() = packet.payload.to_vec();
+                node.qp.handle_run(now, &meta, &packet, len as u64, ack, &node.host);
+            }
             self.take_events(to)?;
             if self.random.percent(30) {
                 return Ok(true);

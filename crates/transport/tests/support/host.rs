@@ -54,6 +54,8 @@ pub struct Memory<const FAST: bool = true> {
     pub log: RefCell<VecDeque<String>>,
     /// Bytes that the queue pair has moved through memory.
     pub moved_bytes: Cell<u64>,
+    /// The data of the run that arrives.
+    pub run: RefCell<Vec<u8>>,
     /// How long an unreliable service pauses after each packet, in nanoseconds.
     pub pause_ns: Cell<Option<u64>>,
     /// Addresses whose memory is absent.
@@ -361,6 +363,18 @@ impl<const FAST: bool> Host for Memory<FAST> {
         }
         self.count(at);
         Ok(())
+    }
+
+    fn scatter_run(&self, sges: &[Sge], offset: u64) -> Result<(), LocalError> {
+        self.scatter_to_receive(sges, offset, &self.run.borrow())
+    }
+
+    fn remote_write_run(&self, rkey: u32, va: u64) -> Result<(), RemoteError> {
+        self.remote_write(rkey, va, &self.run.borrow())
+    }
+
+    fn put_run(&self, rkey: u32, va: u64) -> Result<Box<dyn Deferred>, RemoteError> {
+        self.put(rkey, va, &self.run.borrow())
     }
 
     fn remote_check(&self, rkey: u32, va: u64, len: u64, access: RemoteAccess) -> Result<(), RemoteError> {

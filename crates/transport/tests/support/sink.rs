@@ -3,9 +3,9 @@
 use terrace_transport::Sink;
 use terrace_wire::{Path, Psn};
 
-/// Collects packets until it is full. Its buffers are not zeroed, as real ones are not.
+/// Collects packets, and runs of up to so many bytes, until it is full. Its buffers are not zeroed, as real ones are not.
 #[derive(Debug, Default)]
-pub struct Collector {
+pub struct RunCollector<const RUN_BYTES_MAX: u64> {
     pub packets: Vec<(Path, Vec<u8>)>,
     /// How many more packets it takes; `None` for any number.
     pub room: Option<usize>,
@@ -15,7 +15,12 @@ pub struct Collector {
     pub is_cancelled: bool,
 }
 
-impl Sink for Collector {
+/// Collects packets, but no runs.
+pub type Collector = RunCollector<0>;
+
+impl<const RUN_BYTES_MAX: u64> Sink for RunCollector<RUN_BYTES_MAX> {
+    const RUN_BYTES_MAX: u64 = RUN_BYTES_MAX;
+
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         if let Some(room) = &mut self.room {
             *room = room.checked_sub(1)?;

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use terrace_shm::RxRing;
+use terrace_shm::{RxPacket, RxRing};
 use terrace_transport::{AckPolicy, Qp, Sink, Time, Transmit};
-use terrace_wire::{Psn, RxMeta};
+use terrace_wire::RxMeta;
 
 use super::{FULL_RETRY_NS, Filled, LostSink, PeerRx, PeerRxSet, PeerTx, RingSink, STALLED_NS};
 use crate::clock::LazyTimestamp;
@@ -106,11 +106,7 @@ impl Device {
 
     /// Passes the packets that are pending in rings to `each`.
     #[inline]
-    pub(crate) fn read_peer_rx(
-        &self,
-        peer_rx: &mut PeerRxSet,
-        each: impl FnMut(&RxMeta, Option<Psn>, &[u8]),
-    ) {
+    pub(crate) fn read_peer_rx(&self, peer_rx: &mut PeerRxSet, each: impl FnMut(&RxMeta, RxPacket<'_>)) {
         let read = peer_rx.read(self.gids(), each);
         let received = &self.local.received;
         received.store(received.load(Ordering::Relaxed) + read.count, Ordering::Relaxed);

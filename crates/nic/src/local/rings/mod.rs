@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use terrace_fabric::Gid;
-use terrace_shm::{Origin, PeerMemory, RxRing, TxRing, Writer};
+use terrace_shm::{Origin, PeerMemory, RUN_BYTES_MAX, RxPacket, RxRing, TxRing, Writer};
 use terrace_transport::{Sink, Time};
 use terrace_wire::{Opcode, Path, Psn, RxMeta};
 
@@ -122,6 +122,8 @@ impl RingSink<'_> {
 }
 
 impl Sink for RingSink<'_> {
+    const RUN_BYTES_MAX: u64 = RUN_BYTES_MAX;
+
     #[inline(always)]
     fn push(&mut self, path: &Path, len: usize) -> Option<&mut [u8]> {
         if self.writer.unpublished_bytes() >= PUBLISH_BYTES {
@@ -258,7 +260,7 @@ impl PeerRxSet {
 
     /// Passes the packets that were found pending to `each`.
     #[inline]
-    fn read(&mut self, gids: &[Gid], mut each: impl FnMut(&RxMeta, Option<Psn>, &[u8])) -> Read {
+    fn read(&mut self, gids: &[Gid], mut each: impl FnMut(&RxMeta, RxPacket<'_>)) -> Read {
         let mut read = Read { count: 0, is_over: false };
         for peer_rx in &mut self.list {
             let destination = gids.get(usize::from(peer_rx.gid_index)).map(|gid| gid.addr);
@@ -266,7 +268,8 @@ impl PeerRxSet {
             let (gid_index, last) = (peer_rx.gid_index, &mut peer_rx.last);
             let max = if peer_rx.streams { PACKETS_PER_PASS } else { usize::from(peer_rx.had_pending) };
             let is_in_message = &mut peer_rx.is_in_message;
-            let count = peer_rx.rx_ring.read(max, |origin, acknowledged, bytes| {
+            let count = peer_rx.rx_ring.read(max, |packet| {
+                let origin = packet.origin;
                 let meta = match last {
                     Some((of, meta)) if of == origin => meta,
                     _ => {
@@ -275,8 +278,8 @@ impl PeerRxSet {
                         &mut last.insert((*origin, meta)).1
                     }
                 };
-                *is_in_message = bytes.first().is_some_and(|byte| is_continued(*byte));
-                each(meta, acknowledged.map(Psn::new), bytes);
+                *is_in_message = packet.bytes.first().is_some_and(|byte| is_continued(*byte));
+                each(meta, packet);
             });
             peer_rx.streams &= count > 1;
             read.count += count as u64;

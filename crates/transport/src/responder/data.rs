@@ -1,0 +1,46 @@
+//! The data of a request packet, or of a run of them.
+
+use terrace_wire::{Operation, Packet};
+
+/// Longest packet in bytes: the largest MTU and every header, generously. A run has more data than that, so that the two
+/// can be told apart by their length.
+pub(crate) const PACKET_BYTES_MAX: u64 = 4096 + 512;
+
+/// The data that a packet brings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data<'a> {
+    /// These bytes.
+    Bytes(&'a [u8]),
+    /// So many bytes, which the host copies where they belong: those of a run.
+    Run(u64),
+}
+
+impl Data<'_> {
+    /// Whether a packet can have the headers of a run.
+    pub(crate) fn may_be_run(packet: &Packet<'_>) -> bool {
+        matches!(packet.bth.opcode.info().operation, Operation::Send | Operation::Write)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_run(&self) -> bool {
+        matches!(self, Data::Run(_))
+    }
+
+    /// Length in bytes.
+    #[inline(always)]
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Data::Bytes(bytes) => bytes.len() as u64,
+            Data::Run(len) => *len,
+        }
+    }
+
+    /// The packets that have them.
+    #[inline(always)]
+    pub(crate) fn packets(&self, mtu: u64) -> u32 {
+        match self {
+            Data::Bytes(_) => 1,
+            Data::Run(len) => len.div_ceil(mtu) as u32,
+        }
+    }
+}

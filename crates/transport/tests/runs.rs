@@ -1,0 +1,138 @@
+//! Runs: packets of a message that arrive as one. A peer in another process makes them, so any of them may be wrong.
+
+mod support;
+
+use std::net::IpAddr;
+
+use support::host::{Event, Memory};
+use support::{bring_up, meta_between, path_to};
+use terrace_transport::*;
+use terrace_wire::{Bth, Extensions, Opcode, Packet, Psn, Reth};
+
+const KEY: u32 = 0x101;
+const MTU: u64 = 1024;
+const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+
+fn responder(qp_type: QpType) -> (Qp, Memory) {
+    let cap = QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+    let mut qp = Qp::new(QpConfig {
+        qpn: 1,
+        qp_type,
+        cap,
+        sq_sig_all: true,
+        has_srq: false,
+        window_bytes: 1 << 16,
+        rd_atomic_limit: 1,
+        mtu_limit: 4096,
+    });
+    let attr = QpAttr {
+        path_mtu: MTU as u32,
+        dest_qpn: 2,
+        path: Some(path_to(PEER)),
+        port_num: 1,
+        max_dest_rd_atomic: 1,
+        access: access::REMOTE_WRITE,
+        ..QpAttr::default()
+    };
+    bring_up(&mut qp, &attr, QpState::Rtr);
+    let host = Memory::new(1 << 16);
+    host.add_region(KEY, 0, 1 << 16, "lrw");
+    qp.post_recv(RecvWr { wr_id: 7, sges: SgeList::from_slice(&[sge()]) }, &host).expect("posted");
+    (qp, host)
+}
+
+fn sge() -> Sge {
+    Sge { addr: 0, length: 1 << 16, lkey: KEY }
+}
+
+fn arrive(qp: &mut Qp, host: &Memory, opcode: Opcode, psn: u32, len: u64) {
+    let bth = Bth {
+        opcode,
+        solicited: false,
+        migrated: false,
+        pad: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        qpn: 1,
+        ack_request: true,
+        psn: Psn::new(psn),
+    };
+    let reth = opcode.info().headers.contains(terrace_wire::Headers::RETH);
+    let reth = reth.then_some(Reth { va: 0, rkey: KEY, length: len as u32 });
+    let packet = Packet { bth, ext: Extensions { reth, ..Extensions::default() }, payload: &[] };
+    *host.run.borrow_mut() = vec![psn as u8; len as usize];
+    qp.handle_run(|| Time(1), &meta_between(PEER, OWN, 0), &packet, len, None, host);
+}
+
+fn next_psn(qp: &Qp) -> u32 {
+    qp.query().rq_psn
+}
+
+#[test]
+fn a_run_stands_for_its_packets() {
+    for (first, middle, last) in [
+        (Opcode::RcSendFirst, Opcode::RcSendMiddle, Opcode::RcSendLast),
+        (Opcode::UcSendFirst, Opcode::UcSendMiddle, Opcode::UcSendLast),
+    ] {
+        let (mut qp, host) = responder(if first == Opcode::RcSendFirst { QpType::Rc } else { QpType::Uc });
+        arrive(&mut qp, &host, first, 0, 5 * MTU);
+        arrive(&mut qp, &host, middle, 5, 8 * MTU);
+        arrive(&mut qp, &host, last, 13, 5 * MTU + 1);
+        assert_eq!((next_psn(&qp), qp.counters().rx_packets, qp.counters().runs_received), (19, 19, 3));
+        let received = std::iter::from_fn(|| host.poll_event())
+            .find_map(|event| if let Event::RecvComplete(wc) = event { Some(wc) } else { None });
+        assert_eq!(
+            received.map(|wc| (wc.status, wc.byte_len)),
+            Some((WcStatus::Success, 18 * MTU as u32 + 1))
+        );
+        let bytes = host.bytes.borrow();
+        assert!(bytes[..5 << 10].iter().all(|byte| *byte == 0) && bytes[18 << 10] == 13);
+    }
+}
+
+/// A WRITE's run is one access to memory, whatever it stands for.
+#[test]
+fn a_run_of_a_write_is_written() {
+    let (mut qp, host) = responder(QpType::Rc);
+    arrive(&mut qp, &host, Opcode::RcWriteOnly, 0, 5 * MTU);
+    assert_eq!((next_psn(&qp), qp.state()), (5, QpState::Rtr));
+    assert!(host.bytes.borrow()[..5 << 10].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn what_is_no_run_is_dropped() {
+    let (mut qp, host) = responder(QpType::Rc);
+    for (opcode, len) in [
+        (Opcode::RcSendFirst, 0),
+        (Opcode::RcSendOnly, 4608),
+        (Opcode::RcSendOnly, 16 * MTU + 1),
+        (Opcode::RcReadRequest, 5 * MTU),
+        (Opcode::RcReadResponseOnly, 5 * MTU),
+        (Opcode::UdSendOnly, 5 * MTU),
+    ] {
+        let before = qp.counters().dropped;
+        arrive(&mut qp, &host, opcode, 0, len);
+        assert_eq!((qp.counters().dropped, next_psn(&qp)), (before + 1, 0), "{opcode:?} {len}");
+    }
+    assert_eq!(qp.state(), QpState::Rtr);
+}
+
+/// All packets of a message but the last one are full.
+#[test]
+fn a_run_that_ends_within_a_message_has_full_packets() {
+    let (mut qp, host) = responder(QpType::Rc);
+    arrive(&mut qp, &host, Opcode::RcSendFirst, 0, 5 * MTU + 1);
+    assert_eq!((qp.state(), qp.counters().error_naks_sent), (QpState::Err, 1));
+}
+
+#[test]
+fn a_run_ahead_of_its_turn_is_refused_and_a_repeated_one_acknowledged() {
+    let (mut qp, host) = responder(QpType::Rc);
+    arrive(&mut qp, &host, Opcode::RcSendMiddle, 5, 5 * MTU);
+    assert_eq!((qp.counters().sequence_naks_sent, next_psn(&qp)), (1, 0));
+    arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
+    arrive(&mut qp, &host, Opcode::RcSendOnly, 0, 5 * MTU);
+    assert_eq!((qp.counters().duplicates, qp.counters().requests, next_psn(&qp)), (1, 1, 5));
+}
