@@ -18,4 +18,4 @@ mod shared_bytes;
 
 pub use atomic_op::AtomicOp;
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};
-pub use shared_bytes::{CopySource, SharedBytes};
+pub use shared_bytes::{CopySource, SharedBytes, Unordered};

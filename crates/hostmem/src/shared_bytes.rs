@@ -9,8 +9,8 @@ pub trait CopySource: Copy {
     /// Their number.
     fn bytes(&self) -> usize;
 
-    /// Copies them to `target`, ascending, the last byte last. Naturally aligned parts of the target of up to 8 bytes are
-    /// each written with one store.
+    /// Copies them to `target`, ascending, the last byte last, unless the source says otherwise. Naturally aligned parts of
+    /// the target of up to 8 bytes are each written with one store.
     ///
     /// # Errors
     /// [`Fault`] when part of the target is not writable; the bytes before the fault are then written.
@@ -73,6 +73,27 @@ impl SharedBytes<'_> {
     }
 }
 
+/// The same bytes, copied in any order ([`fault::copy_unordered`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Unordered<'a>(pub SharedBytes<'a>);
+
+impl CopySource for Unordered<'_> {
+    #[inline(always)]
+    fn bytes(&self) -> usize {
+        self.0.len
+    }
+
+    #[inline(always)]
+    unsafe fn copy_to(&self, target: u64) -> Result<(), Fault> {
+        // SAFETY: the source as `SharedBytes::new` requires, the target as the caller promises.
+        unsafe { fault::copy_unordered(target, self.0.addr, self.0.len) }
+    }
+
+    fn with_bytes<R>(&self, act: impl FnOnce(&[u8]) -> R) -> Result<R, Fault> {
+        self.0.with_bytes(act)
+    }
+}
+
 impl CopySource for SharedBytes<'_> {
     #[inline(always)]
     fn bytes(&self) -> usize {
@@ -120,6 +141,10 @@ mod tests {
         let bytes = unsafe { SharedBytes::new(from.as_ptr() as u64, from.len()) };
         // SAFETY: `to` is ours.
         unsafe { bytes.copy_to(to.as_mut_ptr() as u64) }.expect("mapped");
+        assert_eq!(from, to);
+        to.fill(0);
+        // SAFETY: the same.
+        unsafe { Unordered(bytes).copy_to(to.as_mut_ptr() as u64) }.expect("mapped");
         assert_eq!(from, to);
     }
 }

@@ -363,6 +363,26 @@ impl Registry {
         unsafe { fault::copy_from(host, out) }.map_err(|fault::Fault| AccessError::Fault)
     }
 
+    /// The same for a local access, in any order and in loads of any size ([`fault::copy_unordered`]).
+    ///
+    /// # Errors
+    /// As for [`Registry::read`].
+    pub fn read_unordered(
+        &self,
+        who: Accessor,
+        key: u32,
+        memo: &KeyMemo,
+        va: u64,
+        out: &mut [u8],
+    ) -> Result<(), AccessError> {
+        let slot = self.table.slot_again(key, memo).ok_or(AccessError::UnknownKey)?;
+        let entry = slot.pin();
+        let host = entry.locate(tag_of(key), who, AccessNeed::Read, va, out.len() as u64)?;
+        // SAFETY: as above; `out` is ours.
+        unsafe { fault::copy_unordered(out.as_mut_ptr() as u64, host, out.len()) }
+            .map_err(|fault::Fault| AccessError::Fault)
+    }
+
     /// Copies `data` to registered memory, ascending, the last byte last. Aligned parts of 1, 2, 4 and 8 bytes are each
     /// written with one store. Zero bytes may be written with any key.
     ///

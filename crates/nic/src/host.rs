@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes};
+use terrace_hostmem::{AtomicOp as MemoryAtomic, CopySource, SharedBytes, Unordered};
 use terrace_memory::{Absence, Access, AccessError, AccessNeed, Accessor, FlushScope, Transfer, WindowBind};
 use terrace_shm::KeyMemo;
 use terrace_transport::{
@@ -16,6 +16,9 @@ use crate::device::Device;
 use crate::events::AsyncEvent;
 use crate::qp::{CompletionHook, NicState, QpCore, QueuePair};
 use crate::srq::Srq;
+
+/// From this length on, which only runs have, string instructions copy faster into a ring than vectors do.
+const UNORDERED_BYTES_MIN: usize = 4608;
 
 /// The host of one queue pair. Memory errors become the transport's here and nowhere else.
 pub(crate) struct QpHost<'a> {
@@ -161,16 +164,15 @@ impl Host for QpHost<'_> {
     }
 
     fn gather(&self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), LocalError> {
+        let (memory, who, memo) = (&self.device().memory, self.local(), &self.qp.keys.sent);
+        let is_unordered = out.len() >= UNORDERED_BYTES_MIN;
         let mut done = 0;
         for piece in Pieces::new(sges, offset, out.len()) {
             let part = &mut out[done..done + piece.len];
-            let read = self.device().memory.read_again(
-                self.local(),
-                piece.lkey,
-                &self.qp.keys.sent,
-                piece.addr,
-                part,
-            );
+            let read = match is_unordered {
+                false => memory.read_again(who, piece.lkey, memo, piece.addr, part),
+                true => memory.read_unordered(who, piece.lkey, memo, piece.addr, part),
+            };
             read.map_err(local_error)?;
             done += piece.len;
         }
@@ -191,6 +193,7 @@ impl Host for QpHost<'_> {
         let (who, keys, mut done) = (self.receiver(), &self.qp.keys, 0);
         for piece in Pieces::new(sges, offset, run.bytes()) {
             let part = run.part(done, piece.len).ok_or(LocalError::Protection)?;
+            let part = Unordered(part);
             let written = self.device().memory.write_from(who, piece.lkey, &keys.received, piece.addr, part);
             written.map_err(local_error)?;
             done += piece.len;

@@ -512,7 +512,7 @@ fn runs_of_packets_do_what_packets_do() {
         assert_eq!((a.completion().status, b.completion().wr_id), (WcStatus::Success, 1));
         ways(&a).1 == before
     });
-    let before = (qa.counters().clone(), qb.counters().clone());
+    let before = (qa.counters(), qb.counters());
     let mut sent = 0;
     for len in [4097u32, 8192, 8193, 20_000, 300_001] {
         let data = pattern(len as usize, len as u8);

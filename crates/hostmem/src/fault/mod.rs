@@ -88,6 +88,24 @@ pub unsafe fn copy_across(target: u64, source: u64, len: usize, anchor: u64) -> 
     unsafe { machine::copy(target, source, len, anchor) }
 }
 
+/// Copies from the program's memory at `source` to memory that other threads may access, or the other way round, in any
+/// order and in accesses of any size: for long copies between processors, of data that nobody reads before the copy is
+/// done. Where the processor has fast string instructions it does not fetch
+/// the lines that it overwrites from the other processor's cache
+/// ([decision 48](../../../../docs/decisions/0048-string-instructions-between-processors.md)).
+///
+/// # Errors
+/// [`Fault`] when part of the source is not readable, or of the target not writable; any bytes may then be written.
+///
+/// # Safety
+/// As for [`copy_across`].
+#[inline]
+pub unsafe fn copy_unordered(target: u64, source: u64, len: usize) -> Result<(), Fault> {
+    mask::unblock_once();
+    // SAFETY: as the caller promises.
+    unsafe { machine::copy_unordered(target, source, len) }
+}
+
 /// Performs an atomic operation on the 8 bytes at `addr`; returns their old value.
 ///
 /// # Errors

@@ -36,6 +36,18 @@ pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result
     if usize::try_from(copied) == Ok(len) { Ok(()) } else { Err(Fault) }
 }
 
+/// Copies `len` bytes from or to memory that may not be there.
+///
+/// # Safety
+/// As for [`copy`]; the side that is valid memory may be either.
+pub(super) unsafe fn copy_unordered(to: u64, from: u64, len: usize) -> Result<(), Fault> {
+    let own = libc::iovec { iov_base: to as *mut _, iov_len: len };
+    let foreign = libc::iovec { iov_base: from as *mut _, iov_len: len };
+    // SAFETY: the vectors live on the stack; the kernel checks both ranges.
+    let copied = unsafe { libc::process_vm_readv(libc::getpid(), &own, 1, &foreign, 1, 0) };
+    if usize::try_from(copied) == Ok(len) { Ok(()) } else { Err(Fault) }
+}
+
 /// Runs `change` on the 8 bytes when their page can be written. A page that is unmapped between the check and the
 /// access still faults: without a recovering routine that gap cannot be closed.
 ///

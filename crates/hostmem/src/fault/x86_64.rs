@@ -18,6 +18,7 @@ unsafe extern "sysv64" {
     fn terrace_fault_copy_sse(to: u64, from: u64, len: usize, anchor: u64) -> u64;
     fn terrace_fault_copy_avx(to: u64, from: u64, len: usize, anchor: u64) -> u64;
     fn terrace_fault_copy_avx512(to: u64, from: u64, len: usize, anchor: u64) -> u64;
+    fn terrace_fault_copy_string(to: u64, from: u64, len: usize) -> u64;
     fn terrace_fault_compare_swap(addr: u64, compare: u64, swap: u64) -> Outcome;
     fn terrace_fault_fetch_add(addr: u64, add: u64) -> Outcome;
     fn terrace_fault_swap(addr: u64, value: u64) -> Outcome;
@@ -28,6 +29,8 @@ unsafe extern "sysv64" {
     static terrace_fault_copy_avx_failed: u8;
     static terrace_fault_copy_avx512_end: u8;
     static terrace_fault_copy_avx512_failed: u8;
+    static terrace_fault_copy_string_end: u8;
+    static terrace_fault_copy_string_failed: u8;
     static terrace_fault_atomic_start: u8;
     static terrace_fault_atomic_end: u8;
     static terrace_fault_atomic_failed: u8;
@@ -204,6 +207,31 @@ copy_routine!("terrace_fault_copy_sse", "movdqu", "xmm", "16", "");
 copy_routine!("terrace_fault_copy_avx", "vmovdqu", "ymm", "32", "vzeroupper");
 copy_routine!("terrace_fault_copy_avx512", "vmovdqu64", "zmm", "64", "vzeroupper");
 
+// copy_string(to = rdi, from = rsi, len = rdx) -> rax, 0 or 1: in any order.
+global_asm!(
+    ".text",
+    ".p2align 6",
+    ".globl terrace_fault_copy_string",
+    ".hidden terrace_fault_copy_string",
+    ".type terrace_fault_copy_string,@function",
+    "terrace_fault_copy_string:",
+    ".cfi_startproc",
+    "mov rcx, rdx",
+    "rep movsb",
+    "xor eax, eax",
+    "ret",
+    ".globl terrace_fault_copy_string_end",
+    ".hidden terrace_fault_copy_string_end",
+    "terrace_fault_copy_string_end:",
+    ".globl terrace_fault_copy_string_failed",
+    ".hidden terrace_fault_copy_string_failed",
+    "terrace_fault_copy_string_failed:",
+    "mov eax, 1",
+    "ret",
+    ".cfi_endproc",
+    ".size terrace_fault_copy_string, . - terrace_fault_copy_string",
+);
+
 // compare_swap(addr = rdi, compare = rsi, swap = rdx), fetch_add(addr = rdi, add = rsi), swap(addr = rdi, value = rsi):
 // the old value in rax, 0 or 1 in rdx.
 global_asm!(
@@ -267,6 +295,11 @@ fn recovery_of(instruction: u64) -> Option<u64> {
             &raw const terrace_fault_copy_sse_failed,
         ),
         (
+            terrace_fault_copy_string as *const () as u64,
+            &raw const terrace_fault_copy_string_end,
+            &raw const terrace_fault_copy_string_failed,
+        ),
+        (
             &raw const terrace_fault_atomic_start as u64,
             &raw const terrace_fault_atomic_end,
             &raw const terrace_fault_atomic_failed,
@@ -307,6 +340,20 @@ pub(super) unsafe fn copy(to: u64, from: u64, len: usize, anchor: u64) -> Result
             copy_sse(to, from, len, anchor)
         }
     }
+}
+
+/// Copies `len` bytes in any order.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline]
+pub(super) unsafe fn copy_unordered(to: u64, from: u64, len: usize) -> Result<(), Fault> {
+    if !is_x86_feature_detected!("ermsb") {
+        // SAFETY: as the caller promises.
+        return unsafe { copy(to, from, len, to) };
+    }
+    // SAFETY: the routine accesses nothing but the two ranges.
+    if unsafe { terrace_fault_copy_string(to, from, len) } == 0 { Ok(()) } else { Err(Fault) }
 }
 
 /// # Safety

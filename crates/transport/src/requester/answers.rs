@@ -65,6 +65,35 @@ impl Requester {
         is_all
     }
 
+    /// The same for an ACK of the first packets, if nothing in flight expects a response: one pass over the queue.
+    fn acknowledge_first<H: Host>(&mut self, now: &impl Fn() -> Time, call: &Call<'_, H>, psn: Psn) -> bool {
+        let Some(last) = self.in_flight(psn) else { return false };
+        let is_usual = H::HAS_FAST_PATHS && self.is_caught_up() && call.attr.state == QpState::Rts;
+        if is_usual {
+            let (to, mtu) = (last + 1, call.mtu());
+            let (mut freed, mut done) = (0, 0);
+            for wqe in &self.queue {
+                if !wqe.is_local() && wqe.first < to {
+                    freed += wqe.cost(wqe.first.max(self.acknowledged), wqe.end().min(to), mtu);
+                }
+                if !wqe.is_done(to) {
+                    break;
+                }
+                complete_success(call, &wqe.wr, call.host);
+                done += 1;
+            }
+            self.queue.drain(..done);
+            self.index -= done;
+            self.in_flight_bytes = self.in_flight_bytes.saturating_sub(freed);
+            self.window.on_acknowledged(freed, mtu);
+            self.acknowledged = to;
+            self.gap_repaired_at = None;
+            self.reset_retries(call);
+            self.restart_ack_timer(now(), call);
+        }
+        is_usual
+    }
+
     /// An ACK covers all packets up to its PSN but cannot replace response data: a READ response or an
     /// atomic result before its PSN was lost (IBTA volume 1, 9.7.5).
     pub(crate) fn handle_ack(
@@ -73,7 +102,7 @@ impl Requester {
         call: &mut Call<'_, impl Host>,
         psn: Psn,
     ) -> Verdict {
-        if self.acknowledge_all(call, psn) {
+        if self.acknowledge_all(call, psn) || self.acknowledge_first(now, call, psn) {
             return Verdict::Fine;
         }
         let Some(sequence) = self.in_flight(psn) else {

@@ -148,6 +148,8 @@ fn node(plan: &Plan, side: usize, work: Side) -> Node {
     }
 }
 
+type Packets = Vec<(Path, Vec<u8>)>;
+
 /// Lets a node send into a sink that takes runs of up to so many bytes.
 fn collect<const RUN_BYTES_MAX: u64>(
     node: &mut Node,
@@ -155,7 +157,7 @@ fn collect<const RUN_BYTES_MAX: u64>(
     room: Option<usize>,
     acks: Option<Vec<(usize, Psn)>>,
     policy: AckPolicy,
-) -> (Transmit, Vec<(Path, Vec<u8>)>, Option<Vec<(usize, Psn)>>) {
+) -> (Transmit, Packets, Option<Vec<(usize, Psn)>>) {
     let mut sink = RunCollector::<RUN_BYTES_MAX> { room, acks, ..RunCollector::default() };
     let stopped = node.qp.poll_transmit(|| now, &node.host, &mut sink, policy);
     (stopped, sink.packets, sink.acks)
