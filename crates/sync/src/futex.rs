@@ -4,11 +4,13 @@
 //! held by a thread that the child does not have, or a lock may be handed to such a thread. Here a child only has to
 //! release the locks that the forking thread held. The guards are `lock_api`'s, as in `parking_lot`.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lock_api::{GuardSend, RawMutex as _};
-use rustix::thread::futex;
+use lock_api::GuardSend;
+
+use crate::platform::{ALL, AtomicU32};
+use crate::words::{Calls, FREE};
+pub use crate::words::{RawMutex, RawRwLock};
 
 /// A mutex.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
@@ -24,82 +26,6 @@ pub type RwLockReadGuard<'a, T> = lock_api::RwLockReadGuard<'a, RawRwLock, T>;
 /// Holds an [`RwLock`] for writing until it is dropped, with an `Arc` of it.
 pub type ArcRwLockWriteGuard<T> = lock_api::ArcRwLockWriteGuard<RawRwLock, T>;
 
-/// Spins before a sleep: most critical sections of these locks are shorter than going to sleep.
-const SPINS: u32 = 100;
-
-/// Sleeps until another thread wakes it, the word no longer holds `expected`, or the time is over.
-fn sleep(word: &AtomicU32, expected: u32, patience: Option<Duration>) {
-    let patience = patience.map(|left| futex::Timespec {
-        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: left.subsec_nanos().into(),
-    });
-    // Woken, changed, interrupted or timed out: the caller checks its condition.
-    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, patience.as_ref());
-}
-
-/// Wakes at most `count` sleepers and returns how many it woke.
-fn wake(word: &AtomicU32, count: u32) -> usize {
-    // Cannot fail for a word that is mapped.
-    futex::wake(word, futex::Flags::PRIVATE, count).unwrap_or(0)
-}
-
-/// All sleepers; the kernel's count is signed.
-const ALL: u32 = i32::MAX as u32;
-
-/// The word of a [`Mutex`]. A waiting thread only ever raises the state, in this order.
-pub struct RawMutex {
-    state: AtomicU32,
-}
-
-const FREE: u32 = 0;
-/// Free, but for a thread that has waited and was woken.
-const RESERVED: u32 = 1;
-const TAKEN: u32 = 2;
-/// Taken, perhaps with sleepers.
-const AWAITED: u32 = 3;
-/// Taken, and a thread has waited for longer than [`PATIENCE`].
-const STARVED: u32 = 4;
-
-/// How long a thread may be overtaken. A thread that takes the mutex again and again would starve others: it is back
-/// before they are awake.
-const PATIENCE: Duration = Duration::from_micros(500);
-
-impl RawMutex {
-    #[cold]
-    fn lock_slow(&self) {
-        for _ in 0..SPINS {
-            match self.state.load(Ordering::Relaxed) {
-                FREE if self.try_lock() => return,
-                AWAITED | STARVED => break,
-                _ => std::hint::spin_loop(),
-            }
-        }
-        let mut mark = AWAITED;
-        let mut began = None;
-        loop {
-            let before = self.state.fetch_max(mark, Ordering::Acquire);
-            if before < TAKEN {
-                return;
-            }
-            let began = *began.get_or_insert_with(Instant::now);
-            sleep(&self.state, before.max(mark), None);
-            if began.elapsed() > PATIENCE {
-                mark = STARVED;
-            }
-        }
-    }
-
-    #[cold]
-    fn unlock_slow(&self, before: u32) {
-        let free_to = |from, to| self.state.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
-        let is_reserved = before == STARVED && free_to(FREE, RESERVED).is_ok();
-        if wake(&self.state, 1) == 0 && is_reserved {
-            // No thread sleeps. In a child of `fork` no woken thread will come to take the reservation.
-            let _ = free_to(RESERVED, FREE);
-        }
-    }
-}
-
 // SAFETY: `state` rises from below TAKEN by one thread's compare-and-swap or `fetch_max` at a time, and falls below it
 // only by `unlock`.
 unsafe impl lock_api::RawMutex for RawMutex {
@@ -109,91 +35,22 @@ unsafe impl lock_api::RawMutex for RawMutex {
 
     #[inline]
     fn lock(&self) {
-        if !self.try_lock() {
-            self.lock_slow();
-        }
+        self.acquire();
     }
 
     #[inline]
     fn try_lock(&self) -> bool {
-        self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.try_acquire()
     }
 
     #[inline]
     unsafe fn unlock(&self) {
-        let before = self.state.swap(FREE, Ordering::Release);
-        if before != TAKEN {
-            self.unlock_slow(before);
-        }
+        self.release();
     }
 
     #[inline]
     fn is_locked(&self) -> bool {
-        self.state.load(Ordering::Relaxed) >= TAKEN
-    }
-}
-
-/// The word of an [`RwLock`].
-///
-/// ```text
-///   bit 31            bit 30           bits 0 to 29
-///   a writer waits    threads sleep    readers; all ones: a writer
-/// ```
-/// A thread sets bit 30 before it sleeps. The thread that leaves the lock free while bit 30 is set clears it and wakes
-/// all sleepers. Readers do not enter while bit 31 is set. A writer clears bit 31 when it enters or leaves; other
-/// waiting writers set it again when they check the word.
-pub struct RawRwLock {
-    state: AtomicU32,
-}
-
-const HOLDERS: u32 = (1 << 30) - 1;
-const WRITER: u32 = HOLDERS;
-const SLEEPERS: u32 = 1 << 30;
-const WRITER_WAITS: u32 = 1 << 31;
-
-impl RawRwLock {
-    /// The state after a reader enters; `None` if it may not.
-    fn with_reader(state: u32) -> Option<u32> {
-        // Not `then_some`: a word with all bits set has no successor.
-        (state & WRITER_WAITS == 0 && state & HOLDERS < WRITER - 1).then(|| state + 1)
-    }
-
-    /// The state after a writer enters; `None` if it may not.
-    fn with_writer(state: u32) -> Option<u32> {
-        (state & HOLDERS == 0).then_some((state & SLEEPERS) | WRITER)
-    }
-
-    fn try_enter(&self, entered: fn(u32) -> Option<u32>) -> bool {
-        self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, entered).is_ok()
-    }
-
-    /// Sleeps, with `bits` set, until it may enter.
-    #[cold]
-    fn enter_slow(&self, entered: fn(u32) -> Option<u32>, bits: u32) {
-        for _ in 0..SPINS {
-            if self.try_enter(entered) {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        loop {
-            let mark = |state| entered(state).is_none().then_some(state | bits);
-            match self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, mark) {
-                Ok(before) => sleep(&self.state, before | bits, None),
-                Err(_) if self.try_enter(entered) => return,
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// Called when no reader is left: wakes the sleepers. A waiting writer goes first.
-    #[cold]
-    fn wake_sleepers(&self) {
-        let no_sleepers =
-            |state| (state & HOLDERS == 0 && state & SLEEPERS != 0).then_some(state & !SLEEPERS);
-        if self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, no_sleepers).is_ok() {
-            wake(&self.state, ALL);
-        }
+        self.is_taken()
     }
 }
 
@@ -205,82 +62,71 @@ unsafe impl lock_api::RawRwLock for RawRwLock {
 
     #[inline]
     fn lock_shared(&self) {
-        if !self.try_lock_shared() {
-            self.enter_slow(RawRwLock::with_reader, SLEEPERS);
-        }
+        self.acquire_shared();
     }
 
     #[inline]
     fn try_lock_shared(&self) -> bool {
-        self.try_enter(RawRwLock::with_reader)
+        self.try_acquire_shared()
     }
 
     #[inline]
     unsafe fn unlock_shared(&self) {
-        let left = self.state.fetch_sub(1, Ordering::Release) - 1;
-        if left & HOLDERS == 0 && left & SLEEPERS != 0 {
-            self.wake_sleepers();
-        }
+        self.release_shared();
     }
 
     #[inline]
     fn lock_exclusive(&self) {
-        if !self.try_lock_exclusive() {
-            self.enter_slow(RawRwLock::with_writer, SLEEPERS | WRITER_WAITS);
-        }
+        self.acquire_exclusive();
     }
 
     #[inline]
     fn try_lock_exclusive(&self) -> bool {
-        self.try_enter(RawRwLock::with_writer)
+        self.try_acquire_exclusive()
     }
 
     #[inline]
     unsafe fn unlock_exclusive(&self) {
-        // Sleepers set their bits again when they wake. In a child of `fork` the parent's sleepers do not exist, so the
-        // bits stay clear.
-        if self.state.swap(0, Ordering::Release) & SLEEPERS != 0 {
-            wake(&self.state, ALL);
-        }
+        self.release_exclusive();
     }
 
     #[inline]
     fn is_locked(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & HOLDERS != 0
+        self.has_holders()
     }
 
     #[inline]
     fn is_locked_exclusive(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & HOLDERS == WRITER
+        self.has_writer()
     }
 }
 
 /// A condition variable for [`Mutex`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Condvar {
-    /// Changes with every notification.
-    calls: AtomicU32,
+    calls: Calls,
+}
+
+impl Default for Condvar {
+    fn default() -> Condvar {
+        Condvar::new()
+    }
 }
 
 impl Condvar {
     /// A condition variable without waiters.
     pub const fn new() -> Condvar {
-        Condvar { calls: AtomicU32::new(0) }
+        Condvar { calls: Calls(AtomicU32::new(0)) }
     }
 
     /// Wakes all waiters.
     pub fn notify_all(&self) {
-        self.notify(ALL);
+        self.calls.notify(ALL);
     }
 
     /// Wakes one waiter.
     pub fn notify_one(&self) {
-        self.notify(1);
-    }
-
-    fn notify(&self, count: u32) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        wake(&self.calls, count);
+        self.calls.notify(1);
     }
 
     /// Waits for a notification. It may wake without one.
@@ -300,19 +146,19 @@ impl Condvar {
     }
 
     fn wait_at_most<T>(&self, guard: &mut MutexGuard<'_, T>, patience: Option<Duration>) {
-        // A notifier changes the condition under the mutex, so it notifies after this load.
-        let calls = self.calls.load(Ordering::Relaxed);
-        MutexGuard::unlocked(guard, || sleep(&self.calls, calls, patience));
+        let calls = self.calls.now();
+        MutexGuard::unlocked(guard, || self.calls.wait(calls, patience));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use super::*;
+    use crate::words::{AWAITED, SLEEPERS, STARVED, WRITER, WRITER_WAITS};
 
     const THREADS: usize = 4;
     const ROUNDS: u64 = 20_000;

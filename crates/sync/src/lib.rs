@@ -1,14 +1,18 @@
 //! Locks that survive `fork`, and a biased mutex for data that one thread uses nearly always.
 //!
-//! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`). [`BiasedMutex`] is the biased one;
-//! [`allow_bias`] has to be called once before any mutex is biased. [`wait_a_little`] is for waits without a lock.
+//! [`Mutex`], [`RwLock`] and [`Condvar`] are ordinary locks (`futex`, their words in `words`). [`BiasedMutex`] is the
+//! biased one; [`allow_bias`] has to be called once before any mutex is biased. [`wait_a_little`] is for waits without
+//! a lock. [`Backlog`] is a list of what waits for another thread.
 
 #![warn(missing_docs)]
 
+mod backlog;
 mod biased;
 mod futex;
 mod platform;
+mod words;
 
+pub use backlog::Backlog;
 pub use biased::{BiasedMutex, Guard};
 pub use futex::{
     ArcMutexGuard, ArcRwLockWriteGuard, Condvar, Mutex, MutexGuard, RawMutex, RawRwLock, RwLock,

@@ -1,13 +1,17 @@
-//! What the biased mutex is built from. The model in `tests/biased_model.rs` replaces this module with loom's types.
+//! What the locks are built from. The models in `tests/biased_model.rs` and `tests/futex_model.rs` replace this module
+//! with loom's types.
 
+pub(crate) use std::hint::spin_loop;
 use std::sync::atomic::AtomicU8;
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::time::Duration;
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use lock_api::RawMutex as _;
+use rustix::thread::futex;
 use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
-pub(crate) use crate::futex::RawMutex;
+pub(crate) use crate::futex::Mutex;
+pub(crate) use crate::words::RawMutex;
 
 /// Acquisitions in a row by one thread that bias a mutex for the first time. A revocation is a system call that
 /// interrupts all running threads of the process.
@@ -27,6 +31,47 @@ pub(crate) fn lock(mutex: &RawMutex) {
 pub(crate) unsafe fn unlock(mutex: &RawMutex) {
     // SAFETY: as the caller promises.
     unsafe { mutex.unlock() };
+}
+
+/// Spins of a thread before it sleeps: most critical sections are shorter than going to sleep.
+pub(crate) const SPINS: u32 = 100;
+
+/// Sleeps until another thread wakes it, the word no longer holds `expected`, or the time is over.
+pub(crate) fn sleep(word: &AtomicU32, expected: u32, patience: Option<Duration>) {
+    let patience = patience.map(|left| futex::Timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    // Woken, changed, interrupted or timed out: the caller checks its condition.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, patience.as_ref());
+}
+
+/// Wakes at most `count` sleepers and returns how many it woke.
+pub(crate) fn wake(word: &AtomicU32, count: u32) -> usize {
+    // Cannot fail for a word that is mapped.
+    futex::wake(word, futex::Flags::PRIVATE, count).unwrap_or(0)
+}
+
+/// All sleepers; the kernel's count is signed.
+pub(crate) const ALL: u32 = i32::MAX as u32;
+
+/// A thread's wait for a mutex.
+pub(crate) struct Wait(Instant);
+
+/// How long a thread may be overtaken. A thread that takes the mutex again and again would starve others: it is back
+/// before they are awake.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+impl Wait {
+    /// A wait that begins now.
+    pub(crate) fn begin() -> Wait {
+        Wait(Instant::now())
+    }
+
+    /// Whether the thread has been overtaken for long enough.
+    pub(crate) fn is_long(&self) -> bool {
+        self.0.elapsed() > PATIENCE
+    }
 }
 
 /// Whether mutexes may be biased in this process.
@@ -101,13 +146,13 @@ fn has_token() -> bool {
 }
 
 /// Spins before naps: longer than most holders keep a queue pair locked.
-const SPINS: u32 = 2000;
+const SPINS_BEFORE_NAPS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(20);
 
 /// Waits between two checks of a condition that another thread or process will change soon; `looks` checks were made so
 /// far.
 pub fn wait_a_little(looks: u32) {
-    if looks < SPINS {
+    if looks < SPINS_BEFORE_NAPS {
         std::hint::spin_loop();
     } else {
         std::thread::sleep(NAP);
