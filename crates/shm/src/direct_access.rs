@@ -11,7 +11,8 @@ use terrace_hostmem::{AtomicOp, HostRange, fault};
 use terrace_sync::RwLock;
 
 use crate::prefetch_hint::PrefetchHint;
-use crate::reader_slots::{EpochGuard, ReaderSlot, ReaderSlots};
+use crate::reader_line::EpochGuard;
+use crate::reader_slots::{ReaderSlot, ReaderSlots};
 use crate::record::Version;
 use crate::rights::Rights;
 use crate::shared_registry::{RegionView, Seen, SeenRegion, SeenRights, SharedRegistryView, halves};

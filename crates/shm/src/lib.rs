@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `segment` | shared memory, mapped; addresses for mappings; prefetches |
 //! | `handshake` | the orders of stores and loads by which processes synchronize |
-//! | `sync` | what the handshakes are built from |
+//! | `sync` | what is replaced in models |
 //! | `ring` | packets from one process to another |
 //! | `record` | seqlock records |
 //! | `rights` | what peers may do |
@@ -20,6 +20,8 @@
 //! | `shared_registry` | the records of regions and queue pairs, and how peers read them |
 //! | `residency` | the tables of paged regions that peers use |
 //! | `reader_slots` | reader epochs, and the wait for them |
+//! | `reader_line` | the words of a reader slot, and the orders of loads and stores |
+//! | `reader_list` | the readers that grace periods wait for |
 //! | `source` | how the bytes of another process's region are copied |
 //! | `direct_access` | access to another process's memory: the checks and the copy |
 //! | `prefetch_hint` | where an access is likely to go |
@@ -29,7 +31,8 @@
 //! are those of `terrace-memory`, nor queue pairs except their numbers and records, nor what is in a packet. Sending
 //! descriptors from one process to another, and detecting that a process has ended, are not done here.
 //!
-//! Copies recover from faults once `terrace_hostmem::fault::install` has run, as `terrace_memory::Registry::new` has it.
+//! Copies recover from faults once `terrace_hostmem::fault::install` has run, as `terrace_memory::Registry::new` has
+//! it.
 
 #![warn(missing_docs)]
 
@@ -38,6 +41,8 @@ mod handshake;
 mod keys;
 mod permutation;
 mod prefetch_hint;
+mod reader_line;
+mod reader_list;
 mod reader_slots;
 mod record;
 mod residency;
@@ -52,9 +57,9 @@ pub use direct_access::{DirectAccess, LocalMemory, PeerMemory, Refusal};
 pub use keys::{KEY_INDEX_BITS, KeyMemo, KeyOrder};
 pub use permutation::KeyedPermutation;
 pub use prefetch_hint::PrefetchHint;
+pub use reader_line::EpochGuard;
 pub use reader_slots::{
-    EpochGuard, GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, ReaderTimeout, forget_readers,
-    wait_for_own_readers,
+    GracePeriod, PeerReaders, ReaderSlot, ReaderSlots, ReaderTimeout, forget_readers, wait_for_own_readers,
 };
 pub use record::Version;
 pub use residency::{HitCounters, ResidencyBitmap, unit_bit, unit_count};

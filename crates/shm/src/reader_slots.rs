@@ -23,15 +23,15 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use terrace_hostmem::{HostRange, PAGE_BYTES};
-use terrace_sync::wait_a_little;
-use terrace_sync::{Mutex, RwLock};
+use terrace_hostmem::HostRange;
+use terrace_sync::{Mutex, RwLock, wait_a_little};
 
-use crate::handshake;
+use crate::reader_line::{EpochGuard, Line, add_line, odd_epochs};
+use crate::reader_list::ReaderList;
 use crate::segment::{AtomicNumbers, Others, Segment};
 
 /// Reader slots that a process has for one other process.
@@ -39,10 +39,6 @@ const SLOTS: usize = 1 << 14;
 /// Each slot is on a cache line of its own. The first line holds how many were ever used.
 const STRIDE: usize = size_of::<Line>();
 const SEGMENT_BYTES: usize = (SLOTS + 1) * STRIDE;
-/// In place of a key table slot: none.
-const NO_SLOT: u32 = u32::MAX;
-/// Bits of a hazard pointer that hold the number of pages; above them is the number of the first page.
-const HAZARD_COUNT_BITS: u32 = 16;
 
 /// After this time the log names the process that is waited for.
 const LOG_AFTER: Duration = Duration::from_secs(1);
@@ -77,13 +73,8 @@ impl ReaderSlots {
     pub fn take(self: &Arc<Self>, qpn: u32) -> Option<ReaderSlot> {
         let used = &self.segment.words(0, 1)[0];
         let mut free = self.free.lock();
-        let index = free.pop().or_else(|| {
-            let next = used.load(Ordering::Relaxed);
-            // Sequentially consistent, as the epochs are: a grace period that has to see the epoch must read that far.
-            ((next as usize) < SLOTS).then(|| used.store(next + 1, Ordering::SeqCst)).map(|()| next)
-        })?;
-        // A grace period that sees the epoch odd sees this.
-        Line::of(&self.segment, index as usize).qpn.store(qpn, Ordering::Relaxed);
+        let index = free.pop().or_else(|| add_line(used, SLOTS))?;
+        line_of(&self.segment, index as usize).set_queue_pair(qpn);
         Some(ReaderSlot { slots: self.clone(), index })
     }
 }
@@ -94,43 +85,13 @@ impl Drop for ReaderSlots {
     }
 }
 
-/// A slot's cache line.
-#[repr(C, align(64))]
-struct Line {
-    /// The epoch.
-    epoch: AtomicU32,
-    /// The key table slot of the copying process that the epoch protects, or `NO_SLOT`.
-    key_slot: AtomicU32,
-    /// The hazard pointer.
-    hazard: AtomicU64,
-    /// The number of the other process's queue pair.
-    qpn: AtomicU32,
-}
-
 // SAFETY: atomic integers in C's order.
 unsafe impl AtomicNumbers for Line {}
 
-impl Line {
-    #[inline(always)]
-    fn of(segment: &Segment, index: usize) -> &Line {
-        segment.numbers((index + 1) * STRIDE)
-    }
-}
-
-/// The hazard pointer for the pages of a range.
+/// The cache line of a slot.
 #[inline(always)]
-fn hazard_of(range: HostRange) -> u64 {
-    let first = range.addr / PAGE_BYTES;
-    let count = (range.addr % PAGE_BYTES).saturating_add(range.len).div_ceil(PAGE_BYTES);
-    first << HAZARD_COUNT_BITS | count & ((1 << HAZARD_COUNT_BITS) - 1)
-}
-
-/// Whether a hazard pointer names a page of a range. Another process may have written any value.
-fn is_hazard_for(hazard: u64, range: HostRange) -> bool {
-    let (first, count) = (hazard >> HAZARD_COUNT_BITS, hazard & ((1 << HAZARD_COUNT_BITS) - 1));
-    // A hazard pointer counts as one page at least.
-    let end = (first + count.max(1)).saturating_mul(PAGE_BYTES);
-    first.saturating_mul(PAGE_BYTES) < range.addr.saturating_add(range.len) && range.addr < end
+fn line_of(segment: &Segment, index: usize) -> &Line {
+    segment.numbers((index + 1) * STRIDE)
 }
 
 /// The reader slot of one connection.
@@ -151,42 +112,13 @@ impl ReaderSlot {
     /// The same, and what is read meanwhile in key table slot `slot` of this process stays true, too, if there is one.
     #[inline(always)]
     pub fn enter_for(&mut self, slot: Option<u32>, pages: HostRange) -> EpochGuard<'_> {
-        let slot = slot.unwrap_or(NO_SLOT);
-        let Line { epoch, key_slot, hazard, .. } = Line::of(&self.slots.segment, self.index as usize);
-        // A grace period that sees the epoch sees both.
-        key_slot.store(slot, Ordering::Relaxed);
-        hazard.store(hazard_of(pages), Ordering::Relaxed);
-        EpochGuard { epoch, even: handshake::enter(epoch), slot }
+        line_of(&self.slots.segment, self.index as usize).enter(slot, pages)
     }
 }
 
 impl Drop for ReaderSlot {
     fn drop(&mut self) {
         self.slots.free.lock().push(self.index);
-    }
-}
-
-/// A copy may run: the epoch is odd.
-#[derive(Debug)]
-#[must_use = "the epoch is odd only until this is dropped"]
-pub struct EpochGuard<'a> {
-    epoch: &'a AtomicU32,
-    even: u32,
-    slot: u32,
-}
-
-impl EpochGuard<'_> {
-    /// The key table slot of this process that does not change meanwhile.
-    #[inline(always)]
-    pub fn slot(&self) -> Option<u32> {
-        (self.slot != NO_SLOT).then_some(self.slot)
-    }
-}
-
-impl Drop for EpochGuard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        handshake::leave(self.epoch, self.even);
     }
 }
 
@@ -204,62 +136,12 @@ struct Watched {
     gone: AtomicBool,
 }
 
-/// Processes that may be copying. One list for this process, not one for each device: pagers know nothing of devices.
-struct List<T> {
-    all: RwLock<Vec<T>>,
-    /// Length of the list, readable without the lock.
-    count: AtomicUsize,
-    /// In a child of `fork`: the lock will never be released.
-    is_lost: AtomicBool,
-}
-
 /// Other processes, which copy from or to this process's memory.
-static PEERS: List<Arc<Watched>> = List::new();
+static PEERS: ReaderList<Arc<Watched>> =
+    ReaderList::of(RwLock::new(Vec::new()), AtomicUsize::new(0), AtomicBool::new(false));
 /// This process, which copies from or to its own memory at the local end.
-static OWN: List<Weak<ReaderSlots>> = List::new();
-
-impl<T: Clone> List<T> {
-    const fn new() -> List<T> {
-        List { all: RwLock::new(Vec::new()), count: AtomicUsize::new(0), is_lost: AtomicBool::new(false) }
-    }
-
-    fn add(&self, one: T) -> io::Result<()> {
-        if self.is_lost.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        self.change(|all| all.push(one));
-        Ok(())
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Vec<T>)) {
-        if self.is_lost.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut all = self.all.write();
-        change(&mut all);
-        self.count.store(all.len(), Ordering::SeqCst);
-    }
-
-    /// All readers that may have seen what was withdrawn before this call.
-    #[inline]
-    fn all_now(&self) -> Vec<T> {
-        handshake::fence_after_withdrawal();
-        match self.count.load(Ordering::SeqCst) {
-            0 => Vec::new(),
-            // Cloned: a process that goes away during the wait takes the lock to leave the list.
-            _ => self.all.read().clone(),
-        }
-    }
-
-    /// In the child after `fork`. If another thread had the lock in the parent, the list counts as empty from then on.
-    fn forget(&self) {
-        match self.all.try_write() {
-            Some(mut all) => all.clear(),
-            None => self.is_lost.store(true, Ordering::Relaxed),
-        }
-        self.count.store(0, Ordering::SeqCst);
-    }
-}
+static OWN: ReaderList<Weak<ReaderSlots>> =
+    ReaderList::of(RwLock::new(Vec::new()), AtomicUsize::new(0), AtomicBool::new(false));
 
 impl PeerReaders {
     /// Takes the descriptor of [`ReaderSlots::file`] from process `pid`. That process may see records only after this.
@@ -301,8 +183,8 @@ struct Reader {
 
 impl Reader {
     fn is_done(&self) -> bool {
-        let epoch = &Line::of(&self.watched.segment, self.index).epoch;
-        handshake::has_changed(epoch, self.seen) || self.watched.gone.load(Ordering::SeqCst)
+        line_of(&self.watched.segment, self.index).has_left(self.seen)
+            || self.watched.gone.load(Ordering::SeqCst)
     }
 }
 
@@ -317,18 +199,18 @@ pub struct ReaderTimeout {
 impl GracePeriod {
     /// For accesses to these pages.
     pub fn of_pages(pages: HostRange) -> GracePeriod {
-        GracePeriod::begin(|line| is_hazard_for(line.hazard.load(Ordering::Relaxed), pages))
+        GracePeriod::begin(|line| line.is_for_pages(pages))
     }
 
     /// For accesses through a queue pair of this process.
     pub fn of_queue_pair(qpn: u32) -> GracePeriod {
-        GracePeriod::begin(|line| line.qpn.load(Ordering::Relaxed) == qpn)
+        GracePeriod::begin(|line| line.is_for_queue_pair(qpn))
     }
 
     fn begin(concerns: impl Fn(&Line) -> bool) -> GracePeriod {
         let mut readers = Vec::new();
         for watched in PEERS.all_now() {
-            for (index, seen) in odd_epochs(&watched.segment, &concerns) {
+            for (index, seen) in odd_epochs_of(&watched.segment, &concerns) {
                 readers.push(Reader { watched: watched.clone(), index, seen });
             }
         }
@@ -381,11 +263,9 @@ impl GracePeriod {
 pub fn wait_for_own_readers(slot: u32) {
     for slots in OWN.all_now() {
         let Some(slots) = slots.upgrade() else { continue };
-        // If `key_slot` is of a later access already, the access that the epoch was odd for is over.
-        for (index, seen) in odd_epochs(&slots.segment, |line| line.key_slot.load(Ordering::Relaxed) == slot)
-        {
+        for (index, seen) in odd_epochs_of(&slots.segment, |line| line.is_for_slot(slot)) {
             let mut looks = 0;
-            while !handshake::has_changed(&Line::of(&slots.segment, index).epoch, seen) {
+            while !line_of(&slots.segment, index).has_left(seen) {
                 looks += 1;
                 wait_a_little(looks);
             }
@@ -393,17 +273,9 @@ pub fn wait_for_own_readers(slot: u32) {
     }
 }
 
-/// The index and the value of every epoch that is odd now and whose line `concerns` selects.
-fn odd_epochs(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Iterator<Item = (usize, u32)> {
-    // Another process may write any number there.
-    let used = (segment.words(0, 1)[0].load(Ordering::SeqCst) as usize).min(SLOTS);
-    (0..used).filter_map(move |index| {
-        let line = Line::of(segment, index);
-        // The rest of the line is read after the epoch: if it is of a later access already, this epoch's access is
-        // over.
-        let seen = handshake::odd_epoch(&line.epoch)?;
-        concerns(line).then_some((index, seen))
-    })
+/// The index and the value of every epoch of a process that is odd now and whose line `concerns` selects.
+fn odd_epochs_of(segment: &Segment, concerns: impl Fn(&Line) -> bool) -> impl Iterator<Item = (usize, u32)> {
+    odd_epochs(&segment.words(0, 1)[0], SLOTS, |index| line_of(segment, index), concerns)
 }
 
 /// In the child after `fork`: other processes access the parent's memory, not the child's, and the reader slots are the
@@ -419,7 +291,10 @@ pub unsafe fn forget_readers() {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
+    use crate::reader_line::{HAZARD_COUNT_BITS, is_hazard_for};
 
     /// Two pages.
     const PAGES: HostRange = HostRange { addr: (5 << 12) + 1, len: 4096 };

@@ -20,17 +20,14 @@
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use terrace_hostmem::{SharedBytes, fault};
 use terrace_sync::{Mutex, MutexGuard};
 
 use crate::handshake;
 use crate::segment::{Others, Segment};
+use crate::sync::{AtomicU64, Ordering, RING_BYTES};
 
-/// Bytes for records. Small enough to stay in a processor's cache, and enough for about a hundred packets of the
-/// largest MTU.
-const RING_BYTES: u64 = 512 << 10;
 /// Size of the consumer page.
 const CONSUMER_PAGE_BYTES: usize = 4096;
 /// Where in the consumer page `sleep` is: on another cache line than the head.

@@ -273,10 +273,33 @@ fn queue_pair_record(segment: &Segment, qpn: u32) -> &[AtomicU64] {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use rand::SeedableRng;
     use rand::rngs::StdRng;
 
     use super::*;
+
+    #[test]
+    fn half_a_record_is_never_read() {
+        let record: [AtomicU64; record::QUADS] = Default::default();
+        assert_eq!(record::read(&record), None);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for value in 1..200_000 {
+                    record::write(&record, &[value; record::QUADS - 1]);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let mut last = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let Some((_, content)) = record::read(&record) else { continue };
+                assert!(content.iter().all(|&value| value == content[0]) && content[0] >= last);
+                last = content[0];
+            }
+        });
+    }
 
     fn order() -> KeyOrder {
         KeyOrder::new(&mut StdRng::seed_from_u64(4))

@@ -1,7 +1,13 @@
-//! What the handshakes between processes are built from. The model in `tests/handshake_model.rs` replaces this module
-//! with loom's types.
+//! What the code that processes and threads share without a lock is built from. The models in `tests/*_model.rs`
+//! replace this module with loom's types.
 
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+pub(crate) use terrace_sync::RwLock;
+
+/// Bytes for the records of a ring. Small enough to stay in a processor's cache, and enough for about a hundred packets
+/// of the largest MTU.
+pub(crate) const RING_BYTES: u64 = 512 << 10;
 
 /// A `fence(SeqCst)`: no load or store before it is delayed past one after it. The instruction that compilers use for
 /// it on x86, `mfence`, also waits for stores to memory of other kinds, and takes ten times as long on some processors;

@@ -6,53 +6,20 @@
 #[path = "../src/handshake.rs"]
 mod handshake;
 
-/// Stands in for `src/sync.rs`.
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-    pub(crate) fn full_fence() {
-        loom::sync::atomic::fence(Ordering::SeqCst);
-    }
-}
+mod loom_common;
+#[path = "loom_common/sync.rs"]
+#[allow(dead_code, unused_imports, reason = "the model uses not all of it")]
+mod sync;
 
 use handshake::*;
 use loom::sync::Arc;
 use loom::thread;
+use loom_common::{Watched, model};
 use sync::{AtomicU32, AtomicU64, Ordering};
-
-fn model(body: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(body);
-}
-
-/// Content whose accesses loom watches.
-struct Watched(loom::cell::UnsafeCell<u32>);
-
-// SAFETY: that accesses do not conflict is what the model checks.
-unsafe impl Sync for Watched {}
-// SAFETY: a number in a cell.
-unsafe impl Send for Watched {}
-
-impl Watched {
-    fn new() -> Watched {
-        Watched(loom::cell::UnsafeCell::new(0))
-    }
-
-    fn get(&self) -> u32 {
-        // SAFETY: loom panics when another thread writes at the same time.
-        self.0.with(|value| unsafe { *value })
-    }
-
-    fn set(&self, to: u32) {
-        // SAFETY: loom panics when another thread reads or writes at the same time.
-        self.0.with_mut(|value| unsafe { *value = to });
-    }
-}
 
 #[test]
 fn a_reader_that_sleeps_is_rung_for() {
-    model(|| {
+    model(5, || {
         let (tail, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let writer = {
             let (tail, sleep) = (tail.clone(), sleep.clone());
@@ -67,7 +34,7 @@ fn a_reader_that_sleeps_is_rung_for() {
 
 #[test]
 fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
-    model(|| {
+    model(5, || {
         let (tail, sleep) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let writer = {
             let (tail, sleep) = (tail.clone(), sleep.clone());
@@ -85,7 +52,7 @@ fn a_reader_that_has_woken_and_sleeps_again_is_rung_for_again() {
 
 #[test]
 fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() {
-    model(|| {
+    model(5, || {
         // A ring of two slots, one of which is always kept free: the word behind each record says that the ring ends.
         let words = [0; 2].map(|_| Arc::new(AtomicU64::new(0)));
         let records = [0; 2].map(|_| Arc::new(Watched::new()));
@@ -121,7 +88,7 @@ fn records_are_whole_when_they_are_seen_and_read_before_they_are_written_over() 
 
 #[test]
 fn nobody_copies_what_was_taken_away() {
-    model(|| {
+    model(5, || {
         let (epoch, published) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(1)));
         let memory = Arc::new(Watched::new());
         let copier = {
