@@ -20,6 +20,8 @@
 //! | `entry` | the content of a slot and the checks on it |
 //! | `table` | the key table: from key to slot, and the free slots |
 //! | `pin` | the lock of a slot |
+//! | `residency` | the orders of loads and stores by which a unit comes and goes |
+//! | `sync` | what is replaced in models |
 //! | `publish` | what same-host peers read of the regions, and changes that wait for them |
 //! | `local` | memory that work requests name, found registered and kept so during a copy |
 //! | `zeros` | memory whose pages are allocated as they are touched |
@@ -38,6 +40,7 @@ mod paging;
 mod pin;
 mod publish;
 mod registry;
+mod residency;
 mod socket;
 mod sync;
 mod table;

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use terrace_hostmem::{AtomicOp, HostRange, PAGE_BYTES, UNIT_BYTES};
-use terrace_shm::{GracePeriod, HitCounters, ResidencyBitmap, unit_bit, unit_count};
+use terrace_shm::{GracePeriod, HitCounters, ResidencyBitmap, unit_count};
 
 use crate::access::AccessError;
 use crate::pin::{PinLock, Pinned};
+use crate::residency;
 
 const UNIT_PAGES: usize = (UNIT_BYTES / PAGE_BYTES) as usize;
 
@@ -122,7 +123,7 @@ impl Presence {
     /// Whether a unit is present now.
     #[inline]
     pub fn is_present(&self, unit: usize) -> bool {
-        self.bitmap[unit / 64].load(Ordering::Acquire) & unit_bit(unit) != 0
+        residency::is_present(&self.bitmap, unit)
     }
 
     /// Whether a range lies within this one.
@@ -135,33 +136,26 @@ impl Presence {
 
     /// Marks a unit present. Its memory is resident, and its backing store is written only through memory from now on.
     pub fn admit(&self, unit: usize) {
-        self.step_versions(unit);
-        self.bitmap[unit / 64].fetch_or(unit_bit(unit), Ordering::Release);
+        residency::admit(&self.bitmap, self.versions_of(unit), unit);
     }
 
     /// Marks a unit absent, and returns when no copy of this process runs any more that saw it present. Copies of other
     /// processes end with the returned grace period.
     pub fn expel(&self, unit: usize) -> GracePeriod {
-        self.bitmap[unit / 64].fetch_and(!unit_bit(unit), Ordering::AcqRel);
-        self.step_versions(unit);
-        drop(self.copies.close());
+        residency::expel(&self.bitmap, self.versions_of(unit), &self.copies, unit);
         GracePeriod::of_pages(self.unit_range(unit))
     }
 
-    /// Increments the versions of a unit's pages.
-    fn step_versions(&self, unit: usize) {
+    /// The versions of a unit's pages.
+    fn versions_of(&self, unit: usize) -> &[AtomicU32] {
         let first = unit * UNIT_PAGES;
-        let end = (first + UNIT_PAGES).min(self.versions.len());
-        for version in &self.versions[first..end] {
-            version.fetch_add(1, Ordering::AcqRel);
-        }
+        &self.versions[first..(first + UNIT_PAGES).min(self.versions.len())]
     }
 
     /// Pins the table for a copy of a range, which the caller has found covered; `None` when part of it is absent.
     #[inline]
     pub(crate) fn hold(&self, part: HostRange) -> Option<Pinned<'_, ()>> {
-        let held = self.copies.pin();
-        self.units_of(part).all(|unit| self.is_present(unit)).then_some(held)
+        residency::hold(&self.bitmap, &self.copies, self.units_of(part))
     }
 
     /// In the child after `fork`: forgets the copies of threads that exist only in the parent.

@@ -1,7 +1,8 @@
-//! What the pin protocol is built from. The model in `tests/pin_model.rs` replaces this module with loom's types.
+//! What the code that threads share without a lock is built from. The models in `tests/*_model.rs` replace this module
+//! with loom's types.
 
 pub(crate) use std::cell::UnsafeCell;
-pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Spins before a sleep: about the time that a copy of some KiB takes.
 pub(crate) const SPINS: u32 = 100;
