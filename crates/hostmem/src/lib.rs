@@ -13,8 +13,10 @@
 
 mod atomic_op;
 pub mod fault;
+mod interned;
 mod range;
 mod shared_bytes;
+mod sync;
 
 pub use atomic_op::AtomicOp;
 pub use range::{HostRange, PAGE_BYTES, UNIT_BYTES, pages_of};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use libc::{c_int, c_void, siginfo_t};
 
 use super::mask::SIGNALS;
+use crate::interned::{Interned, Node};
 
 /// `si_code` of a memory error found in the background, which no instruction of this thread ran into.
 const BUS_MCEERR_AO: c_int = 5;
@@ -15,17 +16,14 @@ const BUS_MCEERR_AO: c_int = 5;
 static PROGRAM: [AtomicPtr<Action>; 2] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 2];
 
 /// All actions that a program has asked for so far; see [`intern`].
-static KNOWN: AtomicPtr<Action> = AtomicPtr::new(std::ptr::null_mut());
+static KNOWN: Interned<libc::sigaction> = Interned::of(AtomicPtr::new(std::ptr::null_mut()));
 
 /// The process that the actions in [`PROGRAM`] belong to. A child of `vfork` has its parent's memory, and signals of
 /// its own.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// An action, immutable and never freed, because a handler may be reading it.
-struct Action {
-    raw: libc::sigaction,
-    next: *mut Action,
-}
+/// An action as the list keeps it.
+type Action = Node<libc::sigaction>;
 
 type SigactionFn = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
@@ -74,7 +72,7 @@ pub fn note_program_handler(signal: c_int, action: Option<&libc::sigaction>) -> 
         }
     };
     // SAFETY: not null, and interned actions live for ever.
-    Some(unsafe { (*previous).raw })
+    Some(unsafe { (*previous).value })
 }
 
 /// Our action in front of the program's: on the stack that the program's handler would get, and interrupting system
@@ -125,20 +123,8 @@ fn intern(raw: &libc::sigaction) -> *mut Action {
         // The signal handler will need it, and must not allocate.
         intern(&after_reset(raw));
     }
-    let mut head = KNOWN.load(Ordering::Acquire);
-    if let Some(known) = find(head, raw) {
-        return known;
-    }
-    let new = allocate();
-    // SAFETY: memory for an action, which no other thread has seen.
-    unsafe { new.write(Action { raw: *raw, next: head }) };
-    // Losing a race can put an action in the list twice, which does no harm.
-    while let Err(newer) = KNOWN.compare_exchange(head, new, Ordering::AcqRel, Ordering::Acquire) {
-        head = newer;
-        // SAFETY: no other thread has seen the new action yet.
-        unsafe { (*new).next = head };
-    }
-    new
+    // SAFETY: a page of its own for each.
+    unsafe { KNOWN.intern(*raw, same, allocate) }
 }
 
 /// Memory for an action: a page of its own, because the caller may be a signal handler, which has no allocator.
@@ -151,19 +137,6 @@ fn allocate() -> *mut Action {
         std::process::abort();
     }
     page.cast()
-}
-
-/// The action that equals `raw` in the list that starts at `known`.
-fn find(mut known: *mut Action, raw: &libc::sigaction) -> Option<*mut Action> {
-    while !known.is_null() {
-        // SAFETY: everything in the list lives for ever and does not change.
-        let action = unsafe { &*known };
-        if same(&action.raw, raw) {
-            return Some(known);
-        }
-        known = action.next;
-    }
-    None
 }
 
 /// What an action with `SA_RESETHAND` becomes once its handler has been called.
@@ -211,7 +184,7 @@ unsafe fn pass_on(signal: c_int, synchronous: bool, info: *mut siginfo_t, contex
         return default_action(signal, synchronous);
     }
     // SAFETY: interned actions live for ever.
-    let program = unsafe { (*program).raw };
+    let program = unsafe { (*program).value };
     match program.sa_sigaction {
         // The kernel does not let a thread ignore its own fault.
         libc::SIG_IGN if !synchronous => {}
