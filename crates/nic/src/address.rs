@@ -9,7 +9,7 @@ use terrace_wire::{Path, port_of};
 
 use crate::device::{Device, Pd};
 use crate::error::Error;
-use crate::limits::UseCount;
+use crate::use_count::UseCount;
 
 /// The parts of `ibv_ah_attr` that reach the wire, and those that are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Ah {
         let device = pd.device();
         let path = resolve(device.gids(), av, 0)?;
         device.quotas.ah.take()?;
-        pd.users.add();
+        pd.users.add().inspect_err(|_| device.quotas.ah.give_back())?;
         device.activate_gid(av.sgid_index);
         Ok(Arc::new(Ah { pd: pd.clone(), av: *av, path, users: UseCount::default() }))
     }

@@ -664,22 +664,20 @@ impl Device {
     /// volume 1, 11.6.3.1). The caller holds locks, so the latter is left to [`Device::fail_overrun_qps`].
     pub(crate) fn note_overrun(&self, cq: Arc<Cq>) {
         self.events.raise(AsyncEvent::CqError(cq.clone()));
-        self.overrun.list.lock().push(cq);
-        self.overrun.any.store(true, Ordering::Release);
+        self.overrun.add(cq);
     }
 
     /// Moves the queue pairs of overrun completion queues to the error state. Takes locks.
     #[inline]
     pub(crate) fn fail_overrun_qps(&self) {
-        if self.overrun.any.load(Ordering::Acquire) {
+        if !self.overrun.is_empty() {
             self.fail_all_overrun_qps();
         }
     }
 
     #[cold]
     fn fail_all_overrun_qps(&self) {
-        self.overrun.any.store(false, Ordering::Release);
-        let overrun = std::mem::take(&mut *self.overrun.list.lock());
+        let overrun = self.overrun.take();
         for qp in self.table.all() {
             if overrun.iter().any(|cq| qp.completes_to(cq)) {
                 self.fail(&qp);

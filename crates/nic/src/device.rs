@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use terrace_fabric::{Gid, Port};
 use terrace_faults::Faults;
 use terrace_memory::Registry;
-use terrace_sync::Mutex;
+use terrace_sync::{Backlog, Mutex};
 use terrace_transport::{MESSAGE_LEN_MAX, Time};
 
 use crate::clock::{Clock, ManualClock, MonotonicClock};
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::events::{AsyncEvent, AsyncQueue};
 use crate::forwarding::Forwarding;
 use crate::in_flight::InFlightBudget;
-use crate::limits::{Limits, Quotas, UseCount};
+use crate::limits::{Limits, Quotas};
 use crate::local::LocalPath;
 use crate::management::Management;
 use crate::progress_callback::{ProgressCallback, ProgressCallbacks};
@@ -27,6 +27,7 @@ use crate::srq::Srq;
 use crate::table::QpTable;
 use crate::timers::Timers;
 use crate::tx::{Pending, Receiver, TxPool};
+use crate::use_count::UseCount;
 use crate::xrc_table::XrcTable;
 
 /// Parameters of a device.
@@ -106,7 +107,8 @@ pub struct Device {
     pub(crate) rate_limiter: RateLimiter,
     pub(crate) in_flight: InFlightBudget<QueuePair>,
     pub(crate) events: AsyncQueue,
-    pub(crate) overrun: Overrun,
+    /// Overrun completion queues whose queue pairs have yet to be moved to the error state.
+    pub(crate) overrun: Backlog<Arc<Cq>>,
     pub(crate) quotas: Quotas,
     pub(crate) counters: NicCounters,
     pub(crate) engine: Engine,
@@ -123,13 +125,6 @@ pub struct Device {
     /// Bit i: GID i, or one a multiple of 32 further, is activated.
     pub(crate) activated: AtomicU32,
     pub(crate) closed: AtomicBool,
-}
-
-/// Overrun completion queues whose queue pairs have yet to be moved to the error state.
-#[derive(Default)]
-pub(crate) struct Overrun {
-    pub list: Mutex<Vec<Arc<Cq>>>,
-    pub any: AtomicBool,
 }
 
 /// Packets that were dropped before a queue pair saw them.

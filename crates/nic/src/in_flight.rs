@@ -8,11 +8,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use terrace_sync::Mutex;
 
 use crate::schedule::Schedule;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::tx::WorkList;
 
 /// Bytes that one grant brings into flight, roughly: a full packet.

@@ -10,7 +10,7 @@
 //! | `xrc`, `xrc_table`, `holders` | targets of XRC domains; SRQ numbers; the holders of a target |
 //! | `host` | memory and shared receives as a queue pair's transport sees them |
 //! | `local` | same-host peers, reached without packets |
-//! | `progress_callback` | callbacks that make progress together with the device |
+//! | `progress_callback`, `callback_turn` | callbacks that make progress together with the device; whose turn it is to call them |
 //! | `management` | datagrams between devices, on queue pair 1 |
 //! | `table`, `timers`, `tx`, `tx_token` | queue pair numbers; deadlines; sending; the right to send for a queue pair |
 //! | `schedule` | the marks of a queue pair by which these and `in_flight` list it |
@@ -18,7 +18,8 @@
 //! | `colocated`, `forwarding`, `unix_socket` | the port demultiplexer: packets for other devices of the address |
 //! | `entries`, `source`, `keys` | a completion queue's entries; the sources that a queue pair accepts; its keys |
 //! | `events`, `event_account`, `semaphore` | asynchronous events; their acknowledgements; descriptors to wait on |
-//! | `limits`, `error` | limits and quotas; why a verb was refused |
+//! | `limits`, `use_count`, `error` | limits and quotas; objects in use are not destroyed; why a verb was refused |
+//! | `sync` | what is replaced in models |
 //! | `setup`, `stat`, `clock`, `signals` | opening a port; statistics; time; threads that take no signals |
 //!
 //! `device`, `qp`, `cq`, `srq` and `events` import each other, because a poll of a completion queue makes progress for
@@ -33,6 +34,7 @@
 
 mod address;
 mod buffer;
+mod callback_turn;
 mod clock;
 mod colocated;
 mod cq;
@@ -64,11 +66,13 @@ mod signals;
 mod source;
 mod srq;
 pub mod stat;
+mod sync;
 mod table;
 mod timers;
 mod tx;
 mod tx_token;
 mod unix_socket;
+mod use_count;
 mod xrc;
 mod xrc_table;
 

@@ -1,6 +1,6 @@
-//! Limits, quotas, and the rule that an object in use cannot be destroyed.
+//! Limits and quotas.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::Error;
 
@@ -118,44 +118,6 @@ impl Quotas {
             qp: Quota::new(limits.max_qp, "queue pairs"),
             // Each takes a protection domain of the device's as well.
             xrcd: Quota::new(limits.max_pd, "XRC domains"),
-        }
-    }
-}
-
-/// Whether an object is alive, and how many other objects refer to it.
-#[derive(Debug, Default)]
-pub(crate) struct UseCount {
-    count: AtomicU32,
-    ended: AtomicBool,
-}
-
-impl UseCount {
-    /// Counts another object that refers to this one.
-    pub fn add(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Counts one less.
-    pub fn remove(&self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Ends the object: EBUSY while others refer to it, EINVAL when it has ended before.
-    pub fn end(&self) -> Result<(), Error> {
-        if self.count.load(Ordering::Acquire) > 0 {
-            return Err(Error::Busy("other objects still refer to it"));
-        }
-        match self.ended.swap(true, Ordering::AcqRel) {
-            true => Err(Error::Invalid("destroyed before")),
-            false => Ok(()),
-        }
-    }
-
-    /// EINVAL when the object has ended.
-    pub fn check(&self) -> Result<(), Error> {
-        match self.ended.load(Ordering::Relaxed) {
-            true => Err(Error::Invalid("destroyed before")),
-            false => Ok(()),
         }
     }
 }

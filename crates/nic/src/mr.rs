@@ -11,8 +11,8 @@ use terrace_transport::{BindWindow, Payload, SendFlags, SendOp, SendWr, SgeList}
 
 use crate::device::Pd;
 use crate::error::{Error, reader_timeout};
-use crate::limits::UseCount;
 use crate::qp::QueuePair;
+use crate::use_count::UseCount;
 
 /// Parameters of a registration.
 ///
@@ -111,11 +111,12 @@ impl Mr {
             policy,
             ..RegionSpec::new(pd.handle(), request.addr, request.length, access)
         };
+        pd.users.add().inspect_err(|_| device.quotas.mr.give_back())?;
         let region = device.memory.register(&spec).map_err(|error| {
+            pd.users.remove();
             device.quotas.mr.give_back();
             register_error(error)
         })?;
-        pd.users.add();
         let (addr, length, start) = (request.addr, request.length, region.start);
         let place = Place { pd: pd.clone(), addr, length, start };
         Ok(Arc::new(Mr { key: region.key, place: Mutex::new(place), users: UseCount::default() }))
@@ -169,11 +170,14 @@ impl Mr {
         let change =
             RegionChange { range, pd: pd.map(|pd| pd.handle()), access, paging: paging.map(new_paging) };
         let device = place.pd.device();
-        let region = device.memory.reregister(self.key, &change).map_err(register_error)?;
+        pd.map_or(Ok(()), |pd| pd.users.add())?;
+        let region = device.memory.reregister(self.key, &change).map_err(|error| {
+            pd.inspect(|pd| pd.users.remove());
+            register_error(error)
+        })?;
         device.local.recall(self.key);
         place.start = region.start;
         if let Some(pd) = pd {
-            pd.users.add();
             std::mem::replace(&mut place.pd, pd.clone()).users.remove();
         }
         if let Some((addr, length, _)) = translation {
@@ -238,11 +242,12 @@ impl Mw {
             MwKind::Type1 => WindowKind::Type1,
             MwKind::Type2 => WindowKind::Type2,
         };
+        pd.users.add().inspect_err(|_| device.quotas.mw.give_back())?;
         let rkey = device.memory.alloc_window(pd.handle(), window_kind).map_err(|error| {
+            pd.users.remove();
             device.quotas.mw.give_back();
             register_error(error)
         })?;
-        pd.users.add();
         Ok(Arc::new(Mw { pd: pd.clone(), kind, rkey: Mutex::new(rkey), users: UseCount::default() }))
     }
 

@@ -8,10 +8,10 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use terrace_memory::Registry;
 use terrace_shm::GracePeriod;
-use terrace_sync::Mutex;
+use terrace_sync::{Backlog, Mutex};
 
 use crate::address;
-use crate::device::{Device, DeviceConfig, NicCounters, Overrun};
+use crate::device::{Device, DeviceConfig, NicCounters};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::AsyncQueue;
@@ -55,7 +55,7 @@ impl Device {
             rate_limiter: RateLimiter::default(),
             in_flight: InFlightBudget::new(qp::in_flight_bytes_max(&*config.port)),
             events: AsyncQueue::new()?,
-            overrun: Overrun::default(),
+            overrun: Backlog::default(),
             quotas: Quotas::new(&config.limits),
             counters: NicCounters::default(),
             engine: Engine::new(config.engine, config.stat_socket)?,

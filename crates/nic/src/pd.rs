@@ -7,7 +7,7 @@ use terrace_transport::Sge;
 
 use crate::device::{Device, Pd};
 use crate::error::Error;
-use crate::limits::UseCount;
+use crate::use_count::UseCount;
 
 impl Device {
     /// Makes a protection domain.

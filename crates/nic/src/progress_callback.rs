@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use terrace_sync::{ArcRwLockWriteGuard, RwLock};
 
+use crate::callback_turn::CallbackTurn;
+
 /// Called by the thread that makes progress on a device: the thread that polls a completion queue, or the engine.
 pub trait ProgressCallback: Send + Sync {
     /// Submits requested work, takes finished work, and notifies its waiters. Returns whether there was anything to do.
@@ -25,10 +27,6 @@ pub trait ProgressCallback: Send + Sync {
     }
 }
 
-/// Rounds of calls at most before the network is polled again, while callbacks request more. A request stays until the
-/// next pass.
-const ROUNDS_MAX: usize = 4;
-
 type List = SmallVec<[Arc<dyn ProgressCallback>; 2]>;
 
 /// The locked list.
@@ -40,10 +38,7 @@ pub(crate) struct ProgressCallbacks {
     list: Arc<RwLock<List>>,
     /// Whether there are any, for a check without the lock.
     any: AtomicBool,
-    /// Whether one of them has been given something to do since the last call.
-    is_requested: AtomicBool,
-    /// Whether a thread is calling them.
-    busy: AtomicBool,
+    turn: CallbackTurn,
 }
 
 impl ProgressCallbacks {
@@ -67,7 +62,7 @@ impl ProgressCallbacks {
     /// In a forked child: they are the parent's, and dropping them might wait for threads that the child does not have.
     pub fn forget(&self, lock: &mut ForkLock) {
         self.any.store(false, Ordering::SeqCst);
-        self.busy.store(false, Ordering::SeqCst);
+        self.turn.forget();
         std::mem::forget(std::mem::take(&mut **lock));
     }
 
@@ -78,18 +73,18 @@ impl ProgressCallbacks {
 
     /// Notes that a callback has been given something to do.
     pub fn request(&self) {
-        self.is_requested.store(true, Ordering::SeqCst);
+        self.turn.request();
     }
 
     /// Whether one of them has been given something to do since they were called.
     pub fn are_requested(&self) -> bool {
-        self.any.load(Ordering::SeqCst) && self.is_requested.load(Ordering::SeqCst)
+        self.any.load(Ordering::SeqCst) && self.turn.is_requested()
     }
 
     /// Calls them if one of them has been given something to do.
     #[inline]
     pub fn call_if_requested(&self) {
-        if self.is_requested.load(Ordering::SeqCst) {
+        if self.turn.is_requested() {
             self.advance();
         }
     }
@@ -101,22 +96,13 @@ impl ProgressCallbacks {
     }
 
     fn call(&self) -> bool {
-        let mut active = false;
-        for _ in 0..ROUNDS_MAX {
-            // A thread that requests a call and finds another thread here relies on that thread to check again.
-            if self.busy.swap(true, Ordering::SeqCst) {
-                break;
-            }
-            self.is_requested.store(false, Ordering::SeqCst);
+        self.turn.take(|| {
+            let mut active = false;
             for callback in self.all() {
                 active |= callback.advance();
             }
-            self.busy.store(false, Ordering::SeqCst);
-            if !self.is_requested.load(Ordering::SeqCst) {
-                break;
-            }
-        }
-        active
+            active
+        })
     }
 }
 

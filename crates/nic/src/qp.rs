@@ -20,12 +20,13 @@ use crate::error::{Error, reader_timeout};
 use crate::event_account::EventAccount;
 use crate::holders::{Holders, Leaving};
 use crate::keys::{LastKeys, MagicKeys};
-use crate::limits::{Limits, UseCount};
+use crate::limits::Limits;
 use crate::local::QpLocal;
 use crate::schedule::{NEVER, Schedule};
 use crate::source::SourceFilter;
 use crate::srq::{Srq, Xrcd};
 use crate::tx_token::TxToken;
+use crate::use_count::UseCount;
 
 /// Parameters of a new queue pair.
 #[derive(Clone)]
@@ -193,13 +194,14 @@ impl QueuePair {
         check_cap(&init, device.limits())?;
         device.ensure_engine();
         device.quotas.qp.take()?;
-        let made =
-            device.table.insert(|qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init, xrcd, qpn, me))));
-        match &made {
-            Ok(qp) => qp.add_to_users_of_others(),
-            Err(_) => device.quotas.qp.give_back(),
-        }
-        made
+        let others = others(pd, &init, xrcd);
+        UseCount::add_to_all(others.iter().flatten().copied())
+            .inspect_err(|_| device.quotas.qp.give_back())?;
+        let make = |qpn| Ok(Arc::new_cyclic(|me| QueuePair::make(pd, init.clone(), xrcd, qpn, me)));
+        device.table.insert(make).inspect_err(|_| {
+            others.into_iter().flatten().for_each(UseCount::remove);
+            device.quotas.qp.give_back();
+        })
     }
 
     fn make(
@@ -585,18 +587,9 @@ impl QueuePair {
         }
     }
 
-    fn others(&self) -> [Option<&UseCount>; 5] {
-        let srq = self.init.srq.as_ref().map(|srq| &srq.users);
-        let xrcd = self.xrcd.as_ref().map(|xrcd| &xrcd.users);
-        [Some(&self.pd.users), Some(&self.init.send_cq.users), Some(&self.init.recv_cq.users), srq, xrcd]
-    }
-
-    fn add_to_users_of_others(&self) {
-        self.others().into_iter().flatten().for_each(UseCount::add);
-    }
-
     fn remove_from_users_of_others(&self) {
-        self.others().into_iter().flatten().for_each(UseCount::remove);
+        let others = others(&self.pd, &self.init, self.xrcd.as_ref());
+        others.into_iter().flatten().for_each(UseCount::remove);
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -638,6 +631,12 @@ fn waker_of(qp: Weak<QueuePair>) -> Waker {
             qp.device().schedule_pass(&qp);
         }
     })
+}
+
+/// The users of the objects that a queue pair refers to.
+fn others<'a>(pd: &'a Pd, init: &'a QpInit, xrcd: Option<&'a Arc<Xrcd>>) -> [Option<&'a UseCount>; 5] {
+    let (srq, xrcd) = (init.srq.as_ref().map(|srq| &srq.users), xrcd.map(|xrcd| &xrcd.users));
+    [Some(&pd.users), Some(&init.send_cq.users), Some(&init.recv_cq.users), srq, xrcd]
 }
 
 /// Checks the objects that it refers to: they belong to the same device, and unreliable connections take no receives

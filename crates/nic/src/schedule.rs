@@ -1,8 +1,8 @@
 //! What the lists of a device know of a queue pair: the lists are generic in it, and [`Schedule`] has its marks.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use terrace_transport::Time;
+
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 /// A time that never comes.
 pub(crate) const NEVER: Time = Time(u64::MAX);

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::device::Pd;
 use crate::error::Error;
 use crate::event_account::EventAccount;
-use crate::limits::UseCount;
+use crate::use_count::UseCount;
 
 /// Parameters of a new shared receive queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Srq {
         let device = pd.device();
         Srq::check_sizes(pd, &init)?;
         device.quotas.srq.take()?;
-        pd.users.add();
+        pd.users.add().inspect_err(|_| device.quotas.srq.give_back())?;
         Ok(Arc::new_cyclic(|me| Srq::make(pd, init, device.next_number(), None, me)))
     }
 
@@ -135,16 +135,17 @@ impl Srq {
             return Err(Error::Invalid("XRC domain or completion queue of another device"));
         }
         device.quotas.srq.take()?;
+        let others = [&pd.users, &xrcd.users, &cq.users];
+        UseCount::add_to_all(others.into_iter()).inspect_err(|_| device.quotas.srq.give_back())?;
         let extended = Extended { xrcd: xrcd.clone(), cq: cq.clone() };
         let made = device.xrc.insert(
             || device.next_number(),
             |number| Arc::new_cyclic(|me| Srq::make(pd, init, number, Some(extended), me)),
         );
-        match &made {
-            Ok(_) => [&pd.users, &xrcd.users, &cq.users].into_iter().for_each(UseCount::add),
-            Err(_) => device.quotas.srq.give_back(),
-        }
-        made
+        made.inspect_err(|_| {
+            others.into_iter().for_each(UseCount::remove);
+            device.quotas.srq.give_back();
+        })
     }
 
     fn make(pd: &Arc<Pd>, init: SrqInit, number: u32, extended: Option<Extended>, me: &Weak<Srq>) -> Srq {

@@ -3,13 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
-use terrace_sync::Mutex;
 use terrace_transport::Time;
 
 use crate::schedule::{NEVER, Schedule};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// Entries that were replaced are swept out when there are this many, or a power of two more.
 const SWEEP_ENTRIES_MIN: usize = 1024;

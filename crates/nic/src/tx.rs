@@ -2,16 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use terrace_fabric::{RxBatch, TxBatch};
-use terrace_sync::Mutex;
 use terrace_transport::{AckPolicy, Sink};
 use terrace_wire::Path;
 
 use crate::local::PeerRxSet;
 use crate::schedule::Schedule;
+use crate::sync::{AtomicBool, Mutex, Ordering};
 
 /// Size of one batch: two full GSO sends.
 const BATCH_BYTES: usize = 128 << 10;

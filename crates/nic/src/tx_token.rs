@@ -1,6 +1,6 @@
 //! The right to send for a queue pair.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::sync::{AtomicU8, Ordering};
 
 /// The right to send for a queue pair. Packets of one queue pair must leave in order. So from filling a batch until the
 /// batch has left, no other thread takes packets from that queue pair. It leaves a note instead, and the holder fills

@@ -11,9 +11,9 @@ use terrace_transport::{QpCap, QpType};
 use crate::cq::CqInit;
 use crate::device::Device;
 use crate::error::Error;
-use crate::limits::UseCount;
 use crate::qp::{QpInit, QueuePair};
 use crate::srq::Xrcd;
+use crate::use_count::UseCount;
 
 impl Device {
     /// Makes an XRC domain; ENOMEM when the device has as many as it can.

@@ -176,6 +176,8 @@ fn verbs_return_the_errors_of_the_man_pages() {
         assert_eq!(errno(qp.destroy()), EINVAL);
     }
     assert_eq!(a.cq.destroy(), Ok(()));
+    let late = a.pd.create_qp(a.init(QpType::Rc)).map(drop);
+    assert_eq!(errno(late), EINVAL, "its completion queue is destroyed");
     assert_eq!(a.mr.dereg(), Ok(()));
     assert_eq!(a.pd.dealloc(), Ok(()));
 }

@@ -14,8 +14,8 @@ use crate::device::Device;
 use crate::entries::Entries;
 use crate::error::Error;
 use crate::event_account::EventAccount;
-use crate::limits::UseCount;
 use crate::semaphore::Semaphore;
+use crate::use_count::UseCount;
 
 /// Parameters of a new completion queue.
 #[derive(Clone)]
@@ -91,7 +91,7 @@ impl Cq {
         }
         device.quotas.cq.take()?;
         if let Some(channel) = &init.channel {
-            channel.users.add();
+            channel.users.add().inspect_err(|_| device.quotas.cq.give_back())?;
         }
         Ok(Arc::new_cyclic(|me| Cq {
             device: device.clone(),

@@ -89,10 +89,8 @@ impl Driver<'_> {
     fn run(&mut self) {
         let mut mode = Mode::Armed;
         while !self.engine.stopping.load(Ordering::SeqCst) {
-            if self.engine.pauses.load(Ordering::SeqCst) > 0 {
-                self.park();
-            }
-            self.engine.mode.store(mode as u8, Ordering::SeqCst);
+            self.engine.pause.park(|| std::thread::sleep(PAUSE));
+            self.engine.announced.set_mode(mode);
             mode = match mode {
                 Mode::Armed => self.armed(),
                 Mode::Standby => self.standby(),
@@ -103,7 +101,7 @@ impl Driver<'_> {
     /// Sleeps until there is something to do, and does it.
     fn armed(&mut self) -> Mode {
         let deadline = self.device.timers.next();
-        self.engine.sleeps_until.store(deadline.map_or(u64::MAX, |deadline| deadline.0), Ordering::SeqCst);
+        self.engine.announced.fall_asleep(deadline);
         // A thread that adds work after these checks sees that the engine sleeps, and rings.
         let has_pending = self.device.fall_asleep_at_rings();
         let wanted = has_pending || self.device.wants_pass() || self.device.callbacks.are_requested();
@@ -121,7 +119,7 @@ impl Driver<'_> {
         let others: SmallVec<[BorrowedFd<'_>; 2]> =
             callbacks.iter().filter_map(|callback| callback.descriptor()).collect();
         self.sleep(&descriptors, &others, timeout);
-        self.engine.sleeps_until.store(0, Ordering::SeqCst);
+        self.engine.announced.wake_up();
         self.device.wake_up_at_rings();
         if self.program_polls() {
             return Mode::Standby;
@@ -182,8 +180,7 @@ impl Driver<'_> {
             if self.program_polls() {
                 return Mode::Standby;
             }
-            if self.engine.stopping.load(Ordering::Relaxed) || self.engine.pauses.load(Ordering::Relaxed) > 0
-            {
+            if self.engine.stopping.load(Ordering::Relaxed) || self.engine.pause.is_wanted() {
                 return Mode::Armed;
             }
         }
@@ -237,18 +234,6 @@ impl Driver<'_> {
         }
         if has_clients && let Some(stat) = &self.stat {
             stat.serve(self.device);
-        }
-    }
-
-    /// Waits, without locks, until the fork is over.
-    fn park(&self) {
-        // A fork that begins while this one ends may have seen the engine parked: then it has to park again.
-        while self.engine.pauses.load(Ordering::SeqCst) > 0 {
-            self.engine.parked.store(true, Ordering::SeqCst);
-            while self.engine.pauses.load(Ordering::SeqCst) > 0 {
-                std::thread::sleep(PAUSE);
-            }
-            self.engine.parked.store(false, Ordering::SeqCst);
         }
     }
 

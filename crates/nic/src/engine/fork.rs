@@ -40,11 +40,11 @@ impl Device {
         // First: the local path's thread may need what is locked below.
         let local = Some(self.local.lock_for_fork());
         let engine = &self.engine;
-        engine.pauses.fetch_add(1, Ordering::SeqCst);
+        engine.pause.begin();
         let running = engine.handle.lock().thread.is_some() && !engine.missing.load(Ordering::SeqCst);
         if running {
             engine.wake();
-            while !engine.parked.load(Ordering::SeqCst) && !engine.stopping.load(Ordering::SeqCst) {
+            while !engine.pause.is_parked() && !engine.stopping.load(Ordering::SeqCst) {
                 std::thread::sleep(REST);
             }
         }
@@ -78,7 +78,7 @@ impl ForkPause {
         self.device.memory.after_fork_parent();
         self.receiving = None;
         self.local = None;
-        self.device.engine.pauses.fetch_sub(1, Ordering::SeqCst);
+        self.device.engine.pause.end();
     }
 
     /// Goes on, in the child. Its engine starts with its first call of a verb.
@@ -98,9 +98,8 @@ impl ForkPause {
         self.receiving = None;
         // The handle is of a thread that this process does not have: it must be neither joined nor detached.
         std::mem::forget(self.handle.thread.take());
-        engine.parked.store(false, Ordering::SeqCst);
-        engine.sleeps_until.store(0, Ordering::SeqCst);
+        engine.announced.wake_up();
         engine.missing.store(engine.wanted, Ordering::SeqCst);
-        engine.pauses.store(0, Ordering::SeqCst);
+        engine.pause.forget();
     }
 }

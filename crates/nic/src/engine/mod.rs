@@ -14,15 +14,17 @@
 //! While the program polls, its own thread does all the work, and the engine would only take a processor away from
 //! it. When idle, the engine sleeps in the kernel without a limit of time.
 
+mod announce;
 mod driver;
 pub(crate) mod fork;
+mod pause;
 mod priority;
 mod spin;
 mod start;
 mod stat_server;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use terrace_fabric::udp::BURST_MAX;
@@ -32,6 +34,8 @@ use terrace_transport::Time;
 use crate::error::Error;
 use crate::semaphore::Doorbell;
 
+use announce::{Announced, Mode};
+use pause::Pause;
 use spin::SpinBudget;
 
 /// Polls after which the program's thread checks whether the engine has noticed that the program polls.
@@ -55,12 +59,8 @@ pub(crate) struct Engine {
     /// Whether the thread has yet to be started, because the process is a forked child.
     missing: AtomicBool,
     stopping: AtomicBool,
-    /// Forks during which the engine may hold no locks.
-    pauses: AtomicU32,
-    parked: AtomicBool,
-    mode: AtomicU8,
-    /// Until when the engine sleeps, in nanoseconds; 0 while it need not be woken.
-    sleeps_until: AtomicU64,
+    pause: Pause,
+    announced: Announced,
     /// Counts polls of empty completion queues, roughly: only whether it changes matters. A poll that finds entries
     /// makes no progress: a program that always finds some must not keep the engine in standby, or nobody serves its
     /// peers.
@@ -73,14 +73,6 @@ pub(crate) struct Engine {
     full_bursts: AtomicU32,
 }
 
-/// The engine's mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-enum Mode {
-    Armed,
-    Standby,
-}
-
 impl Engine {
     pub fn new(wanted: bool, stat_socket: bool) -> Result<Engine, Error> {
         Ok(Engine {
@@ -89,10 +81,8 @@ impl Engine {
             handle: Arc::new(Mutex::new(Handle { doorbell: Arc::new(Doorbell::new()?), thread: None })),
             missing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            pauses: AtomicU32::new(0),
-            parked: AtomicBool::new(false),
-            mode: AtomicU8::new(Mode::Armed as u8),
-            sleeps_until: AtomicU64::new(0),
+            pause: Pause::default(),
+            announced: Announced::new(),
             polls: AtomicU32::new(0),
             armed_cqs: AtomicI32::new(0),
             waiting: SpinBudget::default(),
@@ -114,14 +104,14 @@ impl Engine {
 
     /// Makes the engine serve the timers by then.
     pub fn wake_by(&self, deadline: Time) {
-        if self.sleeps_until.load(Ordering::SeqCst) > deadline.0 {
+        if self.announced.sleeps_past(deadline) {
             self.wake();
         }
     }
 
     /// Whether ACKs may be deferred: in standby the engine sends them if the program does not.
     pub fn sends_deferred_acks(&self) -> bool {
-        !self.wanted || self.mode.load(Ordering::SeqCst) == Mode::Standby as u8
+        !self.wanted || self.announced.is_mode(Mode::Standby)
     }
 
     /// Whether any completion queue is armed for an event.
@@ -179,8 +169,7 @@ impl Engine {
 
     #[cold]
     fn ask_to_stand_by(&self) {
-        let armed = self.mode.load(Ordering::Relaxed) == Mode::Armed as u8;
-        if armed && !self.has_armed_cqs() {
+        if self.announced.is_mode(Mode::Armed) && !self.has_armed_cqs() {
             self.wake();
         }
     }

@@ -55,7 +55,7 @@ impl Device {
         if self.has_waiting() {
             self.progress();
         }
-        if self.engine.mode.load(Ordering::SeqCst) == Mode::Standby as u8 {
+        if self.engine.announced.is_mode(Mode::Standby) {
             self.engine.wake();
         }
     }

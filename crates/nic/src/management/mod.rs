@@ -67,7 +67,7 @@ pub(crate) struct Management {
     key: u64,
     handlers: RwLock<Handlers>,
     rx_queue: Mutex<RxQueue>,
-    /// Whether datagrams wait for delivery, for a check without the lock.
+    /// Whether datagrams wait for delivery, for a check without the lock. Changed under it.
     any: AtomicBool,
     next_psn: AtomicU32,
     /// Datagrams that were delivered, and those that were malformed, without a handler or too many.
@@ -201,8 +201,11 @@ impl Management {
 
     #[cold]
     fn deliver_all(&self) {
-        self.any.store(false, Ordering::Release);
-        let waiting = std::mem::take(&mut self.rx_queue.lock().waiting);
+        let waiting = {
+            let mut rx_queue = self.rx_queue.lock();
+            self.any.store(false, Ordering::Release);
+            std::mem::take(&mut rx_queue.waiting)
+        };
         for (path, payload) in &waiting {
             // Without the lock: a handler may have itself replaced.
             let handler = self.handlers.read().of(payload).cloned();
