@@ -5,7 +5,6 @@
 //! ended. One thread at a time does so. A second thread that calls it meanwhile returns at once: the first checks for
 //! new work before it returns.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -14,7 +13,7 @@ use terrace_access::proto::{
 };
 use terrace_memory::Waker;
 use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, ProgressCallback, Time, Wc, WcOpcode, WcStatus};
-use terrace_sync::{Mutex, MutexGuard};
+use terrace_sync::{Backlog, Mutex, MutexGuard};
 
 use crate::account::{self, Account};
 use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
@@ -39,13 +38,6 @@ const PROBE_INTERVAL_NS_MIN: u64 = 1_000_000_000;
 /// How many rounds an agent that finds more work does at once.
 const ROUNDS_MAX: usize = 4;
 
-/// Jobs whose transfers have ended, by control queue pair. Wakers add to it, from any thread.
-#[derive(Default)]
-struct Ready {
-    jobs: Mutex<Vec<(u32, JobId)>>,
-    any: AtomicBool,
-}
-
 /// The state that one thread at a time works on.
 #[derive(Default)]
 pub(crate) struct State {
@@ -63,9 +55,9 @@ pub struct Agent {
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     exports: Exports,
-    inbox: Mutex<VecDeque<(Path, Datagram)>>,
-    has_mail: AtomicBool,
-    ready: Arc<Ready>,
+    inbox: Backlog<(Path, Datagram)>,
+    /// Jobs whose transfers have ended, by control queue pair. Wakers add to it, from any thread.
+    ready: Arc<Backlog<(u32, JobId)>>,
     state: Mutex<State>,
     /// Whether a link waits for the answer to a datagram, so that its timer has to be checked.
     connecting: AtomicBool,
@@ -87,8 +79,7 @@ impl Agent {
             pd,
             cq,
             exports: Exports::default(),
-            inbox: Mutex::default(),
-            has_mail: AtomicBool::new(false),
+            inbox: Backlog::default(),
             ready: Arc::default(),
             state: Mutex::default(),
             connecting: AtomicBool::new(false),
@@ -126,11 +117,7 @@ impl Agent {
                 return;
             }
         };
-        let mut inbox = self.inbox.lock();
-        if inbox.len() < INBOX_MAX {
-            inbox.push_back((*path, datagram));
-            self.has_mail.store(true, Ordering::Release);
-        }
+        self.inbox.add_below(INBOX_MAX, (*path, datagram));
     }
 
     /// The protection domain of control queue pairs: peers can access its regions over them.
@@ -162,24 +149,18 @@ impl Agent {
     }
 
     fn has_work(&self) -> bool {
-        self.has_mail.load(Ordering::Acquire) || self.ready.any.load(Ordering::Acquire) || !self.cq.is_empty()
+        !self.inbox.is_empty() || !self.ready.is_empty() || !self.cq.is_empty()
     }
 
     fn work(&self, device: &Arc<Device>, state: &mut State) {
         probe(device.now(), state, PROBE_INTERVAL_NS);
-        if self.has_mail.swap(false, Ordering::AcqRel) {
-            let letters = std::mem::take(&mut *self.inbox.lock());
-            letters
-                .into_iter()
-                .for_each(|(path, datagram)| self.handle_datagram(device, state, path, &datagram));
+        for (path, datagram) in self.inbox.take() {
+            self.handle_datagram(device, state, path, &datagram);
         }
         self.handle_completions(device, state);
-        if self.ready.any.swap(false, Ordering::AcqRel) {
-            let jobs = std::mem::take(&mut *self.ready.jobs.lock());
-            for (qpn, number) in jobs {
-                if let Some(Party { control, role: Role::Server(serving) }) = state.parties.touch(qpn) {
-                    serving.advance(control, number, &self.pd);
-                }
+        for (qpn, number) in self.ready.take() {
+            if let Some(Party { control, role: Role::Server(serving) }) = state.parties.touch(qpn) {
+                serving.advance(control, number, &self.pd);
             }
         }
         state.parties.post();
@@ -355,8 +336,7 @@ impl Agent {
         let (ready, device) = (Arc::downgrade(&self.ready), self.device.clone());
         Arc::new(move || {
             let Some(ready) = ready.upgrade() else { return };
-            ready.jobs.lock().push((qpn, number));
-            ready.any.store(true, Ordering::Release);
+            ready.add((qpn, number));
             if let Some(device) = device.upgrade() {
                 device.request_callbacks();
             }
@@ -393,7 +373,10 @@ impl ProgressCallback for Agent {
             if !self.has_work() {
                 break;
             }
-            let (Some(mut state), Some(device)) = (self.state.try_lock(), self.device.upgrade()) else {
+            let Some(device) = self.device.upgrade() else { return active };
+            let Some(mut state) = self.state.try_lock() else {
+                // A thread that reads the counters, or posts calls, does not do this work when it is done.
+                device.request_callbacks();
                 return active;
             };
             if round == ROUNDS_MAX {

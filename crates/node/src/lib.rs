@@ -7,6 +7,8 @@
 //! | `control`, `parties` | one end of a control queue pair; all of them |
 //! | `account`, `room` | quotas and credits of the clients of one address |
 //! | `link` | the client's half of a control queue pair |
+//! | `mailbox` | answers on their way to the thread that drives a session |
+//! | `sync` | what is replaced in models |
 //! | `server` | files as regions: what `terrace serve` runs |
 //! | `metrics`, `http` | counters for Prometheus, and the server for them |
 //! | `client` | the client library |
@@ -22,11 +24,13 @@ mod control;
 mod exports;
 mod http;
 mod link;
+mod mailbox;
 mod metrics;
 mod parties;
 mod room;
 mod server;
 mod serving;
+mod sync;
 
 pub use agent::Agent;
 pub use client::{Client, ClientConfig, ClientError, Completion, Region, Span};

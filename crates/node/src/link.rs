@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_access::proto::{Accepted, Body, Connect, Datagram, Endpoint, Found, Message, Opened, Status};
 use terrace_nic::{Path, Payload, SendOp, Sge, SgeList, Time};
-use terrace_sync::Mutex;
 
 use crate::control::{Control, RECEIVE_COUNT};
+use crate::mailbox::Mailbox;
 
 /// How long the first answer to a datagram is waited for, in nanoseconds; twice as long each further time.
 const PATIENCE_NS: u64 = 10_000_000;
@@ -65,35 +65,6 @@ pub(crate) struct Link {
     /// Flags of READs over the control queue pair, by their `wr_id`.
     reads: HashMap<u64, Arc<AtomicBool>>,
     next_read: u64,
-}
-
-/// Queues the answers to a session's calls until its owner takes them.
-#[derive(Debug, Default)]
-pub(crate) struct Mailbox {
-    answers: Mutex<Vec<(u64, Status)>>,
-    any: AtomicBool,
-    /// Whether no more answers will come.
-    lost: AtomicBool,
-}
-
-impl Mailbox {
-    /// Takes the queued answers.
-    pub fn take(&self) -> Vec<(u64, Status)> {
-        if !self.any.swap(false, Ordering::AcqRel) {
-            return Vec::new();
-        }
-        std::mem::take(&mut *self.answers.lock())
-    }
-
-    /// Whether no more answers will come. Queued answers are to be taken first.
-    pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
-    }
-
-    fn put(&self, id: u64, status: Status) {
-        self.answers.lock().push((id, status));
-        self.any.store(true, Ordering::Release);
-    }
 }
 
 impl Link {
@@ -199,7 +170,7 @@ impl Link {
     /// The connection has ended.
     pub fn close(&self) {
         for mailbox in self.sessions.values() {
-            mailbox.lost.store(true, Ordering::Release);
+            mailbox.close();
         }
     }
 

@@ -14,7 +14,7 @@ use terrace_nic::{
 
 use super::Completion;
 use crate::agent::Agent;
-use crate::link::Mailbox;
+use crate::mailbox::Mailbox;
 use crate::parties::{Party, Role};
 
 /// The session's tag: the link's own requests have 0.
@@ -125,10 +125,11 @@ impl Io {
             self.session.handle_completion(&wc, &memory);
         }
         taken?;
-        for (id, status) in self.mailbox.take() {
+        let (answers, is_lost) = self.mailbox.take();
+        for (id, status) in answers {
             self.session.handle_done(now, id, status);
         }
-        if self.mailbox.is_lost() && !std::mem::replace(&mut self.orphaned, true) {
+        if is_lost && !std::mem::replace(&mut self.orphaned, true) {
             self.session.handle_peer_gone();
         }
         self.take_pulled(now);
