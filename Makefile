@@ -128,6 +128,7 @@ test: build ## Run the tests, the simulation of 2,000 seeds among them
 	cargo test --workspace --locked
 	$(PYTHON) -m unittest discover --start-directory tests/words --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/sim --pattern 'test_*.py'
+	$(PYTHON) -m unittest discover --start-directory tests/models --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/interop --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/chaos --pattern 'test_*.py'
 	$(PYTHON) -m unittest discover --start-directory tests/endurance --pattern 'test_*.py'
