@@ -63,7 +63,9 @@ fn a_job_that_is_ready_while_the_state_is_locked_is_advanced() {
                 agent.turn.take(|| agent.advance());
             })
         };
-        drop(agent.state.lock().unwrap());
+        let state = agent.state.lock().unwrap();
+        thread::yield_now();
+        drop(state);
         waker.join().unwrap();
         // The engine makes another pass only if there is a request.
         if agent.turn.is_requested() {
