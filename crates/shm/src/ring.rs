@@ -26,7 +26,7 @@ use terrace_sync::{Mutex, MutexGuard};
 
 use crate::handshake;
 use crate::segment::{Others, Segment};
-use crate::sync::{AtomicU64, Ordering, RING_BYTES};
+use crate::sync::{AtomicU64, HEADERS_BYTES_MAX, Ordering, PACKET_BYTES_MAX, RING_BYTES, RUN_HEAD_BYTES};
 
 /// Size of the consumer page.
 const CONSUMER_PAGE_BYTES: usize = 4096;
@@ -47,13 +47,7 @@ const ADDRESS_BYTES: usize = HEADER_BYTES - WORD_BYTES;
 const STAGE_BYTES: usize = 256;
 /// The data of a run of packets that has one record, in bytes at most.
 pub const RUN_BYTES_MAX: u64 = 8 << 10;
-/// Every header and the pad, generously.
-const HEADERS_BYTES_MAX: usize = 512;
-/// Longest packet, from the BTH to the pad: the largest MTU and the headers. A longer record is a run.
-const PACKET_BYTES_MAX: usize = 4096 + HEADERS_BYTES_MAX;
 const RUN_RECORD_BYTES_MAX: usize = RUN_BYTES_MAX as usize + HEADERS_BYTES_MAX;
-/// Of a run this is copied first: its headers are in it.
-const RUN_HEAD_BYTES: usize = 128;
 /// In place of a packet's length: the next record is at the ring's start.
 const SKIP: u64 = LEN_MASK;
 /// In place of a record's first word: there is no record yet.
@@ -459,8 +453,9 @@ impl RxRing {
         &self.consumer_page.quads(SLEEP_AT, 1)[0]
     }
 
-    /// Copies the packet of the record at the head, or the head of the run, whose first word is `numbers`, and returns the record's end. There
-    /// is no packet if the record only skips to the ring's start. `None` if the record is invalid.
+    /// Copies the packet of the record at the head, or the head of the run, whose first word is `numbers`, and returns
+    /// the record's end. There is no packet if the record only skips to the ring's start. `None` if the record is
+    /// invalid.
     #[inline]
     fn next(&mut self, numbers: u64) -> Option<(Option<Record>, u64)> {
         let at = self.head % RING_BYTES;
@@ -735,7 +730,7 @@ mod tests {
 
     #[test]
     fn a_writer_that_writes_nonsense_is_not_read_any_more() {
-        let too_long = PACKET_BYTES_MAX as u64 + 1;
+        let too_long = RUN_RECORD_BYTES_MAX as u64 + 1;
         for (records_before, numbers) in [(0, LEN_MASK - 1), (0, too_long), (0, SKIP), (125, 4096 + 200)] {
             let (tx_ring, mut rx_ring) = pair();
             for _ in 0..records_before {

@@ -8,6 +8,12 @@ pub(crate) use terrace_sync::RwLock;
 /// Bytes for the records of a ring. Small enough to stay in a processor's cache, and enough for about a hundred packets
 /// of the largest MTU.
 pub(crate) const RING_BYTES: u64 = 512 << 10;
+/// Every header and the pad, generously.
+pub(crate) const HEADERS_BYTES_MAX: usize = 512;
+/// Longest packet, from the BTH to the pad: the largest MTU and the headers. A longer record is a run.
+pub(crate) const PACKET_BYTES_MAX: usize = 4096 + HEADERS_BYTES_MAX;
+/// Of a run this is copied first: its headers are in it.
+pub(crate) const RUN_HEAD_BYTES: usize = 128;
 
 /// A `fence(SeqCst)`: no load or store before it is delayed past one after it. The instruction that compilers use for
 /// it on x86, `mfence`, also waits for stores to memory of other kinds, and takes ten times as long on some processors;

@@ -5,9 +5,9 @@
 //! `src/reader_line.rs`, `reader_list.rs`, `record.rs` and `handshake.rs` are compiled here once more with loom's
 //! types.
 //!
-//! Mutations that this has found: no full fence in `enter`, or in `fence_after_withdrawal`; a relaxed store in `leave`;
-//! a relaxed load in `has_changed`; a relaxed store of the epoch in `enter`; the hazard pointer stored after `enter`,
-//! or the number of the queue pair after it; `all_now` that reads the count before its fence.
+//! Mutations that this has found: no full fence in `enter`, or in `fence_after_withdrawal`; a relaxed store in `enter`
+//! or `leave`; a relaxed load in `odd_epoch` or `has_changed`; the hazard pointer stored after `enter`; `all_now` that
+//! reads the count before its fence.
 
 #[path = "../src/handshake.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]

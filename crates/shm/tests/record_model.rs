@@ -3,8 +3,8 @@
 //!
 //! `src/record.rs` is compiled here once more with loom's atomics. The record is shorter than those of a registry.
 //!
-//! Mutations that this has found: without `fence(Release)` in `write`; without `fence(Acquire)` in `read`; a relaxed
-//! last store in `write`; a relaxed first load in `read`.
+//! Mutations that this has found: without `fence(Release)` in `write`; without `fence(Acquire)` in `read`, or its
+//! second look at the version; a relaxed last store in `write`; a relaxed first load in `read`.
 
 #[allow(dead_code, reason = "the model uses not all of it")]
 mod loom_common;

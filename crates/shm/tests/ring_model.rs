@@ -9,8 +9,9 @@
 //! model.
 //!
 //! Mutations that this has found: a relaxed store in `handshake::publish`, or no fence; a relaxed load in `first_word`;
-//! a relaxed store of the head in `read`; a relaxed load of the head in `has_room`; no `end_at` in `write_stage`; no
-//! space for the 0 in `push`; no fence in `fall_asleep`.
+//! a relaxed store of the head in `read`, or one before a run is read; a relaxed load of the head in `has_room`; no
+//! `end_at` in `write_stage`; no space for the 0 in `push`; no fence in `fall_asleep`; a doorbell that is rung for one
+//! sleep only.
 
 #[path = "../src/handshake.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
@@ -137,9 +138,10 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use loom_common::model;
 use ring::{Origin, RingFile, RxRing, TxRing};
+use terrace_hostmem::CopySource;
 
 const FROM: Origin = Origin { address: Ipv6Addr::UNSPECIFIED, port: 4799, traffic_class: 7 };
-/// Packets of one cache line, and of two.
+/// A packet of one cache line, and a run of two.
 const SHORT: usize = 16;
 const LONG: usize = 64;
 
@@ -172,10 +174,18 @@ fn send(tx_ring: &TxRing, batches: &[&[usize]], mut rung: impl FnMut()) -> usize
 
 /// Reads what is there. `received` counts the packets.
 fn receive(rx_ring: &mut RxRing, received: &mut usize) {
-    rx_ring.read(usize::MAX, |from, acknowledged, bytes| {
+    rx_ring.read(usize::MAX, |packet| {
         *received += 1;
-        assert_eq!((from, acknowledged), (&FROM, None));
-        assert!(bytes.iter().all(|&byte| usize::from(byte) == *received), "packet {received}: {bytes:?}");
+        assert_eq!((packet.origin, packet.acknowledged), (&FROM, None));
+        let check = |bytes: &[u8]| {
+            assert!(bytes.iter().all(|&byte| usize::from(byte) == *received), "packet {received}: {bytes:?}");
+        };
+        check(packet.bytes);
+        if let Some(run) = packet.run {
+            // Before `check`: another thread may run now, and write over the run if its space was given back.
+            thread::yield_now();
+            run.with_bytes(check).expect("mapped");
+        }
     });
 }
 
@@ -204,6 +214,10 @@ fn batches_arrive_whole() {
 
 fn what_is_not_read_is_not_written_over() {
     all_arrive(5, &[&[SHORT], &[SHORT], &[SHORT], &[SHORT], &[SHORT]], 3);
+}
+
+fn runs_are_read_before_their_space_is_given_back() {
+    all_arrive(4, &[&[LONG], &[SHORT], &[LONG], &[SHORT]], 2);
 }
 
 fn records_that_do_not_fit_behind_the_last_one_begin_at_the_start() {
@@ -255,9 +269,10 @@ fn a_consumer_that_sleeps_is_rung_for() {
 }
 
 fn main() {
-    let trials: [(&str, fn()); 5] = [
+    let trials: [(&str, fn()); 6] = [
         ("packets_arrive_whole_and_in_order", packets_arrive_whole_and_in_order),
         ("batches_arrive_whole", batches_arrive_whole),
+        ("runs_are_read_before_their_space_is_given_back", runs_are_read_before_their_space_is_given_back),
         ("what_is_not_read_is_not_written_over", what_is_not_read_is_not_written_over),
         (
             "records_that_do_not_fit_behind_the_last_one_begin_at_the_start",

@@ -1,7 +1,7 @@
 //! Callbacks: one thread at a time calls them, and what was requested before a thread found another one at it is done.
 //!
-//! Mutations that this has found: `take` that does not check for requests again; `take` without `swap`; a request that
-//! is cleared after the calls; a relaxed store in `request`, of `is_taken` behind the calls, or a relaxed load in
+//! Mutations that this has found: `take` that does not check for requests again, or calls although another thread does;
+//! a request that is cleared by a store, or after the calls; a relaxed store of `is_taken`; a relaxed load of
 //! `is_requested`.
 
 use loom::cell::UnsafeCell;

@@ -1,7 +1,7 @@
 //! The in-flight budget: while bytes are free, no queue pair waits for a grant that nobody gives.
 //!
-//! Mutations that this has found: no check behind `wait`; relaxed accesses to `any` or `bytes`; `any` set before the
-//! push; `give_grant` that gives no grant; `mark_waiting` that is always true.
+//! Mutations that this has found: no look for grants behind `wait`; a relaxed store or load of `any`; a relaxed change
+//! of the bytes; `give_grant` that gives no grant; `mark_waiting` that is always true.
 
 use std::collections::VecDeque;
 

@@ -1,10 +1,10 @@
 //! The right to send for a queue pair, the list of pending queue pairs, and units that the network does not take: what
 //! a queue pair has to send is sent, by one thread at a time, and a wakeup is handled after it.
 //!
-//! Mutations that this has found: `TxToken::take` that leaves no note; `TxToken::give_back` that drops it;
-//! `Pending::add` with `any` set before the push; `take_into` that keeps the queue pair's mark, that does not ask
-//! whether the handled one was woken, or that clears `any` behind the lock; relaxed accesses to `is_woken`,
-//! `is_pending` and `is_blocked`.
+//! Mutations that this has found: `TxToken::take` that leaves no note; `TxToken::give_back` that drops it, or is
+//! relaxed; `take_into` that keeps the queue pair's mark, or does not ask whether the handled one was woken; a relaxed
+//! load of `is_woken`; a relaxed store of `is_pending`; a relaxed store or load of `any` or of `is_blocked`; a unit
+//! that does not count as blocked while it is retried.
 
 use std::collections::VecDeque;
 

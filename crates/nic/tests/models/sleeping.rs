@@ -1,8 +1,7 @@
 //! An engine that goes to sleep while another thread adds work: the thread wakes it, or it sees the work.
 //!
-//! Mutations that this has found: `sleeps_until` stored behind the engine's checks; relaxed accesses to `sleeps_until`,
-//! to `mode`, to the next timer, and to `any` of pending queue pairs and of those that wait for grants; `arm` that does
-//! not say that the timer is the earliest.
+//! Mutations that this has found: `sleeps_until` not stored before the engine's checks; a relaxed store or load of
+//! `sleeps_until`; a relaxed load of `mode`; a relaxed store of the next timer, or of `any` of pending queue pairs.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
 //! An object that is destroyed while others begin and end to refer to it: nothing refers to an object that has ended,
 //! and an object ends once.
 //!
-//! Mutations that this has found: `add` that checks and counts in two steps; `end` that checks and ends in two steps.
+//! Mutations that this has found: `add` that checks and counts in two steps; `end` that checks and ends in two steps;
+//! `add_to_all` that leaves users behind.
 
 use loom::sync::Arc;
 use loom::thread;

@@ -5,6 +5,10 @@ use loom::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 /// Four cache lines, so that a model gets around the ring.
 pub(crate) const RING_BYTES: u64 = 256;
+pub(crate) const HEADERS_BYTES_MAX: usize = 512;
+/// What fills a cache line. A longer record is a run.
+pub(crate) const PACKET_BYTES_MAX: usize = 40;
+pub(crate) const RUN_HEAD_BYTES: usize = 8;
 
 pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);
