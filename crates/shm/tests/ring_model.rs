@@ -217,7 +217,7 @@ fn what_is_not_read_is_not_written_over() {
 }
 
 fn runs_are_read_before_their_space_is_given_back() {
-    all_arrive(4, &[&[LONG], &[SHORT], &[LONG], &[SHORT]], 2);
+    all_arrive(4, &[&[LONG], &[LONG], &[SHORT]], 2);
 }
 
 fn records_that_do_not_fit_behind_the_last_one_begin_at_the_start() {
