@@ -72,6 +72,64 @@ fn atomic_write_and_flush_go_through_the_builder() {
     }
 }
 
+/// A list of READs of the first words of `from` into the words behind them, one word each.
+fn reads(from: &[u64; 512], mr: &ibv_mr, count: usize) -> (Vec<ibv_sge>, Vec<ibv_send_wr>) {
+    let addr = |index: usize| from.as_ptr() as u64 + index as u64 * 8;
+    let mut sges: Vec<_> =
+        (0..count).map(|n| ibv_sge { addr: addr(256 + n), length: 8, lkey: mr.lkey }).collect();
+    let mut wrs: Vec<ibv_send_wr> = (0..count).map(|_| zero()).collect();
+    for (n, sge) in sges.iter_mut().enumerate() {
+        let next = if n + 1 < count { &raw mut wrs[n + 1] } else { null_mut() };
+        let wr = &mut wrs[n];
+        (wr.wr_id, wr.opcode, wr.sg_list, wr.num_sge, wr.next) = (n as u64, IBV_WR_RDMA_READ, sge, 1, next);
+        wr.wr.rdma.remote_addr = addr(n);
+        wr.wr.rdma.rkey = mr.rkey;
+    }
+    (sges, wrs)
+}
+
+#[test]
+fn the_bad_work_request_of_a_list_is_named_and_those_before_it_are_posted() {
+    const COUNT: usize = 8;
+    const BAD: usize = 5;
+    let context = open();
+    let mut words: [u64; 512] = std::array::from_fn(|n| n as u64);
+    // SAFETY: objects of this device, and memory that outlives them.
+    unsafe {
+        let pd = ibv_alloc_pd(context);
+        let cq = ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
+        let mr = ibv_reg_mr(pd, words.as_mut_ptr().cast(), 4096, access as c_int);
+        let mut init = qp_init(cq, IBV_QPT_RC);
+        let qp = ibv_create_qp(pd, &raw mut init);
+        connect(qp, (*qp).qp_num);
+        let post = ops(context).post_send.unwrap();
+        // The first lists are packets, those after the peer is found may be copied together.
+        for round in 0..200 {
+            let (_sges, mut wrs) = reads(&words, &*mr, COUNT);
+            wrs[BAD].num_sge = if round % 2 == 0 { 1 } else { 3 };
+            let mut bad = null_mut();
+            let posted = post(qp, &raw mut wrs[0], &raw mut bad);
+            let (expected, done) = if round % 2 == 0 { (0, COUNT) } else { (libc::EINVAL, BAD) };
+            assert_eq!(posted, expected, "round {round}");
+            if posted != 0 {
+                assert_eq!(bad, &raw mut wrs[BAD], "round {round}");
+            }
+            for n in 0..done {
+                let wc = completion(context, cq);
+                assert_eq!((wc.wr_id, wc.status), (n as u64, IBV_WC_SUCCESS), "round {round}");
+                assert_eq!((&raw const words[256 + n]).read_volatile(), n as u64);
+                (&raw mut words[256 + n]).write_volatile(0);
+            }
+        }
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert_eq!(ibv_dereg_mr(mr), 0);
+        assert_eq!(ibv_destroy_cq(cq), 0);
+        assert_eq!(ibv_dealloc_pd(pd), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
 #[test]
 fn extended_and_plain_polls_share_a_queue() {
     let context = open();

@@ -130,6 +130,92 @@ fn what_a_packet_would_be_refused_is_left_to_packets() {
     assert_eq!(direct.copy(Direction::Read, key, base, &here), no, "gone");
 }
 
+/// Local ends of a list, in one region of the key's own registry.
+fn locals<'a>(
+    both: &'a Both,
+    memo: &'a KeyMemo,
+    lkey: u32,
+    pieces: &'a [(u64, u64, u64)],
+) -> impl Iterator<Item = (u64, Local<'a>)> {
+    let who = Accessor::local(PD, OWN_QPN);
+    pieces.iter().map(move |&(va, addr, len)| {
+        (va, Local { registry: &both.registry, who, memo, piece: LocalPiece { lkey, addr, len } })
+    })
+}
+
+#[test]
+fn a_list_is_copied_up_to_what_does_not_belong_to_it() {
+    const MIB: usize = 1 << 20;
+    let both = Both::new();
+    let memory: Vec<u8> = (0..MIB as u32).map(|n| (n * 7 + n / 256) as u8).collect();
+    let here = vec![0u8; MIB];
+    let (base, own) = (memory.as_ptr() as u64, here.as_ptr() as u64);
+    let (key, lkey) = (both.register(&memory, REMOTE), both.register(&here, REMOTE));
+    let (mut direct, memo) = (both.direct_access(), KeyMemo::default());
+    let list = |direct: &mut DirectAccess, direction, pieces: &[(u64, u64, u64)]| {
+        direct.copy_list(direction, key, locals(&both, &memo, lkey, pieces))
+    };
+    let two = [(base + 5, own, 10), (base + 90_000, own + 10, 9_000)];
+    assert_eq!(list(&mut direct, Direction::Read, &two), 0, "the region's source is not known");
+    both.learn(key, Source::Process);
+    assert!(!direct.copies_by_kernel(key));
+    direct.read_into(key, base, &mut [0u8]).expect("read");
+    assert!(direct.copies_by_kernel(key) && !direct.copies_by_kernel(key ^ 1));
+
+    assert_eq!(list(&mut direct, Direction::Read, &two), 2);
+    let read = std::hint::black_box(&here);
+    assert_eq!((&read[..10], &read[10..9_010]), (&memory[5..15], &memory[90_000..99_000]));
+    let many: Vec<_> = (0..40u64).map(|n| (base + 40_000 - 1_000 * n, own + 2_000 + n * 7, 7)).collect();
+    assert_eq!(list(&mut direct, Direction::Write, &many), DirectAccess::LIST_MAX);
+    let written = std::hint::black_box(&memory);
+    assert_eq!(written[40_000..40_007], here[2_000..2_007]);
+    assert_eq!(written[25_000..25_007], here[2_105..2_112]);
+
+    for (pieces, count, why) in [
+        (vec![two[0]], 0, "one is no list"),
+        (vec![two[0], two[1], (base + MIB as u64 - 8, own, 9), two[0]], 2, "beyond the end"),
+        (vec![two[0], (base, own, 0), two[1]], 0, "nothing to copy"),
+        (vec![two[0], two[1], (base, own, (256 << 10) - 9_010)], 3, "as long as a change may wait"),
+        (vec![two[0], two[1], (base, own, (256 << 10) - 9_009)], 2, "longer than that"),
+        (vec![two[0], two[1], (base, own + MIB as u64 - 4, 8)], 2, "local memory that is not registered"),
+    ] {
+        assert_eq!(list(&mut direct, Direction::Read, &pieces), count, "{why}");
+    }
+    let other = both.register(&here[4096..], REMOTE);
+    let mixed = locals(&both, &memo, lkey, &two).chain(locals(&both, &memo, other, &two));
+    assert_eq!(direct.copy_list(Direction::Read, key, mixed), 2, "another local region");
+    both.registry.set_queue_pair(QPN, Some(&published(Rights::WRITE)));
+    assert_eq!(list(&mut direct, Direction::Read, &two), 0, "no READs");
+    assert_eq!(list(&mut direct, Direction::Write, &two), 2);
+    both.registry.deregister(lkey).expect("deregistered");
+    assert_eq!(list(&mut direct, Direction::Write, &two), 0, "no local region");
+    both.registry.deregister(key).expect("deregistered");
+    assert_eq!(list(&mut direct, Direction::Write, &two), 0, "no region");
+}
+
+#[test]
+fn a_list_is_copied_up_to_memory_that_is_gone() {
+    const PAGE: u64 = 4096;
+    let both = Both::new();
+    let (theirs, ours) = (Mapping::anonymous(8 * PAGE as usize), Mapping::anonymous(8 * PAGE as usize));
+    let register = |mapping: &Mapping| {
+        both.registry.register(&RegionSpec::new(PD, mapping.addr, 8 * PAGE, REMOTE)).expect("registered").key
+    };
+    let (key, lkey) = (register(&theirs), register(&ours));
+    both.learn(key, Source::Process);
+    let (mut direct, memo) = (both.direct_access(), KeyMemo::default());
+    direct.read_into(key, theirs.addr, &mut [0u8]).expect("read");
+    let pieces: Vec<_> = (0..8).map(|n| (theirs.addr + n * PAGE, ours.addr + n * PAGE, PAGE)).collect();
+    for (gone, count) in [(theirs.addr + 6 * PAGE, 6), (ours.addr + 4 * PAGE, 4), (theirs.addr, 0)] {
+        // SAFETY: a page of a mapping that only this test uses.
+        assert_eq!(unsafe { libc::munmap(gone as *mut libc::c_void, PAGE as usize) }, 0);
+        for direction in [Direction::Read, Direction::Write] {
+            let list = locals(&both, &memo, lkey, &pieces);
+            assert_eq!(direct.copy_list(direction, key, list), count, "{direction:?}");
+        }
+    }
+}
+
 #[test]
 fn what_is_mapped_of_a_region_that_was_taken_away_is_given_up() {
     let both = Both::new();
@@ -255,12 +341,16 @@ fn a_deregistered_region_is_not_accessed_any_more() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             let mut direct = both.direct_access();
-            let (stop, key_now) = (&stop, &key_now);
+            let (both, stop, key_now) = (&both, &stop, &key_now);
             scope.spawn(move || {
                 let mut data = vec![0xabu8; 4096];
+                let (own, memo) = (data.as_ptr() as u64, KeyMemo::default());
+                let lkey = both.register(&data, REMOTE);
+                let list: Vec<_> = (0..8).map(|n| (base + n * 512, own + n * 512, 512)).collect();
                 while !stop.load(Ordering::Relaxed) {
                     let key = key_now.load(Ordering::Relaxed) as u32;
                     let _ = direct.copy(Direction::Write, key, base, &[range(&mut data)]);
+                    let _ = direct.copy_list(Direction::Write, key, locals(both, &memo, lkey, &list));
                 }
             });
         }

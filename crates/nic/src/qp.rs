@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use terrace_fabric::Port;
 use terrace_memory::{Absence, Waker};
-use terrace_shm::{GracePeriod, PrefetchHint};
+use terrace_shm::{DirectAccess, GracePeriod, PrefetchHint};
 use terrace_sync::{BiasedMutex, Guard};
 use terrace_transport::{
     AckPolicy, Qp, QpAttr, QpAttrMask, QpCap, QpConfig, QpCounters, QpState, QpType, RecvWr, SendOp, SendWr,
@@ -130,13 +130,45 @@ impl Posting<'_> {
     /// ENOMEM when the queue is full, EINVAL for all else; the request is not posted then.
     #[inline(always)]
     pub fn post(&mut self, mut wr: SendWr) -> Result<(), Error> {
+        self.post_from(&mut wr)
+    }
+
+    #[inline(always)]
+    fn post_from(&mut self, wr: &mut SendWr) -> Result<(), Error> {
         self.qp.prefetch(&wr.op);
         let device = self.qp.device();
         device.update_route(self.qp, self.core);
-        if device.carry_out_direct(self.qp, self.core, &wr) {
+        if device.carry_out_direct(self.qp, self.core, wr) {
             return Ok(());
         }
-        self.queue(&mut wr)
+        self.queue(wr)
+    }
+
+    /// Work requests that one system call carries out at most: longer lists have no use.
+    pub const LIST_MAX: usize = DirectAccess::LIST_MAX;
+
+    /// Whether READs, or WRITEs, by this key that follow each other are faster by [`Posting::post_list`]: the kernel
+    /// copies the bytes, and one system call can do so for several of them.
+    #[inline]
+    pub fn is_list_faster(&self, rkey: u32) -> bool {
+        self.core.nic.local.copies_by_kernel(rkey)
+    }
+
+    /// Posts work requests one after the other, as [`Posting::post`] does. The payloads of posted ones may be taken.
+    ///
+    /// # Errors
+    /// The index of the first that is not posted, and why: see [`Posting::post`].
+    #[inline(never)]
+    pub fn post_list(&mut self, wrs: &mut [SendWr]) -> Result<(), (usize, Error)> {
+        let mut index = 0;
+        while index < wrs.len() {
+            let done = self.qp.device().carry_out_list(self.qp, self.core, &wrs[index..]);
+            if done == 0 {
+                self.post_from(&mut wrs[index]).map_err(|error| (index, error))?;
+            }
+            index += done.max(1);
+        }
+        Ok(())
     }
 
     #[inline(never)]
@@ -409,11 +441,14 @@ impl QueuePair {
         }
     }
 
-    /// Posts send work requests as a whole: when one of them is bad, or not all of them fit, none is posted.
+    /// Posts send work requests as a whole, and empties the list. When one of them is bad, or not all of them fit, none is
+    /// posted, and the list stays as it is.
     pub fn post_send_batch(self: &Arc<Self>, wrs: &mut Vec<SendWr>) -> Result<(), Error> {
         self.post(|posting| {
             posting.core.qp.check_sends(wrs)?;
-            wrs.drain(..).try_for_each(|wr| posting.post(wr))
+            let posted = posting.post_list(wrs);
+            wrs.clear();
+            posted.map_err(|(_, error)| error)
         })
     }
 

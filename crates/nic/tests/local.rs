@@ -177,6 +177,101 @@ fn work_requests_do_by_direct_access_what_they_do_by_packets() {
 }
 
 #[test]
+fn lists_do_by_direct_access_what_they_do_by_packets() {
+    type Case = fn(&Node, &Node) -> Vec<SendWr>;
+    fn keys(b: &Node) -> (u64, u32) {
+        (b.memory.addr(), b.mr.rkey())
+    }
+    /// Work requests that swap pieces of both ends' memory.
+    fn swaps(a: &Node, b: &Node, count: u64, len: u32) -> Vec<SendWr> {
+        let (va, rkey) = keys(b);
+        let reads = (0..count)
+            .map(|n| a.wr(n, SendOp::Read { va: va + n * 9_000, rkey }, 500_000 + n * u64::from(len), len));
+        let writes =
+            (0..count).map(|n| a.wr(100 + n, SendOp::Write { va: va + 700 - n * 8, rkey }, n * 40, 7));
+        reads.chain(writes).collect()
+    }
+    let cases: [(&str, Case, u64); 8] = [
+        ("two and two", |a, b| swaps(a, b, 2, 100), 4),
+        ("more than one call copies", |a, b| swaps(a, b, 50, 4096), 100),
+        ("more bytes than one call copies", |a, b| swaps(a, b, 12, 30_000), 24),
+        (
+            "some without a completion",
+            |a, b| {
+                let mut wrs = swaps(a, b, 10, 64);
+                wrs.iter_mut().step_by(3).for_each(|wr| wr.flags = SendFlags::empty());
+                wrs
+            },
+            20,
+        ),
+        (
+            "another key in the middle",
+            |a, b| {
+                let (addr, length) = (b.memory.addr(), 1 << 20);
+                let request = MrRequest { addr, length, iova: addr, access: REMOTE_ALL, paging: None };
+                let other = b.pd.reg_mr(request).expect("a region").rkey();
+                let mut wrs = swaps(a, b, 10, 64);
+                if let SendOp::Read { rkey, .. } = &mut wrs[4].op {
+                    *rkey = other;
+                }
+                wrs
+            },
+            // The other region's source is asked for first.
+            4,
+        ),
+        (
+            "several elements and inline data in the middle",
+            |a, b| {
+                let mut wrs = swaps(a, b, 10, 64);
+                wrs[3].payload = Payload::Sges(SgeList::from_slice(&[a.sge(800_000, 3), a.sge(900_000, 30)]));
+                wrs[15].payload = Payload::Inline(b"inlined".as_slice().into());
+                wrs
+            },
+            20,
+        ),
+        (
+            "a range that goes beyond, in the middle",
+            |a, b| {
+                let (va, rkey) = keys(b);
+                let mut wrs = swaps(a, b, 10, 64);
+                wrs[5].op = SendOp::Read { va: va + (1 << 20) - 4, rkey };
+                wrs
+            },
+            5,
+        ),
+        (
+            "local memory that is not registered, in the middle",
+            |a, b| {
+                let mut wrs = swaps(a, b, 10, 64);
+                wrs[16].payload = Payload::Sge(Sge { addr: 64, ..a.sge(0, 8) });
+                wrs
+            },
+            16,
+        ),
+    ];
+    for (what, case, direct_count) in cases {
+        let outcome = |(a, b, qa, _qb): (Node, Node, Arc<QueuePair>, Arc<QueuePair>)| {
+            a.memory.fill(0, &pattern(1 << 20, 3));
+            b.memory.fill(0, &pattern(1 << 20, 4));
+            let before = direct(&qa);
+            let mut wrs = case(&a, &b);
+            let signaled = wrs.iter().filter(|wr| wr.flags.contains(SendFlags::SIGNALED)).count();
+            qa.post_send_batch(&mut wrs).expect("posted");
+            assert!(wrs.is_empty(), "{what}");
+            let done = a.completions(signaled).into_iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len));
+            let done: Vec<_> = done.collect();
+            let memories = [&a, &b].map(|node| node.memory.bytes(0, 1 << 20));
+            (done, memories, qa.state(), direct(&qa) - before)
+        };
+        let by_access = outcome(joined());
+        let by_packets = outcome(apart());
+        assert_eq!((&by_access.0, by_access.2), (&by_packets.0, by_packets.2), "{what}");
+        assert!(by_access.1 == by_packets.1, "{what}: the memory");
+        assert_eq!((by_access.3, by_packets.3), (direct_count, 0), "{what}");
+    }
+}
+
+#[test]
 fn direct_access_completes_to_the_hook_and_needs_the_queue_pairs_rights() {
     struct Taken(Mutex<Vec<u64>>);
     impl CompletionHook for Taken {

@@ -1,5 +1,7 @@
 //! Access to another process's registered memory.
 
+mod list;
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;

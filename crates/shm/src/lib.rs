@@ -23,7 +23,8 @@
 //! | `reader_line` | the words of a reader slot, and the orders of loads and stores |
 //! | `reader_list` | the readers that grace periods wait for |
 //! | `source` | how the bytes of another process's region are copied |
-//! | `direct_access` | access to another process's memory: the checks and the copy |
+//! | `process` | copies by the kernel |
+//! | `direct_access` | access to another process's memory: the checks and the copy; `list` several copies by one system call |
 //! | `prefetch_hint` | where an access is likely to go |
 //!
 //! The two ends of an access are separate: the other process's memory is known from its records, this process's memory
@@ -41,6 +42,7 @@ mod handshake;
 mod keys;
 mod permutation;
 mod prefetch_hint;
+mod process;
 mod reader_line;
 mod reader_list;
 mod reader_slots;

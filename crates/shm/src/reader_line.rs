@@ -10,6 +10,8 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 const NO_SLOT: u32 = u32::MAX;
 /// Bits of a hazard pointer that hold the number of pages; above them is the number of the first page.
 pub(crate) const HAZARD_COUNT_BITS: u32 = 16;
+/// In place of the number of pages: as many or more. The pages of a list of copies may lie far apart.
+pub(crate) const HAZARD_COUNT_MAX: u64 = (1 << HAZARD_COUNT_BITS) - 1;
 
 /// A reader slot's cache line.
 #[derive(Debug, Default)]
@@ -121,13 +123,16 @@ impl Drop for EpochGuard<'_> {
 fn hazard_of(range: HostRange) -> u64 {
     let first = range.addr / PAGE_BYTES;
     let count = (range.addr % PAGE_BYTES).saturating_add(range.len).div_ceil(PAGE_BYTES);
-    first << HAZARD_COUNT_BITS | count & ((1 << HAZARD_COUNT_BITS) - 1)
+    first << HAZARD_COUNT_BITS | count.min(HAZARD_COUNT_MAX)
 }
 
 /// Whether a hazard pointer names a page of a range. Another process may have written any value.
 pub(crate) fn is_hazard_for(hazard: u64, range: HostRange) -> bool {
-    let (first, count) = (hazard >> HAZARD_COUNT_BITS, hazard & ((1 << HAZARD_COUNT_BITS) - 1));
+    let (first, count) = (hazard >> HAZARD_COUNT_BITS, hazard & HAZARD_COUNT_MAX);
     // A hazard pointer counts as one page at least.
-    let end = (first + count.max(1)).saturating_mul(PAGE_BYTES);
+    let end = match count {
+        HAZARD_COUNT_MAX => u64::MAX,
+        count => (first + count.max(1)).saturating_mul(PAGE_BYTES),
+    };
     first.saturating_mul(PAGE_BYTES) < range.addr.saturating_add(range.len) && range.addr < end
 }

@@ -294,7 +294,9 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::reader_line::{HAZARD_COUNT_BITS, is_hazard_for};
+    use terrace_hostmem::PAGE_BYTES;
+
+    use crate::reader_line::{HAZARD_COUNT_BITS, HAZARD_COUNT_MAX, is_hazard_for};
 
     /// Two pages.
     const PAGES: HostRange = HostRange { addr: (5 << 12) + 1, len: 4096 };
@@ -372,6 +374,21 @@ mod tests {
         // A later access has seen the withdrawal.
         let _again = slot.enter(PAGES);
         assert!(grace.is_over());
+    }
+
+    #[test]
+    fn pages_that_are_too_many_to_be_counted_are_waited_for() {
+        // Far above the pages of other tests.
+        const PAGES: HostRange = HostRange { addr: 1 << 45, len: HAZARD_COUNT_MAX * PAGE_BYTES };
+        let slots = ReaderSlots::new().expect("made");
+        let _readers = PeerReaders::admit(sent(&slots), 1).expect("mapped");
+        let mut slot = slots.take(7).expect("a slot");
+        let is_waited_for = |addr| !GracePeriod::of_pages(HostRange { addr, len: 1 }).is_over();
+        for len in [PAGES.len - PAGE_BYTES, PAGES.len, PAGES.len + 1, 1 << 44] {
+            let _guard = slot.enter(HostRange { addr: PAGES.addr, len });
+            assert!(is_waited_for(PAGES.addr) && is_waited_for(PAGES.addr + len - 1), "{len}");
+            assert!(!is_waited_for(PAGES.addr - 1), "{len}");
+        }
     }
 
     #[test]

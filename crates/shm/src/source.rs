@@ -2,10 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
 
 use terrace_hostmem::{HostRange, PAGE_BYTES, UNIT_BYTES, fault};
 
+use crate::process;
 use crate::residency::{ResidencyView, unit_count};
 use crate::rights::Rights;
 use crate::segment::{Place, file_system};
@@ -192,16 +192,13 @@ impl Paged {
     /// Through the page cache, which holds a resident unit's memory.
     fn transfer(&self, direction: Direction, offset: u64, local: HostRange) -> Result<(), Missing> {
         let file = self.backed.file.as_raw_fd();
-        let (parts, count) = pieces(direction, local);
+        let (parts, count) = process::local_parts(direction, local);
+        let count = count as libc::c_int;
         // SAFETY: the local range is registered, or borrowed for this call; the kernel says EFAULT if it is not there.
         let moved = unsafe {
             match direction {
-                Direction::Read => {
-                    libc::preadv(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t)
-                }
-                Direction::Write => {
-                    libc::pwritev(file, parts.as_ptr(), count as libc::c_int, offset as libc::off_t)
-                }
+                Direction::Read => libc::preadv(file, parts.as_ptr(), count, offset as libc::off_t),
+                Direction::Write => libc::pwritev(file, parts.as_ptr(), count, offset as libc::off_t),
             }
         };
         if moved == local.len as isize { Ok(()) } else { Err(Missing) }
@@ -209,16 +206,9 @@ impl Paged {
 }
 
 impl Source {
-    /// The kernel, if it permits that (the Yama module may not), otherwise packets.
+    /// The kernel, if it permits that, otherwise packets.
     pub fn process(pid: i32) -> Source {
-        let mut byte = 0u8;
-        let ours = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // Nothing is mapped there: the error says whether the kernel would have accessed the process.
-        let theirs = libc::iovec { iov_base: ptr::null_mut(), iov_len: 1 };
-        // SAFETY: one byte of ours; the kernel checks the other side.
-        let moved = unsafe { libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0) };
-        let looked = moved >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
-        if looked { Source::Process } else { Source::Packets }
+        if process::is_permitted(pid) { Source::Process } else { Source::Packets }
     }
 
     /// Copies between this process and the other one, ascending, the last byte of a WRITE last.
@@ -233,38 +223,10 @@ impl Source {
         match self {
             Source::Mapped(mapped) => mapped.copy(direction, host, local),
             Source::Paged(paged) => paged.copy(direction, host, local),
-            Source::Process => copy_by_kernel(direction, pid, host, local),
+            Source::Process => process::copy(direction, pid, host, local),
             Source::Packets => Err(Missing),
         }
     }
-}
-
-#[inline(never)]
-fn copy_by_kernel(direction: Direction, pid: i32, host: u64, local: HostRange) -> Result<(), Missing> {
-    if local.len == 0 {
-        return Ok(());
-    }
-    let (ours, count) = pieces(direction, local);
-    let (theirs, _) = pieces(direction, HostRange { addr: host, len: local.len });
-    // SAFETY: the local range is registered, or borrowed for this call; the kernel checks both sides.
-    let moved = unsafe {
-        match direction {
-            Direction::Read => libc::process_vm_readv(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
-            Direction::Write => libc::process_vm_writev(pid, ours.as_ptr(), count, theirs.as_ptr(), count, 0),
-        }
-    };
-    if moved == local.len as isize { Ok(()) } else { Err(Missing) }
-}
-
-/// The parts in which the kernel copies a range, and their number. It copies a part with string instructions, which may
-/// store in any order, but the parts one after the other. Programs that poll the last byte to learn of a WRITE's
-/// arrival need that byte to come last. A READ has a completion for that, and a second part costs as much as the first.
-fn pieces(direction: Direction, range: HostRange) -> ([libc::iovec; 2], libc::c_ulong) {
-    let part =
-        |addr: u64, len: u64| libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize };
-    let last = if direction == Direction::Write { range.len.min(1) } else { 0 };
-    let parts = [part(range.addr, range.len - last), part(range.addr + range.len - last, last)];
-    (parts, 1 + last)
 }
 
 #[cfg(test)]

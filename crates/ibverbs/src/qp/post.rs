@@ -2,11 +2,13 @@
 
 use std::ffi::c_int;
 
-use terrace_nic::{Error, MwBind, MwKind, RecvWr, SendFlags};
+use smallvec::SmallVec;
+use terrace_nic::{Error, MwBind, MwKind, Posting, RecvWr, SendFlags, SendWr};
 
 use super::{QpObject, convert};
 use crate::abi::{
-    IBV_ACCESS_ZERO_BASED, IBV_WR_BIND_MW, ibv_mw, ibv_mw_bind, ibv_qp, ibv_recv_wr, ibv_send_wr,
+    IBV_ACCESS_ZERO_BASED, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, ibv_mw, ibv_mw_bind, ibv_qp,
+    ibv_recv_wr, ibv_send_wr,
 };
 use crate::errno::{EINVAL, Errno, status};
 use crate::mw::{self, MwObject};
@@ -90,6 +92,66 @@ unsafe fn show_bound_key(wr: *const ibv_send_wr) {
     }
 }
 
+/// The key by which a READ or WRITE and the next work request, which is of the same kind, access memory.
+///
+/// # Safety
+/// `wr` is a list of work requests.
+#[inline(always)]
+unsafe fn run_key(wr: *const ibv_send_wr) -> Option<u32> {
+    // SAFETY: the caller's.
+    unsafe {
+        let next = (*wr).next;
+        let opcode = (*wr).opcode;
+        let is_run = !next.is_null()
+            && matches!(opcode, IBV_WR_RDMA_READ | IBV_WR_RDMA_WRITE)
+            && (*next).opcode == opcode
+            && (*next).wr.rdma.rkey == (*wr).wr.rdma.rkey;
+        is_run.then(|| (*wr).wr.rdma.rkey)
+    }
+}
+
+/// Posts the READs or WRITEs by one key at the beginning of a list, as many as the NIC executes together. `next` becomes
+/// the first one that is not posted.
+///
+/// # Safety
+/// `next` is a list of work requests of which [`run_key`] has returned the key.
+#[inline(never)]
+unsafe fn post_run(
+    posting: &mut Posting<'_>,
+    object: &QpObject,
+    next: &mut *mut ibv_send_wr,
+) -> Result<(), Error> {
+    let mut wrs: SmallVec<[SendWr; Posting::LIST_MAX]> = SmallVec::new();
+    let (first, mut end) = (*next, *next);
+    let mut converted = Ok(());
+    // SAFETY: the caller's.
+    unsafe {
+        let is_of_run = |wr: *mut ibv_send_wr| {
+            (*wr).opcode == (*first).opcode && (*wr).wr.rdma.rkey == (*first).wr.rdma.rkey
+        };
+        while converted.is_ok() && wrs.len() < Posting::LIST_MAX && !end.is_null() && is_of_run(end) {
+            converted = convert::send(end, object.qp.qp_type(), object.limits, |wr| {
+                wrs.push(wr);
+                Ok(())
+            });
+            if converted.is_ok() {
+                end = (*end).next;
+            }
+        }
+    }
+    match posting.post_list(&mut wrs) {
+        Ok(()) => {
+            *next = end;
+            converted
+        }
+        Err((index, error)) => {
+            // SAFETY: the caller's: so many of the list were posted.
+            (0..index).for_each(|_| *next = unsafe { (**next).next });
+            Err(error)
+        }
+    }
+}
+
 /// `ibv_post_send(3)`.
 ///
 /// # Safety
@@ -109,6 +171,10 @@ pub unsafe extern "C" fn post_send(
         while !next.is_null() {
             // SAFETY: the caller's: a list of work requests that ends with null.
             unsafe {
+                if run_key(next).is_some_and(|rkey| posting.is_list_faster(rkey)) {
+                    post_run(posting, object, &mut next)?;
+                    continue;
+                }
                 convert::send(next, object.qp.qp_type(), object.limits, |wr| posting.post(wr))?;
                 if (*next).opcode == IBV_WR_BIND_MW {
                     show_bound_key(next);

@@ -138,6 +138,12 @@ impl QpLocal {
         matches!(self.route.packets, Carrier::Ring(_))
     }
 
+    /// Whether direct access to this region of the peer, which was accessed last, is by the kernel.
+    #[inline]
+    pub fn copies_by_kernel(&self, rkey: u32) -> bool {
+        self.route.direct.as_ref().is_some_and(|direct| direct.copies_by_kernel(rkey))
+    }
+
     /// Whether the published state lets peers access memory.
     pub fn serves_peers(&self) -> bool {
         matches!(self.published, Some(QpState::Rtr | QpState::Rts | QpState::Sqd))

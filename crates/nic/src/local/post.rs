@@ -19,10 +19,8 @@ impl Device {
         if !self.local.is_on() || !core.qp.may_go_direct(wr) {
             return false;
         }
-        let (direction, rkey, va) = match wr.op {
-            SendOp::Read { va, rkey } => (Direction::Read, rkey, va),
-            SendOp::Write { va, rkey } => (Direction::Write, rkey, va),
-            _ => return self.carry_out_atomic(qp, core, wr),
+        let Some((direction, rkey, va)) = copy_of(&wr.op) else {
+            return self.carry_out_atomic(qp, core, wr);
         };
         let Some(direct) = self.direct(qp, core) else { return false };
         let copied = match wr.payload.sges() {
@@ -41,6 +39,29 @@ impl Device {
                 false
             }
         }
+    }
+
+    /// Carries out and completes READs or WRITEs by one key, from the first on, as many as one system call can copy.
+    /// Returns how many: none if there is but one, or if their memory is not copied by the kernel.
+    pub(crate) fn carry_out_list(&self, qp: &QueuePair, core: &mut QpCore, wrs: &[SendWr]) -> usize {
+        let Some((direction, rkey, _)) = wrs.first().and_then(|wr| copy_of(&wr.op)) else { return 0 };
+        if !self.may_reach(core) || !core.nic.local.copies_by_kernel(rkey) {
+            return 0;
+        }
+        let is_alike = |wr: &&SendWr| {
+            copy_of(&wr.op).is_some_and(|(other, key, _)| (other, key) == (direction, rkey))
+                && core.qp.may_go_direct(wr)
+        };
+        let count = wrs.iter().take(DirectAccess::LIST_MAX).take_while(is_alike).count();
+        let Some(direct) = self.direct(qp, core) else { return 0 };
+        let pieces = wrs[..count].iter().map_while(|wr| match (copy_of(&wr.op), wr.payload.sges()) {
+            (Some((.., va)), Some([sge])) => Some((va, self.local_piece(qp, sge))),
+            _ => None,
+        });
+        let copied = direct.copy_list(direction, rkey, pieces);
+        let (transport, host) = core.parts(qp, None);
+        wrs[..copied].iter().for_each(|wr| transport.complete_direct(wr, &host));
+        copied
     }
 
     /// Copies a payload that is not one piece.
@@ -130,6 +151,16 @@ impl Device {
         {
             self.local.command(Command::Ask(canonical(path.remote), rkey, version));
         }
+    }
+}
+
+/// The copy that a READ or WRITE makes: its direction, the key and the address.
+#[inline(always)]
+fn copy_of(op: &SendOp) -> Option<(Direction, u32, u64)> {
+    match *op {
+        SendOp::Read { va, rkey } => Some((Direction::Read, rkey, va)),
+        SendOp::Write { va, rkey } => Some((Direction::Write, rkey, va)),
+        _ => None,
     }
 }
 
