@@ -203,7 +203,7 @@ impl Writer<'_> {
         self.state.last_start = self.state.tail;
         self.state.last_at = Some(at);
         self.state.tail += skipped + record;
-        if is_opening && HEADER_BYTES + len <= STAGE_BYTES {
+        if is_opening && HEADER_BYTES + len <= STAGE_BYTES.min(PACKET_BYTES_MAX) {
             // All of these lines are needed when the record is published. They have been in the consumer's cache since
             // the last lap, and the consumer polls the first one: without a prefetch they would be fetched one after
             // the other.
