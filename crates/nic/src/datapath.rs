@@ -335,6 +335,11 @@ impl Device {
         }
         self.publish_state(qp, &mut core);
         self.arm(qp, &core);
+        if core.nic.has_woken.get() && path == RxPath::Ring && core.qp.holds_ack() {
+            // The program is waking, and may answer before this pass is over: through another queue pair, if this one is
+            // an XRC target. Then a peer that sleeps would find the answer's completion before its message's.
+            self.fill_by_ring(qp, &mut core, pass.now, AckPolicy::Now);
+        }
         let unit = &mut *pass.unit;
         if core.qp.wants_only_to_acknowledge() && !core.nic.is_on_work_list {
             qp.schedule.is_ack_deferred.store(true, Ordering::Relaxed);
