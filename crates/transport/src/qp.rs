@@ -257,6 +257,17 @@ impl Qp {
         self.common.attr.state == QpState::Rts && self.requester.len() == 0
     }
 
+    /// Whether no request is in flight in RTS: those that are queued may go another way than those before.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.common.attr.state == QpState::Rts && self.requester.is_idle()
+    }
+
+    /// Sets whether no request may start while others are in flight. Once none is, the queue pair wants to transmit.
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.requester.set_draining(is_draining);
+    }
+
     /// Whether the send queue is empty in RTS, and this work request is valid and may be executed without packets: it
     /// is a READ, a WRITE or an atomic, of RC.
     #[inline(always)]

@@ -142,3 +142,23 @@ fn the_policy_first_sends_acks_before_requests() {
         assert!(opcodes.eq(expected.iter().copied()), "{acks:?}, READ {has_read}: {:?}", sink.packets);
     }
 }
+
+/// A queue pair whose packets are to go another way sends those that wait once nothing is in flight any more.
+#[test]
+fn a_draining_queue_pair_starts_requests_when_it_is_idle() {
+    let ((mut a, ours), (mut b, theirs)) = (node(1, false), node(2, false));
+    (0..3).for_each(|id| b.post_recv(receive(id), &theirs).expect("posted"));
+    let post = |a: &mut Qp, id| a.post_send(|| Time(1), &mut send(id, KEY), &ours, &mut ()).expect("posted");
+    a.set_draining(true);
+    post(&mut a, 1);
+    let first = sent(&mut a, &ours);
+    assert_eq!(first.len(), 1, "nothing was in flight");
+    post(&mut a, 2);
+    post(&mut a, 3);
+    assert!(!a.is_idle() && !a.wants_transmit() && sent(&mut a, &ours).is_empty());
+    hand(&first, 2, &mut b, &theirs);
+    hand(&sent(&mut b, &theirs), 1, &mut a, &ours);
+    assert!(a.is_idle() && a.wants_transmit());
+    a.set_draining(false);
+    assert_eq!(sent(&mut a, &ours).len(), 2);
+}

@@ -56,21 +56,32 @@ impl Device {
         }
     }
 
-    /// Chooses the route anew if the thread has found peers since it was chosen. Only while nothing is outstanding: a
+    /// Chooses the route anew if the thread has found peers since it was chosen. Only while nothing is in flight: a
     /// change then cannot overtake anything.
     #[inline(always)]
     pub(crate) fn update_route(&self, qp: &QueuePair, core: &mut QpCore) {
-        if self.local.is_on()
-            && core.nic.local.generation != self.local.generation.load(Ordering::Acquire)
-            && core.qp.is_send_queue_empty()
-        {
-            self.choose_route(qp, core);
+        if self.local.is_on() && core.nic.local.generation != self.local.generation.load(Ordering::Acquire) {
+            self.approach_route(qp, core);
+        }
+    }
+
+    /// Chooses the route if nothing is in flight. Otherwise a queue pair whose peer was found stops starting requests,
+    /// until nothing is: one that always has some in flight would keep the network's route.
+    #[cold]
+    #[inline(never)]
+    fn approach_route(&self, qp: &QueuePair, core: &mut QpCore) {
+        if core.qp.is_idle() {
+            return self.choose_route(qp, core);
+        }
+        let ends = core.nic.local.ends.filter(|_| !core.nic.local.has_tx_ring());
+        if ends.is_some_and(|(remote, _)| self.local.peers.read().contains_key(&remote)) {
+            core.qp.set_draining(true);
         }
     }
 
     /// Chooses a queue pair's route to its peer: direct access and a ring to a process of this host that the thread has
-    /// found, the network to all others. While requests are outstanding, and the queue pair has lost its route, that is
-    /// the network; once the send queue is empty, [`Device::update_route`] searches again.
+    /// found, the network to all others. While requests are in flight, and the queue pair has lost its route, that is
+    /// the network; once none is, [`Device::update_route`] searches again.
     #[cold]
     #[inline(never)]
     pub(crate) fn choose_route(&self, qp: &QueuePair, core: &mut QpCore) {
@@ -81,7 +92,8 @@ impl Device {
             return;
         }
         let generation = self.local.generation.load(Ordering::Acquire);
-        let may_search = core.qp.is_send_queue_empty();
+        let may_search = core.qp.is_idle();
+        core.qp.set_draining(false);
         core.nic.local.generation = if may_search { generation } else { generation.wrapping_sub(1) };
         let before = std::mem::take(&mut core.nic.local.route);
         if may_search && let Some(route) = self.find_route(qp, core, before) {

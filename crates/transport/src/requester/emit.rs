@@ -39,7 +39,7 @@ impl Requester {
         if wqe.failed.is_some() || (common.attr.state == QpState::Sqd && !wqe.started) {
             return false;
         }
-        if !wqe.started && self.is_fenced(wqe) {
+        if !wqe.started && (self.is_fenced(wqe) || self.is_draining && !self.is_idle()) {
             return false;
         }
         wqe.is_local() || self.room_for(common, wqe).is_some()

@@ -48,6 +48,8 @@ pub(crate) struct Requester {
     /// Cost of the packets between `acknowledged` and `next`.
     in_flight_bytes: u64,
     window: Window,
+    /// Whether no request may start while others are in flight.
+    is_draining: bool,
     /// Whether the host's in-flight budget refuses the oldest packet while nothing is in flight.
     blocked_by_budget: bool,
     /// One past the last packet, since the last go-back, that requests an answer (an ACK or a response).
@@ -84,6 +86,7 @@ impl Requester {
             in_flight_bytes: 0,
             last_ack_request: 0,
             window: Window::new(window_bytes),
+            is_draining: false,
             blocked_by_budget: false,
             responses_due: VecDeque::new(),
             read_boundaries: VecDeque::new(),
@@ -148,6 +151,12 @@ impl Requester {
         self.queue.len() - self.index.min(self.queue.len())
     }
 
+    /// Sets whether no request may start while others are in flight.
+    pub(crate) fn set_draining(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
+    }
+
+    /// Whether no request is in flight. Requests may be queued.
     pub(crate) fn is_idle(&self) -> bool {
         self.acknowledged == self.assigned && self.queue.front().is_none_or(|wqe| !wqe.started)
     }
