@@ -30,7 +30,7 @@ fn read(index: u64, length: u32) -> SendWr {
 }
 
 /// Executes the session's actions in batches; every operation succeeds.
-fn settle(session: &mut Session, memory: &Zeros, actions: &mut Vec<Action>) {
+fn execute_actions(session: &mut Session, memory: &Zeros, actions: &mut Vec<Action>) {
     loop {
         actions.extend(std::iter::from_fn(|| session.poll_action(Time(0), memory)));
         if actions.is_empty() {
@@ -52,8 +52,9 @@ fn settle(session: &mut Session, memory: &Zeros, actions: &mut Vec<Action>) {
 
 fn bench(c: &mut Criterion) {
     let memory = Zeros(vec![0; 1 << 20]);
-    let layout = Layout::new(0, 1 << 30, 0, 1 << 20).expect("it makes sense");
-    let description = RegionDescription { layout, pattern_key: [3; 32], region_id: 6, mode: Mode::OneSided };
+    let layout = Layout::new(0, 1 << 30, 0, 1 << 20).expect("a valid layout");
+    let description =
+        RegionDescription { layout, signature_key: [3; 32], region_id: 6, mode: Mode::OneSided };
     let region = Arc::new(Region::new(RKEY, description));
     let known = Knowledge::Extended(region);
     let config = Config {
@@ -73,17 +74,17 @@ fn bench(c: &mut Criterion) {
         c.bench_function(name, |bencher| {
             bencher.iter(|| {
                 for _ in 0..DEPTH {
-                    session.post(read(index, length), &known).expect("there is room");
+                    session.post(read(index, length), &known).expect("the queue is not full");
                     index += 1;
                 }
-                settle(&mut session, &memory, &mut actions);
+                execute_actions(&mut session, &memory, &mut actions);
             });
         });
     };
-    run("32 READs of 4 KiB, passed on", None, 4096);
-    run("32 READs of 4 KiB, looked at", Some(Mode::OneSided), 4096);
+    run("32 READs of 4 KiB, posted unchanged", None, 4096);
+    run("32 READs of 4 KiB, inspected", Some(Mode::OneSided), 4096);
     run("32 READs of 4 KiB, by RPC", Some(Mode::RpcOnly), 4096);
-    run("32 READs of 1 MiB, looked at", Some(Mode::OneSided), 1 << 20);
+    run("32 READs of 1 MiB, inspected", Some(Mode::OneSided), 1 << 20);
 }
 
 criterion_group!(benches, bench);

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use crate::pattern::PAGE_BYTES;
+use crate::signature::PAGE_BYTES;
 
-/// Most units of a region that this end keeps tables for: 16 TiB of 1 MiB units. A peer's statement is compared with
-/// this before anything is allocated.
+/// The most units of a region for which this end allocates tables: 16 TiB of 1 MiB units. A unit count that a peer
+/// states is compared with this limit before an allocation.
 pub const UNITS_MAX: u64 = 1 << 24;
-/// Largest unit, in bytes.
+/// The largest unit, in bytes.
 const UNIT_BYTES_MAX: u32 = 1 << 30;
 
-/// Addresses and grid of an extended region; always valid.
+/// The addresses and the grid of an extended region. A value is always valid.
 ///
 /// Pages and units are counted on a grid that need not begin where the region does: a program may register a part of a
 /// mapping, and under any virtual address. The region's first byte is `lead_bytes` behind the beginning of unit 0.
@@ -60,7 +60,7 @@ impl Layout {
         ((self.lead_bytes + self.length - 1) / u64::from(self.unit_bytes) + 1) as usize
     }
 
-    /// Whether a range lies within the region. An empty range does if it begins within, or at the end.
+    /// Whether a range lies within the region. An empty range does if it begins within the region, or at its end.
     pub fn covers(&self, va: u64, len: u64) -> bool {
         va >= self.base_va && len <= self.length && va - self.base_va <= self.length - len
     }
@@ -75,12 +75,12 @@ impl Layout {
         (self.grid(va) % PAGE_BYTES as u64) as usize
     }
 
-    /// How many pages a range of the region touches.
+    /// The number of pages of a range of the region.
     pub fn page_count(&self, va: u64, len: u64) -> usize {
         if len == 0 { 0 } else { (self.page_offset(va) as u64 + len).div_ceil(PAGE_BYTES as u64) as usize }
     }
 
-    /// The units that a range of the region touches.
+    /// The units of a range of the region.
     pub fn units(&self, va: u64, len: u64) -> Range<usize> {
         if len == 0 {
             return 0..0;
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_layouts_are_refused() {
         let unit = 1 << 20;
         assert!(Layout::new(0, 1, 0, unit).is_some());
         assert!(Layout::new(u64::MAX, 1, 0, unit).is_some());
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn addresses_fall_on_the_grid_of_the_mapping() {
-        let layout = Layout::new(0x7000_0123, 3 << 20, (1 << 20) + 0x1123, 1 << 20).expect("it makes sense");
+        let layout = Layout::new(0x7000_0123, 3 << 20, (1 << 20) + 0x1123, 1 << 20).expect("a valid layout");
         assert_eq!(layout.unit_count(), 5);
         assert_eq!(layout.page_offset(0x7000_0123), 0x123);
         assert_eq!(layout.units(0x7000_0123, 1), 1..2);

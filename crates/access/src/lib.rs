@@ -1,17 +1,17 @@
-//! Optimistic one-sided access to regions that need not be in memory.
+//! Optimistic one-sided access to regions larger than memory.
 //!
-//! A client READs such a region as if it were all in memory. The server's NIC answers for absent pages with the
-//! region's signature page ([`pattern`]), at once and without asking the server's software; the client recognizes it,
-//! and fetches exactly those pages by a remote procedure call. No IO, no clock, no sockets, no files: the owner of the
-//! queue pairs moves the messages, the completions and the time.
+//! A client READs an extended region as if all of it were in memory. The server's NIC answers READs of absent pages with
+//! the region's signature page ([`signature`]), without involving the server's software. The client detects the
+//! signature page and fetches exactly the absent pages by RPC. The crate is sans-IO: the owner of the queue pairs passes
+//! in messages, completions and the time.
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | [`session`] | the state of one queue pair: what to post, to call for and to complete, and in which order |
+//! | [`session`] | the state of one queue pair: the order of posts, RPCs and completions |
 //! | [`proto`] | the messages between client and server, with their decoders |
-//! | [`pattern`] | the signature page |
+//! | [`signature`] | the signature page |
 //! | [`region`] | the client's state of an extended region: [`layout`], signature page, [`bitmap`], [`counts`] |
-//! | [`peers`] | the knowledge of rkeys, and when to ask |
+//! | [`peers`] | the client's knowledge of rkeys, and the schedule of queries |
 //! | [`pages`] | sets of pages |
 
 #![forbid(unsafe_code)]
@@ -20,8 +20,8 @@ pub mod bitmap;
 pub mod counts;
 pub mod layout;
 pub mod pages;
-pub mod pattern;
 pub mod peers;
 pub mod proto;
 pub mod region;
 pub mod session;
+pub mod signature;

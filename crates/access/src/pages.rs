@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 const WORD_BITS: usize = 64;
 
-/// A set of the pages that an access touches. Page 0 is the one that holds the access's first byte.
+/// A set of the pages of an access. Page 0 contains the access's first byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageBitmap {
     page_count: usize,
@@ -15,12 +15,12 @@ pub struct PageBitmap {
 }
 
 impl PageBitmap {
-    /// An empty set for an access of so many pages.
+    /// An empty set for an access of `page_count` pages.
     pub fn new(page_count: usize) -> PageBitmap {
         PageBitmap { page_count, words: SmallVec::from_elem(0, page_count.div_ceil(WORD_BITS)) }
     }
 
-    /// A full set for an access of so many pages.
+    /// A full set for an access of `page_count` pages.
     pub fn full(page_count: usize) -> PageBitmap {
         let mut pages = PageBitmap::new(page_count);
         pages.insert_range(0..page_count);
@@ -42,12 +42,12 @@ impl PageBitmap {
         &self.words
     }
 
-    /// How many pages the access has, in the set or not.
+    /// The number of pages of the access, in the set or not.
     pub fn page_count(&self) -> usize {
         self.page_count
     }
 
-    /// How many pages are in the set.
+    /// The number of pages in the set.
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -62,7 +62,7 @@ impl PageBitmap {
         page < self.page_count && self.words[page / WORD_BITS] & (1 << (page % WORD_BITS)) != 0
     }
 
-    /// Puts a page in.
+    /// Adds a page.
     ///
     /// # Panics
     /// If the access has no such page.
@@ -71,10 +71,10 @@ impl PageBitmap {
         self.words[page / WORD_BITS] |= 1 << (page % WORD_BITS);
     }
 
-    /// Puts several pages in.
+    /// Adds several pages.
     ///
     /// # Panics
-    /// If the access has not all of them.
+    /// If the access has fewer pages.
     pub fn insert_range(&mut self, pages: Range<usize>) {
         pages.for_each(|page| self.insert(page));
     }
@@ -91,12 +91,12 @@ impl PageBitmap {
 
     /// The first run of adjacent pages in the set, at or after `from`.
     pub fn next_run(&self, from: usize) -> Option<Range<usize>> {
-        let start = self.next(from, true)?;
-        Some(start..self.next(start, false).unwrap_or(self.page_count))
+        let start = self.find_next(from, true)?;
+        Some(start..self.find_next(start, false).unwrap_or(self.page_count))
     }
 
-    /// The first page at or after `from` that is in the set, or is not.
-    fn next(&self, from: usize, member: bool) -> Option<usize> {
+    /// The first page at or after `from` that is in the set (`member`), or is not in the set (`!member`).
+    fn find_next(&self, from: usize, member: bool) -> Option<usize> {
         let mut page = from;
         while page < self.page_count {
             let word = self.words[page / WORD_BITS];

@@ -5,27 +5,27 @@ use std::sync::Arc;
 use crate::bitmap::PulledBitmap;
 use crate::counts::Counts;
 use crate::layout::Layout;
-use crate::pattern::Pattern;
 use crate::proto::RegionDescription;
+use crate::signature::SignaturePage;
 
-/// The client's state of an extended region (or a window on one) of a peer. Shared by the queue pairs that use it.
+/// The client's state of a peer's extended region, or of a window on one. The queue pairs that use the region share it.
 #[derive(Debug)]
 pub struct Region {
     rkey: u32,
     description: RegionDescription,
-    pattern: Pattern,
+    signature: SignaturePage,
     bitmap: PulledBitmap,
     counts: Counts,
 }
 
 impl Region {
-    /// From the peer's description.
+    /// The state for a peer's description: no residency bitmap pulled, no accesses counted.
     pub fn new(rkey: u32, description: RegionDescription) -> Region {
         let unit_count = description.layout.unit_count();
         Region {
             rkey,
             description,
-            pattern: Pattern::derive(&description.pattern_key),
+            signature: SignaturePage::derive(&description.signature_key),
             bitmap: PulledBitmap::new(unit_count),
             counts: Counts::new(unit_count),
         }
@@ -47,8 +47,8 @@ impl Region {
     }
 
     /// The signature page of its absent pages.
-    pub fn pattern(&self) -> &Pattern {
-        &self.pattern
+    pub fn signature_page(&self) -> &SignaturePage {
+        &self.signature
     }
 
     /// The client's copy of the residency bitmap.
@@ -56,7 +56,7 @@ impl Region {
         &self.bitmap
     }
 
-    /// How often each unit was accessed.
+    /// The number of accesses of each unit.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -65,11 +65,11 @@ impl Region {
 /// The knowledge of a peer's rkey.
 #[derive(Clone, Debug, Default)]
 pub enum Knowledge {
-    /// Nothing yet.
+    /// The peer has not described it yet.
     #[default]
     Unknown,
-    /// It is all in memory, or the peer does not implement Terrace, which has the same effect.
+    /// The region is all in memory, or the peer does not implement Terrace, which has the same effect.
     Plain,
-    /// It need not be in memory.
+    /// The region may be larger than memory.
     Extended(Arc<Region>),
 }

@@ -29,10 +29,10 @@ fn regions() -> impl Strategy<Value = RegionDescription> {
         prop::sample::select(vec![Mode::OneSided, Mode::RpcOnly, Mode::Plain]),
     )
         .prop_filter_map(
-            "a region lies so",
-            |(base, length, lead, unit, pattern_key, region_id, mode)| {
+            "a valid region",
+            |(base, length, lead, unit, signature_key, region_id, mode)| {
                 let layout = Layout::new(u64::from(base) << 20, length, lead, 1 << unit)?;
-                Some(RegionDescription { layout, pattern_key, region_id, mode })
+                Some(RegionDescription { layout, signature_key, region_id, mode })
             },
         )
 }
@@ -73,7 +73,7 @@ fn tables() -> impl Strategy<Value = Table> {
     })
 }
 
-/// A read of some length, with as many pages as its range spans.
+/// A read of random length, with the number of pages of its range.
 fn reads() -> impl Strategy<Value = Read> {
     let members = prop_oneof![vec(any::<bool>(), 1..140), vec(any::<bool>(), 1000..3000)];
     (any::<(u32, u32, u32, u32)>(), members, 0_u32..4096, any::<bool>()).prop_map(
@@ -133,14 +133,14 @@ fn ends() -> impl Strategy<Value = Endpoint> {
 
 fn encoded(message: &Message<'_>) -> Vec<u8> {
     let mut buffer = vec![0xee; MESSAGE_BYTES_MAX + 1];
-    let length = message.encode(&mut buffer).expect("there is room");
+    let length = message.encode(&mut buffer).expect("the message fits");
     assert!(buffer[length..].iter().all(|&byte| byte == 0xee), "nothing is written behind the message");
     buffer.truncate(length);
     buffer
 }
 
-/// The bytes are refused, or decode to a message that encodes to them.
-fn check_total(bytes: &[u8]) {
+/// Checks that the bytes are refused, or decode to a message that encodes to the same bytes.
+fn check_round_trip(bytes: &[u8]) {
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(encoded(&message), bytes);
     }
@@ -151,27 +151,27 @@ fn check_total(bytes: &[u8]) {
 
 proptest! {
     #[test]
-    fn datagrams_there_and_back(datagram in datagrams()) {
+    fn datagrams_round_trip(datagram in datagrams()) {
         let bytes = datagram.encode();
         prop_assert_eq!(Datagram::decode(&bytes), Ok(datagram));
-        let mut room = [0; DATAGRAM_BYTES];
-        prop_assert_eq!(datagram.encode_into(&mut room), Ok(DATAGRAM_BYTES));
-        prop_assert_eq!(room, bytes);
-        prop_assert!(datagram.encode_into(&mut room[1..]).is_err());
+        let mut buffer = [0; DATAGRAM_BYTES];
+        prop_assert_eq!(datagram.encode_into(&mut buffer), Ok(DATAGRAM_BYTES));
+        prop_assert_eq!(buffer, bytes);
+        prop_assert!(datagram.encode_into(&mut buffer[1..]).is_err());
     }
 
     #[test]
-    fn messages_there_and_back(id: u64, body in bodies()) {
+    fn messages_round_trip(id: u64, body in bodies()) {
         let message = Message { id, body };
         let bytes = encoded(&message);
         prop_assert_eq!(Message::decode(&bytes), Ok(message.clone()));
         let mut short = vec![0; bytes.len() - 1];
-        let error = EncodeError::NoRoom { needed: bytes.len(), room: short.len() };
+        let error = EncodeError::BufferTooSmall { needed: bytes.len(), available: short.len() };
         prop_assert_eq!(message.encode(&mut short), Err(error));
     }
 
     #[test]
-    fn data_travels_in_the_message(id: u64, rkey: u32, va in 0..u64::MAX / 2, data in vec(any::<u8>(), 1..3000)) {
+    fn inline_data_round_trips(id: u64, rkey: u32, va in 0..u64::MAX / 2, data in vec(any::<u8>(), 1..3000)) {
         let write = Write { rkey, va, length: data.len() as u32, source: Source::Inline(&data) };
         let message = Message { id, body: Body::Write(write) };
         let bytes = encoded(&message);
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn cut_or_longer_messages_are_refused(body in bodies(), cut in 1_usize..40, extra in 1_usize..40) {
+    fn truncated_and_longer_messages_are_refused(body in bodies(), cut in 1_usize..40, extra in 1_usize..40) {
         let mut bytes = encoded(&Message { id: 1, body });
         prop_assert!(Message::decode(&bytes[..bytes.len().saturating_sub(cut)]).is_err());
         bytes.resize(bytes.len() + extra, 0);
@@ -187,23 +187,23 @@ proptest! {
     }
 
     #[test]
-    fn damaged_messages_are_refused_or_something_else(body in bodies(), at: prop::sample::Index, to: u8) {
+    fn corrupt_messages_are_refused_or_round_trip(body in bodies(), at: prop::sample::Index, to: u8) {
         let mut bytes = encoded(&Message { id: 1, body });
         *at.get_mut(&mut bytes) = to;
-        check_total(&bytes);
+        check_round_trip(&bytes);
     }
 
     #[test]
-    fn damaged_datagrams_are_refused_or_something_else(datagram in datagrams(), at: prop::sample::Index, to: u8) {
+    fn corrupt_datagrams_are_refused_or_round_trip(datagram in datagrams(), at: prop::sample::Index, to: u8) {
         let mut bytes = datagram.encode();
         bytes[at.index(DATAGRAM_BYTES)] = to;
-        check_total(&bytes);
+        check_round_trip(&bytes);
         prop_assert!(Datagram::decode(&bytes[..at.index(DATAGRAM_BYTES)]).is_err());
     }
 
     #[test]
-    fn any_bytes_are_harmless(bytes in vec(any::<u8>(), 0..400)) {
-        check_total(&bytes);
+    fn random_bytes_are_refused_or_round_trip(bytes in vec(any::<u8>(), 0..400)) {
+        check_round_trip(&bytes);
     }
 }
 
@@ -212,7 +212,7 @@ fn refusal(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn refusals_say_what_is_wrong() {
+fn errors_state_the_field_and_the_rule() {
     let mut pages = PageBitmap::new(2);
     pages.insert(1);
     let read = Read {
@@ -234,8 +234,8 @@ fn refusals_say_what_is_wrong() {
     assert_eq!(change(2, 1), "status is 0x1: only in answers");
     assert_eq!(change(4, 0), "length is 0x0: not the length of the message");
     assert_eq!(change(20, 0), "access length is 0x0: at least one byte");
-    assert_eq!(change(36, 3), "pages is 0x3: not as many as the range touches");
-    assert_eq!(change(48, 0), "pages is 0x2: not as many as the range touches");
+    assert_eq!(change(36, 3), "pages is 0x3: not the number of pages of the range");
+    assert_eq!(change(48, 0), "pages is 0x2: not the number of pages of the range");
     assert_eq!(change(49, 0x10), "page offset is 0x10ff: less than a page");
     assert_eq!(change(56, 0), "bitmap is 0x0: at least one page");
     assert_eq!(change(56, 4), "bitmap is 0x2: a bit for each page and none beyond");
@@ -267,7 +267,7 @@ fn the_largest_messages_fit_exactly() {
 }
 
 #[test]
-fn datagrams_of_others_are_told_from_damaged_ones() {
+fn foreign_datagrams_are_distinguished_from_corrupt_ones() {
     let mut bytes = Datagram::Describe { tid: 3, rkey: 5 }.encode();
     bytes[1] = 7;
     assert!(matches!(
@@ -283,7 +283,7 @@ fn datagrams_of_others_are_told_from_damaged_ones() {
 }
 
 #[test]
-fn immediates_name_requests_with_small_ids() {
+fn immediates_identify_requests_with_small_ids() {
     for id in [0, 7, 0x1_0000_0000, 0xff_00ff_ffff] {
         assert_eq!(immediate_of(id).map(id_of_immediate), Some(id), "{id:#x}");
     }
@@ -293,7 +293,7 @@ fn immediates_name_requests_with_small_ids() {
 }
 
 #[test]
-fn every_status_has_its_number() {
+fn each_status_is_at_its_number() {
     for (number, status) in Status::ALL.iter().enumerate() {
         assert_eq!(*status as usize, number);
     }

@@ -17,14 +17,14 @@ pub(crate) const REMOTE_READ: u32 = 1 << 2;
 
 /// A region to export.
 pub struct Exported {
-    /// Its registration, made with the same pager and the signature page of `pattern_key`.
+    /// Its registration, made with the same pager and the signature page of `signature_key`.
     pub mr: Arc<Mr>,
     /// The flags of the registration (`ibv_access_flags`).
     pub access: u32,
     /// Its pager.
     pub pager: Arc<dyn Pager>,
     /// The key that the signature page is derived from.
-    pub pattern_key: [u8; 32],
+    pub signature_key: [u8; 32],
     /// How clients are to access it.
     pub mode: Mode,
     /// The name by which clients may find it that do not know its rkey.
@@ -74,8 +74,8 @@ impl Export {
 
     /// The answer to a client that asks for a name.
     pub fn description(&self) -> RegionDescription {
-        let Export { exported: Exported { pattern_key, mode, .. }, layout, region_id, .. } = self;
-        RegionDescription { layout: *layout, pattern_key: *pattern_key, region_id: *region_id, mode: *mode }
+        let Export { exported: Exported { signature_key, mode, .. }, layout, region_id, .. } = self;
+        RegionDescription { layout: *layout, signature_key: *signature_key, region_id: *region_id, mode: *mode }
     }
 
     /// Where the residency bitmap and the version table are.

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_access::pattern::Pattern;
+use terrace_access::signature::SignaturePage;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
 use terrace_memory::Pager;
 use terrace_nic::{
@@ -233,8 +233,8 @@ impl Server {
     fn serve(&mut self, config: &RegionConfig, mode: ServeMode, pd: &Arc<Pd>) -> Result<(), ServeError> {
         let file = BackingFile::open(&config.path, config.size, true)?;
         let region = self.tier.add(file.source()?)?;
-        let (map, pattern_key) = (file.map(), rand::random());
-        let pattern = Pattern::derive(&pattern_key).shared();
+        let (map, signature_key) = (file.map(), rand::random());
+        let pattern = SignaturePage::derive(&signature_key).shared();
         let mut pager: Arc<dyn Pager> = region.clone();
         let paging = match mode {
             ServeMode::Pin => {
@@ -258,7 +258,7 @@ impl Server {
             mr,
             access: ACCESS,
             pager,
-            pattern_key,
+            signature_key,
             mode: mode.client_mode(),
             name: Some(name),
         })?;

@@ -61,7 +61,7 @@ impl World<'_> {
     /// Random bytes, or data that resembles an absent page: constant bytes, or the signature page in whole or in part.
     fn data(&mut self, range: &Range<usize>) -> Vec<u8> {
         let len = range.len();
-        let pattern = self.regions[0].pattern();
+        let pattern = self.regions[0].signature_page();
         match (self.random.random_range(0..6), pattern) {
             (0, _) => vec![0; len],
             (1, _) => vec![0xfd; len],

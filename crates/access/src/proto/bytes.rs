@@ -1,6 +1,6 @@
-//! Reading and writing of fields in order.
+//! Sequential readers and writers of fields.
 
-/// Why bytes cannot be decoded.
+/// A decoding error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The bytes end within a field.
@@ -9,32 +9,32 @@ pub enum DecodeError {
     /// There are more bytes than the message has.
     #[error("{excess} bytes too many")]
     TooLong { excess: usize },
-    /// The message speaks another version of the protocol.
+    /// The message is of another version of the protocol.
     #[error("version {0}, not {version}", version = super::VERSION)]
     Version(u8),
     /// No message has this kind.
     #[error("no message of kind {0}")]
     Kind(u16),
     /// A datagram of another protocol.
-    #[error("a management datagram of somebody else: {field} is {value:#x}")]
+    #[error("a management datagram of another protocol: {field} is {value:#x}")]
     Foreign { field: &'static str, value: u32 },
     /// A field has an invalid value.
     #[error("{field} is {value:#x}: {expected}")]
     Field { field: &'static str, value: u64, expected: &'static str },
 }
 
-/// Why a message cannot be encoded.
+/// An encoding error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The buffer is too small.
-    #[error("{needed} bytes do not fit in {room}")]
-    NoRoom { needed: usize, room: usize },
+    #[error("{needed} bytes do not fit in {available}")]
+    BufferTooSmall { needed: usize, available: usize },
     /// The message would be longer than the protocol allows.
     #[error("the message has {0} bytes, more than a message may have")]
     TooLong(usize),
 }
 
-/// Takes fields off the front.
+/// Consumes fields from the front of a slice.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -120,7 +120,7 @@ pub(super) fn check_range(field: &'static str, va: u64, len: u64) -> Result<(), 
     }
 }
 
-/// Appends fields. Keeps counting when the buffer is full, so that the error can state the length that was needed.
+/// Appends fields. Counts bytes beyond the end of the buffer, too, so that the error can state the needed length.
 pub(super) struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -132,8 +132,8 @@ impl<'a> Writer<'a> {
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        if let Some(room) = self.out.get_mut(self.at..self.at + bytes.len()) {
-            room.copy_from_slice(bytes);
+        if let Some(dest) = self.out.get_mut(self.at..self.at + bytes.len()) {
+            dest.copy_from_slice(bytes);
         }
         self.at += bytes.len();
         self
@@ -167,7 +167,7 @@ impl<'a> Writer<'a> {
         if self.at <= self.out.len() {
             Ok(self.at)
         } else {
-            Err(EncodeError::NoRoom { needed: self.at, room: self.out.len() })
+            Err(EncodeError::BufferTooSmall { needed: self.at, available: self.out.len() })
         }
     }
 }

@@ -3,13 +3,13 @@
 use super::bytes::{DecodeError, EncodeError, Reader, Writer, refuse};
 use super::{Status, VERSION};
 use crate::layout::Layout;
-use crate::pattern::KEY_BYTES;
+use crate::signature::KEY_BYTES;
 
 /// Length of every datagram: that of a management datagram.
 pub const DATAGRAM_BYTES: usize = 256;
 
 const BASE_VERSION: u8 = 1;
-/// One of the vendors' classes (IBTA volume 1, 16.5), whose datagrams name an organisation.
+/// A vendor-specific class (IBTA volume 1, 16.5). Its datagrams state the vendor's organisation identifier.
 const MANAGEMENT_CLASS: u8 = 0x3d;
 const ORGANISATION: [u8; 3] = [0x02, 0x54, 0x52];
 const METHOD_GET: u8 = 0x01;
@@ -18,23 +18,23 @@ const ATTRIBUTE_REGION: u16 = 1;
 const ATTRIBUTE_CONNECTION: u16 = 2;
 const MODIFIER_AND_RMPP_BYTES: usize = 18;
 
-/// A datagram, with the transaction it belongs to.
+/// A datagram with its transaction id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Datagram {
-    /// Asks what an rkey names.
+    /// Requests the description of an rkey.
     Describe { tid: u64, rkey: u32 },
     /// Answers [`Datagram::Describe`].
     Description { tid: u64, rkey: u32, described: Described },
-    /// Asks for a control queue pair; states the client's end.
+    /// Requests a control queue pair; states the client's end.
     Connect { tid: u64, connect: Connect },
     /// Answers [`Datagram::Connect`] with the server's end, or the reason for a refusal.
     Accepted { tid: u64, accepted: Result<Accepted, Status> },
 }
 
-/// What an rkey names.
+/// The description of an rkey.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Described {
-    /// Nothing that the peer may use; never [`Status::Ok`].
+    /// The peer may not use the rkey; never [`Status::Ok`].
     Refused(Status),
     /// A region, or window, that is all in memory.
     Plain,
@@ -48,24 +48,24 @@ pub struct RegionDescription {
     /// Its addresses and grid.
     pub layout: Layout,
     /// The key that its signature page is derived from.
-    pub pattern_key: [u8; KEY_BYTES],
-    /// Identifies the memory underneath and this registration of it: equal for a region and windows on it, so that a
-    /// client knows which ranges overlap; never used twice, so that no stale knowledge applies to it.
+    pub signature_key: [u8; KEY_BYTES],
+    /// Identifies the registered memory and this registration: equal for a region and windows on it, so that a
+    /// client detects overlapping ranges; never reused, so that stale knowledge does not apply to a later registration.
     pub region_id: u64,
-    /// How the server wants it to be accessed.
+    /// The access mode that the server requests.
     pub mode: Mode,
 }
 
-/// How a server wants its regions to be accessed.
+/// The access mode that a server requests for its regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// One-sided first; absent pages by RPC.
+    /// One-sided operations; RPC for absent pages.
     #[default]
     OneSided = 0,
-    /// Reads and writes by RPC: the baselines.
+    /// RPC for reads and writes: the baseline of benchmarks.
     RpcOnly = 1,
-    /// One-sided, as a region that is all in memory, which it is.
+    /// One-sided operations on a region that is all in memory.
     Plain = 2,
 }
 
@@ -78,7 +78,7 @@ pub struct Connect {
     pub psn: u32,
     /// Path MTU in bytes.
     pub mtu_bytes: u16,
-    /// Receives that it keeps posted.
+    /// Posted receives.
     pub receive_count: u16,
 }
 
@@ -136,7 +136,7 @@ impl Datagram {
             }
             Datagram::Accepted { accepted: Err(status), .. } => _ = writer.zeros(12).u16(*status as u16),
         }
-        debug_assert!(writer.finish().is_ok(), "every datagram has room");
+        debug_assert!(writer.finish().is_ok(), "every datagram fits");
         out
     }
 
@@ -153,8 +153,8 @@ impl Datagram {
     /// Decodes a datagram.
     ///
     /// # Errors
-    /// `Foreign` for a well-formed datagram of another protocol, which is no error of its sender; else what is wrong
-    /// with it.
+    /// `Foreign` for a well-formed datagram of another protocol, which is not an error of its sender; other variants
+    /// for malformed datagrams.
     pub fn decode(bytes: &[u8]) -> Result<Datagram, DecodeError> {
         let mut reader = Reader::new(bytes);
         for (field, expected) in [("base version", BASE_VERSION), ("management class", MANAGEMENT_CLASS)] {
@@ -227,7 +227,7 @@ fn decode_description(reader: &mut Reader<'_>, tid: u64) -> Result<Datagram, Dec
         (Status::Ok, 1) => Described::Extended(RegionDescription::decode(reader)?),
         (Status::Ok, kind) => return refuse("kind", kind.into(), "plain (0) or extended (1)"),
         (status, 0) => Described::Refused(status),
-        (_, kind) => return refuse("kind", kind.into(), "0 for what was refused"),
+        (_, kind) => return refuse("kind", kind.into(), "0 if refused"),
     };
     Ok(Datagram::Description { tid, rkey, described })
 }
@@ -236,7 +236,7 @@ impl RegionDescription {
     pub(super) fn encode(&self, writer: &mut Writer<'_>) {
         writer.u8(self.mode as u8).u32(self.layout.unit_bytes()).zeros(4);
         writer.u64(self.layout.base_va()).u64(self.layout.length());
-        writer.u64(self.layout.lead_bytes()).u64(self.region_id).bytes(&self.pattern_key);
+        writer.u64(self.layout.lead_bytes()).u64(self.region_id).bytes(&self.signature_key);
     }
 
     pub(super) fn decode(reader: &mut Reader<'_>) -> Result<RegionDescription, DecodeError> {
@@ -251,14 +251,14 @@ impl RegionDescription {
         let (base_va, length) = (reader.u64("base va")?, reader.u64("length")?);
         let lead_bytes = reader.u64("lead bytes")?;
         let Some(layout) = Layout::new(base_va, length, lead_bytes, unit_bytes) else {
-            return refuse("length", length, "no region can lie so");
+            return refuse("length", length, "not a valid range and grid");
         };
         let region_id = reader.u64("region id")?;
-        Ok(RegionDescription { layout, pattern_key: reader.array("pattern key")?, region_id, mode })
+        Ok(RegionDescription { layout, signature_key: reader.array("signature key")?, region_id, mode })
     }
 }
 
-/// One of the valid path MTUs.
+/// A valid path MTU.
 pub(super) fn decode_mtu(reader: &mut Reader<'_>) -> Result<u16, DecodeError> {
     match reader.u16("path mtu")? {
         mtu @ (256 | 512 | 1024 | 2048 | 4096) => Ok(mtu),

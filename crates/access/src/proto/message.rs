@@ -5,15 +5,15 @@ use super::bytes::{DecodeError, EncodeError, Reader, Writer, check_range, refuse
 use super::datagram::{RegionDescription, decode_mtu};
 use crate::layout::UNITS_MAX;
 use crate::pages::PageBitmap;
-use crate::pattern::PAGE_BYTES;
+use crate::signature::PAGE_BYTES;
 
 /// Longest message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// Bytes before the body.
 pub const HEADER_BYTES: usize = 16;
-/// Most pages that one `Read` can name.
+/// The most pages that one `Read` can request.
 pub const READ_PAGES_MAX: usize = (MESSAGE_BYTES_MAX - HEADER_BYTES - READ_BYTES) * 8;
-/// Most data that one `Write` can carry, in bytes.
+/// The most data that one `Write` can carry, in bytes.
 pub const INLINE_BYTES_MAX: usize = MESSAGE_BYTES_MAX - HEADER_BYTES - WRITE_BYTES;
 
 /// Bytes of the fields of `Read` and of `Write` that have a fixed length.
@@ -36,15 +36,15 @@ const KIND_PAIRED: u8 = 11;
 /// Longest name of a region in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Status {
-    /// It was carried out.
+    /// The request succeeded.
     Ok = 0,
-    /// The rkey, or the region id, names nothing.
+    /// There is no region with this rkey, or with this region id.
     NoSuchRegion = 1,
-    /// The region exists, but this peer may not use it, or not so.
+    /// The peer lacks the right to this access of the region.
     AccessDenied = 2,
     /// The range is not within the region.
     OutOfRange = 3,
@@ -52,20 +52,20 @@ pub enum Status {
     Invalid = 4,
     /// The device behind the region failed.
     DeviceError = 5,
-    /// There is no space behind a part of the region that was never written.
+    /// The file system has no space for a unit that was never written.
     NoSpace = 6,
-    /// The server has no room for the request now; it did nothing, and may be asked again.
+    /// The server lacks resources for the request at the moment. It did nothing; the client may retry.
     Busy = 7,
-    /// The region is all in memory: read it one-sidedly. The server did nothing.
+    /// The region is all in memory and should be accessed one-sidedly. The server did nothing.
     Plain = 8,
-    /// The client's own memory, the data's destination or source, did not permit the server's access.
+    /// The client's memory, the data's destination or source, did not permit the server's access.
     ClientMemory = 9,
-    /// The server does not support this.
+    /// The server does not support the request.
     Unsupported = 10,
 }
 
 impl Status {
-    /// All of them, in the order of their numbers.
+    /// All statuses, in the order of their numbers.
     pub const ALL: [Status; 11] = [
         Status::Ok,
         Status::NoSuchRegion,
@@ -100,23 +100,23 @@ pub struct Message<'a> {
 /// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// Asks where a region's tables are.
+    /// Requests the addresses of a region's tables.
     Open(Open),
     /// Answers [`Body::Open`].
     Opened(Opened),
-    /// Starts or stops answering READs of absent pages on this queue pair with the signature page.
+    /// Enables or disables the signature page as the answer to READs of absent pages on this queue pair.
     Magic(Magic),
-    /// Asks for pages to be written into the client's memory.
+    /// Requests pages, which the server writes into the client's memory.
     Read(Read),
-    /// Asks for data to be put into the region.
+    /// Requests that data be written into the region.
     Write(Write<'a>),
-    /// States where the client keeps its access counters.
+    /// States the address of the client's access counters.
     Counts(Counts),
-    /// Asks for the region with this name.
+    /// Requests the region with this name.
     Find(&'a str),
     /// Answers [`Body::Find`].
     Found(Found),
-    /// Asks for a queue pair for the regions that have names; states the client's end.
+    /// Requests a queue pair for access to named regions; states the client's end.
     Pair(Endpoint),
     /// Answers [`Body::Pair`] with the server's end.
     Paired(Endpoint),
@@ -124,10 +124,10 @@ pub enum Body<'a> {
     Done(Status),
 }
 
-/// A region that has a name.
+/// A named region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The key to access it with.
+    /// Its rkey.
     pub rkey: u32,
     /// Its description.
     pub region: RegionDescription,
@@ -144,7 +144,7 @@ pub struct Endpoint {
     pub mtu_bytes: u16,
 }
 
-/// Asks for the tables of a region.
+/// Requests the tables of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
     /// Its key.
@@ -164,8 +164,8 @@ pub struct Table {
     pub rkey: u32,
 }
 
-/// Where a region's tables are: one bit per unit, unit `n` is bit `n % 64` of the little-endian word `n / 64`; one
-/// 32-bit version per page, odd if present.
+/// The tables of a region. The bitmap has one bit per unit: unit `n` is bit `n % 64` of the little-endian word `n / 64`.
+/// The version table has one 32-bit version per page, odd if present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The residency bitmap.
@@ -174,7 +174,7 @@ pub struct Opened {
     pub versions: Table,
 }
 
-/// Turns the signature page on or off for one region and one queue pair.
+/// Enables or disables the signature page for one region and one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Magic {
     /// The client's queue pair.
@@ -189,7 +189,7 @@ pub struct Magic {
     pub on: bool,
 }
 
-/// Asks for pages of a range, to be written into the client's memory.
+/// Requests pages of a range, which the server writes into the client's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Read {
     /// The region's key.
@@ -206,17 +206,17 @@ pub struct Read {
     pub dest_rkey: u32,
 }
 
-/// Some of the pages that a range touches.
+/// Some of the pages of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// The offset of the range's first byte in its page, by the client's knowledge of the region's grid: the server
-    /// compares.
+    /// The offset of the range's first byte in its page, by the client's knowledge of the region's grid. The server
+    /// verifies it.
     pub offset: u16,
     /// The wanted pages: at least one.
     pub wanted: PageBitmap,
 }
 
-/// Asks for data to be put into a region.
+/// Requests that data be written into a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write<'a> {
     /// The region's key.
@@ -229,7 +229,7 @@ pub struct Write<'a> {
     pub source: Source<'a>,
 }
 
-/// Where the data of a [`Write`] is.
+/// The location of the data of a [`Write`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'a> {
     /// In the message, with the length of the write.
@@ -243,8 +243,8 @@ pub enum Source<'a> {
     },
 }
 
-/// Where the client counts its accesses of units: 32-bit little-endian numbers, for `unit_count` units from
-/// `first_unit` on.
+/// The table of the client's access counters: 32-bit little-endian numbers, for `unit_count` units from `first_unit`
+/// on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// The region's key.
@@ -253,7 +253,7 @@ pub struct Counts {
     pub region_id: u64,
     /// Unit of the first counter.
     pub first_unit: u32,
-    /// How many counters there are; 0 withdraws the table.
+    /// The number of counters; 0 withdraws the table.
     pub unit_count: u32,
     /// Address of the first counter.
     pub table_va: u64,
@@ -265,7 +265,7 @@ impl<'a> Message<'a> {
     /// Writes the message to the front of a buffer; returns its length.
     ///
     /// # Errors
-    /// If it does not fit there, or is longer than [`MESSAGE_BYTES_MAX`].
+    /// If the message does not fit into the buffer, or is longer than [`MESSAGE_BYTES_MAX`].
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         let (kind, status) = match &self.body {
             Body::Open(_) => (KIND_OPEN, Status::Ok),
@@ -294,7 +294,7 @@ impl<'a> Message<'a> {
     /// Decodes a message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If the bytes are not a valid message.
     pub fn decode(bytes: &'a [u8]) -> Result<Message<'a>, DecodeError> {
         if bytes.len() > MESSAGE_BYTES_MAX {
             return Err(DecodeError::TooLong { excess: bytes.len() - MESSAGE_BYTES_MAX });
@@ -416,7 +416,7 @@ impl Magic {
     }
 }
 
-/// Key, length and address: what `Read` and `Write` begin with.
+/// The first fields of `Read` and `Write`: key, length and address.
 fn decode_access(reader: &mut Reader<'_>) -> Result<(u32, u32, u64), DecodeError> {
     let (rkey, length, va) = (reader.u32("rkey")?, reader.u32("access length")?, reader.u64("va")?);
     if length == 0 {
@@ -457,7 +457,7 @@ impl Read {
 }
 
 impl Pages {
-    /// The bitmap: as many pages as the range touches, at least one of them wanted.
+    /// The bitmap, which has a bit for each page of the range and at least one wanted page.
     fn decode(
         reader: &mut Reader<'_>,
         length: u32,
@@ -468,7 +468,7 @@ impl Pages {
             return refuse("page offset", offset.into(), "less than a page");
         }
         if u64::from(page_count) != (u64::from(offset) + u64::from(length)).div_ceil(PAGE) {
-            return refuse("pages", page_count.into(), "not as many as the range touches");
+            return refuse("pages", page_count.into(), "not the number of pages of the range");
         }
         let (words, odd_bytes) = reader.rest().as_chunks::<8>();
         if !odd_bytes.is_empty() {

@@ -1,14 +1,15 @@
 //! The control protocol between clients and servers of extended regions.
 //!
-//! Two kinds of messages, both little-endian except for the header of datagrams. Reserved bytes are zero; a decoder
-//! refuses others, and every invalid value. A decoder takes any bytes and returns a message or a [`DecodeError`]; an
-//! accepted message encodes to the same bytes again.
+//! There are two kinds of messages. Both are little-endian, except for the header of datagrams. Reserved bytes are zero;
+//! a decoder refuses other values there, and every invalid value elsewhere. A decoder accepts any bytes and returns a
+//! message or a [`DecodeError`]; a decoded message encodes to the same bytes again.
 //!
 //! # Datagrams
-//! Sent by UD SEND between QP1s ([`Datagram`]). They ask what an rkey names, and set up a control queue pair. They may
-//! be lost or duplicated, so every request may be repeated with its transaction id (`tid`), and gets the same answer
-//! each time. Each is exactly [`DATAGRAM_BYTES`] long and has the form of a management datagram (IBTA volume 1,
-//! 13.4.2) of a vendor's class, so that a peer that does not implement Terrace drops it as such:
+//! Datagrams are sent by UD SEND between QP1s ([`Datagram`]). They request the description of an rkey, and set up a
+//! control queue pair. They may be lost or duplicated, so requests are idempotent: a request that is repeated with its
+//! transaction id (`tid`) gets the same answer each time. A datagram is exactly [`DATAGRAM_BYTES`] long and has the
+//! form of a management datagram (IBTA volume 1, 13.4.2) of a vendor-specific class. A peer that does not implement
+//! Terrace drops such datagrams. The form is:
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -26,12 +27,13 @@
 //! | attribute, method | datagram | body |
 //! |---|---|---|
 //! | 1, 0x01 | `Describe` | rkey u32 |
-//! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC, 2 plain); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, pattern key 32 bytes |
+//! | 1, 0x81 | `Description` | rkey u32, status u16, kind u8 (0 plain, 1 extended), mode u8 (0 one-sided, 1 by RPC, 2 plain); extended only: unit bytes u32, 4 zero, base va u64, length u64, lead bytes u64, region id u64, signature key 32 bytes |
 //! | 2, 0x01 | `Connect` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16 |
 //! | 2, 0x81 | `Accepted` | qpn u32, first psn u32, path mtu u16 (bytes), receives posted u16, status u16; if refused all but the status is 0 |
 //!
 //! # Messages
-//! Sent by SEND over the control queue pair ([`Message`]), at most [`MESSAGE_BYTES_MAX`] long. Each begins with
+//! Messages are sent by SEND over the control queue pair ([`Message`]) and are at most [`MESSAGE_BYTES_MAX`] long. Each
+//! begins with
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -43,7 +45,7 @@
 //!
 //! | kind | message | from | body | answer |
 //! |---|---|---|---|---|
-//! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with why not |
+//! | 1 | `Open` | client | rkey u32, 4 zero, region id u64 | `Opened`, or `Done` with an error status |
 //! | 2 | `Opened` | server | of the bitmap, then of the version table: va u64, bytes u64, rkey u32, 4 zero | |
 //! | 3 | `Magic` | client | client's qpn u32, server's qpn u32, rkey u32, on u8, 3 zero, region id u64 | `Done` |
 //! | 4 | `Read` | client | rkey u32, length u32, va u64, destination rkey u32, pages u32, destination va u64, page offset u16, 6 zero, bitmap: a u64 for each 64 pages | data by RDMA WRITE, then `Done`, or an immediate in its place |
@@ -55,14 +57,18 @@
 //! | 10 | `Pair` | client | qpn u32, first psn u32, path mtu u16 (bytes) | `Paired` |
 //! | 11 | `Paired` | server | the same | |
 //!
-//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that holds `va`.
-//! The server writes the parts of those pages that lie within `va..va + length`, each at its offset from `va` in the
-//! destination, and sends `Done` behind the data on the same queue pair; if all succeeded and the request's id permits
-//! it ([`immediate_of`]), the last WRITE replaces `Done` by its immediate. The page offset is that of `va` in its
-//! page, so that a client whose grid is stale is refused (`Invalid`). No pages (0) means all of the range; a client
-//! that does not know the region's grid requests it so. `Counts`: the client keeps one 32-bit counter for each unit; a
-//! counter only grows, and wraps. The server READs the table at any time. Zero units withdraw it. `Magic` names the
-//! registration whose signature page the client knows by its region id, so that a server can refuse stale knowledge.
+//! `Read`: page 0 of the bitmap is the page of the region's grid ([`Layout`](crate::layout::Layout)) that contains `va`.
+//! The server writes the bytes of the wanted pages within `va..va + length`, each at its offset from `va` in the
+//! destination, and sends `Done` after the data on the same queue pair. If all succeeded and the request's id permits
+//! it ([`immediate_of`]), the immediate of the last WRITE replaces `Done`. The page offset is that of `va` in its page;
+//! a request of a client whose grid is stale is refused with `Invalid`. A page count of 0 means the whole range; a
+//! client that does not know the region's grid sends 0.
+//!
+//! `Counts`: the client has one 32-bit counter for each unit; a counter only grows, and wraps. The server READs the
+//! table at any time. A unit count of 0 withdraws the table.
+//!
+//! `Magic` contains the region id of the registration whose signature page the client knows, so that a server can
+//! refuse stale knowledge.
 
 mod bytes;
 mod datagram;
@@ -75,21 +81,20 @@ pub use message::{
     NAME_BYTES_MAX, Open, Opened, Pages, READ_PAGES_MAX, Read, Source, Status, Table, Write,
 };
 
-/// Version of the protocol, in every message.
+/// The version of the protocol, stated in every message.
 pub const VERSION: u8 = 2;
 
-/// Ids below this in their lower half, and below 256 in their upper half, fit into an immediate.
+/// An id fits into an immediate if its lower half is below this and its upper half below 256.
 pub const IMMEDIATE_IDS: u32 = 1 << 24;
 
-/// The immediate by which the last WRITE of a `Read` reports that the request with this id was carried out, as a
-/// number: the id's upper half, then the lower 24 bits of its lower half. `None` for ids that are too large: those are
-/// answered by `Done` only.
+/// The immediate by which the last WRITE of a `Read` reports that the request with this id succeeded: the id's upper
+/// half, then the lower 24 bits of its lower half. `None` for ids that are too large, which need a `Done`.
 pub fn immediate_of(id: u64) -> Option<u32> {
     let (upper, lower) = ((id >> 32) as u32, id as u32);
     (upper < 256 && lower < IMMEDIATE_IDS).then_some(upper << 24 | lower)
 }
 
-/// The id of the request that an immediate is about.
+/// The id of the request whose success an immediate reports.
 pub fn id_of_immediate(immediate: u32) -> u64 {
     u64::from(immediate >> 24) << 32 | u64::from(immediate % IMMEDIATE_IDS)
 }

@@ -11,7 +11,7 @@ use crate::proto::{Body, EncodeError, IMMEDIATE_IDS, Magic, Message, Pages, Read
 /// A call to send to the server over the control queue pair.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Returned with the answer. The upper half is the session's tag.
+    /// The answer has the same id. The upper half is the session's tag.
     pub id: u64,
     pub(super) request: Request,
 }
@@ -36,7 +36,7 @@ impl Call {
     /// Writes the message into a buffer; returns its length.
     ///
     /// # Errors
-    /// If the buffer is too small; [`MESSAGE_BYTES_MAX`](crate::proto::MESSAGE_BYTES_MAX) bytes are always enough.
+    /// If the buffer is too small; [`MESSAGE_BYTES_MAX`](crate::proto::MESSAGE_BYTES_MAX) bytes suffice.
     pub fn encode(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         self.message().encode(out)
     }
@@ -60,53 +60,54 @@ pub(super) enum Data {
 /// A call that a work request waits for.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
-    /// The work request; `None` if none waits for the call.
+    /// The work request that waits for the call, if any.
     pub(super) seq: Option<Seq>,
     /// The offset of its range in the work request.
     pub(super) offset: u64,
     /// The program's memory that the server reads or writes.
     pub(super) local: Option<Local>,
     pub(super) request: Request,
-    /// How often the server has answered `Busy`.
+    /// The number of `Busy` answers.
     pub(super) refusals: u32,
 }
 
-/// A server that answered `Busy` is asked again after this long, in nanoseconds, and twice as long each further time.
+/// The delay of a retry after the first `Busy`, in nanoseconds. It doubles with each further `Busy`.
 const BUSY_DELAY_NS: u64 = 100_000;
-/// Longest such delay, as a power of two of the first.
+/// The most doublings of the delay.
 const BUSY_DOUBLINGS_MAX: u32 = 7;
 
 /// The calls of a session.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// Held until earlier work requests are done.
-    pub(super) held: Vec<Task>,
-    /// To be sent as soon as the server takes one more.
+    /// Calls that wait until earlier work requests are done.
+    pub(super) deferred: Vec<Task>,
+    /// Calls to send as soon as fewer than `in_flight_max` are in flight.
     pub(super) ready: VecDeque<Task>,
-    /// Delayed after `Busy`.
+    /// Calls that are retried later, after `Busy`.
     delayed: Vec<(Time, Task)>,
-    flights: BTreeMap<u64, Task>,
+    /// Calls that the server has not answered, by id.
+    in_flight: BTreeMap<u64, Task>,
     next_id: u32,
 }
 
 impl Calls {
-    /// The next call, if the server takes one more.
-    pub(super) fn launch(&mut self, tag: u32, in_flight_max: usize) -> Option<Call> {
-        if self.flights.len() >= in_flight_max {
+    /// Takes the next call to send, if fewer than `in_flight_max` are in flight.
+    pub(super) fn send_next(&mut self, tag: u32, in_flight_max: usize) -> Option<Call> {
+        if self.in_flight.len() >= in_flight_max {
             return None;
         }
         let task = self.ready.pop_front()?;
         let id = u64::from(tag) << 32 | u64::from(self.next_id);
-        // Small enough to be answered by an immediate.
+        // The lower half stays small enough for an immediate.
         self.next_id = (self.next_id + 1) % IMMEDIATE_IDS;
         let call = Call { id, request: task.request.clone() };
-        self.flights.insert(id, task);
+        self.in_flight.insert(id, task);
         Some(call)
     }
 
-    /// The task of an answered call.
-    pub(super) fn land(&mut self, id: u64) -> Option<Task> {
-        self.flights.remove(&id)
+    /// Takes out the task of an answered call.
+    pub(super) fn take_answered(&mut self, id: u64) -> Option<Task> {
+        self.in_flight.remove(&id)
     }
 
     /// Delays a task that the server answered with `Busy`.
@@ -116,21 +117,21 @@ impl Calls {
         self.delayed.push((now.after_ns(delay_ns), task));
     }
 
-    /// Makes tasks ready whose delay is over.
-    pub(super) fn expire(&mut self, now: Time) {
+    /// Makes the tasks ready whose delay is over.
+    pub(super) fn end_delays(&mut self, now: Time) {
         let ready = &mut self.ready;
         self.delayed.extract_if(.., |(until, _)| *until <= now).for_each(|(_, task)| ready.push_back(task));
     }
 
-    /// When [`Calls::expire`] has work.
+    /// The end of the earliest delay, for [`Calls::end_delays`].
     pub(super) fn deadline(&self) -> Option<Time> {
         self.delayed.iter().map(|(until, _)| *until).min()
     }
 
-    /// Takes out every task that has not been sent and is of a work request that `is_of` names.
+    /// Takes out every unsent task of the work requests that `is_of` selects.
     pub(super) fn drop_unsent(&mut self, mut is_of: impl FnMut(Seq) -> bool) -> Vec<Task> {
         let mut wanted = |task: &mut Task| task.seq.is_some_and(&mut is_of);
-        let mut dropped: Vec<Task> = self.held.extract_if(.., &mut wanted).collect();
+        let mut dropped: Vec<Task> = self.deferred.extract_if(.., &mut wanted).collect();
         dropped.extend(self.delayed.extract_if(.., |(_, task)| wanted(task)).map(|(_, task)| task));
         for mut task in std::mem::take(&mut self.ready) {
             if wanted(&mut task) {
@@ -143,28 +144,28 @@ impl Calls {
     }
 
     /// Drops the unsent tasks.
-    pub(super) fn forget_unsent(&mut self) {
-        self.held.clear();
+    pub(super) fn clear_unsent(&mut self) {
+        self.deferred.clear();
         self.ready.clear();
         self.delayed.clear();
     }
 
-    /// Takes out all tasks: no answer will come any more.
+    /// Takes out all tasks, because the control queue pair is gone.
     pub(super) fn drop_all(&mut self) -> Vec<Task> {
-        let mut dropped: Vec<Task> = std::mem::take(&mut self.held);
+        let mut dropped: Vec<Task> = std::mem::take(&mut self.deferred);
         dropped.extend(std::mem::take(&mut self.ready));
         dropped.extend(std::mem::take(&mut self.delayed).into_iter().map(|(_, task)| task));
-        dropped.extend(std::mem::take(&mut self.flights).into_values());
+        dropped.extend(std::mem::take(&mut self.in_flight).into_values());
         dropped
     }
 
-    /// Calls that the server has not answered.
-    pub(super) fn in_flight(&self) -> usize {
-        self.flights.len()
+    /// The number of calls that the server has not answered.
+    pub(super) fn in_flight_count(&self) -> usize {
+        self.in_flight.len()
     }
 }
 
-/// The completion status for a server's refusal; `None` for a status that is no failure of the work request.
+/// The completion status for a server's status; `None` for a status that is not a failure of the work request.
 pub(super) fn completion_status(status: Status) -> Option<WcStatus> {
     match status {
         Status::Ok | Status::Busy | Status::Plain => None,
@@ -175,7 +176,13 @@ pub(super) fn completion_status(status: Status) -> Option<WcStatus> {
     }
 }
 
-/// A call for some pages of a part of a READ.
-pub(super) fn read(rkey: u32, va: u64, length: u32, pages: Option<Pages>, dest: (u64, u32)) -> Request {
+/// A call for some pages of a range of a READ.
+pub(super) fn read_request(
+    rkey: u32,
+    va: u64,
+    length: u32,
+    pages: Option<Pages>,
+    dest: (u64, u32),
+) -> Request {
     Request::Read(Read { rkey, va, length, pages, dest_va: dest.0, dest_rkey: dest.1 })
 }

@@ -1,4 +1,4 @@
-//! A work request of the session, and the memory that it touches.
+//! A work request of the session, and the memory that it accesses.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use crate::pages::PageBitmap;
 use crate::proto::Mode;
 use crate::region::{Knowledge, Region};
 
-/// Number of a work request since the session began.
+/// The sequence number of a work request in its session.
 pub(super) type Seq = u64;
 
-/// The kind of a request, as far as order depends on it.
+/// The ordering class of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// RDMA READ.
     Read,
     /// RDMA WRITE without immediate data.
     Write,
-    /// Compare and swap, fetch and add: both reads and writes, there and here.
+    /// Compare and swap, fetch and add: both read and write remote memory, and write local memory.
     Atomic,
-    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and local operations of the NIC: an observer of one may rely on all
-    /// earlier requests.
+    /// SENDs, immediate data, ATOMIC WRITE, FLUSH and local operations of the NIC: an observer of one may rely on the
+    /// effects of all earlier requests.
     Signal,
 }
 
@@ -44,12 +44,12 @@ impl Kind {
     }
 }
 
-/// How a request is carried out.
+/// The route by which a request is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Unchanged, by the queue pair.
-    Queue,
-    /// A READ whose data is inspected, because it may be missing.
+pub(super) enum Route {
+    /// The queue pair executes the unchanged request.
+    QueuePair,
+    /// READs on the queue pair, whose data is compared with the signature page.
     Checked,
     /// A READ by RPC.
     Fetch,
@@ -57,26 +57,25 @@ pub(super) enum Way {
     Store,
 }
 
-/// The memory of the peer that a request touches.
+/// The peer's memory that a request accesses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
     pub(super) rkey: u32,
     pub(super) va: u64,
     pub(super) length: u64,
     pub(super) writes: bool,
-    /// The region underneath and the offset on its grid, of an extended region; `None` for a plain one.
-    place: Place,
+    location: Location,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Place {
-    /// It may be any memory of the peer's.
+/// The identity of accessed memory, for the detection of overlaps.
+enum Location {
+    /// Possibly any memory of the peer.
     Unknown,
+    /// A plain region: its rkey and addresses identify the memory.
     Plain,
-    Grid {
-        region_id: u64,
-        offset: u64,
-    },
+    /// An extended region: the registration and the offset on its grid.
+    Grid { region_id: u64, offset: u64 },
 }
 
 impl Remote {
@@ -90,25 +89,25 @@ impl Remote {
             SendOp::Flush { va, rkey, length, .. } => (va, rkey, length.into(), false),
             _ => return None,
         };
-        let place = match known {
-            Knowledge::Unknown => Place::Unknown,
-            Knowledge::Plain => Place::Plain,
+        let location = match known {
+            Knowledge::Unknown => Location::Unknown,
+            Knowledge::Plain => Location::Plain,
             Knowledge::Extended(region) if region.layout().covers(va, length) => {
-                Place::Grid { region_id: region.description().region_id, offset: region.layout().grid(va) }
+                Location::Grid { region_id: region.description().region_id, offset: region.layout().grid(va) }
             }
-            Knowledge::Extended(_) => Place::Unknown,
+            Knowledge::Extended(_) => Location::Unknown,
         };
-        (length > 0).then_some(Remote { rkey, va, length, writes, place })
+        (length > 0).then_some(Remote { rkey, va, length, writes, location })
     }
 
-    /// Whether two requests may touch the same memory. A plain registration of memory that is part of an extended
-    /// region, too, is not recognized.
+    /// Whether two requests may access the same memory. Overlaps between a plain and an extended registration of the
+    /// same memory are not detected.
     pub(super) fn overlaps(&self, other: &Remote) -> bool {
-        match (self.place, other.place) {
-            (Place::Unknown, _) | (_, Place::Unknown) => true,
+        match (self.location, other.location) {
+            (Location::Unknown, _) | (_, Location::Unknown) => true,
             (
-                Place::Grid { region_id: left, offset: start },
-                Place::Grid { region_id: right, offset: other_start },
+                Location::Grid { region_id: left, offset: start },
+                Location::Grid { region_id: right, offset: other_start },
             ) => left == right && ranges_overlap(start, self.length, other_start, other.length),
             _ => self.rkey == other.rkey && ranges_overlap(self.va, self.length, other.va, other.length),
         }
@@ -145,31 +144,31 @@ fn ranges_overlap(start: u64, length: u64, other_start: u64, other_length: u64) 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) wr: SendWr,
-    /// Bytes sent, or read.
+    /// Bytes to send, or to read.
     pub(super) length: u64,
     pub(super) kind: Kind,
-    pub(super) way: Way,
+    pub(super) route: Route,
     pub(super) remote: Option<Remote>,
-    /// The region of an access to an extended region within its bounds.
+    /// The region, if the request accesses an extended region within its bounds.
     pub(super) region: Option<Arc<Region>>,
-    /// Whether its target is known to be all in memory, or to be served as if it were.
+    /// Whether the target is known to be a plain region, or an extended one in plain mode.
     pub(super) is_plain: bool,
     pub(super) issued: bool,
-    /// Whether its completion was reported before older ones'.
+    /// Whether its completion was reported before those of older requests.
     pub(super) completed: bool,
-    /// Whether the session counts it among the READs that may need calls.
+    /// Whether the session's `checked_count` includes it.
     pub(super) is_counted: bool,
-    /// Work requests on the queue pair that it waits for.
+    /// The number of its posts that are queued or on the queue pair.
     pub(super) posts: u32,
-    /// RPCs that it waits for, sent or not.
+    /// The number of its RPCs that are unsent or unanswered.
     pub(super) calls: u32,
-    /// Pages of a checked READ that looked absent, to be fetched when all of its posts are back.
+    /// Pages of a checked READ that matched the signature page, to be fetched when all of its posts have completed.
     pub(super) suspects: PageBitmap,
-    /// Buffers of this READ into which an RPC of an earlier READ may put data after this one's has come.
+    /// Buffers of this READ into which an RPC of an earlier READ may write after this READ's data has arrived.
     pub(super) overwritten: SmallVec<[Local; 1]>,
-    /// The status of its failure, and the NIC's code.
+    /// The status of its failure, and the vendor error.
     pub(super) failure: Option<(WcStatus, u32)>,
-    /// The NIC's completion of a request that it carried out unchanged.
+    /// The NIC's completion of a request on the route `QueuePair`.
     pub(super) wc: Option<Wc>,
 }
 
@@ -194,7 +193,7 @@ impl Entry {
         Entry {
             length,
             kind: Kind::of(&wr.op),
-            way: Way::Queue,
+            route: Route::QueuePair,
             remote,
             region,
             is_plain,
@@ -211,7 +210,7 @@ impl Entry {
         }
     }
 
-    /// The elements of its list; none for a payload that is not the program's memory.
+    /// The elements of its scatter/gather list; none for a payload outside the program's memory.
     pub(super) fn sges(&self) -> &[Sge] {
         self.wr.payload.sges().unwrap_or_default()
     }
@@ -221,32 +220,32 @@ impl Entry {
         self.issued && self.posts == 0 && self.calls == 0
     }
 
-    /// Whether a range of local memory is among its own.
-    pub(super) fn touches(&self, local: &Local) -> bool {
+    /// Whether its buffers overlap a range of local memory.
+    pub(super) fn overlaps_local(&self, local: &Local) -> bool {
         self.sges().iter().any(|sge| Local::from(sge).overlaps(local))
     }
 
-    /// Whether two requests use the same local memory.
-    pub(super) fn shares_memory(&self, other: &Entry) -> bool {
-        self.sges().iter().any(|sge| other.touches(&sge.into()))
+    /// Whether the buffers of two requests overlap.
+    pub(super) fn shares_local_memory(&self, other: &Entry) -> bool {
+        self.sges().iter().any(|sge| other.overlaps_local(&sge.into()))
     }
 
-    /// Whether two requests touch the same memory of the peer's.
-    pub(super) fn meets(&self, other: &Entry) -> bool {
+    /// Whether two requests access the same memory of the peer.
+    pub(super) fn overlaps_remote(&self, other: &Entry) -> bool {
         matches!((&self.remote, &other.remote), (Some(left), Some(right)) if left.overlaps(right))
     }
 
-    /// Whether it is a READ of which part may come by RPC, now or later.
+    /// Whether it is a READ that may need RPCs.
     pub(super) fn may_fetch(&self) -> bool {
-        matches!(self.way, Way::Checked | Way::Fetch)
+        matches!(self.route, Route::Checked | Route::Fetch)
     }
 
-    /// Records a failure; the first one counts.
+    /// Records a failure, unless one is recorded already.
     pub(super) fn fail(&mut self, status: WcStatus, vendor_err: u32) {
         self.failure.get_or_insert((status, vendor_err));
     }
 
-    /// The completion, if it has one.
+    /// The completion; `None` for an unsignaled success.
     pub(super) fn completion(&self, qpn: u32, signal_all: bool) -> Option<Wc> {
         let (status, vendor_err) = self.failure.unwrap_or_default();
         let failed = status != WcStatus::Success;

@@ -1,16 +1,17 @@
-//! Regions for which the server serves this queue pair's calls, and for which its NIC answers with the signature page.
+//! Grants: the regions for which the server accepts this queue pair's calls, and for which its NIC answers READs of
+//! absent pages with the signature page.
 //!
-//! One message requests both ([`Magic`](crate::proto::Magic)): it names the queue pair through which the client may
-//! use the region. It is sent when a region is first used, and nothing waits for the answer: until then READs are made
-//! as of a plain region, but their data is inspected, because the NIC may start to answer with the signature page at
-//! any time.
+//! One message requests both ([`Magic`](crate::proto::Magic)): it states the queue pair through which the client may
+//! use the region. The session sends it at the first use of a region. No request waits for the answer: until then
+//! READs are executed as on a plain region, but their data is inspected, because the NIC may answer with the signature
+//! page at any time.
 //!
 //! ```text
-//!   first use          nothing unchecked under way          Ok
-//!   ----------> Wanted -----------------------------> Asked ----> Granted
-//!                 ^                                     |
-//!                 +------- not now: after a while ------+------> Refused: a plain region
-//!                                                          never
+//!   first use          no unchecked READ in flight              Ok
+//!   ----------> Queued -----------------------------> Requested ----> Granted
+//!                 ^                                       |
+//!                 +----- Busy, AccessDenied: backoff -----+---------> Refused: a plain region
+//!                                                          other status
 //! ```
 
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use terrace_transport::Time;
 use crate::proto::Status;
 use crate::region::Region;
 
-/// A server that cannot grant yet is asked again after this long, in nanoseconds, and twice as long each further time:
-/// its end of the queue pair may not be connected yet.
+/// The delay of the first retry in nanoseconds; it doubles with each retry. A server refuses, for example, while its
+/// end of the queue pair is not connected.
 const RETRY_NS: u64 = 500_000;
-/// How often it is asked in all; the last answer comes after half a second at the soonest.
+/// The most requests for one region. The last one is sent after half a second at the earliest.
 const TRIES_MAX: u32 = 11;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Wanted,
-    Asked,
+    Queued,
+    Requested,
     Granted,
     Refused,
 }
@@ -39,25 +40,25 @@ struct Grant {
     region: Arc<Region>,
     state: State,
     /// Whether READs may be answered with the signature page.
-    may_be_on: bool,
+    may_return_signature: bool,
     /// The earliest time of the next request.
     not_before: Time,
     refusals: u32,
 }
 
-/// The consequence of an answer.
+/// The result of a request for a grant.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Granted(Arc<Region>),
-    /// It will be requested again.
-    Later,
-    /// The region is accessed as a plain one; the rkey may name another one by now.
+    /// The grant will be requested again.
+    Retry,
+    /// The region is accessed as a plain one. If the knowledge is outdated, the rkey names another region by now.
     Refused {
         is_outdated: bool,
     },
 }
 
-/// The grants of a session. Most have one or two.
+/// The grants of a session. Most sessions have one or two.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     list: Vec<Grant>,
@@ -65,88 +66,95 @@ pub(super) struct Grants {
 
 impl Grants {
     fn find(&self, region: &Region) -> Option<&Grant> {
-        self.list.iter().find(|grant| is_same(&grant.region, region))
+        self.list.iter().find(|grant| is_same_registration(&grant.region, region))
     }
 
-    /// Notes that a region is used.
-    pub(super) fn want(&mut self, region: &Arc<Region>) {
+    /// Queues the request for a region's grant, at its first use.
+    pub(super) fn queue_request(&mut self, region: &Arc<Region>) {
         if self.find(region).is_none() {
             let (region, not_before) = (Arc::clone(region), Time(0));
-            self.list.push(Grant { region, state: State::Wanted, may_be_on: false, not_before, refusals: 0 });
+            self.list.push(Grant {
+                region,
+                state: State::Queued,
+                may_return_signature: false,
+                not_before,
+                refusals: 0,
+            });
         }
     }
 
-    /// Whether calls for a region are served.
+    /// Whether the server accepts calls for a region.
     pub(super) fn is_granted(&self, region: &Region) -> bool {
         self.find(region).is_some_and(|grant| grant.state == State::Granted)
     }
 
-    /// Whether a region was refused, and so is a plain one.
+    /// Whether the server refused a region, which is accessed as a plain one then.
     pub(super) fn is_refused(&self, region: &Region) -> bool {
         self.find(region).is_some_and(|grant| grant.state == State::Refused)
     }
 
     /// Whether a READ of a region may have been answered with the signature page.
-    pub(super) fn may_be_on(&self, region: &Region) -> bool {
-        self.find(region).is_some_and(|grant| grant.may_be_on)
+    pub(super) fn may_return_signature(&self, region: &Region) -> bool {
+        self.find(region).is_some_and(|grant| grant.may_return_signature)
     }
 
-    /// The next region to request, and whether with the signature page. That has to wait for READs whose data is not
+    /// The next region to request. A request that enables the signature page waits for READs whose data is not
     /// inspected.
-    pub(super) fn ask(
+    pub(super) fn next_request(
         &mut self,
         now: Time,
-        pattern: bool,
+        signature: bool,
         is_unchecked: impl Fn(u32) -> bool,
     ) -> Option<Arc<Region>> {
         let grant = self.list.iter_mut().find(|grant| {
-            let is_due = grant.state == State::Wanted && grant.not_before <= now;
-            is_due && !(pattern && is_unchecked(grant.region.rkey()))
+            let is_due = grant.state == State::Queued && grant.not_before <= now;
+            is_due && !(signature && is_unchecked(grant.region.rkey()))
         })?;
-        grant.state = State::Asked;
-        grant.may_be_on |= pattern;
+        grant.state = State::Requested;
+        grant.may_return_signature |= signature;
         Some(Arc::clone(&grant.region))
     }
 
-    /// When a region is to be requested again, apart from regions that wait for an event.
+    /// The time of the next request, except for regions that wait for an event.
     pub(super) fn deadline(&self, is_unchecked: impl Fn(u32) -> bool) -> Option<Time> {
-        let wanted = self.list.iter().filter(|grant| grant.state == State::Wanted);
+        let wanted = self.list.iter().filter(|grant| grant.state == State::Queued);
         wanted.filter(|grant| !is_unchecked(grant.region.rkey())).map(|grant| grant.not_before).min()
     }
 
-    /// Handles the answer about a registration.
-    pub(super) fn answer(&mut self, now: Time, rkey: u32, region_id: u64, status: Status) -> Verdict {
-        let is_it = |region: &Region| (region.rkey(), region.description().region_id) == (rkey, region_id);
+    /// Handles the answer to a request.
+    pub(super) fn handle_answer(&mut self, now: Time, rkey: u32, region_id: u64, status: Status) -> Verdict {
+        let is_requested =
+            |region: &Region| (region.rkey(), region.description().region_id) == (rkey, region_id);
         let Some(grant) =
-            self.list.iter_mut().find(|grant| grant.state == State::Asked && is_it(&grant.region))
+            self.list.iter_mut().find(|grant| grant.state == State::Requested && is_requested(&grant.region))
         else {
-            return Verdict::Later;
+            return Verdict::Retry;
         };
         if status == Status::Ok {
             grant.state = State::Granted;
             return Verdict::Granted(Arc::clone(&grant.region));
         }
-        grant.may_be_on = false;
+        grant.may_return_signature = false;
         if matches!(status, Status::Busy | Status::AccessDenied) && grant.refusals + 1 < TRIES_MAX {
-            grant.state = State::Wanted;
+            grant.state = State::Queued;
             grant.not_before = now.after_ns(RETRY_NS << grant.refusals);
             grant.refusals += 1;
-            return Verdict::Later;
+            return Verdict::Retry;
         }
         grant.state = State::Refused;
         Verdict::Refused { is_outdated: status == Status::NoSuchRegion }
     }
 
-    /// The server, or the connection to it, is another one: all regions have to be requested again. Its NIC may still
-    /// answer with signature pages.
-    pub(super) fn start_anew(&mut self) {
+    /// Queues all requests again, for a new connection or another server. The NIC may still answer with signature
+    /// pages.
+    pub(super) fn request_again(&mut self) {
         for grant in &mut self.list {
-            (grant.state, grant.not_before, grant.refusals) = (State::Wanted, Time(0), 0);
+            (grant.state, grant.not_before, grant.refusals) = (State::Queued, Time(0), 0);
         }
     }
 }
 
-fn is_same(left: &Arc<Region>, right: &Region) -> bool {
+fn is_same_registration(left: &Arc<Region>, right: &Region) -> bool {
     std::ptr::eq(Arc::as_ptr(left), right)
         || (left.rkey(), left.description().region_id) == (right.rkey(), right.description().region_id)
 }

@@ -1,23 +1,24 @@
-//! Which work requests have to wait for which, so that the mix of RPCs and one-sided operations is not observable.
+//! The hazards between work requests: a request waits for earlier ones so that the mix of RPCs and one-sided operations
+//! is not observable.
 //!
-//! The queue pair carries out its work requests in order. An RPC overtakes them, or is overtaken. No request ever
-//! waits for one that was posted later, so none waits for ever.
+//! The queue pair executes its work requests in order. An RPC may be executed before or after them. A request only waits
+//! for requests that were posted earlier, so there is no deadlock.
 
 use super::Session;
 use super::calls::Task;
-use super::entry::{Entry, Kind, Way};
+use super::entry::{Entry, Kind, Route};
 use terrace_transport::SendFlags;
 
 impl Session {
-    /// Whether the work request at an index, whose `way` is set, has to wait for one before it.
+    /// Whether the work request at an index, whose `route` is set, has to wait for an earlier one.
     pub(super) fn is_blocked(&self, index: usize) -> bool {
         let request = &self.entries[index];
         let fenced = request.wr.flags.contains(SendFlags::FENCE);
-        let can_be_repeated = request.way == Way::Checked
+        let can_be_repeated = request.route == Route::Checked
             && request.region.as_ref().is_some_and(|region| self.grants.is_granted(region));
         // Without calls in flight and without READs that may need one, the queue pair's own order is enough.
         let no_calls = self.task_count == 0 && (can_be_repeated || self.checked_count == 0);
-        if self.mode.is_none() || (!fenced && no_calls && request.way != Way::Store) {
+        if self.mode.is_none() || (!fenced && no_calls && request.route != Route::Store) {
             return false;
         }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
@@ -26,18 +27,19 @@ impl Session {
         })
     }
 
-    /// Whether a call has to wait: for the server's grant, or for an earlier work request that changes the data that
-    /// the call is to read, or that uses the memory that the call is to fill.
-    pub(super) fn is_held(&self, task: &Task) -> bool {
+    /// Whether a call has to wait: for the server's grant, or for an earlier work request that writes the data that the
+    /// call reads, or that uses the memory that the call fills.
+    pub(super) fn is_deferred(&self, task: &Task) -> bool {
         let Some(index) = task.seq.and_then(|seq| self.index(seq)) else { return false };
         let request = &self.entries[index];
         if request.region.as_ref().is_some_and(|region| !self.grants.is_granted(region)) {
             return true;
         }
         self.entries.range(..index).filter(|earlier| !earlier.is_done()).any(|earlier| {
-            let changes =
-                earlier.remote.as_ref().is_some_and(|remote| remote.writes) && earlier.meets(request);
-            let fills = request.kind == Kind::Read && task.local.is_some_and(|local| earlier.touches(&local));
+            let changes = earlier.remote.as_ref().is_some_and(|remote| remote.writes)
+                && earlier.overlaps_remote(request);
+            let fills =
+                request.kind == Kind::Read && task.local.is_some_and(|local| earlier.overlaps_local(&local));
             changes || fills
         })
     }
@@ -48,21 +50,20 @@ impl Session {
 fn must_follow(request: &Entry, earlier: &Entry, can_be_repeated: bool) -> bool {
     let receives = matches!(request.kind, Kind::Read | Kind::Atomic);
     let writes = request.remote.as_ref().is_some_and(|remote| remote.writes);
-    match earlier.way {
-        // A peer that is notified by this request, or a READ of the written bytes, must find the WRITE done. And the
-        // server may still be reading the program's memory.
-        Way::Store => {
+    match earlier.route {
+        // A peer that this request notifies, and a READ of the written bytes, must observe the WRITE. The server may
+        // still be reading the program's memory, too.
+        Route::Store => {
             matches!(request.kind, Kind::Signal | Kind::Atomic)
-                || request.meets(earlier)
-                || (receives && request.shares_memory(earlier))
+                || request.overlaps_remote(earlier)
+                || (receives && request.shares_local_memory(earlier))
         }
-        // It must not read bytes that are written only now.
-        Way::Checked | Way::Fetch if writes && request.meets(earlier) => true,
-        // If a call for the earlier one becomes necessary later, the request itself is repeated; and calls of its own
-        // wait.
-        Way::Checked | Way::Fetch if receives && request.shares_memory(earlier) => {
-            request.way != Way::Fetch && (earlier.calls > 0 || !can_be_repeated)
+        // The earlier READ must not return bytes that this request writes.
+        Route::Checked | Route::Fetch if writes && request.overlaps_remote(earlier) => true,
+        // If the earlier READ needs a call later, this request is repeated; its own calls wait.
+        Route::Checked | Route::Fetch if receives && request.shares_local_memory(earlier) => {
+            request.route != Route::Fetch && (earlier.calls > 0 || !can_be_repeated)
         }
-        _ => request.way == Way::Store && request.meets(earlier),
+        _ => request.route == Route::Store && request.overlaps_remote(earlier),
     }
 }

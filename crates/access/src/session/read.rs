@@ -1,5 +1,4 @@
-//! READs of extended regions: which parts to read one-sidedly, which to fetch, and whether the bytes that came are
-//! data.
+//! READs of extended regions: the division into one-sided READs and fetches by RPC, and the inspection of the data.
 
 use std::ops::Range;
 
@@ -8,27 +7,28 @@ use terrace_transport::{LocalError, SendOp};
 
 use super::calls::{self, Request, Task};
 use super::entry::{Entry, Local, Seq};
-use super::pieces::{LocalMemory, gather, pieces};
+use super::sge_list::{LocalMemory, gather, sub_elements};
 use crate::pages::PageBitmap;
-use crate::pattern::{CHUNK_BYTES, PAGE_BYTES};
 use crate::proto::{Pages, READ_PAGES_MAX};
 use crate::region::Region;
+use crate::signature::{CHUNK_BYTES, PAGE_BYTES};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A part of a work request, in bytes from its first one.
-pub(super) type Part = Range<u64>;
+/// A byte range of a work request, relative to its first byte.
+pub(super) type ByteRange = Range<u64>;
 
 /// The division of a READ.
 pub(super) struct Plan {
-    /// The parts that are believed to be present, in runs as long as possible.
-    pub(super) runs: SmallVec<[Part; 2]>,
-    /// The pages that are believed to be absent.
+    /// The ranges that are considered present, in runs as long as possible.
+    pub(super) runs: SmallVec<[ByteRange; 2]>,
+    /// The pages that are considered absent.
     pub(super) absent: PageBitmap,
 }
 
-/// Divides a READ of a region by the believed residency of its units. Without `may_ask`, all units count as present.
-pub(super) fn plan(region: &Region, va: u64, length: u64, may_ask: bool) -> Plan {
+/// Divides a READ of a region by the residency of its units in the pulled bitmap. Without `may_call`, all units count
+/// as present.
+pub(super) fn plan(region: &Region, va: u64, length: u64, may_call: bool) -> Plan {
     let layout = region.layout();
     let unit_bytes = u64::from(layout.unit_bytes());
     let start = layout.grid(va);
@@ -36,7 +36,7 @@ pub(super) fn plan(region: &Region, va: u64, length: u64, may_ask: bool) -> Plan
     for unit in layout.units(va, length) {
         let from = (unit as u64 * unit_bytes).saturating_sub(start);
         let to = ((unit as u64 + 1) * unit_bytes - start).min(length);
-        if may_ask && !region.bitmap().is_present(unit) {
+        if may_call && !region.bitmap().is_present(unit) {
             if plan.absent.page_count() == 0 {
                 plan.absent = PageBitmap::new(layout.page_count(va, length));
             }
@@ -50,22 +50,22 @@ pub(super) fn plan(region: &Region, va: u64, length: u64, may_ask: bool) -> Plan
     plan
 }
 
-/// The pages that a part touches, of an access that begins `page_offset` bytes into its page 0.
-fn pages_of(page_offset: usize, part: &Part) -> Range<usize> {
+/// The pages of a byte range, in an access that begins `page_offset` bytes into its page 0.
+fn pages_of(page_offset: usize, range: &ByteRange) -> Range<usize> {
     let offset = page_offset as u64;
-    ((offset + part.start) / PAGE) as usize..(offset + part.end).div_ceil(PAGE) as usize
+    ((offset + range.start) / PAGE) as usize..(offset + range.end).div_ceil(PAGE) as usize
 }
 
-/// The part of a page that an access of `length` bytes touches.
-fn part_of(page_offset: usize, page: usize, length: u64) -> Part {
+/// The byte range of a page, in an access of `length` bytes.
+fn range_of(page_offset: usize, page: usize, length: u64) -> ByteRange {
     let (start, offset) = (page as u64 * PAGE, page_offset as u64);
     start.saturating_sub(offset)..(start + PAGE - offset).min(length)
 }
 
-/// Divides a run so that each READ's packets begin at chunk boundaries of the grid: only then is an absent packet sure
-/// to contain a whole chunk, or to be a part that is compared by itself. A READ of one packet needs no division: it is
-/// present or absent as a whole.
-pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> SmallVec<[Part; 2]> {
+/// Divides a run so that each READ's packets begin at chunk boundaries of the grid. Only then does an absent packet
+/// contain a whole chunk, or consist of an incomplete one, which is compared by itself. A READ of one packet needs no
+/// division: it is present or absent as a whole.
+pub(super) fn align(region: &Region, va: u64, run: ByteRange, mtu_bytes: u64) -> SmallVec<[ByteRange; 2]> {
     let start = region.layout().grid(va + run.start);
     let head_end = run.start + (start.next_multiple_of(mtu_bytes) - start);
     let is_aligned = start.is_multiple_of(CHUNK_BYTES as u64);
@@ -76,15 +76,15 @@ pub(super) fn align(region: &Region, va: u64, run: Part, mtu_bytes: u64) -> Smal
     }
 }
 
-/// The calls for wanted pages of a READ: one for each element that has any.
-pub(super) fn fetches(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBitmap) -> Vec<Task> {
+/// The calls for wanted pages of a READ: one for each element with wanted pages.
+pub(super) fn read_calls(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBitmap) -> Vec<Task> {
     let mut tasks = Vec::new();
     let SendOp::Read { va, .. } = entry.wr.op else { return tasks };
     if wanted.is_empty() {
         return tasks;
     }
     let page_offset = region.layout().page_offset(va);
-    for (at, sge) in pieces(entry.sges(), 0, entry.length) {
+    for (at, sge) in sub_elements(entry.sges(), 0, entry.length) {
         let element = at..at + u64::from(sge.length);
         let mut pages = pages_of(page_offset, &element).filter(|&page| wanted.contains(page)).peekable();
         while let Some(first) = pages.next() {
@@ -93,65 +93,66 @@ pub(super) fn fetches(seq: Seq, entry: &Entry, region: &Region, wanted: &PageBit
                 bits.push(page - first);
             }
             let last = first + bits.last().copied().unwrap_or(0);
-            let from = part_of(page_offset, first, entry.length).start.max(element.start);
-            let to = part_of(page_offset, last, entry.length).end.min(element.end);
+            let from = range_of(page_offset, first, entry.length).start.max(element.start);
+            let to = range_of(page_offset, last, entry.length).end.min(element.end);
             let mut set = PageBitmap::new(last - first + 1);
             bits.iter().for_each(|&bit| set.insert(bit));
             let offset = ((page_offset as u64 + from) % PAGE) as u16;
-            tasks.push(fetch(seq, entry, from..to, Some(Pages { offset, wanted: set })));
+            tasks.push(read_call(seq, entry, from..to, Some(Pages { offset, wanted: set })));
         }
     }
     tasks
 }
 
 /// The calls for all of a READ, without knowledge of the region's grid: one for each element.
-pub(super) fn fetches_of_all(seq: Seq, entry: &Entry) -> Vec<Task> {
-    pieces(entry.sges(), 0, entry.length)
-        .map(|(at, sge)| fetch(seq, entry, at..at + u64::from(sge.length), None))
+pub(super) fn whole_read_calls(seq: Seq, entry: &Entry) -> Vec<Task> {
+    sub_elements(entry.sges(), 0, entry.length)
+        .map(|(at, sge)| read_call(seq, entry, at..at + u64::from(sge.length), None))
         .collect()
 }
 
-/// A call for a part of a READ that lies within one element.
-fn fetch(seq: Seq, entry: &Entry, part: Part, pages: Option<Pages>) -> Task {
+/// A call for a byte range of a READ within one element.
+fn read_call(seq: Seq, entry: &Entry, range: ByteRange, pages: Option<Pages>) -> Task {
     let (va, rkey) = match entry.wr.op {
         SendOp::Read { va, rkey } => (va, rkey),
         _ => (0, 0),
     };
-    let length = part.end - part.start;
-    let dest =
-        pieces(entry.sges(), part.start, length).next().map_or((0, 0), |(_, sge)| (sge.addr, sge.lkey));
-    let request: Request = calls::read(rkey, va + part.start, length as u32, pages, dest);
+    let length = range.end - range.start;
+    let dest = sub_elements(entry.sges(), range.start, length)
+        .next()
+        .map_or((0, 0), |(_, sge)| (sge.addr, sge.lkey));
+    let request: Request = calls::read_request(rkey, va + range.start, length as u32, pages, dest);
     Task {
         seq: Some(seq),
-        offset: part.start,
+        offset: range.start,
         local: Some(Local { addr: dest.0, length }),
         request,
         refusals: 0,
     }
 }
 
-/// Inspects the data of a part of a READ, and adds the pages that may have been absent to the suspects. `page_room` is
-/// a buffer for the data.
+/// Inspects the data of a byte range of a READ, and adds the pages that may have been absent to the suspects.
+/// `page_buffer` is scratch memory.
 ///
 /// # Errors
 /// If the program's memory cannot be read.
 pub(super) fn inspect(
     entry: &Entry,
     region: &Region,
-    part: Part,
+    range: ByteRange,
     memory: &impl LocalMemory,
-    page_room: &mut [u8; PAGE_BYTES],
+    page_buffer: &mut [u8; PAGE_BYTES],
     suspects: &mut PageBitmap,
 ) -> Result<(), LocalError> {
     let SendOp::Read { va, .. } = entry.wr.op else { return Ok(()) };
     let page_offset = region.layout().page_offset(va);
-    for page in pages_of(page_offset, &part) {
-        let whole = part_of(page_offset, page, entry.length);
-        let (from, to) = (whole.start.max(part.start), whole.end.min(part.end));
-        let slice = &mut page_room[..(to - from) as usize];
+    for page in pages_of(page_offset, &range) {
+        let page_range = range_of(page_offset, page, entry.length);
+        let (from, to) = (page_range.start.max(range.start), page_range.end.min(range.end));
+        let slice = &mut page_buffer[..(to - from) as usize];
         gather(memory, entry.sges(), from, slice)?;
         let offset = ((page_offset as u64 + from) % PAGE) as usize;
-        if region.pattern().suspects(offset, slice) || is_overwritten(entry, &(from..to)) {
+        if region.signature_page().matches(offset, slice) || is_overwritten(entry, &(from..to)) {
             if suspects.page_count() == 0 {
                 *suspects = PageBitmap::new(region.layout().page_count(va, entry.length));
             }
@@ -161,20 +162,20 @@ pub(super) fn inspect(
     Ok(())
 }
 
-/// Whether data of an earlier READ may have overwritten this part's.
-fn is_overwritten(entry: &Entry, part: &Part) -> bool {
+/// Whether data of an earlier READ may have overwritten this byte range.
+fn is_overwritten(entry: &Entry, range: &ByteRange) -> bool {
     !entry.overwritten.is_empty()
-        && pieces(entry.sges(), part.start, part.end - part.start)
+        && sub_elements(entry.sges(), range.start, range.end - range.start)
             .any(|(_, sge)| entry.overwritten.iter().any(|local| local.overlaps(&Local::from(&sge))))
 }
 
-/// Marks the units of the suspects absent in the bitmap.
-pub(super) fn note_absent(region: &Region, va: u64, suspects: &PageBitmap) {
+/// Marks the units of the suspect pages absent in the bitmap.
+pub(super) fn mark_absent(region: &Region, va: u64, suspects: &PageBitmap) {
     let first_page = region.layout().grid(va) / PAGE;
     let unit_pages = u64::from(region.layout().unit_bytes()) / PAGE;
     for run in suspects.runs() {
         let first = (first_page + run.start as u64) / unit_pages;
         let last = (first_page + run.end as u64 - 1) / unit_pages;
-        (first..=last).for_each(|unit| region.bitmap().note_absent(unit as usize));
+        (first..=last).for_each(|unit| region.bitmap().mark_absent(unit as usize));
     }
 }

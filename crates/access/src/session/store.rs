@@ -1,7 +1,7 @@
-//! WRITEs by RPC: small ones of units that are believed to be absent, and all of the baselines'.
+//! WRITEs by RPC: small ones to units that are considered absent, and all WRITEs of the RPC-only baseline.
 //!
-//! A queue pair acknowledges in order, so a WRITE that waits for the disk delays those behind it, whose memory is
-//! present. By RPC it delays none.
+//! A queue pair acknowledges in order, so a WRITE that waits for the disk delays later ones to resident memory. A WRITE
+//! by RPC delays none.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use terrace_transport::{LocalError, Payload, SendOp};
 
 use super::calls::{Data, Request, Task};
 use super::entry::{Entry, Local, Seq};
-use super::pieces::{LocalMemory, gather, pieces};
+use super::sge_list::{LocalMemory, gather, sub_elements};
 use crate::proto::INLINE_BYTES_MAX;
 use crate::region::Region;
 
-/// Most bytes that a WRITE by RPC carries in its message. Small data is copied twice more (into the message, and out
+/// The most bytes that a WRITE by RPC carries in its message. The data is copied twice more (into the message, and out
 /// of it), which up to about this length costs less than the round trip of a READ by the server.
 pub(super) const SMALL_BYTES_MAX: u64 = 4096;
 
-/// Whether a WRITE should go by RPC although the region is accessed one-sidedly. Long ones fill the disk's queue by
-/// themselves; they do not go twice over the network.
-pub(super) fn pays(entry: &Entry, region: &Region) -> bool {
+/// Whether a WRITE by RPC is cheaper than a one-sided one. It is for short WRITEs to absent units. Long WRITEs saturate
+/// the disk anyway, and the server would have to READ their data from the client.
+pub(super) fn is_cheaper_by_rpc(entry: &Entry, region: &Region) -> bool {
     let Some(remote) = &entry.remote else { return false };
     let mut units = region.layout().units(remote.va, remote.length);
     entry.length <= SMALL_BYTES_MAX && units.any(|unit| !region.bitmap().is_present(unit))
@@ -29,7 +29,11 @@ pub(super) fn pays(entry: &Entry, region: &Region) -> bool {
 ///
 /// # Errors
 /// If the program's memory cannot be read.
-pub(super) fn stores(seq: Seq, entry: &Entry, memory: &impl LocalMemory) -> Result<Vec<Task>, LocalError> {
+pub(super) fn write_calls(
+    seq: Seq,
+    entry: &Entry,
+    memory: &impl LocalMemory,
+) -> Result<Vec<Task>, LocalError> {
     let SendOp::Write { va, rkey } = entry.wr.op else { return Ok(Vec::new()) };
     let task = |offset: u64, local, length, source| {
         let request = Request::Write { rkey, va: va + offset, length, source };
@@ -38,7 +42,7 @@ pub(super) fn stores(seq: Seq, entry: &Entry, memory: &impl LocalMemory) -> Resu
     if let Some(sges) = entry.wr.payload.sges()
         && entry.length > SMALL_BYTES_MAX
     {
-        let by_element = pieces(sges, 0, entry.length).map(|(at, sge)| {
+        let by_element = sub_elements(sges, 0, entry.length).map(|(at, sge)| {
             let source = Data::Remote { va: sge.addr, rkey: sge.lkey };
             task(at, Some(Local::from(&sge)), sge.length, source)
         });

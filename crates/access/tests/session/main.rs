@@ -1,5 +1,5 @@
-//! A session against in-order execution: random requests, on a peer whose pages are mapped and unmapped between any two
-//! steps.
+//! A session compared with in-order execution: random requests to a peer whose pages are mapped and unmapped between any
+//! two steps.
 
 mod reference;
 mod rng;
@@ -9,7 +9,7 @@ mod server;
 mod world;
 
 use proptest::prelude::*;
-use scenario::{Run, Scenario, Spec, Trouble, WHATS};
+use scenario::{Fault, OPERATIONS, Run, Scenario, Spec};
 use terrace_access::proto::{Mode, Status};
 use terrace_transport::WcStatus;
 
@@ -22,7 +22,7 @@ fn seeds() -> std::ops::Range<u64> {
     first.parse().expect("a number")..end.parse().expect("a number")
 }
 
-/// Runs a scenario; a failure prints how to repeat it.
+/// Runs a scenario. A failure prints the seed that replays it.
 fn run(seed: u64, scenario: &Scenario, check: impl Fn(&Run)) -> Run {
     let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let run = Run::new(scenario).run(scenario);
@@ -45,9 +45,9 @@ fn bytes_and_order_are_those_of_plain_execution() {
         extended += run.extended_count();
         overtaking += run.overtaking_count;
     }
-    // Checks that the seeds cover the interesting cases.
-    let is_much = fetched > 10_000 && extended > 10_000 && overtaking > 300;
-    assert!(seeds() != SEEDS || is_much, "{fetched} {extended} {overtaking}");
+    // The seeds cover the interesting cases.
+    let is_covered = fetched > 10_000 && extended > 10_000 && overtaking > 300;
+    assert!(seeds() != SEEDS || is_covered, "{fetched} {extended} {overtaking}");
 }
 
 #[test]
@@ -56,13 +56,13 @@ fn after_a_failure_everything_is_flushed_in_order() {
     for seed in seeds().step_by(3) {
         let kind = (seed / 3 % 4) as usize;
         let at = (seed / 12 % 60) as usize;
-        let (trouble, status) = match kind {
-            0 => (Trouble::CallFails(at / 10, Status::DeviceError), WcStatus::RemoteOperation),
-            1 => (Trouble::PostFails(at / 3, WcStatus::RemoteAccess), WcStatus::RemoteAccess),
-            2 => (Trouble::PeerGone(100 + at * 5), WcStatus::RetryExceeded),
-            _ => (Trouble::Flush(at * 10), WcStatus::Flushed),
+        let (fault, status) = match kind {
+            0 => (Fault::CallFails(at / 10, Status::DeviceError), WcStatus::RemoteOperation),
+            1 => (Fault::PostFails(at / 3, WcStatus::RemoteAccess), WcStatus::RemoteAccess),
+            2 => (Fault::PeerGone(100 + at * 5), WcStatus::RetryExceeded),
+            _ => (Fault::Flush(at * 10), WcStatus::Flushed),
         };
-        let scenario = Scenario { trouble, ..Scenario::random(seed) };
+        let scenario = Scenario { fault, ..Scenario::random(seed) };
         let run = run(seed, &scenario, |run| {
             if run.check_failure().is_some_and(|first| first != status) {
                 panic!("the first failure is not {status:?}");
@@ -74,15 +74,15 @@ fn after_a_failure_everything_is_flushed_in_order() {
 }
 
 fn specs() -> impl Strategy<Value = Spec> {
-    let place = prop_oneof![0_usize..1 << 18, (0_usize..64).prop_map(|page| page << 12)];
+    let offset = prop_oneof![0_usize..1 << 18, (0_usize..64).prop_map(|page| page << 12)];
     let length = prop_oneof![1_usize..64, Just(4096_usize), 1_usize..20_000];
     let flags = (any::<bool>(), any::<bool>());
-    let what = prop::sample::select(&WHATS[..]);
-    (what, 0_usize..6, place, length, 0_usize..30_000, 1_usize..5, flags, 0_u8..4).prop_map(
-        |(what, key, place, length, local, sge_count, (fence, signaled), content)| Spec {
-            what,
+    let operation = prop::sample::select(&OPERATIONS[..]);
+    (operation, 0_usize..6, offset, length, 0_usize..30_000, 1_usize..5, flags, 0_u8..4).prop_map(
+        |(operation, key, offset, length, local, sge_count, (fence, signaled), content)| Spec {
+            operation,
             key,
-            place,
+            offset,
             length,
             local,
             sge_count,
@@ -96,7 +96,7 @@ fn specs() -> impl Strategy<Value = Spec> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// As the loop, but failures are shrunk.
+    /// The same as the loop of seeds, but failures are shrunk.
     #[test]
     fn any_requests_have_the_effect_of_plain_execution(
         seed: u64,
@@ -116,7 +116,7 @@ proptest! {
             specs,
             busy_one_in: 5,
             in_order,
-            trouble: Trouble::None,
+            fault: Fault::None,
         };
         Run::new(&scenario).run(&scenario).check_success();
     }

@@ -5,7 +5,7 @@ use terrace_transport::{Payload, SendOp, SendWr, Sge};
 use crate::server::{Key, LOCAL_BASE, Local, RKEY_BASE, Server};
 
 /// The writer of a byte that no request has written.
-const NOBODY: u32 = u32::MAX;
+const NO_WRITER: u32 = u32::MAX;
 
 pub struct Reference {
     local: Vec<u8>,
@@ -14,22 +14,26 @@ pub struct Reference {
     memory_writers: Vec<Vec<u32>>,
     keys: Vec<Key>,
     /// Messages that the peer's program receives, with the number of the request.
-    pub heard: Vec<(u32, Vec<u8>)>,
+    pub received: Vec<(u32, Vec<u8>)>,
 }
 
 impl Reference {
     pub fn new(server: &Server, local: &Local) -> Reference {
         Reference {
             local: local.bytes.clone(),
-            local_writers: vec![NOBODY; local.bytes.len()],
+            local_writers: vec![NO_WRITER; local.bytes.len()],
             memories: server.memories.iter().map(|memory| memory.bytes.clone()).collect(),
-            memory_writers: server.memories.iter().map(|memory| vec![NOBODY; memory.bytes.len()]).collect(),
+            memory_writers: server
+                .memories
+                .iter()
+                .map(|memory| vec![NO_WRITER; memory.bytes.len()])
+                .collect(),
             keys: server.keys.clone(),
-            heard: Vec::new(),
+            received: Vec::new(),
         }
     }
 
-    /// The program stores the data that a request will send.
+    /// Stores the data that a request will send.
     pub fn fill(&mut self, addr: u64, data: &[u8]) {
         let start = (addr - LOCAL_BASE) as usize;
         self.local[start..start + data.len()].copy_from_slice(data);
@@ -39,14 +43,14 @@ impl Reference {
     pub fn post(&mut self, number: u32, wr: &SendWr) {
         match wr.op {
             SendOp::Read { va, rkey } => {
-                let (memory, offset) = self.place(rkey, va);
+                let (memory, offset) = self.locate(rkey, va);
                 let length = wr.payload.len() as usize;
                 let data = self.memories[memory][offset..offset + length].to_vec();
                 self.scatter(number, wr, &data);
             }
             SendOp::Send => {
                 let data = self.gather(wr);
-                self.heard.push((number, data));
+                self.received.push((number, data));
             }
             SendOp::Write { va, rkey } => {
                 let data = self.gather(wr);
@@ -55,7 +59,7 @@ impl Reference {
             SendOp::WriteImm { va, rkey, .. } => {
                 let data = self.gather(wr);
                 self.store(number, rkey, va, &data);
-                self.heard.push((number, data));
+                self.received.push((number, data));
             }
             SendOp::FetchAdd { va, rkey, add } => {
                 let old = self.load(rkey, va);
@@ -74,18 +78,18 @@ impl Reference {
         }
     }
 
-    fn place(&self, rkey: u32, va: u64) -> (usize, usize) {
+    fn locate(&self, rkey: u32, va: u64) -> (usize, usize) {
         let key = &self.keys[(rkey - RKEY_BASE) as usize];
         (key.memory, key.offset(va))
     }
 
     pub fn load(&self, rkey: u32, va: u64) -> u64 {
-        let (memory, offset) = self.place(rkey, va);
+        let (memory, offset) = self.locate(rkey, va);
         u64::from_le_bytes(self.memories[memory][offset..offset + 8].try_into().expect("eight bytes"))
     }
 
     fn store(&mut self, number: u32, rkey: u32, va: u64, data: &[u8]) {
-        let (memory, offset) = self.place(rkey, va);
+        let (memory, offset) = self.locate(rkey, va);
         self.memories[memory][offset..offset + data.len()].copy_from_slice(data);
         self.memory_writers[memory][offset..offset + data.len()].fill(number);
     }
@@ -94,9 +98,9 @@ impl Reference {
         let mut rest = data;
         for sge in sges(wr) {
             let start = (sge.addr - LOCAL_BASE) as usize;
-            let (part, tail) = rest.split_at(rest.len().min(sge.length as usize));
-            self.local[start..start + part.len()].copy_from_slice(part);
-            self.local_writers[start..start + part.len()].fill(number);
+            let (segment, tail) = rest.split_at(rest.len().min(sge.length as usize));
+            self.local[start..start + segment.len()].copy_from_slice(segment);
+            self.local_writers[start..start + segment.len()].fill(number);
             rest = tail;
         }
     }
@@ -105,17 +109,17 @@ impl Reference {
         match &wr.payload {
             Payload::Inline(bytes) => bytes.to_vec(),
             _ => {
-                let parts = sges(wr).iter().map(|sge| {
+                let segments = sges(wr).iter().map(|sge| {
                     let start = (sge.addr - LOCAL_BASE) as usize;
                     &self.local[start..start + sge.length as usize]
                 });
-                parts.collect::<Vec<_>>().concat()
+                segments.collect::<Vec<_>>().concat()
             }
         }
     }
 
     /// Checks the data of a completed request, except the bytes that later requests overwrite.
-    pub fn check_brought(&self, number: u32, wr: &SendWr, local: &Local) {
+    pub fn check_delivered(&self, number: u32, wr: &SendWr, local: &Local) {
         for sge in sges(wr) {
             let start = (sge.addr - LOCAL_BASE) as usize;
             let range = start..start + sge.length as usize;
@@ -134,10 +138,10 @@ impl Reference {
         for (index, memory) in server.memories.iter().enumerate() {
             let (bytes, writers) = (&self.memories[index], &self.memory_writers[index]);
             for at in differences(&memory.bytes, bytes) {
-                let is_earlier = writers[at] != NOBODY && writers[at] < number;
+                let is_earlier = writers[at] != NO_WRITER && writers[at] < number;
                 assert!(
                     !is_earlier,
-                    "byte {at:#x} of memory {index} was written by {}, before {number} was heard of",
+                    "byte {at:#x} of memory {index}, of request {}, is not visible with message {number}",
                     writers[at]
                 );
             }

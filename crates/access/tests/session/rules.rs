@@ -17,8 +17,8 @@ const BASE_VA: u64 = 0x10_0000;
 const UNIT: u64 = 0x4000;
 const RKEY: u32 = 0x99;
 
-/// A session whose queue pair and peer each test plays itself.
-struct Stage {
+/// A session; each test acts as its queue pair and its peer.
+struct Harness {
     session: Session,
     local: Local,
     region: Arc<Region>,
@@ -27,16 +27,16 @@ struct Stage {
     posted: usize,
 }
 
-/// A post: its offset in the peer's region, and its list.
+/// A post: its offset in the peer's region, and its scatter/gather list.
 type Posted = (u64, Vec<(u64, u32)>);
 
-impl Stage {
+impl Harness {
     /// A session that has not been started.
-    fn new() -> Stage {
-        Stage::with(|_| {})
+    fn new() -> Harness {
+        Harness::with(|_| {})
     }
 
-    fn with(change: impl FnOnce(&mut Config)) -> Stage {
+    fn with(change: impl FnOnce(&mut Config)) -> Harness {
         let mut config = Config {
             qpn: 0x77,
             tag: 5,
@@ -48,28 +48,28 @@ impl Stage {
             in_order: true,
         };
         change(&mut config);
-        let layout = Layout::new(BASE_VA, 64 * UNIT, 0, UNIT as u32).expect("it makes sense");
+        let layout = Layout::new(BASE_VA, 64 * UNIT, 0, UNIT as u32).expect("a valid layout");
         let description =
-            RegionDescription { layout, pattern_key: [3; 32], region_id: 6, mode: Mode::OneSided };
+            RegionDescription { layout, signature_key: [3; 32], region_id: 6, mode: Mode::OneSided };
         let region = Arc::new(Region::new(RKEY, description));
         let local = Local { bytes: vec![0x55; 1 << 20], is_gone: false };
         let known = Knowledge::Extended(Arc::clone(&region));
-        Stage { session: Session::new(config), local, region, known, now: Time(1), posted: 0 }
+        Harness { session: Session::new(config), local, region, known, now: Time(1), posted: 0 }
     }
 
     /// A session to which the server has granted the region.
-    fn granted(mode: Mode) -> Stage {
-        let mut stage = Stage::new();
-        stage.session.start(mode, 0x88);
-        stage.read(0, 1, 0);
-        let actions = stage.actions();
+    fn granted(mode: Mode) -> Harness {
+        let mut harness = Harness::new();
+        harness.session.start(mode, 0x88);
+        harness.read(0, 1, 0);
+        let actions = harness.actions();
         let (posts, calls) = sort(&actions);
         assert_eq!((posts.len(), calls.len()), (1, 1));
-        stage.bring(&posts[0]);
-        assert!(stage.session.handle_done(stage.now, calls[0].id, Status::Ok));
-        let actions = stage.actions();
+        harness.complete_post(&posts[0]);
+        assert!(harness.session.handle_done(harness.now, calls[0].id, Status::Ok));
+        let actions = harness.actions();
         assert!(matches!(&actions[..], [Action::Granted(_), Action::Complete(_)]), "{actions:?}");
-        stage
+        harness
     }
 
     /// Marks units absent, all others present.
@@ -85,10 +85,12 @@ impl Stage {
         self.posted += 1;
         let payload = Payload::Sges(sges.collect());
         let known = if matches!(op, SendOp::Send) { &Knowledge::Plain } else { &self.known };
-        self.session.post(SendWr { wr_id, op, payload, flags, target: None }, known).expect("there is room");
+        self.session
+            .post(SendWr { wr_id, op, payload, flags, target: None }, known)
+            .expect("the queue is not full");
     }
 
-    /// A signaled READ of a place in the region.
+    /// Posts a signaled READ at an offset of the region.
     fn read(&mut self, offset: u64, length: u32, at: u64) {
         let op = SendOp::Read { va: BASE_VA + offset, rkey: RKEY };
         self.post(op, &[(at, length)], SendFlags::SIGNALED);
@@ -111,19 +113,19 @@ impl Stage {
         for sge in sges {
             for index in 0..u64::from(sge.length) {
                 let absent = absent_pages.contains(&(offset / 4096));
-                let pattern = self.region.pattern().bytes()[(offset % 4096) as usize];
-                self.local.slice(sge.addr + index, 1)[0] = if absent { pattern } else { !pattern };
+                let signature = self.region.signature_page().bytes()[(offset % 4096) as usize];
+                self.local.slice(sge.addr + index, 1)[0] = if absent { signature } else { !signature };
                 offset += 1;
             }
         }
     }
 
     /// Completes a post.
-    fn bring(&mut self, wr: &SendWr) {
-        self.end(wr, WcStatus::Success);
+    fn complete_post(&mut self, wr: &SendWr) {
+        self.complete_post_with(wr, WcStatus::Success);
     }
 
-    fn end(&mut self, wr: &SendWr, status: WcStatus) {
+    fn complete_post_with(&mut self, wr: &SendWr, status: WcStatus) {
         let wc = Wc { wr_id: wr.wr_id, status, ..Wc::default() };
         assert!(self.session.handle_completion(&wc, &self.local));
     }
@@ -155,7 +157,7 @@ fn sort(actions: &[Action]) -> (Vec<SendWr>, Vec<Call>) {
     (posts, calls)
 }
 
-fn place(wr: &SendWr) -> Posted {
+fn target_of(wr: &SendWr) -> Posted {
     let (SendOp::Read { va, .. } | SendOp::Write { va, .. }, Payload::Sges(sges)) = (&wr.op, &wr.payload)
     else {
         panic!("{wr:?}");
@@ -178,28 +180,28 @@ fn fetched(call: &Call) -> (u64, u32, Vec<usize>, u64) {
 }
 
 #[test]
-fn before_the_start_everything_is_passed_on() {
-    let mut stage = Stage::new();
+fn before_the_start_requests_are_posted_unchanged() {
+    let mut harness = Harness::new();
     let op = SendOp::Read { va: BASE_VA, rkey: RKEY };
-    stage.post(op, &[(0, 100_000)], SendFlags::FENCE);
-    let (posts, calls) = sort(&stage.actions());
+    harness.post(op, &[(0, 100_000)], SendFlags::FENCE);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!(calls.len(), 0);
-    assert_eq!(place(&posts[0]), (0, vec![(0, 100_000)]));
+    assert_eq!(target_of(&posts[0]), (0, vec![(0, 100_000)]));
     assert_eq!(posts[0].flags, SendFlags::FENCE | SendFlags::SIGNALED);
-    stage.bring(&posts[0]);
-    assert_eq!(stage.completions(), [], "it was not signaled");
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.completions(), [], "it was not signaled");
 }
 
 #[test]
-fn present_units_are_read_in_runs_and_absent_pages_asked_for_in_one_call() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[2, 4, 5]);
+fn present_units_are_read_in_runs_and_absent_pages_fetched_by_one_call() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[2, 4, 5]);
     // From the middle of a page of unit 1 to the middle of one of unit 6.
     let (start, end) = (2 * UNIT - 4096 - 100, 6 * UNIT + 5000);
-    stage.read(start, (end - start) as u32, 64);
-    let (posts, calls) = sort(&stage.actions());
+    harness.read(start, (end - start) as u32, 64);
+    let (posts, calls) = sort(&harness.actions());
     let at = |offset: u64| offset - start + 64;
-    let places: Vec<Posted> = posts.iter().map(place).collect();
+    let places: Vec<Posted> = posts.iter().map(target_of).collect();
     // The first post does not begin at a chunk's boundary, so it ends with its first packet.
     let head_end = (start).next_multiple_of(1024);
     assert_eq!(
@@ -216,98 +218,98 @@ fn present_units_are_read_in_runs_and_absent_pages_asked_for_in_one_call() {
     let wanted: Vec<usize> = (0..4).chain(8..16).collect();
     assert_eq!(fetched(&calls[0]), (2 * UNIT, 4 * UNIT as u32, wanted, at(2 * UNIT)));
 
-    posts.iter().for_each(|wr| stage.fill(wr, &[]));
-    posts.iter().for_each(|wr| stage.bring(wr));
-    assert_eq!(stage.completions(), []);
-    stage.done(&calls[0], Status::Ok);
-    assert_eq!(stage.completions(), [(1001, WcStatus::Success)]);
+    posts.iter().for_each(|wr| harness.fill(wr, &[]));
+    posts.iter().for_each(|wr| harness.complete_post(wr));
+    assert_eq!(harness.completions(), []);
+    harness.done(&calls[0], Status::Ok);
+    assert_eq!(harness.completions(), [(1001, WcStatus::Success)]);
 }
 
 #[test]
-fn what_is_all_absent_is_not_read() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[3]);
-    stage.read(3 * UNIT + 10, 20, 0);
-    let (posts, calls) = sort(&stage.actions());
+fn a_wholly_absent_range_is_not_read() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[3]);
+    harness.read(3 * UNIT + 10, 20, 0);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!(posts, []);
     assert_eq!(fetched(&calls[0]), (3 * UNIT + 10, 20, vec![0], 0));
 }
 
 #[test]
-fn suspects_are_asked_for_by_one_call_when_all_is_back() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.read(0, 3 * UNIT as u32, 0);
-    let (posts, calls) = sort(&stage.actions());
+fn suspect_pages_are_fetched_by_one_call_after_the_last_post() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.read(0, 3 * UNIT as u32, 0);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (2, 1));
     // Page 2 of unit 0, page 1 of unit 2.
-    posts.iter().for_each(|wr| stage.fill(wr, &[2, 9]));
-    stage.bring(&posts[0]);
-    assert_eq!(stage.actions().len(), 0);
-    stage.bring(&posts[1]);
-    let (_, later) = sort(&stage.actions());
+    posts.iter().for_each(|wr| harness.fill(wr, &[2, 9]));
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.actions().len(), 0);
+    harness.complete_post(&posts[1]);
+    let (_, later) = sort(&harness.actions());
     assert_eq!(later.len(), 1);
     assert_eq!(fetched(&later[0]), (2 * 4096, 8 * 4096, vec![0, 7], 2 * 4096));
     // Units with an absent page are requested by call from now on, without a READ.
-    stage.read(2 * UNIT, 8, 0x40_000);
-    let (posts, more) = sort(&stage.actions());
+    harness.read(2 * UNIT, 8, 0x40_000);
+    let (posts, more) = sort(&harness.actions());
     assert_eq!((posts.len(), more.len()), (0, 1));
-    stage.done(&more[0], Status::Ok);
-    stage.done(&later[0], Status::Ok);
-    assert_eq!(stage.completions(), []);
-    stage.done(&calls[0], Status::Ok);
-    assert_eq!(stage.completions(), [(1001, WcStatus::Success), (1002, WcStatus::Success)]);
+    harness.done(&more[0], Status::Ok);
+    harness.done(&later[0], Status::Ok);
+    assert_eq!(harness.completions(), []);
+    harness.done(&calls[0], Status::Ok);
+    assert_eq!(harness.completions(), [(1001, WcStatus::Success), (1002, WcStatus::Success)]);
 }
 
 #[test]
 fn lists_are_split_by_element_for_calls_only() {
-    let mut stage = Stage::granted(Mode::OneSided);
+    let mut harness = Harness::granted(Mode::OneSided);
     let op = SendOp::Read { va: BASE_VA, rkey: RKEY };
     let list = [(100, 5000), (0x9000, 4000), (0x20_000, 3288)];
-    stage.post(op, &list, SendFlags::SIGNALED);
-    let (posts, _) = sort(&stage.actions());
-    assert_eq!(place(&posts[0]), (0, list.to_vec()));
-    stage.fill(&posts[0], &[1]);
-    stage.bring(&posts[0]);
-    let (_, calls) = sort(&stage.actions());
+    harness.post(op, &list, SendFlags::SIGNALED);
+    let (posts, _) = sort(&harness.actions());
+    assert_eq!(target_of(&posts[0]), (0, list.to_vec()));
+    harness.fill(&posts[0], &[1]);
+    harness.complete_post(&posts[0]);
+    let (_, calls) = sort(&harness.actions());
     let calls: Vec<_> = calls.iter().map(fetched).collect();
     assert_eq!(calls, [(4096, 904, vec![0], 100 + 4096), (5000, 3192, vec![0], 0x9000)]);
 }
 
 #[test]
-fn many_calls_are_under_way_and_no_more_than_the_server_takes() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&(0..64).collect::<Vec<_>>());
-    (0..40).for_each(|index| stage.read(index * 4096, 4096, index * 4096));
-    let (posts, calls) = sort(&stage.actions());
+fn calls_in_flight_are_limited_by_the_server() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&(0..64).collect::<Vec<_>>());
+    (0..40).for_each(|index| harness.read(index * 4096, 4096, index * 4096));
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (0, 32));
-    assert_eq!(stage.session.calls_in_flight(), 32);
-    stage.done(&calls[7], Status::Ok);
-    stage.done(&calls[9], Status::Ok);
-    let (_, more) = sort(&stage.actions());
+    assert_eq!(harness.session.calls_in_flight(), 32);
+    harness.done(&calls[7], Status::Ok);
+    harness.done(&calls[9], Status::Ok);
+    let (_, more) = sort(&harness.actions());
     assert_eq!(more.len(), 2);
 }
 
 #[test]
 fn reads_into_one_buffer_do_not_wait_for_each_other_while_all_is_present() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    (0..10).for_each(|index| stage.read(index * 4096, 4096, 0));
-    let (posts, _) = sort(&stage.actions());
+    let mut harness = Harness::granted(Mode::OneSided);
+    (0..10).for_each(|index| harness.read(index * 4096, 4096, 0));
+    let (posts, _) = sort(&harness.actions());
     assert_eq!(posts.len(), 10);
-    stage.fill(&posts[0], &[0]);
-    stage.bring(&posts[0]);
-    let (_, calls) = sort(&stage.actions());
+    harness.fill(&posts[0], &[0]);
+    harness.complete_post(&posts[0]);
+    let (_, calls) = sort(&harness.actions());
     assert_eq!(calls.len(), 1);
     // The call's page overwrites the data of the later READs, so they are read again, one by one.
     for wr in &posts[1..] {
-        stage.fill(wr, &[]);
-        stage.bring(wr);
+        harness.fill(wr, &[]);
+        harness.complete_post(wr);
     }
-    assert_eq!(stage.actions().len(), 0);
+    assert_eq!(harness.actions().len(), 0);
     let mut call = calls[0].clone();
     for index in 1..10 {
-        stage.done(&call, Status::Ok);
-        let mut actions = stage.actions();
+        harness.done(&call, Status::Ok);
+        let mut actions = harness.actions();
         assert_eq!(actions.len(), 2);
         let Some(Action::Call(next)) = actions.pop() else { panic!("a call") };
         assert_eq!(fetched(&next).0, index * 4096);
@@ -317,16 +319,16 @@ fn reads_into_one_buffer_do_not_wait_for_each_other_while_all_is_present() {
 
 #[test]
 fn a_fence_waits_for_reads_and_a_send_without_one_does_not() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[0]);
-    stage.read(0, 100, 0);
-    stage.post(SendOp::Send, &[(0x9000, 10)], SendFlags::empty());
-    stage.post(SendOp::Send, &[(0x9000, 11)], SendFlags::FENCE);
-    stage.post(SendOp::Send, &[(0x9000, 12)], SendFlags::empty());
-    let (posts, calls) = sort(&stage.actions());
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[0]);
+    harness.read(0, 100, 0);
+    harness.post(SendOp::Send, &[(0x9000, 10)], SendFlags::empty());
+    harness.post(SendOp::Send, &[(0x9000, 11)], SendFlags::FENCE);
+    harness.post(SendOp::Send, &[(0x9000, 12)], SendFlags::empty());
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!(posts.iter().map(|wr| wr.payload.len()).collect::<Vec<_>>(), [10]);
-    stage.done(&calls[0], Status::Ok);
-    let actions = stage.actions();
+    harness.done(&calls[0], Status::Ok);
+    let actions = harness.actions();
     assert!(matches!(actions[0], Action::Complete(_)));
     let (posts, _) = sort(&actions[1..]);
     assert_eq!(posts.iter().map(|wr| wr.payload.len()).collect::<Vec<_>>(), [11, 12]);
@@ -334,142 +336,142 @@ fn a_fence_waits_for_reads_and_a_send_without_one_does_not() {
 
 #[test]
 fn writes_wait_for_reads_of_the_same_bytes_only() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[0]);
-    stage.read(0, 4096, 0);
-    stage.write(4096, LONG, 0x9000);
-    stage.write(4095, LONG, 0x9000);
-    stage.write(0x4000, LONG, 0x9000);
-    let (posts, calls) = sort(&stage.actions());
-    assert_eq!(posts.iter().map(|wr| place(wr).0).collect::<Vec<_>>(), [4096]);
-    stage.done(&calls[0], Status::Ok);
-    let (posts, _) = sort(&stage.actions()[1..]);
-    assert_eq!(posts.iter().map(|wr| place(wr).0).collect::<Vec<_>>(), [4095, 0x4000]);
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[0]);
+    harness.read(0, 4096, 0);
+    harness.write(4096, LONG, 0x9000);
+    harness.write(4095, LONG, 0x9000);
+    harness.write(0x4000, LONG, 0x9000);
+    let (posts, calls) = sort(&harness.actions());
+    assert_eq!(posts.iter().map(|wr| target_of(wr).0).collect::<Vec<_>>(), [4096]);
+    harness.done(&calls[0], Status::Ok);
+    let (posts, _) = sort(&harness.actions()[1..]);
+    assert_eq!(posts.iter().map(|wr| target_of(wr).0).collect::<Vec<_>>(), [4095, 0x4000]);
 }
 
 #[test]
-fn calls_wait_for_writes_of_the_same_bytes_and_others_pass() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[0, 1]);
-    stage.write(0, LONG, 0x9000);
-    stage.read(0, 100, 0);
-    stage.read(UNIT, 100, 0x1000);
-    let (posts, calls) = sort(&stage.actions());
+fn calls_wait_only_for_writes_of_the_same_bytes() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[0, 1]);
+    harness.write(0, LONG, 0x9000);
+    harness.read(0, 100, 0);
+    harness.read(UNIT, 100, 0x1000);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (1, 1));
     assert_eq!(fetched(&calls[0]).0, UNIT);
-    stage.bring(&posts[0]);
-    let actions = stage.actions();
+    harness.complete_post(&posts[0]);
+    let actions = harness.actions();
     let (_, calls) = sort(&actions[1..]);
     assert_eq!(fetched(&calls[0]).0, 0);
 }
 
 #[test]
-fn until_the_server_agrees_nothing_is_asked_for() {
-    let mut stage = Stage::new();
-    // An unchecked READ in flight keeps the signature page off.
-    stage.read(0, 100, 0);
-    let (unchecked, _) = sort(&stage.actions());
-    stage.session.start(Mode::OneSided, 0x88);
-    stage.absent(&[0]);
-    stage.read(0, 100, 0x1000);
-    let (posts, calls) = sort(&stage.actions());
+fn without_a_grant_nothing_is_fetched() {
+    let mut harness = Harness::new();
+    // The signature page is not enabled while an unchecked READ is in flight.
+    harness.read(0, 100, 0);
+    let (unchecked, _) = sort(&harness.actions());
+    harness.session.start(Mode::OneSided, 0x88);
+    harness.absent(&[0]);
+    harness.read(0, 100, 0x1000);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (1, 0));
-    stage.bring(&unchecked[0]);
-    let actions = stage.actions();
+    harness.complete_post(&unchecked[0]);
+    let actions = harness.actions();
     let (_, calls) = sort(&actions[1..]);
     let Body::Magic(magic) = calls[0].message().body else { panic!("{calls:?}") };
     assert_eq!((magic.client_qpn, magic.server_qpn, magic.rkey, magic.region_id), (0x77, 0x88, RKEY, 6));
     assert!(magic.on);
 
     // The peer's NIC may already answer with signature pages: a suspect page waits for the answer.
-    stage.fill(&posts[0], &[0]);
-    stage.bring(&posts[0]);
-    assert_eq!(stage.actions().len(), 0);
-    stage.done(&calls[0], Status::AccessDenied);
-    assert_eq!(stage.completions(), [(1001, WcStatus::Success)], "it was data");
-    let deadline = stage.session.deadline().expect("it is asked for again");
-    assert!(deadline > stage.now);
-    stage.now = deadline;
+    harness.fill(&posts[0], &[0]);
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.actions().len(), 0);
+    harness.done(&calls[0], Status::AccessDenied);
+    assert_eq!(harness.completions(), [(1001, WcStatus::Success)], "it was data");
+    let deadline = harness.session.deadline().expect("the grant is requested again");
+    assert!(deadline > harness.now);
+    harness.now = deadline;
 
-    let (_, calls) = sort(&stage.actions());
-    stage.read(0, 100, 0x1000);
-    let (posts, none) = sort(&stage.actions());
+    let (_, calls) = sort(&harness.actions());
+    harness.read(0, 100, 0x1000);
+    let (posts, none) = sort(&harness.actions());
     assert_eq!(none.len(), 0);
-    stage.fill(&posts[0], &[0]);
-    stage.bring(&posts[0]);
-    assert_eq!(stage.actions().len(), 0);
-    stage.done(&calls[0], Status::Ok);
-    let actions = stage.actions();
+    harness.fill(&posts[0], &[0]);
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.actions().len(), 0);
+    harness.done(&calls[0], Status::Ok);
+    let actions = harness.actions();
     assert!(matches!(&actions[..], [Action::Granted(_), Action::Call(_)]), "{actions:?}");
-    assert_eq!(stage.session.deadline(), None);
+    assert_eq!(harness.session.deadline(), None);
 }
 
 #[test]
-fn a_registration_that_is_no_more_is_a_plain_region() {
-    let mut stage = Stage::new();
-    stage.session.start(Mode::OneSided, 0x88);
-    stage.read(0, 100, 0);
-    let (posts, calls) = sort(&stage.actions());
-    stage.fill(&posts[0], &[0]);
-    stage.bring(&posts[0]);
-    stage.done(&calls[0], Status::NoSuchRegion);
-    let actions = stage.actions();
+fn a_region_that_the_server_does_not_know_is_plain() {
+    let mut harness = Harness::new();
+    harness.session.start(Mode::OneSided, 0x88);
+    harness.read(0, 100, 0);
+    let (posts, calls) = sort(&harness.actions());
+    harness.fill(&posts[0], &[0]);
+    harness.complete_post(&posts[0]);
+    harness.done(&calls[0], Status::NoSuchRegion);
+    let actions = harness.actions();
     assert!(matches!(&actions[..], [Action::Outdated(RKEY), Action::Complete(_)]), "{actions:?}");
-    stage.read(0, 0x8001, 0);
-    let (posts, _) = sort(&stage.actions());
-    assert_eq!(posts.len(), 1, "it is passed on as it is");
-    assert_eq!(stage.session.deadline(), None);
+    harness.read(0, 0x8001, 0);
+    let (posts, _) = sort(&harness.actions());
+    assert_eq!(posts.len(), 1, "the READ is posted unchanged");
+    assert_eq!(harness.session.deadline(), None);
 }
 
 #[test]
-fn a_server_without_room_is_asked_again_later() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[0]);
-    stage.read(0, 100, 0);
-    let (_, calls) = sort(&stage.actions());
+fn a_busy_server_gets_the_call_again_after_a_backoff() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[0]);
+    harness.read(0, 100, 0);
+    let (_, calls) = sort(&harness.actions());
     let mut call = calls[0].clone();
     let mut delay_ns = 0;
     for _ in 0..5 {
-        stage.done(&call, Status::Busy);
-        assert_eq!(stage.actions().len(), 0);
-        let deadline = stage.session.deadline().expect("there is a time for that");
-        assert!(deadline.0 - stage.now.0 > delay_ns, "it waits longer each time");
-        delay_ns = deadline.0 - stage.now.0;
-        stage.now = Time(deadline.0 - 1);
-        assert_eq!(stage.actions().len(), 0);
-        stage.now = deadline;
-        let (_, again) = sort(&stage.actions());
+        harness.done(&call, Status::Busy);
+        assert_eq!(harness.actions().len(), 0);
+        let deadline = harness.session.deadline().expect("there is a deadline for the retry");
+        assert!(deadline.0 - harness.now.0 > delay_ns, "the delay grows");
+        delay_ns = deadline.0 - harness.now.0;
+        harness.now = Time(deadline.0 - 1);
+        assert_eq!(harness.actions().len(), 0);
+        harness.now = deadline;
+        let (_, again) = sort(&harness.actions());
         assert_ne!(again[0].id, call.id);
         call = again[0].clone();
     }
-    stage.done(&call, Status::Ok);
-    assert_eq!(stage.completions(), [(1001, WcStatus::Success)]);
-    assert!(!stage.session.handle_done(stage.now, call.id, Status::Ok), "an answer counts once");
+    harness.done(&call, Status::Ok);
+    assert_eq!(harness.completions(), [(1001, WcStatus::Success)]);
+    assert!(!harness.session.handle_done(harness.now, call.id, Status::Ok), "an answer counts once");
 }
 
 #[test]
 fn a_region_that_turns_out_to_be_plain_is_read_one_sidedly() {
-    let mut stage = Stage::granted(Mode::RpcOnly);
-    stage.read(10, 100, 0);
-    let (posts, calls) = sort(&stage.actions());
+    let mut harness = Harness::granted(Mode::RpcOnly);
+    harness.read(10, 100, 0);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!(posts.len(), 0);
-    stage.done(&calls[0], Status::Plain);
-    let (posts, _) = sort(&stage.actions());
-    assert_eq!(place(&posts[0]), (10, vec![(0, 100)]));
-    stage.bring(&posts[0]);
-    assert_eq!(stage.completions(), [(1001, WcStatus::Success)]);
+    harness.done(&calls[0], Status::Plain);
+    let (posts, _) = sort(&harness.actions());
+    assert_eq!(target_of(&posts[0]), (10, vec![(0, 100)]));
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.completions(), [(1001, WcStatus::Success)]);
 }
 
 #[test]
 fn small_writes_by_rpc_carry_their_data() {
-    let mut stage = Stage::granted(Mode::RpcOnly);
+    let mut harness = Harness::granted(Mode::RpcOnly);
     let op = SendOp::Write { va: BASE_VA + 7, rkey: RKEY };
-    stage.local.slice(LOCAL_BASE, 3).copy_from_slice(b"abc");
-    stage.local.slice(LOCAL_BASE + 100, 2).copy_from_slice(b"de");
-    stage.post(op, &[(0, 3), (100, 2)], SendFlags::SIGNALED);
-    stage.write(0x1000, 4096, 0x2000);
-    stage.write(0x2000, 4097, 0x3000);
-    let (posts, calls) = sort(&stage.actions());
+    harness.local.slice(LOCAL_BASE, 3).copy_from_slice(b"abc");
+    harness.local.slice(LOCAL_BASE + 100, 2).copy_from_slice(b"de");
+    harness.post(op, &[(0, 3), (100, 2)], SendFlags::SIGNALED);
+    harness.write(0x1000, 4096, 0x2000);
+    harness.write(0x2000, 4097, 0x3000);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (0, 3));
     let write = |call: &Call| match call.message().body {
         Body::Write(write) => (write.va - BASE_VA, write.length, matches!(write.source, Source::Inline(_))),
@@ -482,21 +484,21 @@ fn small_writes_by_rpc_carry_their_data() {
     assert_eq!(first.source, Source::Inline(b"abcde"));
     let Body::Write(last) = calls[2].message().body else { panic!("{calls:?}") };
     assert_eq!(last.source, Source::Remote { va: LOCAL_BASE + 0x3000, rkey: LKEY });
-    calls.iter().for_each(|call| stage.done(call, Status::Ok));
-    assert_eq!(stage.completions().len(), 3);
+    calls.iter().for_each(|call| harness.done(call, Status::Ok));
+    assert_eq!(harness.completions().len(), 3);
 }
 
 #[test]
-fn small_writes_of_what_is_absent_go_by_rpc_and_hold_nothing_up() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.write(UNIT, 4096, 0);
-    stage.write(0, 4096, 0x1000);
-    stage.write(UNIT - 8, 8, 0x2000);
-    stage.write(2 * UNIT - 8, 16, 0x3000);
-    stage.write(UNIT + 0x8000, LONG, 0x4000);
-    let (posts, calls) = sort(&stage.actions());
-    let posts: Vec<_> = posts.iter().map(|wr| place(wr).0).collect();
+fn small_writes_to_absent_units_go_by_rpc_and_delay_nothing() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.write(UNIT, 4096, 0);
+    harness.write(0, 4096, 0x1000);
+    harness.write(UNIT - 8, 8, 0x2000);
+    harness.write(2 * UNIT - 8, 16, 0x3000);
+    harness.write(UNIT + 0x8000, LONG, 0x4000);
+    let (posts, calls) = sort(&harness.actions());
+    let posts: Vec<_> = posts.iter().map(|wr| target_of(wr).0).collect();
     assert_eq!(posts, [0, UNIT - 8, UNIT + 0x8000]);
     let stored = |call: &Call| match call.message().body {
         Body::Write(write) => (write.va - BASE_VA, write.length),
@@ -504,99 +506,99 @@ fn small_writes_of_what_is_absent_go_by_rpc_and_hold_nothing_up() {
     };
     assert_eq!(calls.iter().map(stored).collect::<Vec<_>>(), [(UNIT, 4096), (2 * UNIT - 8, 16)]);
     // A READ waits for earlier writes of the same bytes.
-    stage.read(UNIT + 1, 8, 0x8000);
-    let (posts, more) = sort(&stage.actions());
+    harness.read(UNIT + 1, 8, 0x8000);
+    let (posts, more) = sort(&harness.actions());
     assert_eq!((posts.len(), more.len()), (0, 0));
-    stage.done(&calls[0], Status::Ok);
-    let (_, more) = sort(&stage.actions()[1..]);
+    harness.done(&calls[0], Status::Ok);
+    let (_, more) = sort(&harness.actions()[1..]);
     assert_eq!(more.len(), 1);
 }
 
 #[test]
-fn whoever_hears_of_a_write_by_rpc_finds_it_written() {
-    let mut stage = Stage::granted(Mode::RpcOnly);
-    stage.write(0, 10, 0);
-    stage.post(SendOp::Send, &[(0x9000, 10)], SendFlags::empty());
-    stage.read(0x4000, 8, 0x8000);
-    let (posts, calls) = sort(&stage.actions());
+fn a_message_after_a_write_by_rpc_waits_for_the_write() {
+    let mut harness = Harness::granted(Mode::RpcOnly);
+    harness.write(0, 10, 0);
+    harness.post(SendOp::Send, &[(0x9000, 10)], SendFlags::empty());
+    harness.read(0x4000, 8, 0x8000);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (0, 1));
-    stage.done(&calls[0], Status::Ok);
-    let (posts, calls) = sort(&stage.actions()[1..]);
+    harness.done(&calls[0], Status::Ok);
+    let (posts, calls) = sort(&harness.actions()[1..]);
     assert_eq!((posts.len(), calls.len()), (1, 1));
 }
 
 #[test]
-fn writes_by_rpc_wait_for_what_the_queue_pair_has_yet_to_do_there() {
-    let mut stage = Stage::granted(Mode::RpcOnly);
+fn writes_by_rpc_wait_for_queued_requests_to_the_same_bytes() {
+    let mut harness = Harness::granted(Mode::RpcOnly);
     let add = SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 1 };
-    stage.post(add, &[(0x8000, 8)], SendFlags::SIGNALED);
-    stage.write(16, 8, 0);
-    stage.write(8, 8, 0);
-    stage.write(24, 8, 0);
-    let (posts, calls) = sort(&stage.actions());
-    assert_eq!((posts.len(), calls.len()), (1, 1), "only the first write touches nothing of it");
-    stage.bring(&posts[0]);
-    let (posts, calls) = sort(&stage.actions()[1..]);
+    harness.post(add, &[(0x8000, 8)], SendFlags::SIGNALED);
+    harness.write(16, 8, 0);
+    harness.write(8, 8, 0);
+    harness.write(24, 8, 0);
+    let (posts, calls) = sort(&harness.actions());
+    assert_eq!((posts.len(), calls.len()), (1, 1), "only the first write does not overlap the atomic");
+    harness.complete_post(&posts[0]);
+    let (posts, calls) = sort(&harness.actions()[1..]);
     assert_eq!((posts.len(), calls.len()), (0, 2));
 }
 
 #[test]
-fn what_is_not_under_way_when_something_fails_is_not_begun() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.write(UNIT, LONG, 0x3000);
-    stage.read(UNIT, 100, 0x1000);
-    stage.read(0, 100, 0x2000);
-    let (posts, calls) = sort(&stage.actions());
+fn after_a_failure_unsent_calls_are_dropped() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.write(UNIT, LONG, 0x3000);
+    harness.read(UNIT, 100, 0x1000);
+    harness.read(0, 100, 0x2000);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (2, 0), "the call waits for the write");
-    stage.end(&posts[0], WcStatus::RemoteAccess);
-    stage.end(&posts[1], WcStatus::Flushed);
+    harness.complete_post_with(&posts[0], WcStatus::RemoteAccess);
+    harness.complete_post_with(&posts[1], WcStatus::Flushed);
     let flushed = WcStatus::Flushed;
     let expected = [(1001, WcStatus::RemoteAccess), (1002, flushed), (1003, flushed)];
-    assert_eq!(stage.completions(), expected);
+    assert_eq!(harness.completions(), expected);
 }
 
 #[test]
 fn each_access_counts_once_for_each_unit() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.read(UNIT - 1, 2 + UNIT as u32, 0);
-    stage.write(UNIT, 1, 0x9000);
-    stage.post(SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 1 }, &[(0, 8)], SendFlags::empty());
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.read(UNIT - 1, 2 + UNIT as u32, 0);
+    harness.write(UNIT, 1, 0x9000);
+    harness.post(SendOp::FetchAdd { va: BASE_VA + 8, rkey: RKEY, add: 1 }, &[(0, 8)], SendFlags::empty());
     let flush = SendOp::Flush { va: BASE_VA, rkey: RKEY, length: 8, placement: 2, selectivity: 0 };
-    stage.post(flush, &[], SendFlags::empty());
-    while !stage.session.is_empty() {
-        let actions = stage.actions();
+    harness.post(flush, &[], SendFlags::empty());
+    while !harness.session.is_empty() {
+        let actions = harness.actions();
         let wanted = actions.iter().filter(|action| !matches!(action, Action::Complete(_))).cloned();
         let (posts, calls) = sort(&wanted.collect::<Vec<_>>());
-        posts.iter().for_each(|wr| stage.bring(wr));
-        calls.iter().for_each(|call| stage.done(call, Status::Ok));
+        posts.iter().for_each(|wr| harness.complete_post(wr));
+        calls.iter().for_each(|call| harness.done(call, Status::Ok));
     }
     let counts: Vec<u32> =
-        stage.region.counts().table()[..4].iter().map(|count| count.load(Ordering::Relaxed)).collect();
-    // One READ was for the region's grant.
+        harness.region.counts().table()[..4].iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    // One READ was the first use of the region, for the grant.
     assert_eq!(counts, [1 + 1 + 1, 1 + 1, 1, 0]);
 }
 
 #[test]
-fn memory_that_cannot_be_looked_at_is_a_local_error() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.read(0, 100, 0);
-    stage.read(0, 100, 200);
-    let (posts, _) = sort(&stage.actions());
-    stage.local.is_gone = true;
-    stage.bring(&posts[0]);
-    let actions = stage.actions();
+fn memory_that_cannot_be_read_is_a_local_error() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.read(0, 100, 0);
+    harness.read(0, 100, 200);
+    let (posts, _) = sort(&harness.actions());
+    harness.local.is_gone = true;
+    harness.complete_post(&posts[0]);
+    let actions = harness.actions();
     let [Action::Break, Action::Complete(wc)] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!((wc.wr_id, wc.status), (1001, WcStatus::LocalProtection));
-    stage.end(&posts[1], WcStatus::Flushed);
-    assert_eq!(stage.completions(), [(1002, WcStatus::Flushed)]);
-    stage.read(0, 100, 0);
-    assert_eq!(stage.completions(), [(1003, WcStatus::Flushed)]);
+    harness.complete_post_with(&posts[1], WcStatus::Flushed);
+    assert_eq!(harness.completions(), [(1002, WcStatus::Flushed)]);
+    harness.read(0, 100, 0);
+    assert_eq!(harness.completions(), [(1003, WcStatus::Flushed)]);
 }
 
 #[test]
-fn each_refusal_has_its_status() {
+fn each_server_status_has_a_completion_status() {
     let statuses = [
         (Status::NoSuchRegion, WcStatus::RemoteAccess),
         (Status::AccessDenied, WcStatus::RemoteAccess),
@@ -608,44 +610,44 @@ fn each_refusal_has_its_status() {
         (Status::Unsupported, WcStatus::RemoteInvalidRequest),
     ];
     for (status, expected) in statuses {
-        let mut stage = Stage::granted(Mode::OneSided);
-        stage.absent(&[0]);
-        stage.read(0, 100, 0);
-        let (_, calls) = sort(&stage.actions());
-        stage.done(&calls[0], status);
-        let actions = stage.actions();
+        let mut harness = Harness::granted(Mode::OneSided);
+        harness.absent(&[0]);
+        harness.read(0, 100, 0);
+        let (_, calls) = sort(&harness.actions());
+        harness.done(&calls[0], status);
+        let actions = harness.actions();
         let [Action::Break, Action::Complete(wc)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((wc.status, wc.vendor_err, wc.qpn), (expected, status as u32, 0x77));
     }
 }
 
 #[test]
-fn a_flushed_request_completes_when_the_server_can_no_longer_touch_its_memory() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.read(0, 100, 0);
-    stage.read(UNIT, 100, 0x1000);
-    stage.read(0, 100, 0x2000);
-    let (posts, calls) = sort(&stage.actions());
-    stage.end(&posts[0], WcStatus::RemoteAccess);
-    assert_eq!(stage.completions(), [(1001, WcStatus::RemoteAccess)]);
-    stage.end(&posts[1], WcStatus::Flushed);
-    assert_eq!(stage.completions(), [], "the second one's call may still bring data");
-    stage.done(&calls[0], Status::Ok);
-    assert_eq!(stage.completions(), [(1002, WcStatus::Flushed), (1003, WcStatus::Flushed)]);
+fn a_flushed_request_completes_after_the_answers_to_its_calls() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.read(0, 100, 0);
+    harness.read(UNIT, 100, 0x1000);
+    harness.read(0, 100, 0x2000);
+    let (posts, calls) = sort(&harness.actions());
+    harness.complete_post_with(&posts[0], WcStatus::RemoteAccess);
+    assert_eq!(harness.completions(), [(1001, WcStatus::RemoteAccess)]);
+    harness.complete_post_with(&posts[1], WcStatus::Flushed);
+    assert_eq!(harness.completions(), [], "the second one's call may still complete_post data");
+    harness.done(&calls[0], Status::Ok);
+    assert_eq!(harness.completions(), [(1002, WcStatus::Flushed), (1003, WcStatus::Flushed)]);
 }
 
 #[test]
 fn work_requests_that_cannot_be_posted_are_flushed() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    (0..3).for_each(|index| stage.read(index * 4096, 100, index * 100));
-    let (posts, _) = sort(&stage.actions());
-    assert!(stage.session.handle_refused(posts[1].wr_id));
-    assert!(stage.session.handle_refused(posts[2].wr_id));
-    assert!(!stage.session.handle_refused(posts[2].wr_id));
-    stage.fill(&posts[0], &[]);
-    stage.bring(&posts[0]);
-    let actions = stage.actions();
+    let mut harness = Harness::granted(Mode::OneSided);
+    (0..3).for_each(|index| harness.read(index * 4096, 100, index * 100));
+    let (posts, _) = sort(&harness.actions());
+    assert!(harness.session.handle_refused(posts[1].wr_id));
+    assert!(harness.session.handle_refused(posts[2].wr_id));
+    assert!(!harness.session.handle_refused(posts[2].wr_id));
+    harness.fill(&posts[0], &[]);
+    harness.complete_post(&posts[0]);
+    let actions = harness.actions();
     assert!(matches!(actions[0], Action::Break));
     let statuses = actions[1..].iter().map(|action| match action {
         Action::Complete(wc) => (wc.wr_id, wc.status),
@@ -657,31 +659,31 @@ fn work_requests_that_cannot_be_posted_are_flushed() {
 }
 
 #[test]
-fn after_reset_nothing_is_left_but_what_the_server_may_still_do() {
-    let mut stage = Stage::granted(Mode::OneSided);
-    stage.absent(&[1]);
-    stage.read(0, 100, 0);
-    stage.read(UNIT, 100, 0x1000);
-    let (posts, calls) = sort(&stage.actions());
-    stage.session.reset();
-    assert!(stage.session.is_empty());
-    assert_eq!(stage.session.mode(), None);
-    assert_eq!(stage.session.calls_in_flight(), 1);
+fn after_reset_only_calls_in_flight_remain() {
+    let mut harness = Harness::granted(Mode::OneSided);
+    harness.absent(&[1]);
+    harness.read(0, 100, 0);
+    harness.read(UNIT, 100, 0x1000);
+    let (posts, calls) = sort(&harness.actions());
+    harness.session.reset();
+    assert!(harness.session.is_empty());
+    assert_eq!(harness.session.mode(), None);
+    assert_eq!(harness.session.calls_in_flight(), 1);
     let wc = Wc { wr_id: posts[0].wr_id, ..Wc::default() };
-    assert!(!stage.session.handle_completion(&wc, &stage.local), "it is of the time before");
-    stage.done(&calls[0], Status::DeviceError);
-    assert_eq!(stage.session.calls_in_flight(), 0);
-    stage.read(0, 100, 0);
-    let (posts, _) = sort(&stage.actions());
-    stage.bring(&posts[0]);
-    assert_eq!(stage.completions(), [(1003, WcStatus::Success)]);
+    assert!(!harness.session.handle_completion(&wc, &harness.local), "the post is older than the reset");
+    harness.done(&calls[0], Status::DeviceError);
+    assert_eq!(harness.session.calls_in_flight(), 0);
+    harness.read(0, 100, 0);
+    let (posts, _) = sort(&harness.actions());
+    harness.complete_post(&posts[0]);
+    assert_eq!(harness.completions(), [(1003, WcStatus::Success)]);
 }
 
 #[test]
-fn queues_are_no_longer_than_they_may_be() {
-    let mut stage = Stage::with(|config| (config.request_count_max, config.post_count_max) = (3, 2));
-    stage.session.start(Mode::OneSided, 0x88);
-    (0..3).for_each(|index| stage.read(index * 4096, 100, index * 100));
+fn queues_have_their_configured_limits() {
+    let mut harness = Harness::with(|config| (config.request_count_max, config.post_count_max) = (3, 2));
+    harness.session.start(Mode::OneSided, 0x88);
+    (0..3).for_each(|index| harness.read(index * 4096, 100, index * 100));
     let wr = SendWr {
         wr_id: 9,
         op: SendOp::Send,
@@ -689,22 +691,22 @@ fn queues_are_no_longer_than_they_may_be() {
         flags: SendFlags::empty(),
         target: None,
     };
-    assert_eq!(stage.session.post(wr, &Knowledge::Plain), Err(PostError::QueueFull));
-    let (posts, _) = sort(&stage.actions());
+    assert_eq!(harness.session.post(wr, &Knowledge::Plain), Err(PostError::QueueFull));
+    let (posts, _) = sort(&harness.actions());
     assert_eq!(posts.len(), 2);
-    stage.fill(&posts[0], &[]);
-    stage.bring(&posts[0]);
-    let actions = stage.actions();
+    harness.fill(&posts[0], &[]);
+    harness.complete_post(&posts[0]);
+    let actions = harness.actions();
     assert!(matches!(&actions[..], [Action::Complete(_), Action::Post(_)]), "{actions:?}");
 }
 
 #[test]
-fn regions_that_the_server_wants_to_be_plain_are_passed_on() {
-    let mut stage = Stage::new();
-    let description = RegionDescription { mode: Mode::Plain, ..*stage.region.description() };
-    stage.known = Knowledge::Extended(Arc::new(Region::new(RKEY, description)));
-    stage.session.start(Mode::OneSided, 0x88);
-    stage.read(100, 100_000, 0);
-    let (posts, calls) = sort(&stage.actions());
+fn requests_to_regions_in_plain_mode_are_posted_unchanged() {
+    let mut harness = Harness::new();
+    let description = RegionDescription { mode: Mode::Plain, ..*harness.region.description() };
+    harness.known = Knowledge::Extended(Arc::new(Region::new(RKEY, description)));
+    harness.session.start(Mode::OneSided, 0x88);
+    harness.read(100, 100_000, 0);
+    let (posts, calls) = sort(&harness.actions());
     assert_eq!((posts.len(), calls.len()), (1, 0));
 }

@@ -3,10 +3,10 @@
 use std::collections::{HashSet, VecDeque};
 
 use smallvec::SmallVec;
-use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Mode, Status};
 use terrace_access::region::Knowledge;
 use terrace_access::session::{Config, Session};
+use terrace_access::signature::SignaturePage;
 use terrace_transport::{Payload, SendFlags, SendOp, SendWr, Sge, SgeList, Wc, WcStatus};
 
 use crate::reference::Reference;
@@ -16,7 +16,7 @@ use crate::world::World;
 
 /// A request's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Operation {
     Read,
     Write,
     WriteInline,
@@ -30,25 +30,25 @@ pub enum What {
     Flush,
 }
 
-pub const WHATS: [What; 10] = [
-    What::Read,
-    What::Write,
-    What::WriteInline,
-    What::WriteBack,
-    What::WriteImm,
-    What::Send,
-    What::SendBack,
-    What::FetchAdd,
-    What::CompareSwap,
-    What::Flush,
+pub const OPERATIONS: [Operation; 10] = [
+    Operation::Read,
+    Operation::Write,
+    Operation::WriteInline,
+    Operation::WriteBack,
+    Operation::WriteImm,
+    Operation::Send,
+    Operation::SendBack,
+    Operation::FetchAdd,
+    Operation::CompareSwap,
+    Operation::Flush,
 ];
 
-/// A request independent of a world: places are taken modulo the world's sizes.
+/// A request independent of a world: offsets are taken modulo the world's sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Spec {
-    pub what: What,
+    pub operation: Operation,
     pub key: usize,
-    pub place: usize,
+    pub offset: usize,
     pub length: usize,
     pub local: usize,
     pub sge_count: usize,
@@ -59,7 +59,7 @@ pub struct Spec {
 
 impl Spec {
     pub fn random(rng: &mut Rng, longest: usize) -> Spec {
-        let what = if rng.one_in(2) { What::Read } else { rng.pick(&WHATS) };
+        let operation = if rng.one_in(2) { Operation::Read } else { rng.pick(&OPERATIONS) };
         let length = match rng.below(4) {
             0 => rng.within(1, 64),
             1 => rng.pick(&[256, 1024, 4095, 4096, 4097, 8192]),
@@ -67,10 +67,10 @@ impl Spec {
             _ => rng.within(1, longest),
         };
         Spec {
-            what,
+            operation,
             key: rng.below(100),
-            // Some anywhere, some at pages, and many at a few places, where they overlap.
-            place: match rng.below(4) {
+            // Some random offsets, some page boundaries, and many of a few offsets, where requests overlap.
+            offset: match rng.below(4) {
                 0 => rng.below(1 << 24),
                 1 => rng.below(1 << 12) << 12,
                 _ => rng.below(3) << 12,
@@ -87,7 +87,7 @@ impl Spec {
 
 /// The failures of a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Fault {
     None,
     CallFails(usize, Status),
     PostFails(usize, WcStatus),
@@ -107,7 +107,7 @@ pub struct Scenario {
     pub specs: Vec<Spec>,
     pub busy_one_in: usize,
     pub in_order: bool,
-    pub trouble: Trouble,
+    pub fault: Fault,
 }
 
 impl Scenario {
@@ -131,7 +131,7 @@ impl Scenario {
             specs,
             busy_one_in: rng.pick(&[0, 0, 3]),
             in_order: rng.one_in(2),
-            trouble: Trouble::None,
+            fault: Fault::None,
         }
     }
 }
@@ -146,50 +146,50 @@ pub struct Run {
     pub world: World,
     reference: Reference,
     posted: Vec<Posted>,
-    /// Offset of the next data to send; the first part of the memory is for received data.
+    /// Offset of the next data to send; the memory before it is for received data.
     next_source: usize,
     dest_bytes: usize,
-    heard_count: usize,
+    received_count: usize,
     in_order: bool,
-    /// Of in-order requests: how many have completed, or are known to have by a later completion.
-    settled: usize,
-    /// Of requests that may complete out of order: the completed ones.
+    /// In order: the number of requests up to the last completion.
+    completed_count: usize,
+    /// Out of order: the completed requests.
     completed: HashSet<usize>,
     /// Requests that completed before an older one.
     pub overtaking_count: usize,
 }
 
-const PATTERN_SEEDS: [u8; 2] = [7, 8];
+const SIGNATURE_SEEDS: [u8; 2] = [7, 8];
 
-fn contents(rng: &mut Rng, kind: u8, pattern: &Pattern, offset: usize, out: &mut [u8]) {
+fn contents(rng: &mut Rng, kind: u8, signature: &SignaturePage, offset: usize, out: &mut [u8]) {
     match kind {
         0 => out.chunks_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_le_bytes()[..word.len()])),
         1 => out.fill(0),
         2 => out.fill(0xfd),
         _ => {
-            let bytes = pattern.bytes();
+            let bytes = signature.bytes();
             out.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = bytes[at % 4096]);
         }
     }
 }
 
 fn memory(rng: &mut Rng, length: usize, unit_bytes: usize, seed: Option<u8>) -> Memory {
-    let pattern = Pattern::derive(&[seed.unwrap_or(1); 32]);
+    let signature = SignaturePage::derive(&[seed.unwrap_or(1); 32]);
     let mut bytes = vec![0; length];
     for (page, out) in bytes.chunks_mut(4096).enumerate() {
         let kind = rng.below(4) as u8;
-        contents(rng, kind, &pattern, page * 4096, out);
+        contents(rng, kind, &signature, page * 4096, out);
     }
     let present = (0..length.div_ceil(unit_bytes)).map(|_| rng.one_in(2)).collect();
-    Memory { bytes, unit_bytes, paging: seed.map(|_| (pattern, present)) }
+    Memory { bytes, unit_bytes, paging: seed.map(|_| (signature, present)) }
 }
 
 fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
     let (length, unit) = (scenario.memory_bytes, scenario.unit_bytes);
     let memories = vec![
-        memory(rng, length, unit, Some(PATTERN_SEEDS[0])),
+        memory(rng, length, unit, Some(SIGNATURE_SEEDS[0])),
         memory(rng, length / 2, unit, None),
-        memory(rng, length, unit, Some(PATTERN_SEEDS[1])),
+        memory(rng, length, unit, Some(SIGNATURE_SEEDS[1])),
     ];
     let lead = rng.pick(&[0, 4096, 123]);
     let plain = |memory: usize, base_va| Key {
@@ -201,14 +201,14 @@ fn server(rng: &mut Rng, scenario: &Scenario) -> Server {
         truth: Knowledge::Plain,
     };
     let mut keys = vec![
-        extended_key(0, 0, PATTERN_SEEDS[0], 0x7000_0000 + lead as u64, lead, length - lead, unit as u32),
+        extended_key(0, 0, SIGNATURE_SEEDS[0], 0x7000_0000 + lead as u64, lead, length - lead, unit as u32),
         // A window on the same memory, at other addresses.
-        extended_key(1, 0, PATTERN_SEEDS[0], 0, 9000, length / 2, unit as u32),
+        extended_key(1, 0, SIGNATURE_SEEDS[0], 0, 9000, length / 2, unit as u32),
         plain(1, 0x9000_0000),
-        extended_key(3, 2, PATTERN_SEEDS[1], 0x1_0000_0001, 1, length - 1, unit as u32),
+        extended_key(3, 2, SIGNATURE_SEEDS[1], 0x1_0000_0001, 1, length - 1, unit as u32),
         plain(1, 0xa000_0000),
         // Another window on the first memory.
-        extended_key(5, 0, PATTERN_SEEDS[0], 0xb000_0000, 4096, length / 2, unit as u32),
+        extended_key(5, 0, SIGNATURE_SEEDS[0], 0xb000_0000, 4096, length / 2, unit as u32),
     ];
     // The client learns of these later, or never.
     keys[3..].iter_mut().for_each(|key| key.knowledge = Knowledge::Unknown);
@@ -244,9 +244,9 @@ impl Run {
         };
         let reference = Reference::new(&server, &local);
         let mut fail_post = None;
-        match scenario.trouble {
-            Trouble::CallFails(count, status) => server.fail_after = Some((count, status)),
-            Trouble::PostFails(count, status) => fail_post = Some((count, status)),
+        match scenario.fault {
+            Fault::CallFails(count, status) => server.fail_after = Some((count, status)),
+            Fault::PostFails(count, status) => fail_post = Some((count, status)),
             _ => {}
         }
         let mut world = World::new(Session::new(config), server, local, rng, scenario.mtu);
@@ -257,9 +257,9 @@ impl Run {
             posted: Vec::new(),
             next_source: dest_bytes,
             dest_bytes,
-            heard_count: 0,
+            received_count: 0,
             in_order: scenario.in_order,
-            settled: 0,
+            completed_count: 0,
             completed: HashSet::new(),
             overtaking_count: 0,
         }
@@ -269,11 +269,11 @@ impl Run {
         LOCAL_BASE + (spec.local % (self.dest_bytes - length + 1)) as u64
     }
 
-    /// Local memory with data to send, valid for that remote place.
+    /// Local memory with data to send, valid for that remote offset.
     fn source(&mut self, spec: &Spec, memory: usize, offset: usize) -> u64 {
         let mut data = vec![0; spec.length];
-        let pattern = Pattern::derive(&[PATTERN_SEEDS[memory / 2]; 32]);
-        contents(&mut self.world.rng, spec.content, &pattern, offset, &mut data);
+        let signature = SignaturePage::derive(&[SIGNATURE_SEEDS[memory / 2]; 32]);
+        contents(&mut self.world.rng, spec.content, &signature, offset, &mut data);
         let addr = LOCAL_BASE + self.next_source as u64;
         self.next_source += spec.length;
         self.world.local.slice(addr, data.len()).copy_from_slice(&data);
@@ -285,32 +285,38 @@ impl Run {
     fn work_request(&mut self, spec: &Spec) -> (SendWr, Knowledge) {
         let index = spec.key % self.world.server.keys.len();
         let key = self.world.server.keys[index].clone();
-        let is_atomic = matches!(spec.what, What::FetchAdd | What::CompareSwap);
+        let is_atomic = matches!(spec.operation, Operation::FetchAdd | Operation::CompareSwap);
         let length = if is_atomic { 8 } else { spec.length.min(key.length) };
         let spec = &Spec { length, ..*spec };
-        let start = spec.place % (key.length - length + 1);
+        let start = spec.offset % (key.length - length + 1);
         let va = key.base_va + if is_atomic { start & !7 } else { start } as u64;
         let rkey = RKEY_BASE + index as u32;
-        let is_back = matches!(spec.what, What::WriteBack | What::SendBack);
-        let receives = matches!(spec.what, What::Read | What::FetchAdd | What::CompareSwap) || is_back;
+        let is_back = matches!(spec.operation, Operation::WriteBack | Operation::SendBack);
+        let receives =
+            matches!(spec.operation, Operation::Read | Operation::FetchAdd | Operation::CompareSwap)
+                || is_back;
         let addr =
             if receives { self.dest(spec, length) } else { self.source(spec, key.memory, key.offset(va)) };
         let expected = if is_atomic && spec.content > 0 { self.reference.load(rkey, va) } else { 3 };
-        let op = match spec.what {
-            What::Read => SendOp::Read { va, rkey },
-            What::Write | What::WriteInline | What::WriteBack => SendOp::Write { va, rkey },
-            What::WriteImm => SendOp::WriteImm { va, rkey, imm: 5 },
-            What::Send | What::SendBack => SendOp::Send,
-            What::FetchAdd => SendOp::FetchAdd { va, rkey, add: 0x0101_0101 },
-            What::CompareSwap => SendOp::CompareSwap { va, rkey, compare: expected, swap: !expected },
-            What::Flush => SendOp::Flush { va, rkey, length: length as u32, placement: 2, selectivity: 0 },
+        let op = match spec.operation {
+            Operation::Read => SendOp::Read { va, rkey },
+            Operation::Write | Operation::WriteInline | Operation::WriteBack => SendOp::Write { va, rkey },
+            Operation::WriteImm => SendOp::WriteImm { va, rkey, imm: 5 },
+            Operation::Send | Operation::SendBack => SendOp::Send,
+            Operation::FetchAdd => SendOp::FetchAdd { va, rkey, add: 0x0101_0101 },
+            Operation::CompareSwap => SendOp::CompareSwap { va, rkey, compare: expected, swap: !expected },
+            Operation::Flush => {
+                SendOp::Flush { va, rkey, length: length as u32, placement: 2, selectivity: 0 }
+            }
         };
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::FENCE, spec.fence || is_back);
         flags.set(SendFlags::SIGNALED, spec.signaled);
-        let payload = match spec.what {
-            What::WriteInline => Payload::Inline(SmallVec::from_slice(self.world.local.slice(addr, length))),
-            What::Flush => Payload::Sges(SmallVec::new()),
+        let payload = match spec.operation {
+            Operation::WriteInline => {
+                Payload::Inline(SmallVec::from_slice(self.world.local.slice(addr, length)))
+            }
+            Operation::Flush => Payload::Sges(SmallVec::new()),
             _ => Payload::Sges(split(addr, length, if is_atomic { 1 } else { spec.sge_count }, spec.local)),
         };
         let wr = SendWr { wr_id: u64::MAX - self.posted.len() as u64, op, payload, flags, target: None };
@@ -337,12 +343,12 @@ impl Run {
         if let Some(wc) = self.world.step() {
             self.check_completion(&wc);
         }
-        while self.world.heard.len() > self.heard_count {
-            let heard = &self.world.heard[self.heard_count];
-            let (number, data) = &self.reference.heard[self.heard_count];
-            assert_eq!(&heard.data, data, "what was heard of request {number}");
+        while self.world.received.len() > self.received_count {
+            let received = &self.world.received[self.received_count];
+            let (number, data) = &self.reference.received[self.received_count];
+            assert_eq!(&received.data, data, "the message of request {number}");
             self.reference.check_visible(*number, &self.world.server);
-            self.heard_count += 1;
+            self.received_count += 1;
         }
     }
 
@@ -352,21 +358,21 @@ impl Run {
         if !self.in_order {
             return self.check_completion_in_any_order(number, wc);
         }
-        assert!(number >= self.settled, "request {number} completes after {}", self.settled);
+        assert!(number >= self.completed_count, "request {number} completes after {}", self.completed_count);
         let has_failed = wc.status != WcStatus::Success;
-        for earlier in self.settled..number {
+        for earlier in self.completed_count..number {
             let signaled = self.posted[earlier].wr.flags.contains(SendFlags::SIGNALED);
-            assert!(!signaled, "request {earlier} is passed by");
+            assert!(!signaled, "request {earlier} has no completion");
         }
         assert!(has_failed || self.posted[number].wr.flags.contains(SendFlags::SIGNALED));
-        let brought = self.settled..number + usize::from(!has_failed);
-        for index in brought {
+        let delivered = self.completed_count..number + usize::from(!has_failed);
+        for index in delivered {
             let wr = &self.posted[index].wr;
             if matches!(wr.op, SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
-                self.reference.check_brought(index as u32, wr, &self.world.local);
+                self.reference.check_delivered(index as u32, wr, &self.world.local);
             }
         }
-        self.settled = number + 1;
+        self.completed_count = number + 1;
     }
 
     /// Checks that a completion comes once and its request is done. An error completion must come in order.
@@ -376,14 +382,14 @@ impl Run {
         let mut earlier = (0..number).filter(|&index| signaled(index));
         let overtakes = earlier.any(|index| !self.completed.contains(&index));
         if wc.status != WcStatus::Success {
-            assert!(!overtakes, "the failure of request {number} is told of before earlier ones are over");
+            assert!(!overtakes, "the failure of request {number} completes before earlier requests");
             return;
         }
         assert!(signaled(number));
         self.overtaking_count += usize::from(overtakes);
         let wr = &self.posted[number].wr;
         if matches!(wr.op, SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) {
-            self.reference.check_brought(number as u32, wr, &self.world.local);
+            self.reference.check_delivered(number as u32, wr, &self.world.local);
         }
     }
 
@@ -401,10 +407,14 @@ impl Run {
                 self.world.session.start(mode, 0x88);
             }
             steps += 1;
-            assert!(steps < 400_000, "it does not come to an end, with {} left", self.world.session.len());
+            assert!(
+                steps < 400_000,
+                "no end after 400000 steps, with {} requests left",
+                self.world.session.len()
+            );
             match self.world.rng.below(16) {
                 0..=1 => self.post(&mut specs),
-                2 => self.world.churn(),
+                2 => self.world.toggle_residency(),
                 3 if self.world.rng.one_in(4) => self.world.pull(),
                 4 if self.world.rng.one_in(16) => {
                     let key = &mut self.world.server.keys[3];
@@ -412,7 +422,7 @@ impl Run {
                 }
                 _ => self.step(),
             }
-            self.trouble(scenario.trouble, steps);
+            self.fault(scenario.fault, steps);
         }
         // No request waits for the answer to a call about the signature page, but the answer comes.
         while self.world.session.calls_in_flight() > 0 && !self.world.is_peer_gone {
@@ -422,10 +432,10 @@ impl Run {
         self
     }
 
-    fn trouble(&mut self, trouble: Trouble, steps: usize) {
-        match trouble {
-            Trouble::PeerGone(at) if at == steps => self.world.lose_peer(),
-            Trouble::Flush(at) if at == steps => {
+    fn fault(&mut self, fault: Fault, steps: usize) {
+        match fault {
+            Fault::PeerGone(at) if at == steps => self.world.lose_peer(),
+            Fault::Flush(at) if at == steps => {
                 self.world.in_error = true;
                 self.world.session.flush();
             }
@@ -452,7 +462,7 @@ impl Run {
                 wc.byte_len
             );
         }
-        assert_eq!(self.heard_count, self.reference.heard.len());
+        assert_eq!(self.received_count, self.reference.received.len());
         assert_eq!(self.world.breaks, 0);
         assert_eq!(self.world.session.calls_in_flight(), 0);
         self.reference.check_all(&self.world.local, &self.world.server);

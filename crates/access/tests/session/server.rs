@@ -4,9 +4,9 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use terrace_access::layout::Layout;
-use terrace_access::pattern::Pattern;
 use terrace_access::proto::{Body, Message, Mode, Read, RegionDescription, Source, Status, Write};
 use terrace_access::region::{Knowledge, Region};
+use terrace_access::signature::SignaturePage;
 
 use crate::rng::Rng;
 
@@ -14,18 +14,18 @@ use crate::rng::Rng;
 pub struct Memory {
     pub bytes: Vec<u8>,
     pub unit_bytes: usize,
-    /// Of an extended memory: the signature page, and which units are present.
-    pub paging: Option<(Pattern, Vec<bool>)>,
+    /// Of an extended memory: the signature page, and the presence of each unit.
+    pub paging: Option<(SignaturePage, Vec<bool>)>,
 }
 
 impl Memory {
     /// One copy of a READ by the NIC.
     pub fn copy(&self, offset: usize, out: &mut [u8], magic: bool) {
         out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
-        let Some((pattern, present)) = self.paging.as_ref().filter(|_| magic) else { return };
+        let Some((signature, present)) = self.paging.as_ref().filter(|_| magic) else { return };
         for (at, byte) in (offset..).zip(out) {
             if !present[at / self.unit_bytes] {
-                *byte = pattern.bytes()[at % 4096];
+                *byte = signature.bytes()[at % 4096];
             }
         }
     }
@@ -58,25 +58,25 @@ pub struct Job {
 }
 
 enum Step {
-    /// Reads bytes of a memory, which then go to `to` in the client's memory.
-    Take {
+    /// Reads bytes of a memory, for a later write to `to` in the client's memory.
+    ReadMemory {
         memory: usize,
         offset: usize,
         length: usize,
         to: u64,
     },
-    Put {
+    WriteClient {
         to: u64,
         data: Vec<u8>,
     },
-    /// Reads bytes of the client's memory, which then go to a memory.
-    Ask {
+    /// Reads bytes of the client's memory, for a later write to a memory.
+    ReadClient {
         from: u64,
         memory: usize,
         offset: usize,
         length: usize,
     },
-    Apply {
+    WriteMemory {
         memory: usize,
         offset: usize,
         data: Vec<u8>,
@@ -95,9 +95,9 @@ pub struct Server {
     /// The keys that the client may name in calls.
     pub granted: HashSet<u32>,
     pub mode: Option<Mode>,
-    /// One in so many calls is answered `Busy`; 0: none.
+    /// One in this many calls is answered with `Busy`; none if 0.
     pub busy_one_in: usize,
-    /// After so many calls, the next one is answered with this status.
+    /// The number of calls before one is answered with this status.
     pub fail_after: Option<(usize, Status)>,
     pub fetched_pages: usize,
     pub calls: usize,
@@ -112,7 +112,7 @@ impl Server {
 
     /// Begins to serve a call.
     pub fn accept(&mut self, bytes: &[u8], rng: &mut Rng) -> Job {
-        let message = Message::decode(bytes).expect("the client encodes what can be decoded");
+        let message = Message::decode(bytes).expect("the client sends valid messages");
         self.calls += 1;
         let job = |steps, status| Job { id: message.id, steps, status };
         if self.busy_one_in > 0 && rng.one_in(self.busy_one_in) {
@@ -127,7 +127,7 @@ impl Server {
             Body::Magic(magic) => {
                 assert_eq!((magic.client_qpn, magic.server_qpn), (0x77, 0x88));
                 assert_eq!(magic.on, self.mode == Some(Mode::OneSided));
-                assert!(!self.granted.contains(&magic.rkey), "once is enough");
+                assert!(!self.granted.contains(&magic.rkey), "the grant is requested once");
                 match rng.below(8) {
                     0 => job(VecDeque::new(), Status::AccessDenied),
                     1 => job(VecDeque::new(), Status::NoSuchRegion),
@@ -163,7 +163,7 @@ impl Server {
             let start = (page * 4096).max(in_page);
             let end = ((page + 1) * 4096).min(in_page + read.length as usize);
             let to = read.dest_va + (start - in_page) as u64;
-            Step::Take {
+            Step::ReadMemory {
                 memory: key.memory,
                 offset: key.offset(read.va) - in_page + start,
                 length: end - start,
@@ -181,16 +181,16 @@ impl Server {
             Source::Inline(data) => {
                 let (left, right) = data.split_at(data.len() / 2);
                 VecDeque::from([
-                    Step::Apply { memory, offset, data: left.to_vec() },
-                    Step::Apply { memory, offset: offset + left.len(), data: right.to_vec() },
+                    Step::WriteMemory { memory, offset, data: left.to_vec() },
+                    Step::WriteMemory { memory, offset: offset + left.len(), data: right.to_vec() },
                 ])
             }
             Source::Remote { va, .. } => {
                 let length = write.length as usize;
                 let half = length / 2;
                 VecDeque::from([
-                    Step::Ask { from: va, memory, offset, length: half },
-                    Step::Ask {
+                    Step::ReadClient { from: va, memory, offset, length: half },
+                    Step::ReadClient {
                         from: va + half as u64,
                         memory,
                         offset: offset + half,
@@ -205,16 +205,16 @@ impl Server {
     pub fn serve(&mut self, job: &mut Job, local: &mut Local) -> Option<Status> {
         let Some(step) = job.steps.pop_front() else { return Some(job.status) };
         match step {
-            Step::Take { memory, offset, length, to } => {
+            Step::ReadMemory { memory, offset, length, to } => {
                 let data = self.memories[memory].bytes[offset..offset + length].to_vec();
-                job.steps.push_back(Step::Put { to, data });
+                job.steps.push_back(Step::WriteClient { to, data });
             }
-            Step::Put { to, data } => local.slice(to, data.len()).copy_from_slice(&data),
-            Step::Ask { from, memory, offset, length } => {
+            Step::WriteClient { to, data } => local.slice(to, data.len()).copy_from_slice(&data),
+            Step::ReadClient { from, memory, offset, length } => {
                 let data = local.slice(from, length).to_vec();
-                job.steps.push_back(Step::Apply { memory, offset, data });
+                job.steps.push_back(Step::WriteMemory { memory, offset, data });
             }
-            Step::Apply { memory, offset, data } => {
+            Step::WriteMemory { memory, offset, data } => {
                 self.memories[memory].bytes[offset..offset + data.len()].copy_from_slice(&data);
             }
             Step::Grant { rkey, on } => {
@@ -274,10 +274,10 @@ pub fn extended_key(
     unit: u32,
 ) -> Key {
     let layout =
-        Layout::new(base_va, length as u64, lead as u64, unit).expect("the test's layouts make sense");
-    let pattern_key = [seed; 32];
+        Layout::new(base_va, length as u64, lead as u64, unit).expect("the test's layouts are valid");
+    let signature_key = [seed; 32];
     let description =
-        RegionDescription { layout, pattern_key, region_id: 900 + memory as u64, mode: Mode::OneSided };
+        RegionDescription { layout, signature_key, region_id: 900 + memory as u64, mode: Mode::OneSided };
     let region = Region::new(RKEY_BASE + index as u32, description);
     let truth = Knowledge::Extended(Arc::new(region));
     Key { memory, base_va, length, lead, knowledge: truth.clone(), truth }

@@ -11,11 +11,11 @@ use crate::server::{Job, Local, Server};
 
 /// A message that the peer's program receives, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct Received {
     pub data: Vec<u8>,
 }
 
-/// A READ whose response packets are being made.
+/// A READ whose responses are not complete yet.
 struct Reading {
     wr: SendWr,
     done: usize,
@@ -46,7 +46,7 @@ pub struct World {
     jobs: Vec<Job>,
     answers: VecDeque<(u64, Status)>,
     pub completions: Vec<Wc>,
-    pub heard: Vec<Heard>,
+    pub received: Vec<Received>,
     /// The queue pair's state.
     pub in_error: bool,
     /// After this many posted work requests, the next one fails with this status.
@@ -74,7 +74,7 @@ impl World {
             jobs: Vec::new(),
             answers: VecDeque::new(),
             completions: Vec::new(),
-            heard: Vec::new(),
+            received: Vec::new(),
             in_error: false,
             fail_post: None,
             is_peer_gone: false,
@@ -182,7 +182,7 @@ impl World {
         self.responses.push_back(Response::Complete(wc));
     }
 
-    /// One packet of a READ: one copy.
+    /// Copies one response packet of a READ.
     fn answer_packet(&mut self, mut reading: Reading) {
         let (total, SendOp::Read { va, rkey }) = (reading.wr.payload.len() as usize, reading.wr.op) else {
             panic!("only READs are answered in packets");
@@ -204,11 +204,11 @@ impl World {
     fn execute(&mut self, wr: &SendWr) {
         let data = self.gather(wr);
         match wr.op {
-            SendOp::Send => self.heard.push(Heard { data }),
+            SendOp::Send => self.received.push(Received { data }),
             SendOp::Write { va, rkey } => self.store(rkey, va, &data),
             SendOp::WriteImm { va, rkey, .. } => {
                 self.store(rkey, va, &data);
-                self.heard.push(Heard { data });
+                self.received.push(Received { data });
             }
             SendOp::FetchAdd { va, rkey, add } => {
                 let old = self.load(rkey, va);
@@ -264,8 +264,8 @@ impl World {
                     let length = sge.length as usize;
                     let (from, to) = (position.max(offset), (position + length).min(offset + data.len()));
                     if from < to {
-                        let room = self.local.slice(sge.addr + (from - position) as u64, to - from);
-                        room.copy_from_slice(&data[from - offset..to - offset]);
+                        let dest = self.local.slice(sge.addr + (from - position) as u64, to - from);
+                        dest.copy_from_slice(&data[from - offset..to - offset]);
                     }
                     position += length;
                 }
@@ -300,7 +300,7 @@ impl World {
     }
 
     /// Maps or unmaps units.
-    pub fn churn(&mut self) {
+    pub fn toggle_residency(&mut self) {
         let memory = self.rng.below(self.server.memories.len());
         let whole = self.rng.one_in(8).then(|| self.rng.one_in(2));
         if let Some((_, present)) = &mut self.server.memories[memory].paging {
@@ -322,9 +322,9 @@ impl World {
             return;
         };
         let mut bytes = vec![0; region.bitmap().length_bytes()];
-        let honest = self.rng.one_in(2);
+        let is_correct = self.rng.one_in(2);
         for unit in 0..present.len().min(bytes.len() * 8) {
-            let bit = if honest { present[unit] } else { self.rng.one_in(2) };
+            let bit = if is_correct { present[unit] } else { self.rng.one_in(2) };
             bytes[unit / 8] |= u8::from(bit) << (unit % 8);
         }
         region.bitmap().store(self.now, &bytes);

@@ -200,7 +200,7 @@ impl Io {
             let mut bytes = vec![0; pull.buffer.len()];
             match pull.buffer.read(0, &mut bytes) {
                 Ok(()) => pull.region.bitmap().store(now, &bytes),
-                Err(_) => pull.region.bitmap().pull_failed(now),
+                Err(_) => pull.region.bitmap().fail_pull(now),
             }
         }
     }

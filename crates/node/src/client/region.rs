@@ -1,6 +1,6 @@
 //! A region of a server, and the accesses to it.
 
-use terrace_access::pattern::PAGE_BYTES;
+use terrace_access::signature::PAGE_BYTES;
 use terrace_access::proto::Found;
 use terrace_access::region::Knowledge;
 use terrace_nic::{Buffer, Payload, SendFlags, SendOp, SendWr, SgeList};
@@ -51,7 +51,7 @@ impl<'a> Region<'a> {
     /// correctly, only slower.
     pub fn pattern(&self) -> Option<&[u8; PAGE_BYTES]> {
         match &self.known {
-            Knowledge::Extended(region) => Some(region.pattern().bytes()),
+            Knowledge::Extended(region) => Some(region.signature_page().bytes()),
             _ => None,
         }
     }

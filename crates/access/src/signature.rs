@@ -6,48 +6,48 @@
 //!    `mix(k[i] + (i + 1) * 0x9e3779b97f4a7c15)`, where `mix` is the finaliser of SplitMix64; should all four be zero,
 //!    the first becomes 1.
 //! 2. The generator is xoshiro256++ (Blackman and Vigna). Its first 64 outputs are discarded.
-//! 3. The next 512 outputs, little-endian, are the pattern.
+//! 3. The next 512 outputs, little-endian, are the signature page.
 //!
-//! This is not cryptography: a client that may read the region can see the pattern anyway. It only has to differ from
-//! any data that an application is likely to store.
+//! The signature page is not a secret: a client that may read the region can read it, too. It only has to differ from
+//! the data that applications are likely to store.
 //!
-//! A byte of the region belongs to the pattern's byte at the same offset within its page. A NIC decides about presence
-//! packet by packet, and a page can become present or absent between two packets of one READ, so a page is not
-//! compared as a whole but in chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the pattern
-//! makes the page suspect. That finds every absent packet as long as packets begin at chunk boundaries; the requester
-//! that posts the READ has to ensure this. Where less than a chunk was read, the part is compared. Data that equals
-//! the pattern by coincidence, or on purpose, is fetched once more needlessly: that costs a round trip and is never an
-//! error.
+//! A byte of the region is compared with the signature page's byte at the same offset within the page. A NIC looks up
+//! residency once per packet, and a page can become present or absent between two packets of one READ. So the
+//! comparison is not of a whole page but of chunks of [`CHUNK_BYTES`], the smallest path MTU: one chunk that equals the
+//! signature page makes the page suspect. The comparison finds every absent packet if packets begin at chunk
+//! boundaries; the requester that posts the READ has to ensure this. Where less than a chunk was read, the bytes that
+//! were read are compared. Data that equals the signature page by coincidence, or on purpose, is fetched again: this
+//! costs a round trip and is never an error.
 
 use std::sync::Arc;
 
-/// Bytes of a page, and of the pattern.
+/// Bytes of a page, and of the signature page.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes that are compared at a time. The smallest path MTU.
+/// The granularity of comparison in bytes: the smallest path MTU.
 pub const CHUNK_BYTES: usize = 256;
-/// Bytes of the key that a pattern is derived from.
+/// Bytes of the key that a signature page is derived from.
 pub const KEY_BYTES: usize = 32;
 
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Outputs of the generator that are discarded, so that keys that differ in one bit have unrelated patterns.
+/// Outputs of the generator that are discarded, so that keys that differ in one bit have unrelated signature pages.
 const WARM_UP_OUTPUTS: usize = 64;
 const WORD_BYTES: usize = 8;
 
 /// The signature page of a region: the 4096 bytes that READs of an absent page return.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Pattern {
+pub struct SignaturePage {
     bytes: Arc<[u8; PAGE_BYTES]>,
 }
 
-impl std::fmt::Debug for Pattern {
+impl std::fmt::Debug for SignaturePage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pattern({:02x?}...)", &self.bytes[..WORD_BYTES])
+        write!(f, "SignaturePage({:02x?}...)", &self.bytes[..WORD_BYTES])
     }
 }
 
-impl Pattern {
-    /// The pattern of a key; the module's documentation has the algorithm.
-    pub fn derive(key: &[u8; KEY_BYTES]) -> Pattern {
+impl SignaturePage {
+    /// Derives the signature page of a key. The module's documentation has the algorithm.
+    pub fn derive(key: &[u8; KEY_BYTES]) -> SignaturePage {
         let mut generator = Xoshiro256PlusPlus::from_key(key);
         for _ in 0..WARM_UP_OUTPUTS {
             generator.next();
@@ -56,33 +56,33 @@ impl Pattern {
         for word in bytes.chunks_exact_mut(WORD_BYTES) {
             word.copy_from_slice(&generator.next().to_le_bytes());
         }
-        Pattern { bytes: Arc::new(bytes) }
+        SignaturePage { bytes: Arc::new(bytes) }
     }
 
-    /// The bytes, to copy.
+    /// The bytes.
     pub fn bytes(&self) -> &[u8; PAGE_BYTES] {
         &self.bytes
     }
 
-    /// The bytes, to keep.
+    /// Another reference to the bytes.
     pub fn shared(&self) -> Arc<[u8; PAGE_BYTES]> {
         Arc::clone(&self.bytes)
     }
 
-    /// Whether a slice of a page, which begins `offset` bytes into the page, may have been absent: whether any chunk of
-    /// it, or the part of a chunk at either end, equals the pattern. An empty slice is never suspect.
+    /// Whether a slice of a page, which begins `offset` bytes into the page, may have been absent: whether a chunk of
+    /// the slice, or the incomplete chunk at either end, equals the signature page. An empty slice is never suspect.
     ///
     /// # Panics
-    /// If the slice reaches beyond the page.
+    /// If the slice ends beyond the page.
     #[inline]
-    pub fn suspects(&self, offset: usize, slice: &[u8]) -> bool {
+    pub fn matches(&self, offset: usize, slice: &[u8]) -> bool {
         let expected = &self.bytes[offset..offset + slice.len()];
         let head_bytes = (offset.next_multiple_of(CHUNK_BYTES) - offset).min(slice.len());
         let (head, body) = slice.split_at(head_bytes);
         let (expected_head, expected_body) = expected.split_at(head_bytes);
         let (chunks, tail) = body.as_chunks::<CHUNK_BYTES>();
         let (expected_chunks, expected_tail) = expected_body.as_chunks::<CHUNK_BYTES>();
-        // The first word nearly always differs, which saves a call of memcmp.
+        // The first word nearly always differs; comparing it first saves a call of memcmp.
         let is_equal = |(chunk, expected): (&[u8; CHUNK_BYTES], &[u8; CHUNK_BYTES])| {
             first_word(chunk) == first_word(expected) && chunk == expected
         };
@@ -97,7 +97,7 @@ fn first_word(chunk: &[u8; CHUNK_BYTES]) -> u64 {
     chunk.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-/// The generator, as its authors publish it.
+/// The generator, as published by its authors.
 struct Xoshiro256PlusPlus {
     state: [u64; 4],
 }
@@ -130,7 +130,7 @@ impl Xoshiro256PlusPlus {
     }
 }
 
-/// The finaliser of SplitMix64: every bit affects all others, and it is a bijection.
+/// The finaliser of SplitMix64: a bijection in which every bit of the input affects every bit of the output.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -164,30 +164,30 @@ mod tests {
     #[test]
     fn the_algorithm_is_the_documented_one() {
         for (key, first, last, sum) in VECTORS {
-            let pattern = Pattern::derive(&key);
-            assert_eq!(hex(&pattern.bytes()[..16]), first);
-            assert_eq!(hex(&pattern.bytes()[PAGE_BYTES - 16..]), last);
-            assert_eq!(pattern.bytes().iter().map(|&byte| u32::from(byte)).sum::<u32>(), sum);
+            let signature = SignaturePage::derive(&key);
+            assert_eq!(hex(&signature.bytes()[..16]), first);
+            assert_eq!(hex(&signature.bytes()[PAGE_BYTES - 16..]), last);
+            assert_eq!(signature.bytes().iter().map(|&byte| u32::from(byte)).sum::<u32>(), sum);
         }
     }
 
     #[test]
-    fn the_one_key_whose_state_is_all_zero_gives_a_pattern_too() {
+    fn a_key_with_an_all_zero_state_gives_a_signature_page() {
         let mut key = [0; KEY_BYTES];
         for (index, word) in key.chunks_exact_mut(WORD_BYTES).enumerate() {
             word.copy_from_slice(&GOLDEN_GAMMA.wrapping_mul(index as u64 + 1).wrapping_neg().to_le_bytes());
         }
-        let pattern = Pattern::derive(&key);
-        assert_eq!(hex(&pattern.bytes()[..16]), "7916a8306a48d123691aaa758a8d9e38");
+        let signature = SignaturePage::derive(&key);
+        assert_eq!(hex(&signature.bytes()[..16]), "7916a8306a48d123691aaa758a8d9e38");
     }
 
     #[test]
-    fn keys_that_differ_in_one_bit_have_nothing_in_common() {
-        let base = Pattern::derive(&COUNTING);
+    fn keys_that_differ_in_one_bit_give_unrelated_pages() {
+        let base = SignaturePage::derive(&COUNTING);
         for bit in 0..KEY_BYTES * 8 {
             let mut key = COUNTING;
             key[bit / 8] ^= 1 << (bit % 8);
-            let other = Pattern::derive(&key);
+            let other = SignaturePage::derive(&key);
             let equal = base.bytes().iter().zip(other.bytes()).filter(|(a, b)| a == b).count();
             assert!(equal < 64, "{equal} bytes are the same after flipping bit {bit}");
         }
@@ -195,55 +195,55 @@ mod tests {
 
     #[test]
     fn any_absent_chunk_makes_a_page_suspect() {
-        let pattern = Pattern::derive(&COUNTING);
+        let signature = SignaturePage::derive(&COUNTING);
         for chunk in 0..PAGE_BYTES / CHUNK_BYTES {
             let mut page = [0xfd; PAGE_BYTES];
             let range = chunk * CHUNK_BYTES..(chunk + 1) * CHUNK_BYTES;
-            page[range.clone()].copy_from_slice(&pattern.bytes()[range.clone()]);
-            assert!(pattern.suspects(0, &page));
+            page[range.clone()].copy_from_slice(&signature.bytes()[range.clone()]);
+            assert!(signature.matches(0, &page));
             for changed in range {
                 page[changed] ^= 1;
-                assert!(!pattern.suspects(0, &page), "byte {changed} was data");
+                assert!(!signature.matches(0, &page), "byte {changed} was data");
                 page[changed] ^= 1;
             }
         }
     }
 
     #[test]
-    fn the_parts_of_chunks_at_both_ends_are_compared_at_their_place() {
-        let pattern = Pattern::derive(&COUNTING);
+    fn incomplete_chunks_at_both_ends_are_compared_at_their_offset() {
+        let signature = SignaturePage::derive(&COUNTING);
         for offset in [0, 1, 7, 255, 256, 300, 4000, 4095] {
             for len in [1, 2, 7, 8, 9, 200, 256, 257, 511, 600, 4096] {
                 let len = len.min(PAGE_BYTES - offset);
-                let mut slice: Vec<u8> = pattern.bytes()[offset..offset + len].to_vec();
-                assert!(pattern.suspects(offset, &slice), "all of {len} B at {offset}");
+                let mut slice: Vec<u8> = signature.bytes()[offset..offset + len].to_vec();
+                assert!(signature.matches(offset, &slice), "all of {len} B at {offset}");
                 let boundary = (offset + 1).next_multiple_of(CHUNK_BYTES) - offset;
                 slice.iter_mut().step_by(CHUNK_BYTES).for_each(|byte| *byte ^= 0x10);
                 slice.iter_mut().skip(boundary).step_by(CHUNK_BYTES).for_each(|byte| *byte ^= 0x20);
-                assert!(!pattern.suspects(offset, &slice), "none of {len} B at {offset}");
+                assert!(!signature.matches(offset, &slice), "none of {len} B at {offset}");
             }
         }
-        assert!(!pattern.suspects(4096, &[]));
-        assert!(!pattern.suspects(1, &[]));
+        assert!(!signature.matches(4096, &[]));
+        assert!(!signature.matches(1, &[]));
     }
 
     #[test]
-    fn a_short_part_at_an_edge_is_enough() {
-        let pattern = Pattern::derive(&COUNTING);
+    fn an_incomplete_chunk_at_either_end_makes_a_page_suspect() {
+        let signature = SignaturePage::derive(&COUNTING);
         let mut slice = [0; 600];
-        slice[..6].copy_from_slice(&pattern.bytes()[250..256]);
-        assert!(pattern.suspects(250, &slice));
+        slice[..6].copy_from_slice(&signature.bytes()[250..256]);
+        assert!(signature.matches(250, &slice));
         slice[0] ^= 1;
-        assert!(!pattern.suspects(250, &slice));
-        slice[6 + 512..].copy_from_slice(&pattern.bytes()[768..768 + 82]);
-        assert!(pattern.suspects(250, &slice));
+        assert!(!signature.matches(250, &slice));
+        slice[6 + 512..].copy_from_slice(&signature.bytes()[768..768 + 82]);
+        assert!(signature.matches(250, &slice));
     }
 
     #[test]
-    fn usual_data_is_not_suspect() {
-        let pattern = Pattern::derive(&COUNTING);
+    fn pages_of_one_byte_value_are_not_suspect() {
+        let signature = SignaturePage::derive(&COUNTING);
         for fill in 0..=255 {
-            assert!(!pattern.suspects(0, &[fill; PAGE_BYTES]));
+            assert!(!signature.matches(0, &[fill; PAGE_BYTES]));
         }
     }
 }
