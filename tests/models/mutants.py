@@ -208,12 +208,12 @@ MUTANTS = {
     ],
     ("terrace-node", "mailbox_model"): [
         ("ends-are-looked-at-last", NODE + "mailbox.rs",
-         "        let is_lost = self.is_lost.load(Ordering::Acquire);\n        (self.answers.take(), is_lost)",
-         "        (self.answers.take(), self.is_lost.load(Ordering::Acquire))"),
+         "        let is_closed = self.is_closed.load(Ordering::Acquire);\n        (self.answers.take(), is_closed)",
+         "        (self.answers.take(), self.is_closed.load(Ordering::Acquire))"),
         ("ends-are-relaxed", NODE + "mailbox.rs",
-         "self.is_lost.store(true, Ordering::Release);", "self.is_lost.store(true, Ordering::Relaxed);"),
+         "self.is_closed.store(true, Ordering::Release);", "self.is_closed.store(true, Ordering::Relaxed);"),
         ("ends-are-seen-early", NODE + "mailbox.rs",
-         "self.is_lost.load(Ordering::Acquire)", "self.is_lost.load(Ordering::Relaxed)"),
+         "self.is_closed.load(Ordering::Acquire)", "self.is_closed.load(Ordering::Relaxed)"),
     ],
     ("terrace-node", "agent_model"): [
         ("jobs-are-left-to-who-has-the-state", NODE_TESTS + "agent_model.rs", "            self.turn.request();\n            return false;", "            return false;"),

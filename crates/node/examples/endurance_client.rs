@@ -1,12 +1,11 @@
-//! A client that reads and writes a part of a region at random and checks all read data, until its standard input
-//! ends.
+//! A client that reads and writes a range of a region at random and verifies all data, until its standard input ends.
 //!
 //! ```sh
-//! endurance_client ADDRESS SLOT REGION FIRST_BYTE BYTES SEED [FAULT_PLAN]
+//! endurance_client ADDRESS INSTANCE REGION FIRST_BYTE BYTES SEED [FAULT_PLAN]
 //! ```
 //!
-//! No other client may use that part. The client fills it first, and then tracks its content. Each second it prints its
-//! progress, as `name=value`. `tests/endurance/` runs it.
+//! No other client may use the range. The client fills it first, and then tracks its content. Each second it prints its
+//! progress as `name=value`. `tests/endurance/` runs it.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -17,11 +16,11 @@ use std::time::{Duration, Instant};
 use terrace_nic::{Buffer, WcStatus};
 use terrace_node::{Client, ClientConfig, Region};
 
-/// Not a multiple of the page size, so that most pieces straddle pages.
+/// The bytes of a piece: not a multiple of the page size, so that most pieces straddle pages.
 const PIECE_BYTES: usize = 50_008;
 /// Accesses in flight.
 const DEPTH: u64 = 8;
-/// Pause between two polls: the purpose is to run for long, not fast.
+/// The pause between two polls, which limits the load.
 const PAUSE: Duration = Duration::from_millis(1);
 const REPORT: Duration = Duration::from_secs(1);
 
@@ -29,7 +28,7 @@ struct Access {
     piece: usize,
     /// The version being written; `None` for a read.
     version: Option<u64>,
-    /// Offset of the bytes within the piece, in words.
+    /// The offset of the bytes within the piece, in words.
     first: usize,
     words: usize,
     since: Instant,
@@ -41,7 +40,7 @@ struct Load<'a> {
     buffers: Vec<Buffer>,
     versions: Vec<u64>,
     next_version: u64,
-    under_way: HashMap<u64, Access>,
+    in_flight: HashMap<u64, Access>,
     random: u64,
     ops: u64,
     bytes: u64,
@@ -50,7 +49,7 @@ struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Xorshift: any generator will do.
+    /// A random number by xorshift.
     fn below(&mut self, limit: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -79,12 +78,13 @@ impl Load<'_> {
             }
             None => self.region.read(offset, buffer, 0, len, tag)?,
         }
-        self.under_way.insert(tag, Access { piece, version, first, words: count, since: Instant::now() });
+        self.in_flight.insert(tag, Access { piece, version, first, words: count, since: Instant::now() });
         Ok(())
     }
 
-    fn end(&mut self, tag: u64) -> Result<(), Box<dyn std::error::Error>> {
-        let access = self.under_way.remove(&tag).ok_or("a completion of nothing")?;
+    /// Verifies a completed read, or records the version of a completed write.
+    fn complete(&mut self, tag: u64) -> Result<(), Box<dyn std::error::Error>> {
+        let access = self.in_flight.remove(&tag).ok_or("a completion of no access")?;
         let len = access.words * 8;
         self.slowest = self.slowest.max(access.since.elapsed());
         self.ops += 1;
@@ -109,14 +109,14 @@ impl Load<'_> {
     fn free_piece(&mut self) -> usize {
         loop {
             let piece = self.below(self.versions.len());
-            if !self.under_way.values().any(|access| access.piece == piece) {
+            if !self.in_flight.values().any(|access| access.piece == piece) {
                 return piece;
             }
         }
     }
 
     fn report(&self) -> std::io::Result<()> {
-        let oldest = self.under_way.values().map(|access| access.since.elapsed()).max().unwrap_or_default();
+        let oldest = self.in_flight.values().map(|access| access.since.elapsed()).max().unwrap_or_default();
         let line = format!(
             "ops={} bytes={} wrong={} slowest_ms={} oldest_ms={}\n",
             self.ops,
@@ -131,10 +131,12 @@ impl Load<'_> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [address, slot, name, first_byte, bytes, seed, plan @ ..] = &args[..] else {
-        return Err("usage: endurance_client ADDRESS SLOT REGION FIRST_BYTE BYTES SEED [FAULT_PLAN]".into());
+    let [address, instance, name, first_byte, bytes, seed, plan @ ..] = &args[..] else {
+        return Err(
+            "usage: endurance_client ADDRESS INSTANCE REGION FIRST_BYTE BYTES SEED [FAULT_PLAN]".into()
+        );
     };
-    let mut config = ClientConfig { slot: slot.parse()?, ..ClientConfig::new(address.parse()?) };
+    let mut config = ClientConfig { instance: instance.parse()?, ..ClientConfig::new(address.parse()?) };
     config.port.fault_plan = plan.first().map(Into::into);
     let client = Client::connect(&config)?;
     let seed: u64 = seed.parse()?;
@@ -144,7 +146,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         buffers: (0..DEPTH).map(|_| client.buffer(PIECE_BYTES)).collect::<Result<_, _>>()?,
         versions: vec![0; bytes.parse::<usize>()? / PIECE_BYTES],
         next_version: (seed & 0xffff) << 32,
-        under_way: HashMap::new(),
+        in_flight: HashMap::new(),
         random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
         ops: 0,
         bytes: 0,
@@ -152,19 +154,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         slowest: Duration::ZERO,
     };
     let stop = Arc::new(AtomicBool::new(false));
-    let ends = stop.clone();
+    let stop_at_eof = stop.clone();
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        ends.store(true, Ordering::Relaxed);
+        stop_at_eof.store(true, Ordering::Relaxed);
     });
     let (mut filled, mut reported, mut done) = (0, Instant::now(), Vec::new());
     loop {
         let stopping = stop.load(Ordering::Relaxed);
         for tag in (0..DEPTH).filter(|_| !stopping) {
-            if load.under_way.contains_key(&tag) {
+            if load.in_flight.contains_key(&tag) {
                 continue;
             }
-            // First every piece is written once.
+            // The first accesses write every piece once.
             if filled < load.versions.len() {
                 load.begin(tag, filled, true)?;
                 filled += 1;
@@ -178,13 +180,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if completion.status != WcStatus::Success {
                 return Err(format!("an access ended with {:?}", completion.status).into());
             }
-            load.end(completion.tag)?;
+            load.complete(completion.tag)?;
         }
-        if reported.elapsed() > REPORT || (stopping && load.under_way.is_empty()) {
+        if reported.elapsed() > REPORT || (stopping && load.in_flight.is_empty()) {
             load.report()?;
             reported = Instant::now();
         }
-        if stopping && load.under_way.is_empty() {
+        if stopping && load.in_flight.is_empty() {
             return Ok(());
         }
         std::thread::sleep(PAUSE);

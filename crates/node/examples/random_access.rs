@@ -1,4 +1,4 @@
-//! Reads and writes random pages of a region, many at a time, and prints the rate.
+//! Reads and writes random pages of a region, several at a time, and prints the rate.
 //!
 //! ```sh
 //! terrace serve --listen 127.0.0.1 --region table=/tmp/table.bin:1G --dram 256M &
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let buffer = client.buffer(DEPTH * PAGE as usize)?;
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next_page = || {
-        // Xorshift: any generator will do.
+        // Xorshift.
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;

@@ -1,9 +1,9 @@
-//! The agent of a device: answers peers' questions about its regions, and connects to peers to ask about theirs.
+//! The agent of a device. It answers peers' requests for its regions, and connects to peers for access to theirs.
 //!
-//! It has no thread. Datagrams are queued as they arrive. The thread that makes progress for the device calls
-//! [`ProgressCallback::advance`], which handles datagrams, completions of control queue pairs, and transfers that have
-//! ended. One thread at a time does so. A second thread that calls it meanwhile returns at once: the first checks for
-//! new work before it returns.
+//! The agent has no thread. Datagrams are queued as they arrive. The thread that makes progress for the device calls
+//! [`ProgressCallback::advance`], which handles datagrams, completions of control queue pairs, and finished transfers.
+//! One thread at a time does so. A second thread that calls it meanwhile returns at once: the first checks for new work
+//! before it returns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,62 +15,62 @@ use terrace_memory::Waker;
 use terrace_nic::{Cq, CqInit, Device, Error, Path, Pd, ProgressCallback, Time, Wc, WcOpcode, WcStatus};
 use terrace_sync::{Backlog, Mutex, MutexGuard};
 
-use crate::account::{self, Account};
-use crate::control::{Control, RECEIVE_COUNT, is_nobodys};
+use crate::connections::{Connection, Connections, Role};
+use crate::control::{Control, RECEIVE_COUNT, is_untracked};
 use crate::exports::{Exported, Exports};
 use crate::link::{Answer, Link};
-use crate::parties::{Parties, Party, Role};
-use crate::serving::{ClientStats, JobId, Serving, Surroundings};
+use crate::quota::{Quotas, read_bytes_max};
+use crate::serving::{ClientStats, JobId, RequestContext, Serving};
 
-/// Datagrams that may be queued; further ones are dropped, and the peers repeat them.
-const INBOX_MAX: usize = 256;
-/// Entries of the completion queue that all control queue pairs share.
+/// The most queued datagrams. Further ones are dropped; the peers retransmit them.
+const DATAGRAMS_MAX: usize = 256;
+/// Entries of the completion queue, which all control queue pairs share.
 const CQ_DEPTH: u32 = 1 << 18;
-/// Completions that are handled before the batches that they led to are posted.
-const COMPLETIONS_PER_ROUND: usize = 64;
+/// The most completions that are handled before the resulting batches are posted.
+const COMPLETIONS_PER_PASS: usize = 64;
 
-/// How often clients that were silent meanwhile get a keepalive where there are many, if there is any work at all, in
-/// nanoseconds.
+/// The interval of keepalives to idle clients, in nanoseconds. Keepalives are sent only where there are many clients,
+/// and only in a pass with other work.
 const PROBE_INTERVAL_NS: u64 = 10_000_000_000;
-/// The same when a client was refused, or when [`Parties::is_crowded`].
+/// The interval after a refused client, and while [`Connections::is_crowded`].
 const PROBE_INTERVAL_NS_MIN: u64 = 1_000_000_000;
 
-/// How many rounds an agent that finds more work does at once.
-const ROUNDS_MAX: usize = 4;
+/// The most passes over new work in one call.
+const PASSES_MAX: usize = 4;
 
-/// The state that one thread at a time works on.
+/// The state of the thread in [`ProgressCallback::advance`].
 #[derive(Default)]
 pub(crate) struct State {
-    pub parties: Parties,
+    pub connections: Connections,
     next_job: JobId,
     completions: Vec<Wc>,
     message: Vec<u8>,
-    /// When clients last got keepalives.
+    /// The time of the last keepalives.
     probed_at: Time,
 }
 
-/// See the module.
+/// The agent of a device; see the module's documentation.
 pub struct Agent {
     device: Weak<Device>,
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     exports: Exports,
-    inbox: Backlog<(Path, Datagram)>,
-    /// Jobs whose transfers have ended, by control queue pair. Wakers add to it, from any thread.
+    datagrams: Backlog<(Path, Datagram)>,
+    /// Jobs with finished transfers, by control queue pair. Wakers add jobs, from any thread.
     ready: Arc<Backlog<(u32, JobId)>>,
     state: Mutex<State>,
-    /// Whether a link waits for the answer to a datagram, so that its timer has to be checked.
+    /// Whether a link waits for the response to a datagram, so that its timer has to be checked.
     connecting: AtomicBool,
-    /// How many bytes may be in flight to the clients of one address.
-    answer_bytes: u64,
+    /// The most bytes in flight to the readers of one address.
+    read_bytes_max: u64,
 }
 
 impl Agent {
-    /// Makes the device's agent. It lives until the device is closed. Its pagers have `buffer_bytes` of buffers, which
-    /// clients share.
+    /// Creates the device's agent, which lives until the device is closed. Its pagers have `buffer_bytes` of bounce
+    /// buffers, which clients share.
     ///
     /// # Errors
-    /// Those of the device's objects.
+    /// The errors of creating the device's objects.
     pub fn attach(device: &Arc<Device>, buffer_bytes: u64) -> Result<Arc<Agent>, Error> {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(CqInit { depth: CQ_DEPTH, channel: None, cookie: 0 })?;
@@ -79,11 +79,11 @@ impl Agent {
             pd,
             cq,
             exports: Exports::default(),
-            inbox: Backlog::default(),
+            datagrams: Backlog::default(),
             ready: Arc::default(),
             state: Mutex::default(),
             connecting: AtomicBool::new(false),
-            answer_bytes: account::answer_bytes(buffer_bytes),
+            read_bytes_max: read_bytes_max(buffer_bytes),
         });
         let receiver = Arc::downgrade(&agent);
         device.on_management(Arc::new(move |path: &Path, bytes: &[u8]| {
@@ -95,7 +95,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Lets peers ask about a region.
+    /// Exports a region to peers.
     ///
     /// # Errors
     /// EINVAL for a region that cannot be described, or a name that is in use; ENOMEM without memory for its tables.
@@ -103,12 +103,12 @@ impl Agent {
         self.exports.add(exported, &self.pd)
     }
 
-    /// Removes a region, before it is deregistered. Jobs that have begun end by themselves.
+    /// Withdraws a region before it is deregistered. Jobs in execution finish.
     pub fn withdraw(&self, rkey: u32) {
         self.exports.remove(rkey);
     }
 
-    /// Queues a datagram. Its content has no other effect here.
+    /// Decodes and queues a datagram.
     fn receive(&self, path: &Path, bytes: &[u8]) {
         let datagram = match Datagram::decode(bytes) {
             Ok(datagram) => datagram,
@@ -117,10 +117,10 @@ impl Agent {
                 return;
             }
         };
-        self.inbox.add_below(INBOX_MAX, (*path, datagram));
+        self.datagrams.add_below(DATAGRAMS_MAX, (*path, datagram));
     }
 
-    /// The protection domain of control queue pairs: peers can access its regions over them.
+    /// The protection domain of control queue pairs. Peers can access its regions over them.
     pub(crate) fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
@@ -129,7 +129,7 @@ impl Agent {
     pub fn clients(&self) -> Vec<ClientStats> {
         let state = self.state.lock();
         let mut clients: Vec<ClientStats> =
-            state.parties.clients().map(|serving| serving.stats(&self.exports)).collect();
+            state.connections.clients().map(|serving| serving.stats(&self.exports)).collect();
         clients.sort_by(|one, other| one.client.cmp(&other.client));
         clients
     }
@@ -138,38 +138,41 @@ impl Agent {
         self.state.lock()
     }
 
-    /// Begins to connect to a device's agent. The number of our end identifies the connection.
+    /// Begins to connect to a device's agent. Returns the QPN of our end, which identifies the connection.
     pub(crate) fn connect_to(&self, device: &Device, remote: Path) -> Result<u32, Error> {
         let control = Control::new(&self.pd, &self.cq)?;
         let qpn = control.qpn();
         let link = Link::new(remote, device.now());
-        self.state.lock().parties.insert(Party { control, role: Role::Client(link) });
+        self.state.lock().connections.insert(Connection { control, role: Role::Client(link) });
         self.connecting.store(true, Ordering::Release);
         Ok(qpn)
     }
 
     fn has_work(&self) -> bool {
-        !self.inbox.is_empty() || !self.ready.is_empty() || !self.cq.is_empty()
+        !self.datagrams.is_empty() || !self.ready.is_empty() || !self.cq.is_empty()
     }
 
-    fn work(&self, device: &Arc<Device>, state: &mut State) {
+    /// One pass over datagrams, completions and finished transfers.
+    fn handle_events(&self, device: &Arc<Device>, state: &mut State) {
         probe(device.now(), state, PROBE_INTERVAL_NS);
-        for (path, datagram) in self.inbox.take() {
+        for (path, datagram) in self.datagrams.take() {
             self.handle_datagram(device, state, path, &datagram);
         }
         self.handle_completions(device, state);
         for (qpn, number) in self.ready.take() {
-            if let Some(Party { control, role: Role::Server(serving) }) = state.parties.touch(qpn) {
+            if let Some(Connection { control, role: Role::Server(serving) }) =
+                state.connections.get_to_post(qpn)
+            {
                 serving.advance(control, number, &self.pd);
             }
         }
-        state.parties.post();
+        state.connections.post();
     }
 
-    /// Repeats datagrams that were not answered in time.
-    fn ask_again(&self, device: &Device, state: &mut State) {
+    /// Retransmits datagrams whose response timed out.
+    fn retransmit_datagrams(&self, device: &Device, state: &mut State) {
         let (now, mut waiting) = (device.now(), false);
-        for (control, link) in state.parties.links() {
+        for (control, link) in state.connections.links() {
             if let Some(datagram) = link.poll_datagram(now, control) {
                 self.send_datagram(device, &link.remote, &datagram);
             }
@@ -196,7 +199,7 @@ impl Agent {
             }
             Datagram::Accepted { tid, accepted } => {
                 let from = |link: &Link| link.remote.remote == path.remote;
-                for (control, link) in state.parties.links().filter(|(_, link)| from(link)) {
+                for (control, link) in state.connections.links().filter(|(_, link)| from(link)) {
                     link.handle_accepted(tid, accepted, control);
                 }
                 return;
@@ -206,15 +209,15 @@ impl Agent {
         self.send_datagram(device, &path, &answer);
     }
 
-    /// Makes our end of a control queue pair, or finds the one that was made for the same request before.
+    /// Creates our end of a control queue pair, or finds the existing one if the request is a retransmission.
     fn accept(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Accepted, Status> {
-        let endpoint = match state.parties.asked(path.remote, &connect) {
+        let endpoint = match state.connections.find_requested(path.remote, &connect) {
             Some(endpoint) => endpoint,
             None => self
-                .serve(now, state, path, connect)
+                .open_connection(now, state, path, connect)
                 .inspect_err(|_| probe(now, state, PROBE_INTERVAL_NS_MIN))?,
         };
-        if state.parties.is_crowded() {
+        if state.connections.is_crowded() {
             probe(now, state, PROBE_INTERVAL_NS_MIN);
         }
         Ok(Accepted {
@@ -225,9 +228,15 @@ impl Agent {
         })
     }
 
-    fn serve(&self, now: Time, state: &mut State, path: Path, connect: Connect) -> Result<Endpoint, Status> {
+    fn open_connection(
+        &self,
+        now: Time,
+        state: &mut State,
+        path: Path,
+        connect: Connect,
+    ) -> Result<Endpoint, Status> {
         let address = path.remote.ip().to_canonical();
-        if self.exports.is_empty() || !state.parties.admit(now, address) {
+        if self.exports.is_empty() || !state.connections.admit(now, address) {
             return Err(Status::Busy);
         }
         let control = Control::new(&self.pd, &self.cq).map_err(|error| {
@@ -242,32 +251,32 @@ impl Agent {
         }
         tracing::debug!(client = %path.remote, qpn = control.qpn(), "a client has connected");
         let endpoint = control.endpoint();
-        let account = state.parties.account(address);
-        let account = account.unwrap_or_else(|| Account::new(self.answer_bytes));
-        let serving = Serving::new(path, connect, account, now);
-        state.parties.insert(Party { control, role: Role::Server(serving) });
+        let quotas = state.connections.quotas(address);
+        let quotas = quotas.unwrap_or_else(|| Quotas::new(self.read_bytes_max));
+        let serving = Serving::new(path, connect, quotas, now);
+        state.connections.insert(Connection { control, role: Role::Server(serving) });
         Ok(endpoint)
     }
 
     fn handle_completions(&self, device: &Arc<Device>, state: &mut State) {
         loop {
             let mut completions = std::mem::take(&mut state.completions);
-            // A queue that has overrun has lost completions; its queue pairs are in the error state, and report that
-            // themselves.
-            let _ = self.cq.take(COMPLETIONS_PER_ROUND, &mut |wc| completions.push(*wc));
+            // A completion queue that has overrun has lost completions. Its queue pairs are in the error state and report
+            // that by their own completions.
+            let _ = self.cq.take(COMPLETIONS_PER_PASS, &mut |wc| completions.push(*wc));
             let count = completions.len();
             completions.drain(..).for_each(|wc| self.handle_completion(device, state, &wc));
             state.completions = completions;
-            if count < COMPLETIONS_PER_ROUND {
+            if count < COMPLETIONS_PER_PASS {
                 return;
             }
-            state.parties.post();
+            state.connections.post();
         }
     }
 
     fn handle_completion(&self, device: &Arc<Device>, state: &mut State, wc: &Wc) {
         if wc.status != WcStatus::Success {
-            state.parties.remove(wc.qpn, &format!("{:?}", wc.status));
+            state.connections.remove(wc.qpn, &format!("{:?}", wc.status));
             return;
         }
         let handled = match wc.opcode {
@@ -279,23 +288,22 @@ impl Agent {
             }
             WcOpcode::RecvRdmaWithImm => handle_immediate(state, wc),
             _ => {
-                self.note_sent(state, wc);
+                self.handle_send_completion(state, wc);
                 Ok(())
             }
         };
         if let Err(why) = handled {
-            // No answer is possible: the sender does not speak the protocol.
-            state.parties.remove(wc.qpn, &why);
+            // No answer is possible, because the sender violates the protocol.
+            state.connections.remove(wc.qpn, &why);
         }
     }
 
-    /// A work request of our own has completed.
-    fn note_sent(&self, state: &mut State, wc: &Wc) {
-        let Some(Party { control, role }) = state.parties.touch(wc.qpn) else { return };
+    fn handle_send_completion(&self, state: &mut State, wc: &Wc) {
+        let Some(Connection { control, role }) = state.connections.get_to_post(wc.qpn) else { return };
         match role {
-            _ if is_nobodys(wc) => {}
-            Role::Server(serving) => serving.note_completion(control, wc.wr_id, &self.pd),
-            Role::Client(link) => link.note_read(wc.wr_id),
+            _ if is_untracked(wc) => {}
+            Role::Server(serving) => serving.handle_completion(control, wc.wr_id, &self.pd),
+            Role::Client(link) => link.complete_read(wc.wr_id),
         }
     }
 
@@ -306,32 +314,32 @@ impl Agent {
         wc: &Wc,
         bytes: &mut Vec<u8>,
     ) -> Result<(), String> {
-        let State { parties, next_job, .. } = state;
-        if !parties.note_heard(wc.qpn) {
-            return Err("there are too many clients at its address".into());
+        let State { connections, next_job, .. } = state;
+        if !connections.mark_active(wc.qpn) {
+            return Err("too many clients at its address".into());
         }
-        let Some(Party { control, role }) = parties.touch(wc.qpn) else { return Ok(()) };
+        let Some(Connection { control, role }) = connections.get_to_post(wc.qpn) else { return Ok(()) };
         control.take_message(wc, bytes).map_err(|error| error.to_string())?;
-        if control.is_flooded() {
-            return Err("it takes no answers".into());
+        if control.is_backlog_full() {
+            return Err("it does not drain its responses".into());
         }
         let message = Message::decode(bytes).map_err(|error| error.to_string())?;
         match role {
             Role::Server(serving) => {
                 let waker = |number| self.waker(wc.qpn, number);
                 let (pd, cq, exports) = (&self.pd, &self.cq, &self.exports);
-                let mut around = Surroundings { device, pd, cq, exports, waker: &waker, next_job };
-                serving.handle(control, &message, &mut around);
+                let mut context = RequestContext { device, pd, cq, exports, waker: &waker, next_job };
+                serving.handle(control, &message, &mut context);
             }
             Role::Client(link) => match Answer::of(&message.body) {
                 Some(answer) => link.handle_answer(message.id, answer),
-                None => return Err("a request, where only answers belong".into()),
+                None => return Err("a request on a connection to a server".into()),
             },
         }
         Ok(())
     }
 
-    /// A waker that notes the job as ready, and wakes the device.
+    /// A waker that marks the job as ready, and wakes the device.
     fn waker(&self, qpn: u32, number: JobId) -> Waker {
         let (ready, device) = (Arc::downgrade(&self.ready), self.device.clone());
         Arc::new(move || {
@@ -344,58 +352,58 @@ impl Agent {
     }
 }
 
-/// Sends keepalives to clients, if the last ones are old enough: without them, the end of a client that had nothing in
-/// flight would not be noticed.
+/// Sends keepalives to clients if the last ones are `interval_ns` ago. Without keepalives, the end of a client with no
+/// request in flight would not be detected.
 fn probe(now: Time, state: &mut State, interval_ns: u64) {
     if now >= state.probed_at.after_ns(interval_ns) {
         state.probed_at = now;
-        state.parties.probe(now);
+        state.connections.probe(now);
     }
 }
 
-/// The server has written the last data of a call.
+/// Handles the immediate of a WRITE: the server has written the last data of a call.
 fn handle_immediate(state: &mut State, wc: &Wc) -> Result<(), String> {
-    let Some(Party { control, role }) = state.parties.touch(wc.qpn) else { return Ok(()) };
+    let Some(Connection { control, role }) = state.connections.get_to_post(wc.qpn) else { return Ok(()) };
     control.post_receive(wc.wr_id).map_err(|error| error.to_string())?;
     match role {
         Role::Client(link) => {
             link.handle_answer(id_of_immediate(u32::from_be(wc.imm)), Answer::Done(Status::Ok));
             Ok(())
         }
-        Role::Server(_) => Err("an answer, where only requests belong".into()),
+        Role::Server(_) => Err("an answer on a connection of a client".into()),
     }
 }
 
 impl ProgressCallback for Agent {
     fn advance(&self) -> bool {
         let mut active = false;
-        for round in 0.. {
+        for pass in 0.. {
             if !self.has_work() {
                 break;
             }
             let Some(device) = self.device.upgrade() else { return active };
             let Some(mut state) = self.state.try_lock() else {
-                // A thread that reads the counters, or posts calls, does not do this work when it is done.
+                // The thread that holds the lock may only read the counters or post calls, and then leaves this work.
                 device.request_callbacks();
                 return active;
             };
-            if round == ROUNDS_MAX {
-                // Packets are handled first: work here may depend on them.
+            if pass == PASSES_MAX {
+                // Packets come first: new work here may depend on them.
                 device.request_callbacks();
                 break;
             }
-            self.work(&device, &mut state);
+            self.handle_events(&device, &mut state);
             active = true;
         }
         if self.connecting.load(Ordering::Acquire)
             && let (Some(mut state), Some(device)) = (self.state.try_lock(), self.device.upgrade())
         {
-            self.ask_again(&device, &mut state);
+            self.retransmit_datagrams(&device, &mut state);
         }
         active
     }
 
-    /// Programs that only connect to others report nothing.
+    /// The clients' counters; none in a program that is only a client itself.
     fn report(&self) -> Option<(String, serde_json::Value)> {
         let clients = self.clients();
         let value = (!clients.is_empty()).then(|| serde_json::to_value(clients));

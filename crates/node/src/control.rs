@@ -1,4 +1,4 @@
-//! One end of a control queue pair: the reliable connection between two NICs that carries the requests of `access`.
+//! One end of a control queue pair: the reliable connection between two NICs that carries the messages of `access`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,49 +9,49 @@ use terrace_nic::{
     QueuePair, RecvWr, SendFlags, SendOp, SendWr, SgeList, Wc,
 };
 
-/// Receives that each end keeps posted, and so the requests that a client may have in flight.
+/// The posted receives of each end, and so the most requests of a client in flight.
 pub(crate) const RECEIVE_COUNT: u16 = 64;
-/// Work requests that the send queue holds; further ones wait in the backlog.
+/// The depth of the send queue. Further work requests wait in the backlog.
 const SEND_COUNT: u32 = 1024;
-/// Work requests that may wait in the backlog. A client that drains its answers never has as many: it has 64 requests
-/// in flight, and the bytes read for all clients of its address are limited.
+/// The most work requests in the backlog. A client that drains its responses never has as many: it has 64 requests in
+/// flight, and the bytes read for all clients of its address are limited.
 const BACKLOG_MAX: usize = 2048;
-/// READs of each end that may be in flight.
+/// The most READs of each end in flight.
 pub(crate) const READ_COUNT: u8 = 64;
 /// `ibv_access_flags` of a receive buffer, and of the queue pair towards its peer.
 const LOCAL_WRITE: u32 = 1;
 const REMOTE_WRITE_AND_READ: u32 = 1 << 1 | 1 << 2;
-/// Exponent of the local ACK timeout: 67 ms.
+/// The exponent of the local ACK timeout: 67 ms.
 const TIMEOUT: u8 = 14;
-/// The most that the verbs allow; 7 RNR retries mean for ever.
+/// The most retries that the verbs allow. For RNR retries 7 means no limit.
 const RETRIES: u8 = 7;
 pub(crate) const RNR_RETRIES: u8 = 7;
-/// RNR retries of a server. A client has a receive for every answer, and its memory is present: with endless retries,
-/// a client that sends RNR NAKs would make the server keep its answers for ever.
+/// The RNR retries of a server. A client has a receive for every answer, and its memory is present. With unlimited
+/// retries, a client that sends RNR NAKs would make the server retain its answers.
 const RNR_RETRIES_OF_SERVER: u8 = 6;
-/// Index into the RNR timer table: 0.01 ms.
+/// The index into the RNR timer table: 0.01 ms.
 const MIN_RNR_TIMER: u8 = 1;
-/// One in so many work requests is signaled, so that the backlog is posted when the send queue has space again.
+/// One in this many work requests is signaled, so that the backlog is posted when the send queue has space again.
 const SIGNAL_EVERY: u32 = 64;
-/// `wr_id` of work requests whose completion is ignored.
-const NOBODY: u64 = u64::MAX;
+/// The `wr_id` of work requests whose completion is ignored.
+const UNTRACKED: u64 = u64::MAX;
 
 /// One end of a control queue pair.
 pub(crate) struct Control {
     qp: Arc<QueuePair>,
     endpoint: Endpoint,
     receives: Buffer,
-    /// Work requests that the send queue did not take yet.
+    /// Work requests that wait for space in the send queue.
     backlog: VecDeque<SendWr>,
-    /// Work requests that will be posted together.
+    /// Work requests for the next [`Control::post`].
     batch: Vec<SendWr>,
-    /// The buffer that messages are encoded in.
+    /// The buffer in which messages are encoded.
     scratch: Vec<u8>,
     unsignaled: u32,
 }
 
 impl Control {
-    /// Makes an end whose [`Endpoint`] can be sent to the peer: its receives are posted.
+    /// Creates an end with posted receives, so that its [`Endpoint`] can be sent to the peer.
     pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<Control, Error> {
         let cap = QpCap {
             max_send_wr: SEND_COUNT,
@@ -64,31 +64,32 @@ impl Control {
         let (qp, endpoint) = new_pair(pd, cq, cap)?;
         let (backlog, batch, scratch) = (VecDeque::new(), Vec::new(), vec![0; MESSAGE_BYTES_MAX]);
         let control = Control { qp, endpoint, receives, backlog, batch, scratch, unsignaled: 0 };
-        if let Err(error) = control.prepare() {
+        if let Err(error) = control.post_receives() {
             control.close();
             return Err(error);
         }
         Ok(control)
     }
 
-    fn prepare(&self) -> Result<(), Error> {
-        prepare(&self.qp, REMOTE_WRITE_AND_READ)?;
-        (0..u64::from(RECEIVE_COUNT)).try_for_each(|slot| self.post_receive(slot))
+    /// Moves the queue pair to INIT, and posts its receives.
+    fn post_receives(&self) -> Result<(), Error> {
+        initialize(&self.qp, REMOTE_WRITE_AND_READ)?;
+        (0..u64::from(RECEIVE_COUNT)).try_for_each(|index| self.post_receive(index))
     }
 
     /// Reposts the receive whose completion has this `wr_id`.
-    pub fn post_receive(&self, slot: u64) -> Result<(), Error> {
-        let sge = self.receives.sge(slot as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
-        let wr = RecvWr { wr_id: slot, sges: SgeList::from_slice(&[sge]) };
+    pub fn post_receive(&self, index: u64) -> Result<(), Error> {
+        let sge = self.receives.sge(index as usize * MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX as u32);
+        let wr = RecvWr { wr_id: index, sges: SgeList::from_slice(&[sge]) };
         self.qp.post_recv([Ok(wr)]).map_err(|(_, error)| error)
     }
 
-    /// The parameters that the peer needs.
+    /// The parameters for the peer.
     pub fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
 
-    /// Its number.
+    /// The queue pair number.
     pub fn qpn(&self) -> u32 {
         self.qp.qpn()
     }
@@ -103,7 +104,7 @@ impl Control {
         connect(&self.qp, self.endpoint, remote, peer, RNR_RETRIES_OF_SERVER)
     }
 
-    /// Copies the bytes of a received message, and reposts its receive. A receive that failed has no bytes.
+    /// Copies the bytes of a received message, and reposts its receive.
     pub fn take_message(&self, wc: &Wc, out: &mut Vec<u8>) -> Result<(), Error> {
         out.resize((wc.byte_len as usize).min(MESSAGE_BYTES_MAX), 0);
         self.receives.read(wc.wr_id as usize * MESSAGE_BYTES_MAX, out)?;
@@ -118,7 +119,7 @@ impl Control {
                 let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: len as u32 }));
                 self.push(SendOp::Send, payload, None);
             }
-            // Messages that are sent here are built to fit.
+            // Callers build messages that fit.
             Err(error) => tracing::error!(%error, "a control message cannot be sent"),
         }
     }
@@ -127,10 +128,10 @@ impl Control {
     pub fn push(&mut self, op: SendOp, payload: Payload, wr_id: Option<u64>) {
         self.unsignaled = if wr_id.is_some() { 0 } else { (self.unsignaled + 1) % SIGNAL_EVERY };
         let flags = if self.unsignaled == 0 { SendFlags::SIGNALED } else { SendFlags::empty() };
-        self.batch.push(SendWr { wr_id: wr_id.unwrap_or(NOBODY), op, payload, flags, target: None });
+        self.batch.push(SendWr { wr_id: wr_id.unwrap_or(UNTRACKED), op, payload, flags, target: None });
     }
 
-    /// Makes the peer's NIC send an ACK. If none comes, an error completion reports that.
+    /// Sends a keepalive: a WRITE of no bytes, which the peer's NIC acknowledges. Without an ACK it completes in error.
     pub fn probe(&mut self) {
         let payload =
             Payload::Provided(Box::new(Provided { source: Arc::new(Vec::new()), offset: 0, len: 0 }));
@@ -140,7 +141,7 @@ impl Control {
     /// Posts the batch, as far as the send queue has space.
     ///
     /// # Errors
-    /// When the queue pair takes no more work requests.
+    /// If the queue pair refuses work requests.
     pub fn post(&mut self) -> Result<(), Error> {
         self.backlog.extend(self.batch.drain(..));
         if self.backlog.is_empty() {
@@ -160,19 +161,19 @@ impl Control {
         !self.backlog.is_empty()
     }
 
-    /// Whether the backlog is so long that the peer cannot be draining it.
-    pub fn is_flooded(&self) -> bool {
+    /// Whether the backlog exceeds its limit, because the peer does not drain its responses.
+    pub fn is_backlog_full(&self) -> bool {
         self.backlog.len() > BACKLOG_MAX
     }
 
-    /// Destroys it. Work requests in flight are lost.
+    /// Destroys the queue pair. Work requests in flight are lost.
     pub fn close(&self) {
-        // Fails only when it is destroyed already, which happens nowhere else.
+        // This fails only if the queue pair is destroyed already, which happens nowhere else.
         let _ = self.qp.destroy();
     }
 }
 
-/// Makes a reliable connection for a peer whose end is known. This end never posts anything itself.
+/// Creates the passive end of a reliable connection to a known peer. This end posts no work requests.
 pub(crate) fn passive_pair(
     pd: &Arc<Pd>,
     cq: &Arc<Cq>,
@@ -181,16 +182,16 @@ pub(crate) fn passive_pair(
     access: u32,
 ) -> Result<(Arc<QueuePair>, Endpoint), Error> {
     let (qp, own) = new_pair(pd, cq, QpCap::default())?;
-    let connected = prepare(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
+    let connected = initialize(&qp, access).and_then(|()| connect(&qp, own, remote, peer, RNR_RETRIES));
     if let Err(error) = connected {
-        // No other thread knows of it yet.
+        // No other thread has a reference yet.
         let _ = qp.destroy();
         return Err(error);
     }
     Ok((qp, own))
 }
 
-/// Makes a queue pair for a reliable connection, in RESET, and chooses the parameters that its peer needs.
+/// Creates a queue pair for a reliable connection, in RESET, and chooses the parameters for its peer.
 pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<QueuePair>, Endpoint), Error> {
     let qp = pd.create_qp(QpInit {
         qp_type: QpType::Rc,
@@ -206,14 +207,14 @@ pub(crate) fn new_pair(pd: &Arc<Pd>, cq: &Arc<Cq>, cap: QpCap) -> Result<(Arc<Qu
     Ok((qp, endpoint))
 }
 
-/// Brings a queue pair to INIT, with rights for the peer.
-pub(crate) fn prepare(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
+/// Moves a queue pair to INIT, with access rights for the peer.
+pub(crate) fn initialize(qp: &Arc<QueuePair>, access: u32) -> Result<(), Error> {
     let attr = QpAttr { state: QpState::Init, port_num: 1, access, ..QpAttr::default() };
     let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
     qp.modify(&attr, mask)
 }
 
-/// Brings a queue pair from INIT to RTS towards a peer's. The path MTU is the smaller of the two.
+/// Moves a queue pair from INIT to RTS, connected to a peer's. The path MTU is the smaller of the two.
 pub(crate) fn connect(
     qp: &Arc<QueuePair>,
     own: Endpoint,
@@ -243,7 +244,7 @@ pub(crate) fn connect(
     qp.modify(&attr, QpAttrMask::STATE | retries | requester)
 }
 
-/// Whether the completion is one to ignore.
-pub(crate) fn is_nobodys(wc: &Wc) -> bool {
-    wc.wr_id == NOBODY
+/// Whether the completion is to be ignored.
+pub(crate) fn is_untracked(wc: &Wc) -> bool {
+    wc.wr_id == UNTRACKED
 }

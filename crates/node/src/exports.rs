@@ -1,4 +1,4 @@
-//! The regions that peers may ask about, by rkey.
+//! The exported regions of a device, by rkey.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const REMOTE_READ: u32 = 1 << 2;
 
 /// A region to export.
 pub struct Exported {
-    /// Its registration, made with the same pager and the signature page of `signature_key`.
+    /// Its registration, which has the same pager and the signature page of `signature_key`.
     pub mr: Arc<Mr>,
     /// The flags of the registration (`ibv_access_flags`).
     pub access: u32,
@@ -25,13 +25,13 @@ pub struct Exported {
     pub pager: Arc<dyn Pager>,
     /// The key that the signature page is derived from.
     pub signature_key: [u8; 32],
-    /// How clients are to access it.
+    /// The access mode for clients.
     pub mode: Mode,
-    /// The name by which clients may find it that do not know its rkey.
+    /// The name by which clients open it, if any.
     pub name: Option<String>,
 }
 
-/// A region that is exported.
+/// An exported region.
 pub(crate) struct Export {
     pub exported: Exported,
     pub region_id: u64,
@@ -41,12 +41,12 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// The tables are registered in `tables_pd`, for reading.
+    /// Registers the region's tables in `tables_pd`, for reading.
     fn new(exported: Exported, tables_pd: &Arc<Pd>, region_id: u64) -> Result<Export, Error> {
         let presence = exported.pager.presence();
         let covered = HostRange { addr: exported.mr.addr(), len: exported.mr.length() };
         if !presence.covers(covered) {
-            return Err(Error::Invalid("the region is not wholly within what its pager pages"));
+            return Err(Error::Invalid("the region is not within its pager's range"));
         }
         let lead = covered.addr - presence.range().addr;
         let layout = Layout::new(exported.mr.iova(), covered.len, lead, UNIT_BYTES as u32)
@@ -57,14 +57,14 @@ impl Export {
         let versions = match register_table(tables_pd, versions.as_ptr() as u64, size_of_val(versions)) {
             Ok(versions) => versions,
             Err(error) => {
-                end_table(&bitmap);
+                deregister_table(&bitmap);
                 return Err(error);
             }
         };
         Ok(Export { exported, region_id, layout, bitmap, versions })
     }
 
-    /// The answer to a client that asks for an rkey.
+    /// The description for a client that requests it by rkey.
     pub fn describe(&self) -> Described {
         match self.exported.mode {
             Mode::Plain => Described::Plain,
@@ -72,20 +72,25 @@ impl Export {
         }
     }
 
-    /// The answer to a client that asks for a name.
+    /// The description for a client that opens the region by name.
     pub fn description(&self) -> RegionDescription {
         let Export { exported: Exported { signature_key, mode, .. }, layout, region_id, .. } = self;
-        RegionDescription { layout: *layout, signature_key: *signature_key, region_id: *region_id, mode: *mode }
+        RegionDescription {
+            layout: *layout,
+            signature_key: *signature_key,
+            region_id: *region_id,
+            mode: *mode,
+        }
     }
 
-    /// Where the residency bitmap and the version table are.
+    /// The residency bitmap and the version table.
     pub fn tables(&self) -> (Table, Table) {
         let table = |mr: &Mr| Table { va: mr.addr(), length_bytes: mr.length(), rkey: mr.rkey() };
         (table(&self.bitmap), table(&self.versions))
     }
 
     /// The range in the pager's addresses, if the region permits the access (`ibv_access_flags`) and covers the range.
-    /// Counts the access: pages that are only requested by message become hot, too.
+    /// Counts the access, so that units that are accessed by RPC only become hot, too.
     pub fn begin_access(&self, va: u64, len: u64, access: u32) -> Result<HostRange, Status> {
         if self.exported.access & access != access {
             return Err(Status::AccessDenied);
@@ -102,9 +107,9 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // Before the pager, whose memory the tables are.
-        end_table(&self.bitmap);
-        end_table(&self.versions);
+        // The tables are memory of the pager, which is dropped after them.
+        deregister_table(&self.bitmap);
+        deregister_table(&self.versions);
     }
 }
 
@@ -112,9 +117,9 @@ fn register_table(pd: &Arc<Pd>, addr: u64, len: usize) -> Result<Arc<Mr>, Error>
     pd.reg_mr(MrRequest { addr, length: len as u64, iova: addr, access: REMOTE_READ, paging: None })
 }
 
-fn end_table(table: &Mr) {
+fn deregister_table(table: &Mr) {
     if let Err(error) = table.dereg() {
-        tracing::error!(%error, "a table of a region cannot be withdrawn");
+        tracing::error!(%error, "a table of a region cannot be deregistered");
     }
 }
 
@@ -131,34 +136,34 @@ impl Exports {
         if exported.name.as_ref().is_some_and(|name| self.find(name).is_some()) {
             return Err(Error::Invalid("a region of that name is exported already"));
         }
-        // Random, so that no registration, before or after, of this process or another, has the same.
+        // The id is random, so that no other registration, of any process, has the same.
         let export = Export::new(exported, tables_pd, rand::random())?;
         self.by_rkey.write().insert(rkey, Arc::new(export));
         Ok(())
     }
 
-    /// Removes a region; jobs that have begun end by themselves.
+    /// Removes a region. Jobs in execution finish.
     pub fn remove(&self, rkey: u32) {
         let removed = self.by_rkey.write().remove(&rkey);
         drop(removed);
     }
 
-    /// Whether there are none.
+    /// Whether no region is exported.
     pub fn is_empty(&self) -> bool {
         self.by_rkey.read().is_empty()
     }
 
-    /// The region of that rkey.
+    /// The region with this rkey.
     pub fn get(&self, rkey: u32) -> Option<Arc<Export>> {
         self.by_rkey.read().get(&rkey).cloned()
     }
 
-    /// The region of that name.
+    /// The region with this name.
     pub fn find(&self, name: &str) -> Option<Arc<Export>> {
         self.by_rkey.read().values().find(|export| export.exported.name.as_deref() == Some(name)).cloned()
     }
 
-    /// The protection domain of the regions that have names.
+    /// The protection domain of the named regions.
     pub fn named_pd(&self) -> Option<Arc<Pd>> {
         let by_rkey = self.by_rkey.read();
         by_rkey.values().find(|export| export.exported.name.is_some()).map(|export| export.exported.mr.pd())

@@ -1,8 +1,8 @@
-//! HTTP, as far as scraping metrics needs it: a GET, its answer, and the connection ends.
+//! A minimal HTTP server for metrics: one GET per connection.
 //!
-//! One thread serves all connections. A client that sends nothing, or drains no answer, is disconnected after a time
-//! limit, or sooner for newer connections when there are many: clients determine neither the number of threads nor the
-//! memory.
+//! One thread serves all connections. A client that sends no request, or does not drain the response, is disconnected
+//! after a time limit. When the maximum of connections is reached, a new one replaces the oldest. So clients determine
+//! neither the number of threads nor the memory.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,35 +13,36 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// Connections at a time. For one more, the oldest is closed.
+/// The most connections. A further one replaces the oldest.
 const CONNECTIONS_MAX: usize = 32;
-/// How long a connection may take from its beginning to its end.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest request in bytes.
+/// The time limit of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest request in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// How long no connection is accepted when the process has no descriptors left.
+/// The pause in accepting connections when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The answer to a request for a path.
 pub(crate) struct Answer {
-    /// Code and phrase.
+    /// Status code and reason phrase.
     pub status: &'static str,
     pub content_type: &'static str,
     pub body: String,
 }
 
-/// Answers requests until it is dropped.
+/// An HTTP server, which stops when it is dropped.
 pub(crate) struct HttpServer {
     addr: SocketAddr,
-    /// An eventfd; signalled to end the thread.
-    bell: Arc<OwnedFd>,
+    /// An eventfd that ends the thread.
+    shutdown: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl HttpServer {
     /// Listens at an address; port 0 chooses a free one.
     ///
-    /// When it cannot listen there, or there are no threads or descriptors.
+    /// # Errors
+    /// If it cannot listen there, or there are no threads or descriptors.
     pub fn serve(
         addr: SocketAddr,
         answer: impl Fn(&str) -> Answer + Send + 'static,
@@ -49,14 +50,14 @@ impl HttpServer {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let rung = bell.clone();
+        let shutdown = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let signalled = shutdown.clone();
         let builder = std::thread::Builder::new().name("terrace-metrics".into());
-        let thread = builder.spawn(move || run(&listener, &rung, &answer))?;
-        Ok(HttpServer { addr, bell, thread: Some(thread) })
+        let thread = builder.spawn(move || run(&listener, &signalled, &answer))?;
+        Ok(HttpServer { addr, shutdown, thread: Some(thread) })
     }
 
-    /// The address that it listens at.
+    /// The listening address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -64,38 +65,39 @@ impl HttpServer {
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
-        // The counter cannot overflow by this, so the thread is woken.
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        // The write wakes the thread; it cannot fail, since the counter does not overflow.
+        let _ = rustix::io::write(&*self.shutdown, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// Runs until the eventfd is signalled.
-fn run(listener: &TcpListener, bell: &OwnedFd, answer: &dyn Fn(&str) -> Answer) {
+/// Serves connections until the eventfd is signalled.
+fn run(listener: &TcpListener, shutdown: &OwnedFd, answer: &dyn Fn(&str) -> Answer) {
     let mut connections: Vec<Connection> = Vec::new();
     loop {
-        let mut fds = vec![PollFd::new(bell, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-        fds.extend(connections.iter().map(|one| PollFd::new(&one.stream, one.awaits())));
-        let timeout =
-            connections.first().map(|oldest| timespec(PATIENCE.saturating_sub(oldest.since.elapsed())));
-        // An error here can only be a lack of memory; the poll is repeated.
+        let mut fds = vec![PollFd::new(shutdown, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        fds.extend(connections.iter().map(|one| PollFd::new(&one.stream, one.poll_flags())));
+        let timeout = connections
+            .first()
+            .map(|oldest| timespec(CONNECTION_TIMEOUT.saturating_sub(oldest.since.elapsed())));
+        // The only possible error is a lack of memory; the poll is repeated.
         let _ = poll(&mut fds, timeout.as_ref());
-        let [is_over, is_asked] = [0, 1].map(|index| !fds[index].revents().is_empty());
+        let [is_shutdown, is_acceptable] = [0, 1].map(|index| !fds[index].revents().is_empty());
         drop(fds);
-        if is_over {
+        if is_shutdown {
             return;
         }
-        connections.retain_mut(|one| one.since.elapsed() < PATIENCE && one.advance(answer));
-        if is_asked {
-            let_in(listener, &mut connections);
+        connections.retain_mut(|one| one.since.elapsed() < CONNECTION_TIMEOUT && one.advance(answer));
+        if is_acceptable {
+            accept_connections(listener, &mut connections);
         }
     }
 }
 
-/// Accepts connections, at most as many as there may be at a time.
-fn let_in(listener: &TcpListener, connections: &mut Vec<Connection>) {
+/// Accepts up to `CONNECTIONS_MAX` connections.
+fn accept_connections(listener: &TcpListener, connections: &mut Vec<Connection>) {
     for _ in 0..CONNECTIONS_MAX {
         match listener.accept() {
             Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
@@ -111,7 +113,7 @@ fn let_in(listener: &TcpListener, connections: &mut Vec<Connection>) {
             }
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            // The listener stays readable, and would keep this thread busy.
+            // The listener stays readable, so that this thread would spin.
             Err(_) => return std::thread::sleep(PAUSE),
         }
     }
@@ -122,20 +124,21 @@ struct Connection {
     since: Instant,
     /// The bytes received so far.
     request: Vec<u8>,
-    /// The answer, and how many bytes of it are sent.
+    /// The response, and the number of bytes sent.
     answer: Option<(Vec<u8>, usize)>,
 }
 
 impl Connection {
-    fn awaits(&self) -> PollFlags {
+    /// The event that the connection waits for.
+    fn poll_flags(&self) -> PollFlags {
         if self.answer.is_some() { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Reads and writes as far as possible. False when the connection is over.
+    /// Reads and writes as far as possible. False if the connection is to be closed.
     fn advance(&mut self, answer: &dyn Fn(&str) -> Answer) -> bool {
         if self.answer.is_none() {
             match self.receive() {
-                Ok(true) => self.answer = Some((answered(&self.request, answer), 0)),
+                Ok(true) => self.answer = Some((render_answer(&self.request, answer), 0)),
                 Ok(false) => return true,
                 Err(_) => return false,
             }
@@ -145,20 +148,20 @@ impl Connection {
             match self.stream.write(&bytes[*sent..]) {
                 Ok(0) => return false,
                 Ok(count) => *sent += count,
-                Err(error) => return is_patient(&error),
+                Err(error) => return is_retryable(&error),
             }
         }
         false
     }
 
-    /// Whether the whole request has arrived.
+    /// Receives bytes. True if the whole request has arrived.
     fn receive(&mut self) -> io::Result<bool> {
         let mut chunk = [0; 1024];
         loop {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => self.request.extend_from_slice(&chunk[..count]),
-                Err(error) if is_patient(&error) => return Ok(false),
+                Err(error) if is_retryable(&error) => return Ok(false),
                 Err(error) => return Err(error),
             }
             if self.request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -171,12 +174,13 @@ impl Connection {
     }
 }
 
-fn is_patient(error: &io::Error) -> bool {
+/// Whether the operation is to be repeated later.
+fn is_retryable(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// The whole answer to a request.
-fn answered(request: &[u8], answer: &dyn Fn(&str) -> Answer) -> Vec<u8> {
+/// The response to a request.
+fn render_answer(request: &[u8], answer: &dyn Fn(&str) -> Answer) -> Vec<u8> {
     let line = request.split(|&byte| byte == b'\r').next().unwrap_or_default();
     let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
     let Answer { status, content_type, body } = match (words.next(), words.next()) {
@@ -212,7 +216,7 @@ mod tests {
         HttpServer::serve((Ipv4Addr::LOCALHOST, 0).into(), answer).expect("a server")
     }
 
-    fn ask(server: &HttpServer, request: &str) -> String {
+    fn fetch(server: &HttpServer, request: &str) -> String {
         let mut stream = TcpStream::connect(server.addr()).expect("a connection");
         stream.write_all(request.as_bytes()).expect("sent");
         let mut text = String::new();
@@ -221,35 +225,35 @@ mod tests {
     }
 
     #[test]
-    fn a_get_is_answered_whole() {
+    fn a_get_gets_the_whole_response() {
         let server = server();
-        let text = ask(&server, "GET /a HTTP/1.1\r\nHost: b\r\n\r\n");
+        let text = fetch(&server, "GET /a HTTP/1.1\r\nHost: b\r\n\r\n");
         assert!(
             text.starts_with("HTTP/1.1 404 Not Found\r\n") && text.ends_with("\r\n\r\nno /a\n"),
             "{text}"
         );
-        assert!(ask(&server, "GET /long HTTP/1.0\r\n\r\n").ends_with("xxxx"));
-        assert!(ask(&server, "POST /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400 "));
+        assert!(fetch(&server, "GET /long HTTP/1.0\r\n\r\n").ends_with("xxxx"));
+        assert!(fetch(&server, "POST /a HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400 "));
     }
 
     #[test]
-    fn who_says_nothing_makes_way() {
+    fn idle_connections_are_replaced() {
         let server = server();
         let silent: Vec<TcpStream> =
             (0..200).map(|_| TcpStream::connect(server.addr()).expect("a connection")).collect();
-        assert!(ask(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));
-        // A client that drains nothing of its answer.
-        let deaf = TcpStream::connect(server.addr()).expect("a connection");
-        (&deaf).write_all(b"GET /long HTTP/1.1\r\n\r\n").expect("sent");
-        assert!(ask(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));
+        assert!(fetch(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));
+        // A client that does not drain its response.
+        let slow = TcpStream::connect(server.addr()).expect("a connection");
+        (&slow).write_all(b"GET /long HTTP/1.1\r\n\r\n").expect("sent");
+        assert!(fetch(&server, "GET /a HTTP/1.1\r\n\r\n").ends_with("no /a\n"));
         drop(silent);
     }
 
     #[test]
-    fn endless_requests_end() {
+    fn endless_requests_are_disconnected() {
         let server = server();
         let mut stream = TcpStream::connect(server.addr()).expect("a connection");
         let sent = (0..10_000).all(|_| stream.write_all(&[b'x'; 1024]).is_ok());
-        assert!(!sent, "10 MB were taken for a request");
+        assert!(!sent, "a request of 10 MB was accepted");
     }
 }

@@ -1,33 +1,33 @@
-//! Memory nodes: servers of regions that need not be in memory, and their clients.
+//! Memory nodes: servers of regions larger than memory, and their clients.
 //!
-//! | module | holds |
+//! | module | contains |
 //! |---|---|
-//! | `agent` | answers peers' questions, and drives the work for them |
-//! | `exports` | the regions that peers may ask about |
-//! | `control`, `parties` | one end of a control queue pair; all of them |
-//! | `account`, `room` | quotas and credits of the clients of one address |
+//! | `agent` | the agent of a device: answers peers' requests, connects to peers |
+//! | `exports` | the exported regions |
+//! | `control`, `connections` | one end of a control queue pair; all of them |
+//! | `quota`, `credits` | quotas and byte credits of the clients of one address |
 //! | `link` | the client's half of a control queue pair |
-//! | `mailbox` | answers on their way to the thread that drives a session |
-//! | `sync` | what is replaced in models |
-//! | `server` | files as regions: what `terrace serve` runs |
-//! | `metrics`, `http` | counters for Prometheus, and the server for them |
+//! | `mailbox` | the queue of answers to a session's calls |
+//! | `sync` | the types that models replace |
+//! | `server` | files as regions, for `terrace serve` |
+//! | `metrics`, `http` | counters for Prometheus, and their HTTP server |
 //! | `client` | the client library |
 //! | `serving` | the handling of one client's requests |
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod account;
 mod agent;
 mod client;
+mod connections;
 mod control;
+mod credits;
 mod exports;
 mod http;
 mod link;
 mod mailbox;
 mod metrics;
-mod parties;
-mod room;
+mod quota;
 mod server;
 mod serving;
 mod sync;

@@ -1,4 +1,4 @@
-//! The client's half of a control queue pair: its connection, and the requests that wait for their answers.
+//! The client's half of a control queue pair: connection setup, and the requests in flight.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use terrace_nic::{Path, Payload, SendOp, Sge, SgeList, Time};
 use crate::control::{Control, RECEIVE_COUNT};
 use crate::mailbox::Mailbox;
 
-/// How long the first answer to a datagram is waited for, in nanoseconds; twice as long each further time.
-const PATIENCE_NS: u64 = 10_000_000;
-/// How often a datagram is sent before the peer counts as one that does not speak the protocol.
+/// The timeout of the first datagram in nanoseconds. It doubles with each retransmission.
+const FIRST_TIMEOUT_NS: u64 = 10_000_000;
+/// The most transmissions of a datagram before the peer counts as silent.
 const ATTEMPTS: u32 = 8;
 
-/// An answer, as it is kept for its requester.
+/// An answer, queued for its requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Opened(Opened),
@@ -25,7 +25,7 @@ pub(crate) enum Answer {
 }
 
 impl Answer {
-    /// The answer in a message; `None` for a message that servers do not send.
+    /// The answer of a message; `None` for a message that servers do not send.
     pub fn of(body: &Body<'_>) -> Option<Answer> {
         match body {
             Body::Opened(opened) => Some(Answer::Opened(*opened)),
@@ -40,8 +40,8 @@ impl Answer {
 /// The state of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkState {
-    /// So many datagrams have been sent; the next one is due at `ask_at`.
-    Connecting { attempts: u32, ask_at: Time },
+    /// `attempts` datagrams have been sent; the next one is due at `retry_at`.
+    Connecting { attempts: u32, retry_at: Time },
     /// Requests can be sent.
     Connected,
     /// The peer does not answer.
@@ -55,23 +55,24 @@ pub(crate) struct Link {
     pub remote: Path,
     pub state: LinkState,
     tid: u64,
-    /// Requests of this link that may be in flight at a time, as the server states.
+    /// The most requests of this link in flight, as stated by the server.
     pub requests_max: u16,
     next_id: u64,
-    /// By id; `None` while it is awaited.
+    /// The answers to requests in flight, by id; `None` until the answer arrives.
     answers: HashMap<u64, Option<Answer>>,
-    /// Queues for the answers to sessions' calls, by the sessions' tags.
+    /// The mailboxes for the answers to sessions' calls, by the sessions' tags.
     sessions: HashMap<u32, Arc<Mailbox>>,
-    /// Flags of READs over the control queue pair, by their `wr_id`.
+    /// The completion flags of READs over the control queue pair, by their `wr_id`.
     reads: HashMap<u64, Arc<AtomicBool>>,
     next_read: u64,
 }
 
 impl Link {
+    /// A connection in setup. The first datagram is due at once.
     pub fn new(remote: Path, now: Time) -> Link {
         Link {
             remote,
-            state: LinkState::Connecting { attempts: 0, ask_at: now },
+            state: LinkState::Connecting { attempts: 0, retry_at: now },
             tid: rand::random(),
             requests_max: 0,
             next_id: 0,
@@ -82,34 +83,37 @@ impl Link {
         }
     }
 
+    /// Whether the setup is in progress.
     pub fn is_connecting(&self) -> bool {
         matches!(self.state, LinkState::Connecting { .. })
     }
 
     /// The datagram to send, if one is due.
     pub fn poll_datagram(&mut self, now: Time, control: &Control) -> Option<Datagram> {
-        let LinkState::Connecting { attempts, ask_at } = self.state else { return None };
-        if now < ask_at {
+        let LinkState::Connecting { attempts, retry_at } = self.state else { return None };
+        if now < retry_at {
             return None;
         }
         if attempts == ATTEMPTS {
             self.state = LinkState::Silent;
             return None;
         }
-        self.state =
-            LinkState::Connecting { attempts: attempts + 1, ask_at: now.after_ns(PATIENCE_NS << attempts) };
+        self.state = LinkState::Connecting {
+            attempts: attempts + 1,
+            retry_at: now.after_ns(FIRST_TIMEOUT_NS << attempts),
+        };
         let Endpoint { qpn, psn, mtu_bytes } = control.endpoint();
         let connect = Connect { qpn, psn, mtu_bytes, receive_count: RECEIVE_COUNT };
         Some(Datagram::Connect { tid: self.tid, connect })
     }
 
-    /// The peer has answered. A second answer changes nothing.
+    /// Handles the peer's response. A repeated response changes nothing.
     pub fn handle_accepted(&mut self, tid: u64, accepted: Result<Accepted, Status>, control: &Control) {
         if tid != self.tid || !matches!(self.state, LinkState::Connecting { .. }) {
             return;
         }
         self.state = match accepted {
-            // A retry may succeed: the peer may have room, or regions, then.
+            // A retransmission may succeed: the peer may have resources, or regions, then.
             Err(Status::Busy) => return,
             Err(status) => LinkState::Refused(status),
             Ok(Accepted { qpn, psn, mtu_bytes, receive_count }) => {
@@ -117,7 +121,7 @@ impl Link {
                 match control.connect(self.remote, Endpoint { qpn, psn, mtu_bytes }) {
                     Ok(()) => LinkState::Connected,
                     Err(error) => {
-                        tracing::debug!(%error, server = %self.remote.remote, "a server's answer is of no use");
+                        tracing::debug!(%error, server = %self.remote.remote, "a server's response is invalid");
                         LinkState::Refused(Status::Invalid)
                     }
                 }
@@ -125,8 +129,8 @@ impl Link {
         };
     }
 
-    /// Appends a request of the link itself to the batch; returns its id. Its upper half is 0, which is no session's
-    /// tag.
+    /// Appends a request of the link itself to the batch, and returns its id. The upper half of the id is 0, which is not
+    /// a session's tag.
     pub fn request(&mut self, control: &mut Control, body: Body<'_>) -> u64 {
         let id = self.next_id;
         self.next_id = (self.next_id + 1) & u64::from(u32::MAX);
@@ -140,7 +144,7 @@ impl Link {
         self.sessions.insert(tag, mailbox);
     }
 
-    /// READs the server's memory; the flag is set when the data is there.
+    /// READs the server's memory. The flag is set when the READ has completed.
     pub fn read(&mut self, control: &mut Control, va: u64, rkey: u32, into: Sge, done: &Arc<AtomicBool>) {
         let wr_id = self.next_read;
         self.next_read += 1;
@@ -149,8 +153,8 @@ impl Link {
         control.push(SendOp::Read { va, rkey }, payload, Some(wr_id));
     }
 
-    /// A READ has completed.
-    pub fn note_read(&mut self, wr_id: u64) {
+    /// Sets the flag of a completed READ.
+    pub fn complete_read(&mut self, wr_id: u64) {
         if let Some(done) = self.reads.remove(&wr_id) {
             done.store(true, Ordering::Release);
         }
@@ -162,19 +166,19 @@ impl Link {
             return mailbox.put(id, status);
         }
         match self.answers.get_mut(&id) {
-            Some(place) => *place = Some(answer),
-            None => tracing::debug!(id, "an answer to no question"),
+            Some(pending) => *pending = Some(answer),
+            None => tracing::debug!(id, "an answer to an unknown request"),
         }
     }
 
-    /// The connection has ended.
+    /// Closes the sessions' mailboxes, because the connection has ended.
     pub fn close(&self) {
         for mailbox in self.sessions.values() {
             mailbox.close();
         }
     }
 
-    /// The answer to a request, once it is there.
+    /// Takes the answer to a request, if it has arrived.
     pub fn take_answer(&mut self, id: u64) -> Option<Answer> {
         let answer = (*self.answers.get(&id)?)?;
         self.answers.remove(&id);

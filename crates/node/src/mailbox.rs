@@ -1,23 +1,23 @@
-//! Answers on their way to the thread that drives a session. `tests/mailbox_model.rs` tries this in every interleaving.
+//! The queue of answers to a session's calls. `tests/mailbox_model.rs` tries it in every interleaving.
 
 use terrace_access::proto::Status;
 
 use crate::sync::{AtomicBool, Backlog, Ordering};
 
-/// Queues the answers to a session's calls until its owner takes them.
+/// Queues the answers to a session's calls until the session's thread takes them.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     answers: Backlog<(u64, Status)>,
-    /// Whether no more answers will come.
-    is_lost: AtomicBool,
+    /// Whether the connection has ended, so that no more answers will come.
+    is_closed: AtomicBool,
 }
 
 impl Mailbox {
     /// Takes the queued answers, and returns whether no more will come.
     pub fn take(&self) -> (Vec<(u64, Status)>, bool) {
         // First: an answer that came before the connection's end must not be missed.
-        let is_lost = self.is_lost.load(Ordering::Acquire);
-        (self.answers.take(), is_lost)
+        let is_closed = self.is_closed.load(Ordering::Acquire);
+        (self.answers.take(), is_closed)
     }
 
     /// Adds an answer to a call.
@@ -25,8 +25,8 @@ impl Mailbox {
         self.answers.add((id, status));
     }
 
-    /// No more answers will come.
+    /// Marks the connection as ended: no more answers will come.
     pub fn close(&self) {
-        self.is_lost.store(true, Ordering::Release);
+        self.is_closed.store(true, Ordering::Release);
     }
 }

@@ -13,7 +13,7 @@ use crate::serving::{ClientRegionStats, ClientStats};
 /// The text exposition format.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Serves metrics until it is dropped.
+/// A server of metrics, which stops when it is dropped.
 pub struct Metrics {
     http: HttpServer,
 }
@@ -22,14 +22,14 @@ impl Metrics {
     /// Listens at an address for HTTP requests. Port 0 chooses a free one.
     ///
     /// # Errors
-    /// `Metrics` when it cannot listen there.
+    /// `Metrics` if it cannot listen there.
     pub fn serve(addr: SocketAddr, server: &Server) -> Result<Metrics, ServeError> {
-        let (tier, agent, names) = server.parts();
+        let (tier, agent, names) = server.sources();
         let faults = server.device().faults().cloned();
         let answer = move |path: &str| match path {
             "/metrics" => {
                 let mut body = exposition(&named(&tier, &names), &agent.clients());
-                of_faults(&mut body, faults.as_deref());
+                write_faults(&mut body, faults.as_deref());
                 Answer { status: "200 OK", content_type: CONTENT_TYPE, body }
             }
             _ => {
@@ -42,28 +42,32 @@ impl Metrics {
         Ok(Metrics { http })
     }
 
-    /// The address that it listens at.
+    /// The listening address.
     pub fn addr(&self) -> Option<SocketAddr> {
         Some(self.http.addr())
     }
 }
 
 /// A metric of each region.
-type OfRegion = (&'static str, &'static str, &'static str, fn(&RegionStats) -> f64);
+type RegionMetric = (&'static str, &'static str, &'static str, fn(&RegionStats) -> f64);
 
-const REGION_METRICS: [OfRegion; 12] = [
+const REGION_METRICS: [RegionMetric; 12] = [
     ("region_bytes", "gauge", "Length of the region.", |region| region.len as f64),
-    ("units_resident", "gauge", "Units of 1 MiB that are locked into memory.", |region| {
+    ("units_resident", "gauge", "Units of 1 MiB that are locked in memory.", |region| {
         region.units_resident as f64
     }),
     ("hits_total", "counter", "Accesses that found all of their memory resident.", |region| {
         region.hits as f64
     }),
-    ("access_misses_total", "counter", "Accesses that did not.", |region| region.misses as f64),
-    ("promotions_total", "counter", "Units brought into memory.", |region| region.promotions as f64),
-    ("demotions_total", "counter", "Units taken out of memory.", |region| region.demotions as f64),
-    ("moves_failed_total", "counter", "Units that could not be moved.", |region| region.moves_failed as f64),
-    ("flushes_total", "counter", "Flushes carried out.", |region| region.flushes as f64),
+    ("access_misses_total", "counter", "Accesses that found some of their memory absent.", |region| {
+        region.misses as f64
+    }),
+    ("promotions_total", "counter", "Units promoted into memory.", |region| region.promotions as f64),
+    ("demotions_total", "counter", "Units demoted from memory.", |region| region.demotions as f64),
+    ("moves_failed_total", "counter", "Promotions and demotions that failed.", |region| {
+        region.moves_failed as f64
+    }),
+    ("flushes_total", "counter", "Flushes executed.", |region| region.flushes as f64),
     ("errors_total", "counter", "Accesses that failed.", |region| region.errors as f64),
     ("miss_read_bytes_total", "counter", "Bytes read by misses.", |region| region.bytes_read as f64),
     ("miss_written_bytes_total", "counter", "Bytes written by misses.", |region| region.bytes_written as f64),
@@ -72,10 +76,10 @@ const REGION_METRICS: [OfRegion; 12] = [
     }),
 ];
 
-/// Misses by operation and method, and the counter.
-type OfMiss = (&'static str, fn(&KindCounts) -> u64);
+/// A kind of IO of misses, and its counter.
+type MissKind = (&'static str, fn(&KindCounts) -> u64);
 
-const MISS_KINDS: [OfMiss; 4] = [
+const MISS_KINDS: [MissKind; 4] = [
     ("mapping", |kinds| kinds.mapping),
     ("cached", |kinds| kinds.cached),
     ("buffered", |kinds| kinds.buffered),
@@ -84,20 +88,20 @@ const MISS_KINDS: [OfMiss; 4] = [
 
 fn exposition(stats: &TierStats, clients: &[ClientStats]) -> String {
     let mut text = String::new();
-    of_regions(&mut text, stats);
-    of_clients(&mut text, clients);
+    write_regions(&mut text, stats);
+    write_clients(&mut text, clients);
     text
 }
 
-// Writing to a string cannot fail.
+// Writing to a string cannot fail, so results of `writeln!` are ignored.
 
-fn of_regions(text: &mut String, stats: &TierStats) {
+fn write_regions(text: &mut String, stats: &TierStats) {
     let regions: Vec<(String, &RegionStats)> =
         stats.regions.iter().map(|region| (escaped(&region.name), region)).collect();
     for (name, help, value) in [
-        ("dram_bytes", "Memory that may be locked.", stats.dram_bytes),
-        ("locked_bytes", "Memory that is locked.", stats.locked_bytes),
-        ("io_in_flight", "Requests that the storage device has.", stats.io_in_flight),
+        ("dram_bytes", "The limit of locked memory.", stats.dram_bytes),
+        ("locked_bytes", "Locked memory.", stats.locked_bytes),
+        ("io_in_flight", "Requests in flight to the storage device.", stats.io_in_flight),
     ] {
         let _ = writeln!(
             text,
@@ -110,7 +114,7 @@ fn of_regions(text: &mut String, stats: &TierStats) {
             let _ = writeln!(text, "terrace_{name}{{region=\"{region}\"}} {}", value(stats));
         }
     }
-    *text += "# HELP terrace_misses_total IOs of accesses that did not find their memory resident, by direction and kind.\n";
+    *text += "# HELP terrace_misses_total IOs of accesses to absent memory, by direction and kind.\n";
     *text += "# TYPE terrace_misses_total counter\n";
     for (region, stats) in &regions {
         for (direction, kinds) in [("read", &stats.reads), ("write", &stats.writes)] {
@@ -120,7 +124,7 @@ fn of_regions(text: &mut String, stats: &TierStats) {
             }
         }
     }
-    *text += "# HELP terrace_miss_latency_us How long misses took.\n# TYPE terrace_miss_latency_us gauge\n";
+    *text += "# HELP terrace_miss_latency_us Latency of misses.\n# TYPE terrace_miss_latency_us gauge\n";
     for (region, stats) in &regions {
         quantiles(text, "miss_latency_us", &format!("region=\"{region}\""), &stats.latency);
     }
@@ -134,28 +138,28 @@ fn quantiles(text: &mut String, name: &str, labels: &str, latency: &LatencyStats
 }
 
 /// A metric of each client.
-type OfClient = (&'static str, &'static str, fn(&ClientStats) -> u64);
+type ClientMetric = (&'static str, &'static str, fn(&ClientStats) -> u64);
 
-const CLIENT_METRICS: [OfClient; 2] = [
-    ("client_one_sided_total", "One-sided requests that the NIC has taken from a client.", |client| {
+const CLIENT_METRICS: [ClientMetric; 2] = [
+    ("client_one_sided_total", "One-sided requests of a client that the NIC has accepted.", |client| {
         client.one_sided
     }),
-    ("client_fetched_total", "How often the NIC had to have memory brought or written for them.", |client| {
-        client.fetched
-    }),
+    (
+        "client_fetched_total",
+        "Reads and writes of absent memory that the NIC requested from the pager for them.",
+        |client| client.fetched,
+    ),
 ];
 
 /// A metric of each client and region, by direction: reads, and writes.
-type OfBoth = (&'static str, &'static str, fn(&ClientRegionStats) -> [u64; 2]);
+type ClientRegionMetric = (&'static str, &'static str, fn(&ClientRegionStats) -> [u64; 2]);
 
-const CLIENT_REGION_METRICS: [OfBoth; 2] = [
-    ("client_rpcs_total", "Requests that a client has sent as messages, and that were answered.", |of| {
-        [of.reads, of.writes]
-    }),
-    ("client_rpc_bytes_total", "Bytes of those.", |of| [of.bytes_read, of.bytes_written]),
+const CLIENT_REGION_METRICS: [ClientRegionMetric; 2] = [
+    ("client_rpcs_total", "RPCs of a client that were answered.", |of| [of.reads, of.writes]),
+    ("client_rpc_bytes_total", "Bytes of successful RPCs.", |of| [of.bytes_read, of.bytes_written]),
 ];
 
-fn of_clients(text: &mut String, clients: &[ClientStats]) {
+fn write_clients(text: &mut String, clients: &[ClientStats]) {
     for (name, help, value) in CLIENT_METRICS {
         let _ = writeln!(text, "# HELP terrace_{name} {help}\n# TYPE terrace_{name} counter");
         for client in clients {
@@ -175,20 +179,20 @@ fn of_clients(text: &mut String, clients: &[ClientStats]) {
             }
         }
     }
-    *text += "# HELP terrace_client_rpcs_failed_total Those that were refused, or failed.\n";
+    *text += "# HELP terrace_client_rpcs_failed_total RPCs that were refused, or failed.\n";
     *text += "# TYPE terrace_client_rpcs_failed_total counter\n";
     for (labels, of) in &rows {
         let _ = writeln!(text, "terrace_client_rpcs_failed_total{{{labels}}} {}", of.failed);
     }
-    *text += "# HELP terrace_client_rpc_latency_us How long they took, from their arrival to the answer.\n";
+    *text += "# HELP terrace_client_rpc_latency_us Latency of RPCs, from the arrival to the answer.\n";
     *text += "# TYPE terrace_client_rpc_latency_us gauge\n";
     for (labels, of) in &rows {
         quantiles(text, "client_rpc_latency_us", labels, &of.latency);
     }
 }
 
-/// The faults that a fault plan has injected, if there is one.
-fn of_faults(text: &mut String, faults: Option<&Faults>) {
+/// Writes the counts of injected faults, if there is a fault plan.
+fn write_faults(text: &mut String, faults: Option<&Faults>) {
     let Some(faults) = faults else { return };
     *text += "# HELP terrace_injected_total Faults that the fault plan has injected.\n";
     *text += "# TYPE terrace_injected_total counter\n";
@@ -197,7 +201,7 @@ fn of_faults(text: &mut String, faults: Option<&Faults>) {
     }
 }
 
-/// A label's value.
+/// The value of a label, escaped.
 fn escaped(name: &str) -> String {
     name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

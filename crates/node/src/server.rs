@@ -8,8 +8,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_access::signature::SignaturePage;
 use terrace_access::proto::{Mode, NAME_BYTES_MAX};
+use terrace_access::signature::SignaturePage;
 use terrace_memory::Pager;
 use terrace_nic::{
     BackedBy, Backings, Device, Error, HostRange, Mr, MrRequest, OpenError, Paging, Pd, PortConfig,
@@ -27,27 +27,27 @@ use crate::serving::ClientStats;
 /// `ibv_access_flags` of a served region: everything but windows.
 const ACCESS: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 8 | 1 << 9;
 
-/// How clients access absent memory: Terrace's own modes, and those for comparison.
+/// The access mode of absent memory: Terrace's own modes, and modes for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServeMode {
-    /// All regions locked into memory. Needs a budget as large as they are.
+    /// All regions are locked in memory. Requires a budget of their total size.
     Pin,
-    /// As a NIC with on-demand paging does: absent pages are refused until a fault has brought them, whose cost is
-    /// modelled ([`terrace_tier::FaultModel`]).
+    /// On-demand paging as by a hardware NIC: RNR NAKs for absent pages until a page fault of modelled cost
+    /// ([`terrace_tier::FaultModel`]) has mapped them.
     Odp,
-    /// Every access by RPC; the server copies from the mapping, and takes page faults.
+    /// Every access by RPC. The server copies from the mapping, with page faults.
     Rpc,
     /// Every access by RPC, through the page cache.
     RpcBuffer,
     /// Every access by RPC, bypassing the page cache.
     RpcDirect,
-    /// Every access by RPC: cached pages from the page cache, the others bypassing it.
+    /// Every access by RPC: cached pages from the page cache, others bypassing it.
     RpcTiering,
-    /// The same, with hot units promoted into memory.
+    /// The same, and hot units are promoted into memory.
     RpcTieringPromote,
-    /// One-sided READs; absent pages read as the signature page, and are fetched by RPC.
+    /// One-sided READs. READs of absent pages return the signature page; clients fetch the pages by RPC.
     Term,
-    /// One-sided accesses; the NIC fetches absent pages, and answers then.
+    /// One-sided accesses. The NIC fetches absent pages before it answers.
     Wait,
 }
 
@@ -78,7 +78,7 @@ impl ServeMode {
         matches!(self, ServeMode::RpcTieringPromote | ServeMode::Term | ServeMode::Wait)
     }
 
-    /// The mode that clients are told.
+    /// The mode in the descriptions for clients.
     fn client_mode(self) -> Mode {
         match self {
             ServeMode::Pin | ServeMode::Odp | ServeMode::Wait => Mode::Plain,
@@ -102,7 +102,7 @@ impl FromStr for ServeMode {
         let known = ServeMode::ALL.iter().find(|(_, name)| *name == text);
         known.map(|(mode, _)| *mode).ok_or_else(|| {
             let names = ServeMode::ALL.map(|(_, name)| name);
-            format!("{text:?} is no mode: choose one of {}", names.join(", "))
+            format!("{text:?} is not a mode: choose one of {}", names.join(", "))
         })
     }
 }
@@ -110,33 +110,33 @@ impl FromStr for ServeMode {
 /// A file to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionConfig {
-    /// The name by which clients find it.
+    /// The name by which clients open it.
     pub name: String,
     /// The path of a file or a block device.
     pub path: PathBuf,
-    /// Length in bytes; needed for a file that does not exist yet.
+    /// Length in bytes; required for a file that does not exist yet.
     pub size: Option<u64>,
 }
 
-/// The regions to serve, and how.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// The regions.
     pub regions: Vec<RegionConfig>,
-    /// The most memory that may be locked for all of them, in bytes.
+    /// The memory budget of all regions, in bytes.
     pub dram_bytes: u64,
     /// The mode.
     pub mode: ServeMode,
-    /// How to open the port.
+    /// The configuration of the port.
     pub port: PortConfig,
-    /// Threads for accesses that block on the disk in page faults, which are those of [`ServeMode::Rpc`]. With one,
-    /// the thread that serves the network makes them itself.
+    /// The threads for accesses that block in page faults, which are those of [`ServeMode::Rpc`]. With one thread, the
+    /// network thread executes them itself.
     pub threads: usize,
-    /// How often the hottest units are determined; `None` for the default.
+    /// The period of the migrator; `None` for the default.
     pub period: Option<Duration>,
 }
 
-/// Why a server cannot be opened.
+/// An error of opening a server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// No port could be opened.
@@ -148,7 +148,7 @@ pub enum ServeError {
     /// An error of the NIC.
     #[error("the NIC refuses: {0}")]
     Nic(#[from] Error),
-    /// A name that no region can have.
+    /// An invalid or duplicate name of a region.
     #[error("a region cannot be named {0:?}: 1 to {NAME_BYTES_MAX} bytes, and each name once")]
     Name(String),
     /// Metrics cannot be served.
@@ -173,14 +173,14 @@ pub struct Server {
     files: Arc<Files>,
 }
 
-/// A region that is served. Its fields are dropped in this order.
+/// A served region. Its fields are dropped in this order.
 struct Served {
     name: String,
     mr: Arc<Mr>,
     region: Arc<TierRegion>,
 }
 
-/// The files behind the regions. They are mapped until they are removed from here.
+/// The backing files of the regions. A file is mapped until it is removed from here.
 #[derive(Default)]
 struct Files(RwLock<Vec<BackingFile>>);
 
@@ -193,7 +193,7 @@ impl Backings for Files {
 }
 
 impl Server {
-    /// Opens the files and the port, and serves from then on.
+    /// Opens the files and the port, and starts to serve.
     ///
     /// # Errors
     /// See [`ServeError`]. After an error, only files that were created remain.
@@ -210,9 +210,9 @@ impl Server {
         tier_config.faults = config.port.faults().map_err(ServeError::Port)?;
         let tier = Tier::open(tier_config)?;
         let device = Device::open(config.port.device().map_err(ServeError::Port)?)?;
-        // Peers that know only the standard's port reach the server in any slot.
+        // Peers that know only port 4791 reach the server at any instance index.
         device.join_colocated();
-        // Dropping it closes the device, after any of the steps below.
+        // Dropping the server closes the device if one of the calls below fails.
         let mut server = Server {
             agent: Agent::attach(&device, tier.stats().buffer_bytes)?,
             device,
@@ -234,7 +234,7 @@ impl Server {
         let file = BackingFile::open(&config.path, config.size, true)?;
         let region = self.tier.add(file.source()?)?;
         let (map, signature_key) = (file.map(), rand::random());
-        let pattern = SignaturePage::derive(&signature_key).shared();
+        let signature = SignaturePage::derive(&signature_key).shared();
         let mut pager: Arc<dyn Pager> = region.clone();
         let paging = match mode {
             ServeMode::Pin => {
@@ -242,12 +242,12 @@ impl Server {
                 None
             }
             ServeMode::Odp => {
-                // Each region has the whole budget: this is a model for comparison.
+                // Each region has the whole budget. This is a model for comparison.
                 let dram_bytes = self.tier.stats().dram_bytes;
                 pager = Arc::new(FaultPager::new(region.clone(), FaultModel::default(), dram_bytes)?);
-                Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Fault })
+                Some(Paging { pager: pager.clone(), pattern: signature, policy: RegionPolicy::Fault })
             }
-            _ => Some(Paging { pager: pager.clone(), pattern, policy: RegionPolicy::Wait }),
+            _ => Some(Paging { pager: pager.clone(), pattern: signature, policy: RegionPolicy::Wait }),
         };
         let request = MrRequest { addr: map.addr, length: map.len, iova: 0, access: ACCESS, paging };
         let mr = pd.reg_mr(request)?;
@@ -265,7 +265,7 @@ impl Server {
         Ok(())
     }
 
-    /// The device: its addresses, and its slot.
+    /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -280,18 +280,18 @@ impl Server {
         self.agent.clients()
     }
 
-    /// Brings a unit of a region into memory now. False without free memory, or if it is present already.
+    /// Promotes a unit of a region now. False without free memory, or if the unit is present already.
     ///
     /// # Errors
-    /// When there is no such region, or the unit cannot be read or locked.
+    /// If there is no such region, or the unit cannot be read or locked.
     pub fn promote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
         self.tier.promote(self.region(name)?, unit)
     }
 
-    /// Evicts a unit of a region now. False if it is absent.
+    /// Demotes a unit of a region now. False if the unit is absent.
     ///
     /// # Errors
-    /// When there is no such region, or the unit cannot be written back.
+    /// If there is no such region, or the unit cannot be written back.
     pub fn demote(&self, name: &str, unit: usize) -> std::io::Result<bool> {
         self.tier.demote(self.region(name)?, unit)
     }
@@ -301,8 +301,8 @@ impl Server {
         served.map(|served| &*served.region).ok_or_else(|| std::io::ErrorKind::NotFound.into())
     }
 
-    /// The parts that other threads report on.
-    pub(crate) fn parts(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
+    /// The sources of metrics: the tier, the agent, and the regions' names.
+    pub(crate) fn sources(&self) -> (Arc<Tier>, Arc<Agent>, Vec<String>) {
         (self.tier.clone(), self.agent.clone(), self.names())
     }
 
@@ -314,11 +314,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // First: after it, no other process of the host is waited for, not even a stopped one.
+        // Closing comes first: afterwards no grace period waits for another process, which may be stopped.
         self.device.close();
         for served in &self.regions {
             self.agent.withdraw(served.mr.rkey());
-            // The device is closed: a region whose deregistration fails has ended with it.
+            // If deregistration fails, the region has ended with the device already.
             let _ = served.mr.dereg();
         }
         for served in &self.regions {

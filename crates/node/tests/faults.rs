@@ -1,4 +1,4 @@
-//! A server whose fault plan fails its storage: clients get errors, and the server goes on.
+//! A server whose fault plan fails its storage: clients get errors, and the server continues to serve.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::*;
 use terrace_nic::{PortConfig, WcStatus};
 use terrace_node::*;
 
-/// A server under a plan.
+/// A server with a fault plan.
 fn node_under(name: &str, mode: ServeMode, plan: &str) -> (Server, PathBuf) {
     let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}-{mode}", std::process::id()));
     let plan_path = path.with_extension("toml");
@@ -26,13 +26,13 @@ fn node_under(name: &str, mode: ServeMode, plan: &str) -> (Server, PathBuf) {
         period: Some(Duration::from_millis(10)),
     };
     let server = Server::open(&config).expect("a server");
-    std::fs::remove_file(plan_path).expect("it was there");
+    std::fs::remove_file(plan_path).expect("the plan exists");
     (server, path)
 }
 
 fn client_of(server: &Server) -> Client {
-    let slot = server.device().snapshot().slot;
-    Client::connect(&ClientConfig { slot, ..ClientConfig::new(LOOPBACK) }).expect("a client")
+    let instance = server.device().snapshot().slot;
+    Client::connect(&ClientConfig { instance, ..ClientConfig::new(LOOPBACK) }).expect("a client")
 }
 
 /// The status of a read of one page.
@@ -43,13 +43,13 @@ fn read(client: &Client, offset: u64) -> WcStatus {
     let (mut done, started) = (Vec::new(), Instant::now());
     while done.is_empty() {
         client.poll(&mut done).expect("a connection");
-        assert!(started.elapsed() < Duration::from_secs(20), "it never ended");
+        assert!(started.elapsed() < Duration::from_secs(20), "the read does not complete");
     }
     done[0].status
 }
 
 #[test]
-fn a_read_that_fails_is_told_to_its_client_and_the_next_client_is_served() {
+fn a_failed_read_completes_in_error_and_the_next_client_is_served() {
     for mode in [ServeMode::Wait, ServeMode::Term, ServeMode::RpcTiering] {
         let plan = "[[fault]]\nkind = \"failing-storage\"\noperation = \"read\"\nfor_ms = 1500";
         let (server, path) = node_under("failing", mode, plan);
@@ -60,7 +60,7 @@ fn a_read_that_fails_is_told_to_its_client_and_the_next_client_is_served() {
             "{mode}: {status:?}"
         );
         std::thread::sleep(Duration::from_millis(1500).saturating_sub(started.elapsed()));
-        assert_eq!(read(&client_of(&server), 5 * MIB), WcStatus::Success, "{mode}: it has ended");
+        assert_eq!(read(&client_of(&server), 5 * MIB), WcStatus::Success, "{mode}: the fault has ended");
         let injected = server.device().snapshot().injected;
         assert!(injected["storage_failed"] > 0, "{mode}: {injected:?}");
         drop(server);
@@ -69,7 +69,7 @@ fn a_read_that_fails_is_told_to_its_client_and_the_next_client_is_served() {
 }
 
 #[test]
-fn slow_storage_makes_clients_wait_and_metrics_tell_of_it() {
+fn slow_storage_delays_clients_and_metrics_count_it() {
     for mode in [ServeMode::Wait, ServeMode::Term] {
         let plan = "[[fault]]\nkind = \"slow-storage\"\noperation = \"read\"\ndelay_us_min = 100000";
         let (server, path) = node_under("slow", mode, plan);

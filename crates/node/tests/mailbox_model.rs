@@ -4,7 +4,7 @@
 //! `src/mailbox.rs`, and `backlog.rs` of `terrace-sync`, are compiled here once more with loom's types.
 //!
 //! Mutations that this has found: the end looked at after the answers are taken, as it once was; a relaxed store in
-//! `close`; a relaxed load of `is_lost`.
+//! `close`; a relaxed load of `is_closed`.
 
 #[path = "../../sync/src/backlog.rs"]
 #[allow(dead_code, reason = "the model uses not all of it")]
@@ -58,9 +58,9 @@ fn no_answer_comes_after_the_end() {
         };
         let mut taken = 0;
         for _ in 0..2 {
-            let (answers, is_lost) = mailbox.take();
+            let (answers, is_closed) = mailbox.take();
             taken += answers.len();
-            assert!(!is_lost || taken == 2, "an answer is behind the end");
+            assert!(!is_closed || taken == 2, "an answer is behind the end");
         }
         link.join().unwrap();
     });

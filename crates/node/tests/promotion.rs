@@ -21,7 +21,7 @@ fn read_all(node: &Node, client: &Client, region: &Region<'_>, units: std::ops::
             wait_for(client, 1);
         }
     }
-    // Counts show once their period has ended. Threads that count concurrently may lose a count.
+    // Counts are published at the end of their period. Concurrent threads may lose counts.
     let deadline = Instant::now() + Duration::from_secs(10);
     while counted().0 + counted().1 < before.0 + before.1 + 76 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -31,7 +31,8 @@ fn read_all(node: &Node, client: &Client, region: &Region<'_>, units: std::ops::
     (after.0 - before.0, after.1 - before.1)
 }
 
-fn interest_moves(mode: ServeMode) {
+/// Accesses move from some units to others, which become resident.
+fn accessed_units_become_resident(mode: ServeMode) {
     let node = Node::new(&format!("promotion-{mode}"), mode, 32 * MIB, 4 * MIB);
     let client = node.client();
     let region = client.open("data").expect("the region");
@@ -43,7 +44,7 @@ fn interest_moves(mode: ServeMode) {
             if misses == 0 {
                 break;
             }
-            assert!(started.elapsed() < Duration::from_secs(20), "{mode}: {misses} misses, still");
+            assert!(started.elapsed() < Duration::from_secs(20), "{mode}: {misses} misses after 20 s");
         }
     }
     let stats = node.server.stats();
@@ -52,16 +53,16 @@ fn interest_moves(mode: ServeMode) {
 }
 
 #[test]
-fn what_clients_fetch_becomes_resident() {
-    interest_moves(ServeMode::Term);
+fn units_that_clients_fetch_become_resident() {
+    accessed_units_become_resident(ServeMode::Term);
 }
 
 #[test]
-fn what_clients_have_fetched_by_the_nic_becomes_resident() {
-    interest_moves(ServeMode::Wait);
+fn units_that_the_nic_fetches_become_resident() {
+    accessed_units_become_resident(ServeMode::Wait);
 }
 
 #[test]
-fn what_clients_reach_by_rpc_only_becomes_resident() {
-    interest_moves(ServeMode::RpcTieringPromote);
+fn units_that_clients_access_by_rpc_become_resident() {
+    accessed_units_become_resident(ServeMode::RpcTieringPromote);
 }

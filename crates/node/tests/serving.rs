@@ -7,13 +7,13 @@ use terrace_nic::PathChoice;
 use terrace_node::*;
 
 fn write_and_read_back(mode: ServeMode, dram_bytes: u64) {
-    for way in [PathChoice::Udp, PathChoice::Local] {
-        write_and_read_back_by(way, mode, dram_bytes);
+    for transport in [PathChoice::Udp, PathChoice::Local] {
+        write_and_read_back_over(transport, mode, dram_bytes);
     }
 }
 
-fn write_and_read_back_by(way: PathChoice, mode: ServeMode, dram_bytes: u64) {
-    let node = Node::by(way, &mode.to_string(), mode, 8 * MIB, dram_bytes);
+fn write_and_read_back_over(transport: PathChoice, mode: ServeMode, dram_bytes: u64) {
+    let node = Node::over(transport, &mode.to_string(), mode, 8 * MIB, dram_bytes);
     let client = node.client();
     let region = client.open("data").expect("the region");
     assert_eq!(region.len(), 8 * MIB);
@@ -49,27 +49,27 @@ fn write_and_read_back_by(way: PathChoice, mode: ServeMode, dram_bytes: u64) {
 }
 
 #[test]
-fn what_is_written_is_read_when_the_nic_fetches() {
+fn the_nic_fetches_absent_pages() {
     write_and_read_back(ServeMode::Wait, 2 * MIB);
 }
 
 #[test]
-fn what_is_written_is_read_by_modelled_page_faults() {
+fn modelled_page_faults_map_absent_pages() {
     write_and_read_back(ServeMode::Odp, 2 * MIB);
 }
 
 #[test]
-fn what_is_written_is_read_from_locked_memory() {
+fn all_pages_are_locked() {
     write_and_read_back(ServeMode::Pin, 8 * MIB);
 }
 
 #[test]
-fn what_is_written_is_read_when_clients_detect_what_is_absent() {
+fn clients_detect_and_fetch_absent_pages() {
     write_and_read_back(ServeMode::Term, 2 * MIB);
 }
 
 #[test]
-fn what_is_written_is_read_by_rpc_of_every_kind() {
+fn clients_access_pages_by_rpc_of_every_kind() {
     for mode in [ServeMode::Rpc, ServeMode::RpcBuffer, ServeMode::RpcDirect, ServeMode::RpcTiering] {
         write_and_read_back(mode, 2 * MIB);
     }
@@ -77,13 +77,13 @@ fn what_is_written_is_read_by_rpc_of_every_kind() {
 }
 
 #[test]
-fn names_that_do_not_exist_are_refused_and_nobody_answers_elsewhere() {
+fn unknown_names_are_refused_and_unused_instances_are_silent() {
     let node = Node::new("names", ServeMode::Wait, MIB, MIB);
     let client = node.client();
     assert!(matches!(client.open("nothing"), Err(ClientError::NoRegion(_))));
     assert!(matches!(client.open(""), Err(ClientError::NoRegion(_))));
-    let nobody = Client::connect(&ClientConfig { slot: 250, ..ClientConfig::new(LOOPBACK) });
-    assert!(matches!(nobody, Err(ClientError::Silent(_))), "{:?}", nobody.err());
+    let unused = Client::connect(&ClientConfig { instance: 250, ..ClientConfig::new(LOOPBACK) });
+    assert!(matches!(unused, Err(ClientError::Silent(_))), "{:?}", unused.err());
 }
 
 #[test]

@@ -61,19 +61,19 @@ impl World<'_> {
     /// Random bytes, or data that resembles an absent page: constant bytes, or the signature page in whole or in part.
     fn data(&mut self, range: &Range<usize>) -> Vec<u8> {
         let len = range.len();
-        let pattern = self.regions[0].signature_page();
-        match (self.random.random_range(0..6), pattern) {
+        let signature = self.regions[0].signature_page();
+        match (self.random.random_range(0..6), signature) {
             (0, _) => vec![0; len],
             (1, _) => vec![0xfd; len],
-            (2, Some(pattern)) => range.clone().map(|at| pattern[at % 4096]).collect(),
-            (3, Some(pattern)) => {
+            (2, Some(signature)) => range.clone().map(|at| signature[at % 4096]).collect(),
+            (3, Some(signature)) => {
                 let mut data = vec![0; len];
                 self.random.fill(&mut data[..]);
                 let from = self.random.random_range(0..len);
                 data[from..]
                     .iter_mut()
                     .zip(range.start + from..)
-                    .for_each(|(byte, at)| *byte = pattern[at % 4096]);
+                    .for_each(|(byte, at)| *byte = signature[at % 4096]);
                 data
             }
             _ => {
@@ -116,20 +116,20 @@ impl World<'_> {
             self.clients[client].poll(&mut done).expect("a healthy connection");
             for completion in done {
                 if completion.status != WcStatus::Success {
-                    let under_way: Vec<_> = self
+                    let in_flight: Vec<_> = self
                         .slots
                         .iter()
                         .flatten()
                         .map(|a| (a.client, &a.range, a.expected.is_some()))
                         .collect();
                     panic!(
-                        "{completion:?}, seed {}, client {client}; under way {under_way:?}; {:?}",
+                        "{completion:?}, seed {}, client {client}; in flight {in_flight:?}; {:?}",
                         self.seed,
                         self.server.stats()
                     );
                 }
                 let slot = completion.tag as usize;
-                let access = self.slots[slot].take().expect("an access is under way");
+                let access = self.slots[slot].take().expect("an access is in flight");
                 assert_eq!(access.client, client);
                 if let Some(expected) = access.expected {
                     self.compare(slot * 2 + client, &access.range, &expected);
@@ -157,14 +157,14 @@ fn from_env(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Serializes the tests: together they would only load the disk.
-static TURN: Mutex<()> = Mutex::new(());
+/// Serializes the tests, which would only slow each other down.
+static SERIAL: Mutex<()> = Mutex::new(());
 
-fn stress(mode: ServeMode, way: PathChoice) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+fn stress(mode: ServeMode, transport: PathChoice) {
+    let _guard = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     let seconds = from_env("TERRACE_STRESS_SECONDS", 3);
     let seed = from_env("TERRACE_SEED", 1);
-    let node = Node::by(way, &format!("stress-{mode}"), mode, REGION_BYTES as u64, DRAM_BYTES);
+    let node = Node::over(transport, &format!("stress-{mode}"), mode, REGION_BYTES as u64, DRAM_BYTES);
     let clients = [node.client(), node.client()];
     let regions = [0, 1].map(|index: usize| clients[index].open("data").expect("the region"));
     let buffers = (0..SLOTS * 2).map(|index| clients[index % 2].buffer(LEN_MAX + 4096).expect("a buffer"));
@@ -180,7 +180,7 @@ fn stress(mode: ServeMode, way: PathChoice) {
     };
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| churn(&node.server, &stop, seed));
+        scope.spawn(|| migrate_units(&node.server, &stop, seed));
         let ends = Finally(&stop);
         let started = Instant::now();
         let mut count = 0_u64;
@@ -207,7 +207,7 @@ fn stress(mode: ServeMode, way: PathChoice) {
 }
 
 /// Migrates units in and out as fast as possible.
-fn churn(server: &Server, stop: &AtomicBool, seed: u64) {
+fn migrate_units(server: &Server, stop: &AtomicBool, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed ^ 0xc4);
     while !stop.load(Ordering::Relaxed) {
         let unit = random.random_range(0..REGION_BYTES >> 20);
@@ -218,26 +218,26 @@ fn churn(server: &Server, stop: &AtomicBool, seed: u64) {
 }
 
 #[test]
-fn one_sided_with_detection() {
+fn clients_detect_absent_pages() {
     stress(ServeMode::Term, PathChoice::Udp);
 }
 
 #[test]
-fn without_packets() {
+fn clients_detect_absent_pages_over_shared_memory() {
     stress(ServeMode::Term, PathChoice::Local);
 }
 
 #[test]
-fn the_nic_fetches() {
+fn the_nic_fetches_absent_pages() {
     stress(ServeMode::Wait, PathChoice::Udp);
 }
 
 #[test]
-fn without_packets_or_by_what_the_nic_fetches() {
+fn the_nic_fetches_absent_pages_over_shared_memory() {
     stress(ServeMode::Wait, PathChoice::Local);
 }
 
 #[test]
-fn by_rpc() {
+fn clients_access_pages_by_rpc() {
     stress(ServeMode::RpcTieringPromote, PathChoice::Udp);
 }

@@ -31,7 +31,7 @@ impl NodeRegion {
     fn config(&self, depth: usize) -> ClientConfig {
         let config = ClientConfig::new(self.server);
         let port = PortConfig { path: self.path, ..config.port };
-        ClientConfig { slot: self.slot, depth: depth as u32, port, ..config }
+        ClientConfig { instance: self.slot, depth: depth as u32, port, ..config }
     }
 }
 

@@ -99,7 +99,7 @@ impl Node {
 }
 
 pub fn connect(address: IpAddr, slot: u8) -> Client {
-    Client::connect(&ClientConfig { slot, ..ClientConfig::new(address) }).expect("the node answers")
+    Client::connect(&ClientConfig { instance: slot, ..ClientConfig::new(address) }).expect("the node answers")
 }
 
 impl Drop for Node {

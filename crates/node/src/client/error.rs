@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use terrace_access::proto::Status;
 use terrace_nic::{Error, OpenError};
 
-/// An error of a client. Each message says what to check.
+/// An error of a client. The messages suggest what to check.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No port could be opened.
@@ -22,15 +22,15 @@ pub enum ClientError {
         "no memory node answers at {0}: is `terrace serve` running there, and does the network let UDP through?"
     )]
     Silent(SocketAddr),
-    /// The server refuses.
+    /// The server refuses the connection or a request.
     #[error("the server refuses: {0:?}")]
     Refused(Status),
     /// The server has no such region.
     #[error("the server has no region named {0:?}")]
     NoRegion(String),
-    /// The server's answer does not match the question.
-    #[error("the server's answer makes no sense: is it of another version?")]
-    Nonsense,
+    /// The server's answer does not match the request.
+    #[error("the server's answer does not match the request: is it of another version?")]
+    Protocol,
     /// The connection has ended, or the server does not answer any more.
     #[error("the connection to the server is lost")]
     Lost,
@@ -47,6 +47,6 @@ pub enum ClientError {
         size: u64,
     },
     /// The maximum of accesses is in flight: poll first.
-    #[error("as many accesses are under way as may be: poll for completions first")]
+    #[error("the maximum of accesses is in flight: poll for completions first")]
     Full,
 }

@@ -14,12 +14,12 @@ use terrace_nic::{
 
 use super::Completion;
 use crate::agent::Agent;
+use crate::connections::{Connection, Role};
 use crate::mailbox::Mailbox;
-use crate::parties::{Party, Role};
 
-/// The session's tag: the link's own requests have 0.
+/// The session's tag. The link's own requests have tag 0.
 const TAG: u32 = 1;
-/// Completions that are taken at a time.
+/// The most completions that one call handles.
 const COMPLETIONS_MAX: usize = 64;
 /// `ibv_access_flags` of the buffer for a pulled bitmap.
 const LOCAL_WRITE: u32 = 1;
@@ -29,11 +29,12 @@ struct Pull {
     region: Arc<Region>,
     table: Table,
     buffer: Buffer,
-    under_way: bool,
+    in_flight: bool,
+    /// Set when the READ has completed.
     arrived: Arc<AtomicBool>,
 }
 
-/// See the module.
+/// The session and queue pair of a client.
 pub(super) struct Io {
     session: Session,
     qp: Arc<QueuePair>,
@@ -44,16 +45,16 @@ pub(super) struct Io {
     /// Work requests to post on the queue pair.
     posts: Vec<SendWr>,
     calls: Vec<Call>,
-    /// Completions of the queue pair that the session has not seen.
+    /// Completions of the queue pair that the session has not handled.
     arrived: Vec<Wc>,
     /// Completions that the program has not taken yet.
-    ended: VecDeque<Completion>,
+    completed: VecDeque<Completion>,
     /// Whether the session knows that the control queue pair is gone.
-    orphaned: bool,
+    is_control_gone: bool,
 }
 
 impl Io {
-    /// For a connected queue pair, with up to `depth` accesses and `calls_max` calls in flight.
+    /// A session on a connected queue pair, with up to `depth` accesses and `calls_max` calls in flight.
     pub fn new(qp: Arc<QueuePair>, cq: Arc<Cq>, link: u32, depth: u32, calls_max: u16) -> Io {
         let attr = qp.query();
         let session = Session::new(Config {
@@ -77,46 +78,48 @@ impl Io {
             posts: Vec::new(),
             calls: Vec::new(),
             arrived: Vec::new(),
-            ended: VecDeque::new(),
-            orphaned: false,
+            completed: VecDeque::new(),
+            is_control_gone: false,
         }
     }
 
-    /// Routes the answers to calls here, and sets the mode for the server's regions.
+    /// Routes the answers to calls to the session, and sets the mode for the server's regions.
     pub fn start(&mut self, agent: &Agent, mode: Mode, peer_qpn: u32) {
-        if let Some(Party { role: Role::Client(link), .. }) = agent.lock().parties.touch(self.link) {
+        if let Some(Connection { role: Role::Client(link), .. }) =
+            agent.lock().connections.get_to_post(self.link)
+        {
             link.register(TAG, self.mailbox.clone());
         }
         self.session.start(mode, peer_qpn);
     }
 
-    /// Keeps the residency bitmap of a region fresh from now on.
+    /// Starts to pull the residency bitmap of a region periodically.
     ///
     /// # Errors
-    /// ENOMEM without memory for it.
-    pub fn pull(&mut self, pd: &Arc<Pd>, region: Arc<Region>, table: Table) -> Result<(), Error> {
+    /// ENOMEM without memory for the bitmap.
+    pub fn start_pulls(&mut self, pd: &Arc<Pd>, region: Arc<Region>, table: Table) -> Result<(), Error> {
         let len = region.bitmap().length_bytes();
         if table.length_bytes < len as u64 {
             return Err(Error::Invalid("the server's bitmap is shorter than its region"));
         }
         let buffer = Buffer::new(pd, len, LOCAL_WRITE)?;
         let arrived = Arc::new(AtomicBool::new(false));
-        self.pulls.push(Pull { region, table, buffer, under_way: false, arrived });
+        self.pulls.push(Pull { region, table, buffer, in_flight: false, arrived });
         Ok(())
     }
 
     /// Begins an access; [`Io::advance`] drives it.
     ///
     /// # Errors
-    /// `QueueFull` at the limit.
+    /// `QueueFull` if `depth` accesses are in flight.
     pub fn begin(&mut self, wr: SendWr, known: &Knowledge) -> Result<(), PostError> {
         self.session.post(wr, known)
     }
 
-    /// Handles events, and carries out the session's actions.
+    /// Handles events, and executes the session's actions.
     ///
     /// # Errors
-    /// When completions were lost.
+    /// If completions were lost.
     pub fn advance(&mut self, device: &Device, agent: &Agent) -> Result<(), Error> {
         let (now, memory) = (device.now(), Memory(self.qp.pd().clone()));
         let arrived = &mut self.arrived;
@@ -125,78 +128,81 @@ impl Io {
             self.session.handle_completion(&wc, &memory);
         }
         taken?;
-        let (answers, is_lost) = self.mailbox.take();
+        let (answers, is_closed) = self.mailbox.take();
         for (id, status) in answers {
             self.session.handle_done(now, id, status);
         }
-        if is_lost && !std::mem::replace(&mut self.orphaned, true) {
+        if is_closed && !std::mem::replace(&mut self.is_control_gone, true) {
             self.session.handle_peer_gone();
         }
-        self.take_pulled(now);
-        self.act(now, &memory);
-        self.hand_over(agent, now);
+        self.store_pulled(now);
+        self.execute_actions(now, &memory);
+        self.send_calls_and_pulls(agent, now);
         Ok(())
     }
 
-    /// Accesses that have ended since the last call.
-    pub fn take_ended(&mut self) -> impl Iterator<Item = Completion> + '_ {
-        self.ended.drain(..)
+    /// Takes the completions of accesses.
+    pub fn take_completed(&mut self) -> impl Iterator<Item = Completion> + '_ {
+        self.completed.drain(..)
     }
 
-    fn act(&mut self, now: Time, memory: &Memory) {
+    fn execute_actions(&mut self, now: Time, memory: &Memory) {
         while let Some(action) = self.session.poll_action(now, memory) {
             match action {
                 Action::Post(wr) => self.posts.push(wr),
                 Action::Call(call) => self.calls.push(call),
-                Action::Complete(wc) => self.ended.push_back(Completion { tag: wc.wr_id, status: wc.status }),
+                Action::Complete(wc) => {
+                    self.completed.push_back(Completion { tag: wc.wr_id, status: wc.status })
+                }
                 Action::Break => {
                     let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
                     // The error state can be reached from every state.
                     let _ = self.qp.modify(&error, QpAttrMask::STATE);
                 }
-                // The client has asked for the tables when it opened the region, whose keys do not change.
+                // The client has requested the tables when it opened the region, whose keys do not change.
                 Action::Granted(_) | Action::Outdated(_) => {}
             }
         }
         if self.posts.is_empty() {
             return;
         }
-        // The session keeps within the queue's depth; a work request that fails otherwise completes as flushed.
+        // The session stays within the queue's depth. A work request that fails for another reason is flushed.
         if let Err(error) = self.qp.post_send_batch(&mut self.posts) {
-            tracing::debug!(%error, "the queue pair takes nothing");
+            tracing::debug!(%error, "the queue pair refuses work requests");
             for wr in self.posts.drain(..) {
                 self.session.handle_refused(wr.wr_id);
             }
         }
     }
 
-    /// Sends the calls, and pulls bitmaps that are out of date.
-    fn hand_over(&mut self, agent: &Agent, now: Time) {
-        let due = self.pulls.iter().any(|pull| !pull.under_way && pull.region.bitmap().begin_pull(now));
+    /// Sends the calls, and pulls the bitmaps that are due.
+    fn send_calls_and_pulls(&mut self, agent: &Agent, now: Time) {
+        let due = self.pulls.iter().any(|pull| !pull.in_flight && pull.region.bitmap().begin_pull(now));
         if self.calls.is_empty() && !due {
             return;
         }
         let mut state = agent.lock();
-        let Some(Party { control, role: Role::Client(link) }) = state.parties.touch(self.link) else {
+        let Some(Connection { control, role: Role::Client(link) }) = state.connections.get_to_post(self.link)
+        else {
             return;
         };
         self.calls.drain(..).for_each(|call| control.send(&call.message()));
         if due {
-            for pull in self.pulls.iter_mut().filter(|pull| !pull.under_way) {
+            for pull in self.pulls.iter_mut().filter(|pull| !pull.in_flight) {
                 let len = pull.buffer.len() as u32;
                 link.read(control, pull.table.va, pull.table.rkey, pull.buffer.sge(0, len), &pull.arrived);
-                pull.under_way = true;
+                pull.in_flight = true;
             }
         }
-        state.parties.post();
+        state.connections.post();
     }
 
-    fn take_pulled(&mut self, now: Time) {
-        for pull in self.pulls.iter_mut().filter(|pull| pull.under_way) {
+    fn store_pulled(&mut self, now: Time) {
+        for pull in self.pulls.iter_mut().filter(|pull| pull.in_flight) {
             if !pull.arrived.swap(false, Ordering::AcqRel) {
                 continue;
             }
-            pull.under_way = false;
+            pull.in_flight = false;
             let mut bytes = vec![0; pull.buffer.len()];
             match pull.buffer.read(0, &mut bytes) {
                 Ok(()) => pull.region.bitmap().store(now, &bytes),

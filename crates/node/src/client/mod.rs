@@ -17,9 +17,9 @@
 //! }
 //! ```
 //!
-//! Only [`Client::connect`] and [`Client::open`] block. [`Client::poll`] returns the completion of an access, with its
-//! tag, as soon as it has ended: an access whose bytes the server has in memory does not wait for earlier ones that
-//! come from the disk. The effects of accesses on the same bytes are in the order in which the accesses were begun.
+//! Only [`Client::connect`] and [`Client::open`] block. [`Client::poll`] returns the completion of each access with its
+//! tag. Completions may be out of order: an access to resident memory does not wait for earlier ones that the disk
+//! serves. Accesses to the same bytes take effect in the order in which they were begun.
 
 mod error;
 mod io;
@@ -35,17 +35,17 @@ use terrace_nic::{AddressVector, Buffer, Cq, CqInit, Device, Path, PortConfig, Q
 use terrace_sync::Mutex;
 
 use crate::agent::Agent;
+use crate::connections::{Connection, Role};
 use crate::control;
 use crate::link::{Answer, LinkState};
-use crate::parties::{Party, Role};
 
 pub use error::ClientError;
 use io::Io;
 pub use region::{Region, Span};
 
-/// How long `connect` and `open` wait for an answer on a connection.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// `ibv_access_flags` of buffers: the server writes into them and READs from them when it carries out requests.
+/// The timeout of `connect` and `open`.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// `ibv_access_flags` of buffers. The server WRITEs and READs them when it executes requests.
 const BUFFER_ACCESS: u32 = 1 | 1 << 1 | 1 << 2;
 
 /// The address of a client's server, and the client's parameters.
@@ -53,11 +53,11 @@ const BUFFER_ACCESS: u32 = 1 | 1 << 1 | 1 << 2;
 pub struct ClientConfig {
     /// The server's address.
     pub server: IpAddr,
-    /// The server's slot: 0 for the first process that uses Terrace at that address.
-    pub slot: u8,
-    /// How to open the client's own port.
+    /// The instance index of the server's device: 0 for the first process that uses Terrace at that address.
+    pub instance: u8,
+    /// The configuration of the client's own port.
     pub port: PortConfig,
-    /// Accesses that may be in flight at a time.
+    /// The most accesses in flight.
     pub depth: u32,
 }
 
@@ -65,14 +65,19 @@ impl ClientConfig {
     /// A client of the first process at an address, with up to 256 accesses in flight.
     pub fn new(server: IpAddr) -> ClientConfig {
         let address = server.is_loopback().then_some(server);
-        ClientConfig { server, slot: 0, port: PortConfig { address, ..PortConfig::default() }, depth: 256 }
+        ClientConfig {
+            server,
+            instance: 0,
+            port: PortConfig { address, ..PortConfig::default() },
+            depth: 256,
+        }
     }
 }
 
-/// An access that has ended.
+/// The completion of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The tag that it was begun with.
+    /// The tag of the access.
     pub tag: u64,
     /// `Success`, or the reason of the failure.
     pub status: WcStatus,
@@ -82,11 +87,11 @@ pub struct Completion {
 pub struct Client {
     device: Arc<Device>,
     agent: Arc<Agent>,
-    /// The number of our end of the control queue pair.
+    /// The QPN of our end of the control queue pair.
     link: u32,
     cq: Arc<Cq>,
-    /// The numbers of our end of the queue pair and of the server's.
-    pair: (u32, u32),
+    /// The QPNs of our end of the queue pair for accesses, and of the server's end.
+    qpns: (u32, u32),
     io: Mutex<Io>,
 }
 
@@ -94,15 +99,14 @@ impl Client {
     /// Connects to a server.
     ///
     /// # Errors
-    /// `Port` or `Nic` when there is no port or no memory for one; `Silent` when no server answers; `Refused` when the
-    /// server refuses.
+    /// `Port` or `Nic` if no port can be opened; `Silent` if no server answers; `Refused` if the server refuses.
     pub fn connect(config: &ClientConfig) -> Result<Client, ClientError> {
         let device = Device::open(config.port.device().map_err(ClientError::Port)?)?;
-        let made = Client::on_device(&device, config);
-        if made.is_err() {
+        let client = Client::on_device(&device, config);
+        if client.is_err() {
             device.close();
         }
-        made
+        client
     }
 
     fn on_device(device: &Arc<Device>, config: &ClientConfig) -> Result<Client, ClientError> {
@@ -110,7 +114,7 @@ impl Client {
         let remote = path_to(device, config)?;
         let link = Connected { device, agent: &agent, link: agent.connect_to(device, remote)? };
         let calls_max = link.wait_until_connected()?;
-        // In the agent's protection domain, so that the server can reach buffers over the control queue pair.
+        // In the agent's protection domain, so that the server can access buffers over the control queue pair.
         let pd = agent.pd();
         let depth = config.depth.max(1);
         let cq = device.create_cq(CqInit { depth, channel: None, cookie: 0 })?;
@@ -122,29 +126,29 @@ impl Client {
             max_inline_data: 0,
         };
         let (qp, own) = control::new_pair(pd, &cq, cap)?;
-        let Answer::Paired(peer) = link.ask(Body::Pair(own))? else { return Err(ClientError::Nonsense) };
-        control::prepare(&qp, 0)?;
+        let Answer::Paired(peer) = link.call(Body::Pair(own))? else { return Err(ClientError::Protocol) };
+        control::initialize(&qp, 0)?;
         control::connect(&qp, own, remote, peer, control::RNR_RETRIES)?;
-        let (link, pair) = (link.link, (own.qpn, peer.qpn));
+        let (link, qpns) = (link.link, (own.qpn, peer.qpn));
         let io = Mutex::new(Io::new(qp, cq.clone(), link, depth, calls_max));
-        Ok(Client { device: device.clone(), agent, link, cq, pair, io })
+        Ok(Client { device: device.clone(), agent, link, cq, qpns, io })
     }
 
     fn link(&self) -> Connected<'_> {
         Connected { device: &self.device, agent: &self.agent, link: self.link }
     }
 
-    /// Finds a region of the server.
+    /// Opens a region of the server by its name.
     ///
     /// # Errors
-    /// `NoRegion` when it has none of that name; `Lost` when the connection has ended.
+    /// `NoRegion` if the server has no region of that name; `Lost` if the connection has ended.
     pub fn open(&self, name: &str) -> Result<Region<'_>, ClientError> {
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
             return Err(ClientError::NoRegion(name.into()));
         }
-        let found = match self.link().ask(Body::Find(name)) {
+        let found = match self.link().call(Body::Find(name)) {
             Ok(Answer::Found(found)) => found,
-            Ok(_) => return Err(ClientError::Nonsense),
+            Ok(_) => return Err(ClientError::Protocol),
             Err(ClientError::Refused(_)) => return Err(ClientError::NoRegion(name.into())),
             Err(error) => return Err(error),
         };
@@ -154,38 +158,38 @@ impl Client {
             Mode::OneSided | Mode::RpcOnly => Knowledge::Extended(Arc::new(Extended::new(rkey, description))),
         };
         if let Knowledge::Extended(region) = &known {
-            self.prepare(region)?;
+            self.request_grant(region)?;
         }
         Ok(Region::new(self, found, known))
     }
 
-    /// Shows the server that this client may use a region, and starts pulling its residency bitmap.
-    fn prepare(&self, region: &Arc<Extended>) -> Result<(), ClientError> {
+    /// Requests the server's grant for a region, and starts to pull its residency bitmap.
+    fn request_grant(&self, region: &Arc<Extended>) -> Result<(), ClientError> {
         let (rkey, region_id) = (region.rkey(), region.description().region_id);
-        let (client_qpn, server_qpn) = self.pair;
+        let (client_qpn, server_qpn) = self.qpns;
         let magic = Magic { client_qpn, server_qpn, rkey, region_id, on: false };
         let link = self.link();
-        link.ask(Body::Magic(magic))?;
+        link.call(Body::Magic(magic))?;
         let mode = region.description().mode;
         if mode == Mode::OneSided {
-            let Answer::Opened(tables) = link.ask(Body::Open(Open { rkey, region_id }))? else {
-                return Err(ClientError::Nonsense);
+            let Answer::Opened(tables) = link.call(Body::Open(Open { rkey, region_id }))? else {
+                return Err(ClientError::Protocol);
             };
-            self.io.lock().pull(self.agent.pd(), region.clone(), tables.bitmap)?;
+            self.io.lock().start_pulls(self.agent.pd(), region.clone(), tables.bitmap)?;
         }
         self.io.lock().start(&self.agent, mode, server_qpn);
         Ok(())
     }
 
-    /// Memory for accesses.
+    /// Allocates and registers a buffer for accesses.
     ///
     /// # Errors
-    /// `Nic` for no bytes, or without memory.
+    /// `Nic` for a length of 0, or without memory.
     pub fn buffer(&self, len: usize) -> Result<Buffer, ClientError> {
         Ok(Buffer::new(self.agent.pd(), len, BUFFER_ACCESS)?)
     }
 
-    /// Begins accesses, up to the limit; the first error ends it.
+    /// Begins accesses, up to the first error.
     fn begin(
         &self,
         mut wrs: impl Iterator<Item = Result<SendWr, ClientError>>,
@@ -197,22 +201,22 @@ impl Client {
         begun
     }
 
-    /// Makes progress, adds the accesses that have ended, and returns how many.
+    /// Makes progress, appends the completions of accesses, and returns their number.
     ///
     /// # Errors
-    /// `Nic` when completions were lost: the connection is unusable.
+    /// `Nic` if completions were lost. The connection is unusable then.
     pub fn poll(&self, done: &mut Vec<Completion>) -> Result<usize, ClientError> {
-        // Only to make progress: the session's work requests complete to the session.
+        // This poll makes progress; it takes no completions, which the session handles.
         self.cq.poll(0, &mut |_| ())?;
         let mut io = self.io.lock();
         io.advance(&self.device, &self.agent)?;
         let before_count = done.len();
-        done.extend(io.take_ended());
+        done.extend(io.take_completed());
         Ok(done.len() - before_count)
     }
 }
 
-/// The connection of a client, for requests that wait for answers.
+/// The connection of a client, for blocking requests.
 struct Connected<'a> {
     device: &'a Arc<Device>,
     agent: &'a Arc<Agent>,
@@ -220,12 +224,12 @@ struct Connected<'a> {
 }
 
 impl Connected<'_> {
-    /// Returns how many requests the server takes at a time.
+    /// Waits for the connection. Returns the most requests that the server accepts in flight.
     fn wait_until_connected(&self) -> Result<u16, ClientError> {
         self.wait(|| {
             let mut state = self.agent.lock();
-            let party = state.parties.touch(self.link);
-            let Some(Party { role: Role::Client(link), .. }) = party else {
+            let connection = state.connections.get_to_post(self.link);
+            let Some(Connection { role: Role::Client(link), .. }) = connection else {
                 return Some(Err(ClientError::Lost));
             };
             match link.state {
@@ -237,21 +241,23 @@ impl Connected<'_> {
         })
     }
 
-    /// Sends a request on the control queue pair, and waits for its answer.
-    fn ask(&self, body: Body<'_>) -> Result<Answer, ClientError> {
+    /// Sends a request on the control queue pair, and waits for the answer.
+    fn call(&self, body: Body<'_>) -> Result<Answer, ClientError> {
         let id = {
             let mut state = self.agent.lock();
-            let Some(Party { control, role: Role::Client(link) }) = state.parties.touch(self.link) else {
+            let Some(Connection { control, role: Role::Client(link) }) =
+                state.connections.get_to_post(self.link)
+            else {
                 return Err(ClientError::Lost);
             };
             let id = link.request(control, body);
-            state.parties.post();
+            state.connections.post();
             id
         };
         let answer = self.wait(|| {
             let mut state = self.agent.lock();
-            match state.parties.touch(self.link) {
-                Some(Party { role: Role::Client(link), .. }) => link.take_answer(id).map(Ok),
+            match state.connections.get_to_post(self.link) {
+                Some(Connection { role: Role::Client(link), .. }) => link.take_answer(id).map(Ok),
                 _ => Some(Err(ClientError::Lost)),
             }
         })?;
@@ -261,15 +267,15 @@ impl Connected<'_> {
         }
     }
 
-    /// Makes progress until there is a result.
-    fn wait<T>(&self, mut look: impl FnMut() -> Option<Result<T, ClientError>>) -> Result<T, ClientError> {
+    /// Makes progress until `poll` returns a result.
+    fn wait<T>(&self, mut poll: impl FnMut() -> Option<Result<T, ClientError>>) -> Result<T, ClientError> {
         let started = Instant::now();
         loop {
             self.device.progress();
-            if let Some(result) = look() {
+            if let Some(result) = poll() {
                 return result;
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > ANSWER_TIMEOUT {
                 return Err(ClientError::Lost);
             }
             std::thread::yield_now();
@@ -298,5 +304,5 @@ fn path_to(device: &Device, config: &ClientConfig) -> Result<Path, ClientError> 
         port_num: 1,
         ..AddressVector::default()
     };
-    Ok(device.resolve(&av, u32::from(config.slot) << terrace_nic::QPN_SLOT_SHIFT)?)
+    Ok(device.resolve(&av, u32::from(config.instance) << terrace_nic::QPN_SLOT_SHIFT)?)
 }

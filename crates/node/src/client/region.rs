@@ -1,18 +1,18 @@
 //! A region of a server, and the accesses to it.
 
-use terrace_access::signature::PAGE_BYTES;
 use terrace_access::proto::Found;
 use terrace_access::region::Knowledge;
+use terrace_access::signature::PAGE_BYTES;
 use terrace_nic::{Buffer, Payload, SendFlags, SendOp, SendWr, SgeList};
 
 use super::{Client, ClientError};
 
 /// Placement of a FLUSH: persistence (IBTA annex A19).
 const PERSISTENT: u8 = 1 << 1;
-/// Selectivity of a FLUSH: the range that it names.
+/// Selectivity of a FLUSH: a range of memory.
 const RANGE: u8 = 0;
 
-/// One access of several that are begun together.
+/// One access of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// First byte within the region.
@@ -21,7 +21,7 @@ pub struct Span {
     pub at: usize,
     /// Length in bytes.
     pub len: u32,
-    /// Returned with the completion.
+    /// The tag of the completion.
     pub tag: u64,
 }
 
@@ -47,9 +47,9 @@ impl<'a> Region<'a> {
         self.len() == 0
     }
 
-    /// The signature page, if the server's NIC answers READs of absent pages with it. Data that is equal to it is read
-    /// correctly, only slower.
-    pub fn pattern(&self) -> Option<&[u8; PAGE_BYTES]> {
+    /// The signature page, if the server's NIC answers READs of absent pages with it. Reads of data that equals it are
+    /// correct, but slower.
+    pub fn signature_page(&self) -> Option<&[u8; PAGE_BYTES]> {
         match &self.known {
             Knowledge::Extended(region) => Some(region.signature_page().bytes()),
             _ => None,
@@ -59,13 +59,13 @@ impl<'a> Region<'a> {
     /// Begins to read bytes of the region into a buffer.
     ///
     /// # Errors
-    /// `OutOfRange`; `Full`; `Nic` when the connection is unusable.
+    /// `OutOfRange`; `Full`; `Nic` if the connection is unusable.
     pub fn read(&self, offset: u64, into: &Buffer, at: usize, len: u32, tag: u64) -> Result<(), ClientError> {
         self.read_many(into, &[Span { offset, at, len, tag }])
     }
 
-    /// Begins to write bytes of a buffer to the region. Its completion means that every later read sees them, and that
-    /// they survive the server's process; [`Region::commit`] guarantees more. The bytes must not change until then.
+    /// Begins to write bytes of a buffer to the region. After the completion every later read returns the bytes, and they
+    /// survive the server's process; [`Region::commit`] guarantees more. The bytes must not change before the completion.
     ///
     /// # Errors
     /// As for [`Region::read`].
@@ -80,7 +80,7 @@ impl<'a> Region<'a> {
         self.write_many(from, &[Span { offset, at, len, tag }])
     }
 
-    /// Begins several reads at once. Those before one that fails have begun.
+    /// Begins several reads. After an error, the reads before the failed one have begun.
     ///
     /// # Errors
     /// As for [`Region::read`].
@@ -88,7 +88,7 @@ impl<'a> Region<'a> {
         self.begin(into, spans, |va, rkey| SendOp::Read { va, rkey })
     }
 
-    /// Begins several writes at once. Those before one that fails have begun.
+    /// Begins several writes. After an error, the writes before the failed one have begun.
     ///
     /// # Errors
     /// As for [`Region::read`].
@@ -96,8 +96,8 @@ impl<'a> Region<'a> {
         self.begin(from, spans, |va, rkey| SendOp::Write { va, rkey })
     }
 
-    /// Begins to make a range durable: its completion means that accesses that completed before survive a loss of
-    /// power.
+    /// Begins to make a range durable. After the completion, accesses that had completed before the call survive a power
+    /// failure.
     ///
     /// # Errors
     /// As for [`Region::read`].
@@ -122,7 +122,7 @@ impl<'a> Region<'a> {
         self.client.begin(wrs, &self.known)
     }
 
-    /// The address of a span's first byte in the region.
+    /// The address of a span's first byte in the region, if the span is within region and buffer.
     fn check(&self, buffer: &Buffer, span: &Span) -> Result<u64, ClientError> {
         let va = self.va(span.offset, span.len.into())?;
         let (offset, len, size) = (span.at as u64, u64::from(span.len), buffer.len() as u64);

@@ -1,4 +1,4 @@
-//! Fetches the wanted parts of a range from a pager, many at a time.
+//! Fetches the wanted pages of a range from a pager, in concurrent chunks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,67 +8,70 @@ use terrace_access::pages::PageBitmap;
 use terrace_hostmem::{HostRange, PAGE_BYTES};
 use terrace_memory::{AccessError, Pager, Transfer, Waker};
 
-use crate::room::{Room, Share};
+use crate::credits::{Credits, Reservation};
 
-/// Longest piece that is fetched at a time, in bytes.
-pub(super) const PIECE_BYTES_MAX: u64 = 64 << 10;
-/// Pieces of one request that are fetched at a time.
+/// The longest chunk in bytes.
+pub(super) const CHUNK_BYTES_MAX: u64 = 64 << 10;
+/// The most chunks of one request in flight.
 const IN_FLIGHT_MAX: usize = 16;
 
-/// A part of the range that the client wants, by its distance from the range's first byte.
+/// A wanted chunk of the range, by its offset from the range's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Chunk {
     pub offset: u64,
     pub len: u64,
 }
 
-/// The data of a piece. Its buffer is in use until this is dropped.
+/// The transfer of a chunk. Its buffer and its credits are in use until this is dropped.
 #[derive(Debug)]
-pub(super) struct Brought {
+pub(super) struct FetchedData {
     pub transfer: Arc<dyn Transfer>,
-    _share: Share,
+    _reservation: Reservation,
 }
 
-/// Pieces that have been fetched.
-pub(super) type Fetched = SmallVec<[(Piece, Brought); 1]>;
+/// Chunks that have been fetched.
+pub(super) type Fetched = SmallVec<[(Chunk, FetchedData); 1]>;
 
-/// The part of a range that is still to be fetched.
+/// The fetch of a range's wanted pages.
 pub(super) struct Fetch {
     /// The range in the pager's addresses.
     range: HostRange,
-    pieces: Pieces,
-    /// Credits for fetched data, returned when it is dropped.
-    room: Arc<Room>,
-    /// A piece that found too few credits.
-    put_off: Option<Piece>,
-    in_flight: VecDeque<(Piece, Brought)>,
+    chunks: Chunks,
+    /// Credits for the data in flight.
+    credits: Arc<Credits>,
+    /// A chunk that waits for credits, or for the pager.
+    deferred: Option<Chunk>,
+    in_flight: VecDeque<(Chunk, FetchedData)>,
     failed: Option<AccessError>,
 }
 
 impl Fetch {
-    /// All of the range without `pages`. `lead` is how far into its page the range begins.
-    pub fn new(range: HostRange, pages: Option<PageBitmap>, lead: usize, room: Arc<Room>) -> Fetch {
-        let pieces = match pages {
-            None => Pieces::all(range.len),
-            Some(pages) => Pieces::of(pages, lead as u64, range.len),
+    /// The fetch of the wanted `pages`, or of the whole range. The range begins `lead` bytes into its page.
+    pub fn new(range: HostRange, pages: Option<PageBitmap>, lead: usize, credits: Arc<Credits>) -> Fetch {
+        let chunks = match pages {
+            None => Chunks::all(range.len),
+            Some(pages) => Chunks::of(pages, lead as u64, range.len),
         };
-        Fetch { range, pieces, room, put_off: None, in_flight: VecDeque::new(), failed: None }
+        Fetch { range, chunks, credits, deferred: None, in_flight: VecDeque::new(), failed: None }
     }
 
-    /// Begins to fetch as many pieces as there are credits for. Returns whether it began any.
+    /// Begins to fetch chunks, as far as credits suffice. Returns whether it began any.
     pub fn begin(&mut self, pager: &dyn Pager, waker: &Waker) -> bool {
         let before_count = self.in_flight.len();
         while self.failed.is_none() && self.in_flight.len() < IN_FLIGHT_MAX {
-            let Some(piece) = self.put_off.take().or_else(|| self.pieces.next()) else { break };
-            let range = HostRange { addr: self.range.addr + piece.offset, len: piece.len };
-            let Some(share) = self.room.take(piece.len.next_multiple_of(PAGE_BYTES), waker) else {
-                self.put_off = Some(piece);
+            let Some(chunk) = self.deferred.take().or_else(|| self.chunks.next()) else { break };
+            let range = HostRange { addr: self.range.addr + chunk.offset, len: chunk.len };
+            let Some(reservation) = self.credits.reserve(chunk.len.next_multiple_of(PAGE_BYTES), waker)
+            else {
+                self.deferred = Some(chunk);
                 break;
             };
             match pager.read(range, waker) {
-                Ok(transfer) => self.in_flight.push_back((piece, Brought { transfer, _share: share })),
+                Ok(transfer) => {
+                    self.in_flight.push_back((chunk, FetchedData { transfer, _reservation: reservation }))
+                }
                 Err(AccessError::NotReady) => {
-                    self.put_off = Some(piece);
+                    self.deferred = Some(chunk);
                     break;
                 }
                 Err(error) => self.failed = Some(error),
@@ -77,22 +80,22 @@ impl Fetch {
         self.in_flight.len() > before_count
     }
 
-    /// The pieces that have been fetched since the last call.
-    pub fn take(&mut self) -> Fetched {
+    /// Takes the fetched chunks.
+    pub fn take_fetched(&mut self) -> Fetched {
         let mut fetched = Fetched::new();
-        for (piece, brought) in std::mem::take(&mut self.in_flight) {
-            match brought.transfer.outcome() {
-                None => self.in_flight.push_back((piece, brought)),
-                Some(Ok(())) => fetched.push((piece, brought)),
+        for (chunk, data) in std::mem::take(&mut self.in_flight) {
+            match data.transfer.outcome() {
+                None => self.in_flight.push_back((chunk, data)),
+                Some(Ok(())) => fetched.push((chunk, data)),
                 Some(Err(error)) => self.failed = Some(error),
             }
         }
         fetched
     }
 
-    /// How it ended, once no piece is in flight and none is left.
+    /// The outcome; `None` while chunks are in flight or left.
     pub fn outcome(&self) -> Option<Result<(), AccessError>> {
-        let is_all = self.put_off.is_none() && self.pieces.is_empty();
+        let is_all = self.deferred.is_none() && self.chunks.is_empty();
         match self.failed {
             _ if !self.in_flight.is_empty() => None,
             Some(error) => Some(Err(error)),
@@ -101,57 +104,58 @@ impl Fetch {
     }
 }
 
-/// The runs of wanted pages, cut to the largest piece. They are found one after the other: a client can name many.
-struct Pieces {
+/// The runs of wanted pages, divided into chunks. They are computed lazily, because a request can have many.
+struct Chunks {
     pages: PageBitmap,
-    /// How far into its page the range begins.
+    /// The offset of the range's first byte in its page.
     lead: u64,
-    /// Length of the range.
+    /// The length of the range.
     len: u64,
     next_page: usize,
-    /// The rest of the next run.
-    run: Option<Piece>,
+    /// The rest of the current run.
+    run: Option<Chunk>,
 }
 
-impl Pieces {
-    /// All of the range.
-    fn all(len: u64) -> Pieces {
-        let run = Some(Piece { offset: 0, len });
-        Pieces { pages: PageBitmap::default(), lead: 0, len, next_page: 0, run }
+impl Chunks {
+    /// The chunks of the whole range.
+    fn all(len: u64) -> Chunks {
+        let run = Some(Chunk { offset: 0, len });
+        Chunks { pages: PageBitmap::default(), lead: 0, len, next_page: 0, run }
     }
 
-    fn of(pages: PageBitmap, lead: u64, len: u64) -> Pieces {
-        let mut pieces = Pieces { pages, lead, len, next_page: 0, run: None };
-        pieces.run = pieces.next_run();
-        pieces
+    /// The chunks of the wanted pages.
+    fn of(pages: PageBitmap, lead: u64, len: u64) -> Chunks {
+        let mut chunks = Chunks { pages, lead, len, next_page: 0, run: None };
+        chunks.run = chunks.next_run();
+        chunks
     }
 
     fn is_empty(&self) -> bool {
         self.run.is_none()
     }
 
-    fn next_run(&mut self) -> Option<Piece> {
+    fn next_run(&mut self) -> Option<Chunk> {
         let run = self.pages.next_run(self.next_page)?;
         self.next_page = run.end;
         let offset = (run.start as u64 * PAGE_BYTES).saturating_sub(self.lead);
         let end = (run.end as u64 * PAGE_BYTES - self.lead).min(self.len);
-        Some(Piece { offset, len: end - offset })
+        Some(Chunk { offset, len: end - offset })
     }
 }
 
-impl Iterator for Pieces {
-    type Item = Piece;
+impl Iterator for Chunks {
+    type Item = Chunk;
 
-    /// Pieces end at multiples of their greatest length within the run, as far as pages do.
-    fn next(&mut self) -> Option<Piece> {
+    /// The next chunk, of the maximum length unless the run ends earlier.
+    fn next(&mut self) -> Option<Chunk> {
         let run = self.run.as_mut()?;
-        let piece = Piece { offset: run.offset, len: run.len.min(PIECE_BYTES_MAX) };
-        run.offset += piece.len;
-        run.len -= piece.len;
+        let chunk = Chunk { offset: run.offset, len: run.len.min(CHUNK_BYTES_MAX) };
+        run.offset += chunk.len;
+        run.len -= chunk.len;
         if run.len == 0 {
             self.run = self.next_run();
         }
-        Some(piece)
+        Some(chunk)
     }
 }
 
@@ -170,48 +174,49 @@ mod tests {
         pages
     }
 
-    fn pieces(wanted: &[usize], page_count: usize, lead: u64, len: u64) -> Vec<(u64, u64)> {
+    fn chunks(wanted: &[usize], page_count: usize, lead: u64, len: u64) -> Vec<(u64, u64)> {
         let pages = pages(wanted.iter().copied(), page_count);
-        Pieces::of(pages, lead, len).map(|piece| (piece.offset, piece.len)).collect()
+        Chunks::of(pages, lead, len).map(|chunk| (chunk.offset, chunk.len)).collect()
     }
 
     #[test]
     fn pieces_are_the_wanted_pages_within_the_range() {
-        assert_eq!(pieces(&[0], 1, 100, 8), [(0, 8)]);
-        assert_eq!(pieces(&[0, 2], 3, 4000, 5000), [(0, 96), (4192, 808)]);
-        assert_eq!(pieces(&[1], 3, 4000, 5000), [(96, 4096)]);
-        assert_eq!(pieces(&[0, 1, 2], 3, 0, 3 * 4096), [(0, 3 * 4096)]);
+        assert_eq!(chunks(&[0], 1, 100, 8), [(0, 8)]);
+        assert_eq!(chunks(&[0, 2], 3, 4000, 5000), [(0, 96), (4192, 808)]);
+        assert_eq!(chunks(&[1], 3, 4000, 5000), [(96, 4096)]);
+        assert_eq!(chunks(&[0, 1, 2], 3, 0, 3 * 4096), [(0, 3 * 4096)]);
     }
 
     #[test]
-    fn long_runs_are_cut() {
+    fn long_runs_are_divided() {
         let all: Vec<usize> = (0..40).collect();
-        let cut = [(0, 65536), (65536, 65536), (131072, 32768)];
-        assert_eq!(pieces(&all, 40, 0, 40 * 4096), cut);
-        let whole: Vec<_> = Pieces::all(40 * 4096).map(|piece| (piece.offset, piece.len)).collect();
-        assert_eq!(whole, cut);
+        let divided = [(0, 65536), (65536, 65536), (131072, 32768)];
+        assert_eq!(chunks(&all, 40, 0, 40 * 4096), divided);
+        let whole: Vec<_> = Chunks::all(40 * 4096).map(|chunk| (chunk.offset, chunk.len)).collect();
+        assert_eq!(whole, divided);
     }
 
     const RANGE: HostRange = HostRange { addr: 0x10_0000_0000, len: 8 << 20 };
 
-    /// A scripted pager: data is there at once or later, so many reads are admitted, and one at `bad` fails.
+    /// A scripted pager: transfers finish at once or later, the number of reads is limited, and a read of the byte at
+    /// `bad` fails.
     #[derive(Debug)]
-    struct Desk {
+    struct ScriptedPager {
         presence: Presence,
-        /// Whether data that is requested from now on is there at once.
-        is_quick: AtomicBool,
+        /// Whether the transfers of later requests finish at once.
+        is_immediate: AtomicBool,
         reads_left: AtomicUsize,
         bad: Option<u64>,
-        asked: std::sync::Mutex<Vec<Arc<Ticket>>>,
+        transfers: std::sync::Mutex<Vec<Arc<ScriptedTransfer>>>,
     }
 
     #[derive(Debug)]
-    struct Ticket {
+    struct ScriptedTransfer {
         is_done: AtomicBool,
         result: Result<(), AccessError>,
     }
 
-    impl Transfer for Ticket {
+    impl Transfer for ScriptedTransfer {
         fn outcome(&self) -> Option<Result<(), AccessError>> {
             self.is_done.load(Ordering::Relaxed).then_some(self.result)
         }
@@ -221,43 +226,44 @@ mod tests {
         }
     }
 
-    impl Desk {
-        fn new(is_quick: bool) -> Desk {
-            Desk {
+    impl ScriptedPager {
+        fn new(is_immediate: bool) -> ScriptedPager {
+            ScriptedPager {
                 presence: Presence::new(RANGE),
-                is_quick: AtomicBool::new(is_quick),
+                is_immediate: AtomicBool::new(is_immediate),
                 reads_left: AtomicUsize::new(usize::MAX),
                 bad: None,
-                asked: std::sync::Mutex::default(),
+                transfers: std::sync::Mutex::default(),
             }
         }
 
         fn finish_all(&self) {
-            self.asked
+            self.transfers
                 .lock()
                 .unwrap()
                 .drain(..)
-                .for_each(|ticket| ticket.is_done.store(true, Ordering::Relaxed));
+                .for_each(|transfer| transfer.is_done.store(true, Ordering::Relaxed));
         }
     }
 
-    impl Pager for Desk {
+    impl Pager for ScriptedPager {
         fn presence(&self) -> &Presence {
             &self.presence
         }
 
         fn read(&self, range: HostRange, _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
-            assert!(range.len <= PIECE_BYTES_MAX && self.presence.covers(range));
+            assert!(range.len <= CHUNK_BYTES_MAX && self.presence.covers(range));
             let left = self.reads_left.load(Ordering::Relaxed);
             self.reads_left.store(left.checked_sub(1).ok_or(AccessError::NotReady)?, Ordering::Relaxed);
-            let is_done = AtomicBool::new(self.is_quick.load(Ordering::Relaxed));
+            let is_done = AtomicBool::new(self.is_immediate.load(Ordering::Relaxed));
             let is_bad = self
                 .bad
                 .is_some_and(|bad| (range.addr..range.addr + range.len).contains(&(RANGE.addr + bad)));
-            let ticket = Ticket { is_done, result: if is_bad { Err(AccessError::Device) } else { Ok(()) } };
-            let ticket = Arc::new(ticket);
-            self.asked.lock().unwrap().push(ticket.clone());
-            Ok(ticket)
+            let transfer =
+                ScriptedTransfer { is_done, result: if is_bad { Err(AccessError::Device) } else { Ok(()) } };
+            let transfer = Arc::new(transfer);
+            self.transfers.lock().unwrap().push(transfer.clone());
+            Ok(transfer)
         }
 
         fn write(&self, _: u64, _: &[u8], _: &Waker) -> Result<Arc<dyn Transfer>, AccessError> {
@@ -275,82 +281,83 @@ mod tests {
 
     fn whole() -> Fetch {
         let page_count = (RANGE.len / PAGE_BYTES) as usize;
-        Fetch::new(RANGE, Some(pages(0..page_count, page_count)), 0, Room::new(u64::MAX))
+        Fetch::new(RANGE, Some(pages(0..page_count, page_count)), 0, Credits::new(u64::MAX))
     }
 
-    fn nobody() -> Waker {
+    fn no_op_waker() -> Waker {
         Arc::new(|| ())
     }
 
-    /// Takes and begins until nothing changes; returns the bytes that came.
-    fn drive(fetch: &mut Fetch, desk: &Desk) -> u64 {
+    /// Takes fetched chunks and begins others until nothing changes. Returns the bytes that were fetched.
+    fn drive(fetch: &mut Fetch, pager: &ScriptedPager) -> u64 {
         let mut bytes = 0;
         loop {
-            bytes += fetch.take().iter().map(|(piece, _)| piece.len).sum::<u64>();
-            if !fetch.begin(desk, &nobody()) {
+            bytes += fetch.take_fetched().iter().map(|(chunk, _)| chunk.len).sum::<u64>();
+            if !fetch.begin(pager, &no_op_waker()) {
                 return bytes;
             }
         }
     }
 
     #[test]
-    fn what_is_there_at_once_is_all_brought() {
-        let (mut fetch, desk) = (whole(), Desk::new(true));
+    fn data_of_immediate_transfers_is_fetched_in_one_call() {
+        let (mut fetch, pager) = (whole(), ScriptedPager::new(true));
         assert_eq!(fetch.outcome(), None);
-        assert_eq!(drive(&mut fetch, &desk), RANGE.len);
+        assert_eq!(drive(&mut fetch, &pager), RANGE.len);
         assert_eq!(fetch.outcome(), Some(Ok(())));
     }
 
     #[test]
-    fn there_is_more_to_come_while_pieces_wait_for_their_turn() {
-        // The pieces of the first batch are fetched at once; those behind them are not.
-        let (mut fetch, desk) = (whole(), Desk::new(true));
-        assert!(fetch.begin(&desk, &nobody()));
-        assert_eq!(fetch.take().len(), IN_FLIGHT_MAX);
+    fn the_outcome_is_none_while_chunks_are_left() {
+        // The transfers of the first batch finish at once; later ones do not.
+        let (mut fetch, pager) = (whole(), ScriptedPager::new(true));
+        assert!(fetch.begin(&pager, &no_op_waker()));
+        assert_eq!(fetch.take_fetched().len(), IN_FLIGHT_MAX);
         assert_eq!(fetch.outcome(), None);
-        desk.is_quick.store(false, Ordering::Relaxed);
-        assert_eq!(drive(&mut fetch, &desk), 0);
-        let mut bytes = IN_FLIGHT_MAX as u64 * PIECE_BYTES_MAX;
+        pager.is_immediate.store(false, Ordering::Relaxed);
+        assert_eq!(drive(&mut fetch, &pager), 0);
+        let mut bytes = IN_FLIGHT_MAX as u64 * CHUNK_BYTES_MAX;
         while fetch.outcome().is_none() {
-            desk.finish_all();
-            bytes += drive(&mut fetch, &desk);
+            pager.finish_all();
+            bytes += drive(&mut fetch, &pager);
         }
         assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
     }
 
     #[test]
-    fn a_piece_that_is_put_off_is_not_lost() {
-        let (mut fetch, desk) = (whole(), Desk::new(true));
-        desk.reads_left.store(3, Ordering::Relaxed);
-        let mut bytes = drive(&mut fetch, &desk);
-        assert_eq!((bytes, fetch.outcome()), (3 * PIECE_BYTES_MAX, None));
-        desk.reads_left.store(usize::MAX, Ordering::Relaxed);
-        bytes += drive(&mut fetch, &desk);
+    fn a_deferred_chunk_is_fetched_later() {
+        let (mut fetch, pager) = (whole(), ScriptedPager::new(true));
+        pager.reads_left.store(3, Ordering::Relaxed);
+        let mut bytes = drive(&mut fetch, &pager);
+        assert_eq!((bytes, fetch.outcome()), (3 * CHUNK_BYTES_MAX, None));
+        pager.reads_left.store(usize::MAX, Ordering::Relaxed);
+        bytes += drive(&mut fetch, &pager);
         assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
     }
 
     #[test]
-    fn no_more_is_brought_than_there_is_room_for() {
-        let (mut fetch, desk) = (Fetch::new(RANGE, None, 0, Room::new(3 * PIECE_BYTES_MAX)), Desk::new(true));
-        let (mut bytes, waker) = (0, nobody());
+    fn fetched_data_is_limited_by_credits() {
+        let (mut fetch, pager) =
+            (Fetch::new(RANGE, None, 0, Credits::new(3 * CHUNK_BYTES_MAX)), ScriptedPager::new(true));
+        let (mut bytes, waker) = (0, no_op_waker());
         while fetch.outcome().is_none() {
-            assert!(fetch.begin(&desk, &waker), "what was taken has come back");
-            let fetched = fetch.take();
-            assert!(!fetch.begin(&desk, &waker), "all room is taken");
-            bytes += fetched.iter().map(|(piece, _)| piece.len).sum::<u64>();
+            assert!(fetch.begin(&pager, &waker), "dropped chunks return their credits");
+            let fetched = fetch.take_fetched();
+            assert!(!fetch.begin(&pager, &waker), "all credits are in use");
+            bytes += fetched.iter().map(|(chunk, _)| chunk.len).sum::<u64>();
         }
         assert_eq!((bytes, fetch.outcome()), (RANGE.len, Some(Ok(()))));
     }
 
     #[test]
-    fn nothing_more_is_asked_for_after_a_failure() {
-        let (mut fetch, mut desk) = (whole(), Desk::new(false));
-        desk.bad = Some(3 * PIECE_BYTES_MAX);
-        drive(&mut fetch, &desk);
-        assert_eq!(desk.asked.lock().unwrap().len(), IN_FLIGHT_MAX);
-        desk.finish_all();
-        assert_eq!(drive(&mut fetch, &desk), (IN_FLIGHT_MAX as u64 - 1) * PIECE_BYTES_MAX);
-        assert!(desk.asked.lock().unwrap().is_empty());
+    fn nothing_is_requested_after_a_failure() {
+        let (mut fetch, mut pager) = (whole(), ScriptedPager::new(false));
+        pager.bad = Some(3 * CHUNK_BYTES_MAX);
+        drive(&mut fetch, &pager);
+        assert_eq!(pager.transfers.lock().unwrap().len(), IN_FLIGHT_MAX);
+        pager.finish_all();
+        assert_eq!(drive(&mut fetch, &pager), (IN_FLIGHT_MAX as u64 - 1) * CHUNK_BYTES_MAX);
+        assert!(pager.transfers.lock().unwrap().is_empty());
         assert_eq!(fetch.outcome(), Some(Err(AccessError::Device)));
     }
 }

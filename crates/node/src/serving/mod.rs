@@ -1,9 +1,9 @@
 //! A server's handling of one client's requests.
 //!
-//! A client first shows that it may use a region: it names a queue pair of its own and the server's at the other end
-//! ([`Body::Magic`]). The server finds that queue pair, and checks that it is connected to this client's host, to the
-//! queue pair that the client names, and in the region's protection domain. From then on the client's requests have
-//! the rights of that queue pair, while the queue pair exists.
+//! A client first requests a grant for a region ([`Body::Magic`]), which states a queue pair of the client and the
+//! server's queue pair at the other end. The server checks that its queue pair is connected to this client's host and
+//! to the stated queue pair, and is in the region's protection domain. From then on the client's requests have the
+//! rights of that queue pair, while the queue pair exists.
 
 mod fetch;
 mod read;
@@ -18,33 +18,34 @@ use terrace_access::proto::{Body, Connect, Endpoint, Found, Magic, Message, Open
 use terrace_memory::Waker;
 use terrace_nic::{Absence, Cq, Device, Error, Path, Pd, QpState, QueuePair, Time, port_of};
 
-use crate::account::{Account, Counted};
 use crate::control::{self, Control, RECEIVE_COUNT};
 use crate::exports::{Export, Exports};
+use crate::quota::{QuotaUnit, Quotas};
 use read::ReadJob;
-use usage::{Asked, Usage};
 pub use usage::{ClientRegionStats, ClientStats};
+use usage::{Request, Usage};
 use write::WriteJob;
 
-/// Requests of one client that are carried out at a time. A client that obeys its limit stays far below.
+/// The most requests of one client in execution. A client that obeys its limit stays far below.
 const JOBS_MAX: usize = 2 * RECEIVE_COUNT as usize;
 
-/// Queue pairs that one client gets for the regions that have names.
+/// The most queue pairs of one client for named regions.
 const PAIRS_MAX: usize = 256;
-/// `ibv_access_flags` of such a queue pair: all that regions may grant.
+/// `ibv_access_flags` of such a queue pair: all that regions may permit.
 const PAIR_ACCESS: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 8 | 1 << 9;
 
-/// Identifies a request that is carried out: `wr_id` of its work requests.
+/// Identifies a request in execution: the `wr_id` of its work requests.
 pub(crate) type JobId = u64;
 
 /// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// It waits for the disk, or the network.
+    /// The job waits for the disk, or the network.
     Waiting,
+    /// The job is finished; the client gets this status.
     Done(Status),
-    /// It succeeded, and the client has its answer.
-    Told,
+    /// The job succeeded, and the answer is sent already.
+    Answered,
 }
 
 enum Job {
@@ -57,23 +58,23 @@ struct Running {
     id: u64,
     job: Job,
     waker: Waker,
-    asked: Asked,
-    _counted: Counted,
+    request: Request,
+    _counted: QuotaUnit,
 }
 
-/// The right to use a region.
+/// The right of a client to use a region.
 struct Grant {
     qp: Weak<QueuePair>,
     region_id: u64,
 }
 
-/// The parts of the node that requests need.
-pub(crate) struct Surroundings<'a> {
+/// The objects of the node that the handling of requests needs.
+pub(crate) struct RequestContext<'a> {
     pub device: &'a Arc<Device>,
     pub pd: &'a Arc<Pd>,
     pub cq: &'a Arc<Cq>,
     pub exports: &'a Exports,
-    /// Makes the waker of a job.
+    /// Creates the waker of a job.
     pub waker: &'a dyn Fn(JobId) -> Waker,
     pub next_job: &'a mut JobId,
 }
@@ -81,28 +82,28 @@ pub(crate) struct Surroundings<'a> {
 /// The server's half of a control queue pair.
 pub(crate) struct Serving {
     path: Path,
-    /// The client's parameters when it asked for the connection.
+    /// The client's parameters in its request for the connection.
     connect: Connect,
-    /// Shared by all clients of this one's address.
-    account: Arc<Account>,
-    /// The time since which no message has come; `None` after the first one.
-    silent_since: Option<Time>,
-    /// Whether a message has come since [`Serving::was_heard`].
-    heard: bool,
-    pairs: Vec<(Arc<QueuePair>, Counted)>,
+    /// The quotas, which all clients of the address share.
+    quotas: Arc<Quotas>,
+    /// The time of creation while the connection is half-open; `None` after the first message.
+    half_open_since: Option<Time>,
+    /// Whether a message has come since the last [`Serving::take_active`].
+    is_active: bool,
+    pairs: Vec<(Arc<QueuePair>, QuotaUnit)>,
     grants: HashMap<u32, Grant>,
     jobs: HashMap<JobId, Running>,
     usage: Usage,
 }
 
 impl Serving {
-    pub fn new(path: Path, connect: Connect, account: Arc<Account>, now: Time) -> Serving {
+    pub fn new(path: Path, connect: Connect, quotas: Arc<Quotas>, now: Time) -> Serving {
         Serving {
             path,
             connect,
-            account,
-            silent_since: Some(now),
-            heard: false,
+            quotas,
+            half_open_since: Some(now),
+            is_active: false,
             pairs: Vec::new(),
             grants: HashMap::new(),
             jobs: HashMap::new(),
@@ -110,30 +111,30 @@ impl Serving {
         }
     }
 
-    /// Whether the client has asked for this connection with these parameters.
-    pub fn asked(&self, remote: SocketAddr, connect: &Connect) -> bool {
+    /// Whether the client requested this connection with these parameters.
+    pub fn is_requested_by(&self, remote: SocketAddr, connect: &Connect) -> bool {
         self.path.remote == remote && self.connect == *connect
     }
 
-    /// The quotas of all clients of this one's address.
-    pub fn account(&self) -> &Arc<Account> {
-        &self.account
+    /// The quotas of the client's address.
+    pub fn quotas(&self) -> &Arc<Quotas> {
+        &self.quotas
     }
 
-    /// The time since which no message has come from the client; `None` after the first one.
-    pub fn silent_since(&self) -> Option<Time> {
-        self.silent_since
+    /// The time of creation while the connection is half-open; `None` after the first message.
+    pub fn half_open_since(&self) -> Option<Time> {
+        self.half_open_since
     }
 
-    /// A message has come from the client. Returns whether it is the first one.
-    pub fn note_heard(&mut self) -> bool {
-        self.heard = true;
-        self.silent_since.take().is_some()
+    /// Marks the connection active, because a message has come. Returns whether it was half-open.
+    pub fn mark_active(&mut self) -> bool {
+        self.is_active = true;
+        self.half_open_since.take().is_some()
     }
 
-    /// Whether a message has come from the client since the last call.
-    pub fn was_heard(&mut self) -> bool {
-        std::mem::take(&mut self.heard)
+    /// Whether a message has come since the last call.
+    pub fn take_active(&mut self) -> bool {
+        std::mem::take(&mut self.is_active)
     }
 
     /// The client's address.
@@ -162,34 +163,34 @@ impl Serving {
     /// Destroys the client's queue pairs and jobs.
     pub fn close(self) {
         for (qp, _counted) in self.pairs {
-            // Made here, destroyed only here.
+            // Only this destroys the queue pair, so it does not fail.
             let _ = qp.destroy();
         }
         for running in self.jobs.values() {
-            leave(&self.account, &running.waker);
+            cancel_reservations(&self.quotas, &running.waker);
         }
     }
 
-    /// Handles a request, and answers at once or when it has been carried out.
-    pub fn handle(&mut self, control: &mut Control, message: &Message<'_>, around: &mut Surroundings<'_>) {
+    /// Handles a request. The answer is sent at once, or when the job is finished.
+    pub fn handle(&mut self, control: &mut Control, message: &Message<'_>, context: &mut RequestContext<'_>) {
         let id = message.id;
         let answered = match &message.body {
-            Body::Open(open) => self.open(open, around),
-            Body::Magic(magic) => self.magic(magic, around).map(|()| Some(Body::Done(Status::Ok))),
-            Body::Read(read) => self.export(read.rkey, around).and_then(|export| {
-                let asked = Asked::new(read.rkey, false, read.length);
-                let job = ReadJob::new(export, read, self.account.answers.clone());
-                self.begin(control, id, job.map(Job::Read), asked, around)
+            Body::Open(open) => self.open_tables(open, context),
+            Body::Magic(magic) => self.grant(magic, context).map(|()| Some(Body::Done(Status::Ok))),
+            Body::Read(read) => self.export(read.rkey, context).and_then(|export| {
+                let request = Request::new(read.rkey, false, read.length);
+                let job = ReadJob::new(export, read, self.quotas.reads.clone());
+                self.begin(control, id, job.map(Job::Read), request, context)
             }),
-            Body::Write(write) => self.export(write.rkey, around).and_then(|export| {
-                let asked = Asked::new(write.rkey, true, write.length);
-                let job = WriteJob::new(export, write, self.account.writes.clone());
-                self.begin(control, id, job.map(Job::Write), asked, around)
+            Body::Write(write) => self.export(write.rkey, context).and_then(|export| {
+                let request = Request::new(write.rkey, true, write.length);
+                let job = WriteJob::new(export, write, self.quotas.writes.clone());
+                self.begin(control, id, job.map(Job::Write), request, context)
             }),
-            // The NIC counts one-sided accesses, and jobs count requests; clients' counters would count both twice.
+            // The NIC counts one-sided accesses, and jobs count requests. The clients' counters would count both again.
             Body::Counts(_) => Ok(Some(Body::Done(Status::Ok))),
-            Body::Find(name) => find(name, around).map(Some),
-            Body::Pair(endpoint) => self.pair(*endpoint, around).map(|end| Some(Body::Paired(end))),
+            Body::Find(name) => find_region(name, context).map(Some),
+            Body::Pair(endpoint) => self.connect_pair(*endpoint, context).map(|end| Some(Body::Paired(end))),
             Body::Opened(_) | Body::Found(_) | Body::Paired(_) | Body::Done(_) => Err(Status::Invalid),
         };
         match answered {
@@ -202,8 +203,12 @@ impl Serving {
         }
     }
 
-    fn open(&self, open: &Open, around: &Surroundings<'_>) -> Result<Option<Body<'static>>, Status> {
-        let export = self.export(open.rkey, around)?;
+    fn open_tables(
+        &self,
+        open: &Open,
+        context: &RequestContext<'_>,
+    ) -> Result<Option<Body<'static>>, Status> {
+        let export = self.export(open.rkey, context)?;
         if export.region_id != open.region_id {
             return Err(Status::NoSuchRegion);
         }
@@ -211,16 +216,16 @@ impl Serving {
         Ok(Some(Body::Opened(Opened { bitmap, versions })))
     }
 
-    /// Makes a queue pair in the protection domain of the regions that have names.
-    fn pair(&mut self, peer: Endpoint, around: &Surroundings<'_>) -> Result<Endpoint, Status> {
-        let pd = around.exports.named_pd().ok_or(Status::NoSuchRegion)?;
+    /// Creates a queue pair in the protection domain of the named regions.
+    fn connect_pair(&mut self, peer: Endpoint, context: &RequestContext<'_>) -> Result<Endpoint, Status> {
+        let pd = context.exports.named_pd().ok_or(Status::NoSuchRegion)?;
         if self.pairs.len() >= PAIRS_MAX {
             return Err(Status::Busy);
         }
-        let counted = self.account.pair().ok_or(Status::Busy)?;
+        let counted = self.quotas.count_pair().ok_or(Status::Busy)?;
         let path = Path { remote: SocketAddr::new(self.path.remote.ip(), port_of(peer.qpn)), ..self.path };
-        let made = control::passive_pair(&pd, around.cq, path, peer, PAIR_ACCESS);
-        let (qp, endpoint) = made.map_err(|error| match error {
+        let created = control::passive_pair(&pd, context.cq, path, peer, PAIR_ACCESS);
+        let (qp, endpoint) = created.map_err(|error| match error {
             Error::NoMemory(_) | Error::System(_) => Status::Busy,
             _ => Status::Invalid,
         })?;
@@ -228,12 +233,13 @@ impl Serving {
         Ok(endpoint)
     }
 
-    fn magic(&mut self, magic: &Magic, around: &Surroundings<'_>) -> Result<(), Status> {
-        let export = around.exports.get(magic.rkey).ok_or(Status::NoSuchRegion)?;
+    /// Grants a region to the queue pair that the client states.
+    fn grant(&mut self, magic: &Magic, context: &RequestContext<'_>) -> Result<(), Status> {
+        let export = context.exports.get(magic.rkey).ok_or(Status::NoSuchRegion)?;
         if export.region_id != magic.region_id {
             return Err(Status::NoSuchRegion);
         }
-        let qp = around.device.query_qp_by_number(magic.server_qpn).ok_or(Status::AccessDenied)?;
+        let qp = context.device.query_qp_by_number(magic.server_qpn).ok_or(Status::AccessDenied)?;
         let attr = qp.query();
         let connected = matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         let from_client = attr.path.is_some_and(|path| path.remote.ip().to_canonical() == self.client());
@@ -247,9 +253,9 @@ impl Serving {
     }
 
     /// The region that the client may use under this rkey.
-    fn export(&self, rkey: u32, around: &Surroundings<'_>) -> Result<Arc<Export>, Status> {
+    fn export(&self, rkey: u32, context: &RequestContext<'_>) -> Result<Arc<Export>, Status> {
         let grant = self.grants.get(&rkey).ok_or(Status::AccessDenied)?;
-        let export = around.exports.get(rkey).ok_or(Status::NoSuchRegion)?;
+        let export = context.exports.get(rkey).ok_or(Status::NoSuchRegion)?;
         if export.region_id != grant.region_id {
             return Err(Status::NoSuchRegion);
         }
@@ -260,27 +266,27 @@ impl Serving {
         Ok(export)
     }
 
-    /// Begins a job of a region that the client may use; counts it, when it is refused.
+    /// Begins a job. A refused job is counted, too.
     fn begin(
         &mut self,
         control: &mut Control,
         id: u64,
         job: Result<Job, Status>,
-        asked: Asked,
-        around: &mut Surroundings<'_>,
+        request: Request,
+        context: &mut RequestContext<'_>,
     ) -> Result<Option<Body<'static>>, Status> {
-        let counted = self.account.job().filter(|_| self.jobs.len() < JOBS_MAX).ok_or(Status::Busy);
+        let counted = self.quotas.count_job().filter(|_| self.jobs.len() < JOBS_MAX).ok_or(Status::Busy);
         let begun = counted.and_then(|counted| Ok((job?, counted)));
-        let (job, counted) = begun.inspect_err(|&status| self.usage.note(asked, status))?;
-        *around.next_job += 1;
-        let number = *around.next_job;
-        let waker = (around.waker)(number);
-        self.jobs.insert(number, Running { id, job, waker, asked, _counted: counted });
-        self.advance(control, number, around.pd);
+        let (job, counted) = begun.inspect_err(|&status| self.usage.count(request, status))?;
+        *context.next_job += 1;
+        let number = *context.next_job;
+        let waker = (context.waker)(number);
+        self.jobs.insert(number, Running { id, job, waker, request, _counted: counted });
+        self.advance(control, number, context.pd);
         Ok(None)
     }
 
-    /// Continues a job: its pager has called the waker, or one of its work requests has completed.
+    /// Continues a job after its pager has called the waker, or one of its work requests has completed.
     pub fn advance(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
         let Some(running) = self.jobs.get_mut(&number) else { return };
         let progress = match &mut running.job {
@@ -289,34 +295,34 @@ impl Serving {
         };
         let status = match progress {
             Progress::Waiting => return,
-            Progress::Told => Status::Ok,
+            Progress::Answered => Status::Ok,
             Progress::Done(status) => {
                 control.send(&Message { id: running.id, body: Body::Done(status) });
                 status
             }
         };
-        self.usage.note(running.asked, status);
+        self.usage.count(running.request, status);
         if let Some(running) = self.jobs.remove(&number) {
-            leave(&self.account, &running.waker);
+            cancel_reservations(&self.quotas, &running.waker);
         }
     }
 
-    /// A work request of a job has completed.
-    pub fn note_completion(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
+    /// Handles the completion of a job's work request.
+    pub fn handle_completion(&mut self, control: &mut Control, number: JobId, pd: &Arc<Pd>) {
         if let Some(Running { job: Job::Write(job), .. }) = self.jobs.get_mut(&number) {
-            job.note_fetched();
+            job.mark_arrived();
         }
         self.advance(control, number, pd);
     }
 }
 
-/// A job no longer waits for credits.
-fn leave(account: &Account, waker: &Waker) {
-    account.answers.leave(waker);
-    account.writes.leave(waker);
+/// Removes a job from the queues for credits.
+fn cancel_reservations(quotas: &Quotas, waker: &Waker) {
+    quotas.reads.cancel(waker);
+    quotas.writes.cancel(waker);
 }
 
-fn find(name: &str, around: &Surroundings<'_>) -> Result<Body<'static>, Status> {
-    let export = around.exports.find(name).ok_or(Status::NoSuchRegion)?;
+fn find_region(name: &str, context: &RequestContext<'_>) -> Result<Body<'static>, Status> {
+    let export = context.exports.find(name).ok_or(Status::NoSuchRegion)?;
     Ok(Body::Found(Found { rkey: export.exported.mr.rkey(), region: export.description() }))
 }

@@ -1,5 +1,5 @@
-//! Carries out a `Read`: the pager fetches the requested pages, and each piece is written into the client's memory as
-//! it arrives.
+//! Executes a `Read`: the pager fetches the requested pages, and each chunk is written into the client's memory as it
+//! arrives.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use terrace_memory::{AccessError, Waker};
 use terrace_nic::{ByteSource, Payload, Provided, SendOp};
 
 use super::Progress;
-use super::fetch::{Brought, Fetch, Piece};
+use super::fetch::{Chunk, Fetch, FetchedData};
 use crate::control::Control;
+use crate::credits::Credits;
 use crate::exports::{Export, REMOTE_READ};
-use crate::room::Room;
 
 pub(super) struct ReadJob {
     export: Arc<Export>,
@@ -21,8 +21,8 @@ pub(super) struct ReadJob {
 }
 
 impl ReadJob {
-    /// Checks the request. Fetched data holds credits until the client has it.
-    pub fn new(export: Arc<Export>, read: &Read, room: Arc<Room>) -> Result<ReadJob, Status> {
+    /// Checks the request. Fetched data uses credits until the client has acknowledged it.
+    pub fn new(export: Arc<Export>, read: &Read, credits: Arc<Credits>) -> Result<ReadJob, Status> {
         let len = u64::from(read.length);
         let range = export.begin_access(read.va, len, REMOTE_READ)?;
         let (page_count, lead) = (export.layout.page_count(read.va, len), export.layout.page_offset(read.va));
@@ -34,16 +34,16 @@ impl ReadJob {
             // The client's region grid is stale.
             Some(_) => return Err(Status::Invalid),
         };
-        let fetch = Fetch::new(range, pages, lead, room);
+        let fetch = Fetch::new(range, pages, lead, credits);
         Ok(ReadJob { export, fetch, dest_va: read.dest_va, dest_rkey: read.dest_rkey })
     }
 
-    /// Sends the fetched data, and fetches more. The answer to the request `id` goes with the last of it.
+    /// Sends the fetched data, and fetches more. The last WRITE contains the answer to the request `id`.
     pub fn advance(&mut self, control: &mut Control, id: u64, waker: &Waker) -> Progress {
-        // Cached pages are there at once, however many they are: then there are credits for more.
+        // Transfers of cached pages finish at once; then more can be fetched.
         loop {
             if self.send_fetched(control, id) {
-                return Progress::Told;
+                return Progress::Answered;
             }
             if !self.fetch.begin(&*self.export.exported.pager, waker) {
                 break;
@@ -55,23 +55,23 @@ impl ReadJob {
         }
     }
 
-    /// Returns whether that was all, and an immediate has told the client so.
+    /// Sends fetched chunks. Returns whether the last WRITE contained the answer.
     fn send_fetched(&mut self, control: &mut Control, id: u64) -> bool {
-        let mut fetched = self.fetch.take();
+        let mut fetched = self.fetch.take_fetched();
         let answer = immediate_of(id).filter(|_| self.fetch.outcome() == Some(Ok(())));
         let last = fetched.pop();
-        for (piece, brought) in fetched {
-            self.send(control, piece, brought, None);
+        for (chunk, data) in fetched {
+            self.send(control, chunk, data, None);
         }
-        let Some((piece, brought)) = last else { return false };
-        self.send(control, piece, brought, answer);
+        let Some((chunk, data)) = last else { return false };
+        self.send(control, chunk, data, answer);
         answer.is_some()
     }
 
-    fn send(&self, control: &mut Control, piece: Piece, brought: Brought, answer: Option<u32>) {
-        let (va, rkey) = (self.dest_va.wrapping_add(piece.offset), self.dest_rkey);
-        let source = Arc::new(Leaving(brought));
-        let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: piece.len as u32 }));
+    fn send(&self, control: &mut Control, chunk: Chunk, data: FetchedData, answer: Option<u32>) {
+        let (va, rkey) = (self.dest_va.wrapping_add(chunk.offset), self.dest_rkey);
+        let source = Arc::new(FetchedSource(data));
+        let payload = Payload::Provided(Box::new(Provided { source, offset: 0, len: chunk.len as u32 }));
         let op = match answer {
             // Immediates are in network byte order.
             Some(immediate) => SendOp::WriteImm { va, rkey, imm: immediate.to_be() },
@@ -81,18 +81,18 @@ impl ReadJob {
     }
 }
 
-/// A transfer's data as a send payload: straight from the pager's buffer into the packet. The buffer is in use until
-/// the client has acknowledged all of it.
+/// A transfer's data as a send payload, which is copied from the pager's buffer into packets. The buffer is in use until
+/// the client has acknowledged all of the data.
 #[derive(Debug)]
-struct Leaving(Brought);
+struct FetchedSource(FetchedData);
 
-impl ByteSource for Leaving {
+impl ByteSource for FetchedSource {
     fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
         self.0.transfer.read(offset, out).is_ok()
     }
 }
 
-/// The status that the client gets.
+/// The status for the client.
 pub(super) fn status_of(error: AccessError) -> Status {
     match error {
         AccessError::OutOfRange => Status::OutOfRange,

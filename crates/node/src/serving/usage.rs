@@ -10,21 +10,20 @@ use terrace_tier::{Histogram, LatencyStats};
 /// A client's counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientStats {
-    /// Its address, and the number of its end of the control queue pair.
+    /// Its address, and the QPN of its end of the control queue pair.
     pub client: String,
     /// One-sided requests that the NIC has received from it: READs, WRITEs, atomics, flushes.
     pub one_sided: u64,
-    /// How often the NIC had memory fetched or written back for one of them; more than once for long ones.
+    /// Reads and writes of absent memory that the NIC requested from the pager for them; several for long requests.
     pub fetched: u64,
-    /// Its requests by message, by region.
+    /// Its RPCs, by region.
     pub regions: Vec<ClientRegionStats>,
 }
 
-/// A client's requests by message for one region: for memory that it knows or has found to be absent, or for all, by
-/// mode.
+/// A client's RPCs for one region: for absent memory, or for all memory, depending on the mode.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientRegionStats {
-    /// Its name, or its rkey when it has none.
+    /// The region's name, or its rkey if it has none.
     pub region: String,
     /// Requests to read.
     pub reads: u64,
@@ -32,36 +31,36 @@ pub struct ClientRegionStats {
     pub writes: u64,
     /// Requests that were refused, or failed.
     pub failed: u64,
-    /// Bytes of reads that have ended.
+    /// Bytes of successful reads.
     pub bytes_read: u64,
-    /// Bytes of writes that have ended.
+    /// Bytes of successful writes.
     pub bytes_written: u64,
     /// The time from a request's arrival to its answer.
     pub latency: LatencyStats,
 }
 
-/// A request, for counting.
+/// A request to count.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct Request {
     pub rkey: u32,
     pub is_write: bool,
     pub len: u64,
     pub since: Instant,
 }
 
-impl Asked {
+impl Request {
     /// A request that has just arrived.
-    pub fn new(rkey: u32, is_write: bool, length: u32) -> Asked {
-        Asked { rkey, is_write, len: length.into(), since: Instant::now() }
+    pub fn new(rkey: u32, is_write: bool, length: u32) -> Request {
+        Request { rkey, is_write, len: length.into(), since: Instant::now() }
     }
 }
 
-/// A client's requests so far, by rkey.
+/// The counters of a client's requests, by rkey.
 #[derive(Default)]
-pub(super) struct Usage(HashMap<u32, OfRegion>);
+pub(super) struct Usage(HashMap<u32, RegionCounters>);
 
 #[derive(Default)]
-struct OfRegion {
+struct RegionCounters {
     reads: u64,
     writes: u64,
     failed: u64,
@@ -71,24 +70,24 @@ struct OfRegion {
 }
 
 impl Usage {
-    /// A request has been answered.
-    pub fn note(&mut self, asked: Asked, status: Status) {
-        let region = self.0.entry(asked.rkey).or_default();
-        let (count, bytes) = match asked.is_write {
+    /// Counts an answered request.
+    pub fn count(&mut self, request: Request, status: Status) {
+        let region = self.0.entry(request.rkey).or_default();
+        let (requests, bytes) = match request.is_write {
             true => (&mut region.writes, &mut region.bytes_written),
             false => (&mut region.reads, &mut region.bytes_read),
         };
-        *count += 1;
+        *requests += 1;
         match status {
-            Status::Ok => *bytes += asked.len,
+            Status::Ok => *bytes += request.len,
             _ => region.failed += 1,
         }
-        region.latency.add(asked.since.elapsed());
+        region.latency.add(request.since.elapsed());
     }
 
     /// The counters, in the order of the regions' names.
     pub fn read(&self, name: impl Fn(u32) -> Option<String>) -> Vec<ClientRegionStats> {
-        let stats = |(&rkey, region): (&u32, &OfRegion)| ClientRegionStats {
+        let stats = |(&rkey, region): (&u32, &RegionCounters)| ClientRegionStats {
             region: name(rkey).unwrap_or_else(|| format!("{rkey:#x}")),
             reads: region.reads,
             writes: region.writes,
@@ -108,15 +107,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_counted_by_region_and_by_how_they_ended() {
+    fn requests_are_counted_by_region_and_outcome() {
         let mut usage = Usage::default();
-        let mut note = |rkey, is_write, status| {
-            usage.note(Asked { rkey, is_write, len: 100, since: Instant::now() }, status);
+        let mut count = |rkey, is_write, status| {
+            usage.count(Request { rkey, is_write, len: 100, since: Instant::now() }, status);
         };
-        note(1, false, Status::Ok);
-        note(1, true, Status::Ok);
-        note(1, true, Status::OutOfRange);
-        note(2, false, Status::Ok);
+        count(1, false, Status::Ok);
+        count(1, true, Status::Ok);
+        count(1, true, Status::OutOfRange);
+        count(2, false, Status::Ok);
         let regions = usage.read(|rkey| (rkey == 2).then(|| "table".to_owned()));
         assert_eq!(regions.len(), 2);
         assert_eq!((regions[0].region.as_str(), regions[1].region.as_str()), ("0x1", "table"));

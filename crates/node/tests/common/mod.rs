@@ -1,5 +1,5 @@
 //! Helpers of the tests: a server with its file, and clients of it.
-#![allow(dead_code)] // Every test file uses its own part of this.
+#![allow(dead_code)] // Every test file uses some of the helpers.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -14,35 +14,37 @@ pub const MIB: u64 = 1 << 20;
 pub struct Node {
     pub server: Server,
     pub path: PathBuf,
-    way: PathChoice,
+    transport: PathChoice,
 }
 
 impl Node {
-    /// A server whose clients reach it by packets.
+    /// A server whose clients use UDP.
     pub fn new(name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
-        Node::by(PathChoice::Udp, name, mode, size, dram_bytes)
+        Node::over(PathChoice::Udp, name, mode, size, dram_bytes)
     }
 
-    pub fn by(way: PathChoice, name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
-        let path = std::env::temp_dir().join(format!("terrace-node-{}-{name}-{way}", std::process::id()));
+    /// A server whose clients use this transport.
+    pub fn over(transport: PathChoice, name: &str, mode: ServeMode, size: u64, dram_bytes: u64) -> Node {
+        let path =
+            std::env::temp_dir().join(format!("terrace-node-{}-{name}-{transport}", std::process::id()));
         let region = RegionConfig { name: "data".into(), path: path.clone(), size: Some(size) };
         let config = ServerConfig {
             regions: vec![region],
             dram_bytes,
             mode,
             threads: if mode == ServeMode::Rpc { 2 } else { 1 },
-            port: PortConfig { address: Some(LOOPBACK), path: way, ..PortConfig::default() },
+            port: PortConfig { address: Some(LOOPBACK), path: transport, ..PortConfig::default() },
             period: Some(Duration::from_millis(10)),
         };
         let server = Server::open(&config).expect("a server");
-        Node { server, path, way }
+        Node { server, path, transport }
     }
 
     pub fn client(&self) -> Client {
-        let slot = self.server.device().snapshot().slot;
+        let instance = self.server.device().snapshot().slot;
         let config = ClientConfig::new(LOOPBACK);
-        let port = PortConfig { path: self.way, ..config.port };
-        Client::connect(&ClientConfig { slot, port, ..config }).expect("a client")
+        let port = PortConfig { path: self.transport, ..config.port };
+        Client::connect(&ClientConfig { instance, port, ..config }).expect("a client")
     }
 }
 
@@ -62,7 +64,7 @@ pub fn wait_for(client: &Client, count: usize) -> Vec<Completion> {
     done
 }
 
-/// Content that encodes its own offset.
+/// Content that depends on the offset and the version.
 pub fn content(offset: u64, len: usize, version: u64) -> Vec<u8> {
     (offset..offset + len as u64)
         .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version * 77) >> 32) as u8)
